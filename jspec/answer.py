@@ -1,0 +1,131 @@
+"""The host's side of one row: its tokens, its text, where it ends, its counts."""
+
+import time
+from collections.abc import Sequence
+
+from jspec.compile_clock import compile_clock
+from jspec.request import Piece, Request, Result, Stats
+from jspec.stream_text import TextStream
+from jspec.weights.tokenizer import TokenizerLike
+
+
+class Answer:
+    """An answer in the making. It sees the row's tokens one by one and ends where they end.
+
+    Attributes:
+      index: of the request.
+      finish_reason: None while it goes on.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        prompt_token_ids: list[int],
+        *,
+        tokenizer: TokenizerLike,
+        eos_ids: Sequence[int],
+        max_new_tokens: int,
+        num_draft_tokens: int,
+    ) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+        self._request = request
+        self._prompt_token_ids = prompt_token_ids
+        self._eos_ids = frozenset(eos_ids)
+        self._max_new_tokens = max_new_tokens
+        self._num_draft_tokens = num_draft_tokens
+        self._token_ids: list[int] = []
+        self._num_taken = 0
+        self._num_drafted = 0
+        self._text = TextStream(tokenizer, request.settings.stop)
+        self._num_proposed = 0
+        self._accepted_per_round: list[int] = []
+        self.start()
+
+    def start(self) -> None:
+        """Starts the clocks: the prefill begins."""
+        self._started = self._prefilled = _Instant()
+
+    def add_first(self, token_id: int) -> None:
+        """Takes the token that the prefill drew."""
+        self._prefilled = _Instant()
+        self._push(token_id)
+
+    def add_round(self, token_ids: Sequence[int], num_proposed: int, num_accepted: int) -> None:
+        """Takes one round's tokens. Tokens and drafts past the end are not there."""
+        if self.finish_reason is not None:  # the device runs on to the end of its visit
+            return
+        num_emitted = 0
+        for token_id in token_ids:
+            if self.finish_reason is None:
+                self._push(token_id)
+                num_emitted += 1
+        if self.finish_reason is not None:
+            num_accepted = min(num_accepted, num_emitted)
+            num_proposed = min(num_proposed, num_emitted)
+        self._num_proposed += num_proposed
+        self._accepted_per_round.append(num_accepted)
+        self._num_drafted += num_accepted
+
+    def _push(self, token_id: int) -> None:
+        self._token_ids.append(token_id)
+        self._text.push(token_id)
+        if token_id in self._eos_ids:
+            self.finish_reason = "eos"
+        elif token_id in self._request.settings.stop_token_ids or self._text.is_stopped:
+            self.finish_reason = "stop"
+        elif len(self._token_ids) >= self._max_new_tokens:
+            self.finish_reason = "length"
+
+    def take_piece(self) -> Piece:
+        """Returns what came since the last piece, and the result once finished."""
+        is_finished = self.finish_reason is not None
+        if is_finished:
+            self._text.finish()
+        piece = Piece(
+            index=self.index,
+            text=self._text.take(is_last=is_finished),
+            token_ids=self._token_ids[self._num_taken :],
+            num_drafted=self._num_drafted,
+            result=self._result() if is_finished else None,
+        )
+        self._num_taken = len(self._token_ids)
+        self._num_drafted = 0
+        return piece
+
+    def _result(self) -> Result:
+        assert self.finish_reason is not None
+        now = _Instant()
+        stats = Stats(
+            num_rounds=len(self._accepted_per_round),
+            num_proposed=self._num_proposed,
+            accepted_per_round=tuple(self._accepted_per_round),
+            num_round_tokens=len(self._token_ids) - 1,
+            prefill_seconds=self._prefilled.run_seconds_since(self._started),
+            decode_seconds=now.run_seconds_since(self._prefilled),
+            compile_seconds=now.compile_seconds - self._started.compile_seconds,
+            num_draft_tokens=self._num_draft_tokens,
+        )
+        return Result(
+            prompt=self._request.prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            token_ids=self._token_ids,
+            text=self._text.text,
+            finish_reason=self.finish_reason,
+            settings=self._request.settings,
+            stats=stats,
+        )
+
+
+class _Instant:
+    """A moment on the wall clock and on the compile clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+        self.compile_seconds = compile_clock().seconds
+
+    def run_seconds_since(self, earlier: "_Instant") -> float:
+        """Returns the time between, compilation excluded."""
+        compiled = self.compile_seconds - earlier.compile_seconds
+        return max(self.seconds - earlier.seconds - compiled, 0.0)

@@ -1,0 +1,84 @@
+"""What the programs share: flags of a model, and errors of the user in one line."""
+
+import io
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+
+from jspec.errors import InputError
+
+INTERRUPTED = 130
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Runs a program's main under absl; bad input and Ctrl-C end it without a traceback."""
+
+    def guarded(argv: Sequence[str]) -> int:
+        logging.set_verbosity(logging.WARNING)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # where a terminal has no such character
+        try:
+            if len(argv) > 1:
+                raise InputError(f"expected flags only, got {argv[1]!r}")
+            main()
+        except InputError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print("\ninterrupted", file=sys.stderr)
+            return INTERRUPTED
+        except BrokenPipeError:
+            sys.stderr.close()
+            return 1
+        except OSError as error:  # of the system: a full disk behind standard output, for example
+            print(f"error: {error}", file=sys.stderr)
+            _forget_output()
+            return 2
+        return 0
+
+    app.run(guarded, flags_parser=_parse_flags)
+
+
+def _forget_output() -> None:
+    """Drops what standard output still holds: Python would try to write it once more at its end."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parse_flags(argv: Sequence[str]) -> list[str]:
+    """Parses flags; a wrong one is a line on standard error, not a page of usage."""
+    try:
+        return flags.FLAGS(argv)
+    except flags.Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def parse_num_draft_tokens(text: str) -> int:
+    """Returns the number in the flag's text.
+
+    Raises:
+      InputError: not a whole number.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(f"expected num_draft_tokens to be a whole number, got {text!r}") from None
+
+
+def check_prompt_text(text: Any) -> str:
+    """Returns a prompt of the command line.
+
+    Raises:
+      InputError: empty, or bytes that are no UTF-8 (Python keeps them as lone surrogates).
+    """
+    if not text:
+        raise InputError("expected a prompt, got an empty text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("expected the prompt to be UTF-8, got invalid bytes") from None
+    return text

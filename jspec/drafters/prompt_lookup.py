@@ -1,0 +1,99 @@
+"""Prompt lookup: propose what followed the last time the text ended like this.
+
+After prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and LLMA (arXiv
+2304.04487). The longest suffix of prompt and output that occurs earlier decides; among equally long
+matches, the most recent. A match so recent that the text runs out before enough tokens are copied
+goes on copying what it has proposed: a repetition is continued. Drafts follow from the text alone,
+so their law is one-hot. No match, no draft.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int32, Key
+
+from jspec.drafters.history import History
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Proposal, TargetView
+from jspec.typing import Params, RowCounts, RowTokens, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLookupDrafter:
+    """Proposes the continuation of an earlier occurrence of the last few tokens.
+
+    Attributes:
+      num_draft_tokens: drafts a round.
+      min_match: tokens that must match for a draft to be made.
+      max_match: matches longer than this count as this long.
+    """
+
+    num_draft_tokens: int
+    min_match: int = 1
+    max_match: int = 8
+
+    @property
+    def may_be_silent(self) -> bool:
+        """A text need not repeat itself."""
+        return True
+
+    def init(self, batch_size: int, capacity: int) -> History:
+        """Returns the state of rows that have seen nothing."""
+        return History.init(batch_size, capacity)
+
+    def observe(
+        self,
+        params: Params,
+        state: History,
+        tokens: Tokens,
+        hidden: Array,
+        valid: Bool[Array, "b t"],
+    ) -> History:
+        """Remembers committed tokens."""
+        del params, hidden
+        return state.append(tokens, valid)
+
+    def propose(
+        self,
+        params: Params,
+        state: History,
+        last_token: RowTokens,
+        *,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, History]:
+        """Looks the text's end up in the text."""
+        del params, rng_keys, settings, view
+        text = state.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
+        match_length, match_end = longest_match(text, self.max_match)
+        period = jnp.maximum(text.length - 1 - match_end, 1)[:, None]
+        offsets = jnp.arange(self.num_draft_tokens) % period
+        slots = match_end[:, None] + 1 + offsets
+        tokens = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
+        found = match_length >= self.min_match
+        return Proposal(tokens, jnp.where(found, self.num_draft_tokens, 0)), state
+
+
+def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:
+    """Finds the earlier place that agrees longest with the end of each text.
+
+    Args:
+      text: the texts.
+      max_match: count no further than this many tokens.
+
+    Returns:
+      How many tokens agree, [b], and the index of the last of them at the earlier place, [b]; the
+      most recent place among equals.
+    """
+    capacity = text.tokens.shape[1]
+    ends = jnp.arange(capacity)
+    agrees = ends < text.length[:, None] - 1
+    match_length = jnp.zeros(text.tokens.shape, jnp.int32)
+    for back in range(max_match):
+        suffix_token = text.window(jnp.maximum(text.length - 1 - back, 0), 1)
+        shifted = jnp.roll(text.tokens, back, axis=1)  # shifted[e] is tokens[e - back]
+        agrees &= (shifted == suffix_token) & (ends >= back)
+        match_length += agrees.astype(jnp.int32)
+    best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)
+    return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best

@@ -1,0 +1,182 @@
+"""Generates text: `python -m jspec.generate --prompt="Why is the sky blue?"`.
+
+The text goes to standard output, everything else to standard error.
+"""
+
+import contextlib
+import dataclasses
+import sys
+
+from absl import flags
+
+from jspec import cli, generator, prompts
+from jspec.drafters import DRAFTERS
+from jspec.errors import InputError
+from jspec.generator import Generator
+from jspec.json_lines import JsonLinesWriter
+from jspec.request import Piece, Request, Result, Settings
+from jspec.speculation.acceptance import RULES
+
+_TARGET = flags.DEFINE_string(
+    "target",
+    generator.DEFAULT_TARGET,
+    "The model whose answers are wanted: a Hugging Face folder or hub name, a .gguf file, an Orbax "
+    "folder, smollm2-135m-instruct, or random:<preset>.",
+)
+_DRAFT = flags.DEFINE_string("draft", None, "A cheaper model of the same vocabulary; likewise.")
+_DRAFTER = flags.DEFINE_enum(
+    "drafter", None, DRAFTERS, "What proposes tokens. Default: model with --draft, else "
+    "prompt_lookup."
+)  # fmt: skip
+_NUM_DRAFT_TOKENS = flags.DEFINE_string(
+    "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
+)
+_DRAFT_TEMPERATURE = flags.DEFINE_float(
+    "draft_temperature", None, "The drafter's own temperature. Default: --temperature. The "
+    "output's law does not depend on it."
+)  # fmt: skip
+_ACCEPTANCE = flags.DEFINE_enum("acceptance", "rejection", list(RULES), "The acceptance rule.")
+_PROMPT = flags.DEFINE_string("prompt", None, "One prompt.")
+_PROMPTS_FILE = flags.DEFINE_string(
+    "prompts_file", None, "JSONL with `prompt` (or Spec-Bench's `turns`) a line; - for standard "
+    "input. Prompt k uses seed + k."
+)  # fmt: skip
+_CHAT = flags.DEFINE_bool(
+    "chat", None, "Put prompts into the chat template. Default: if the model has one."
+)
+_SYSTEM = flags.DEFINE_string("system", None, "A system message for the chat template.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Tokens an answer may have.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely token.")
+_TOP_K = flags.DEFINE_integer("top_k", 0, "Keep the so many most likely tokens; 0 keeps all.")
+_TOP_P = flags.DEFINE_float("top_p", 1.0, "Keep the most likely tokens that reach this together.")
+_MIN_P = flags.DEFINE_float("min_p", 0.0, "Keep tokens at least this likely relative to the best.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of all randomness.")
+_STOP = flags.DEFINE_multi_string("stop", [], "A text that ends the answer. Repeatable.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Prompts answered at a time.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights and caches.")
+_MAX_SEQ_LEN = flags.DEFINE_integer(
+    "max_seq_len", None, "Tokens that prompt and answer may come to. Default: the model's context."
+)
+_STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt at a time).")
+_OUTPUT_JSON = flags.DEFINE_string(
+    "output_json", None, "Write one JSON object a prompt to this file, as each is finished."
+)
+_STATS = flags.DEFINE_bool("stats", True, "Print two lines of statistics on standard error.")
+
+
+def main() -> None:
+    """Reads the flags, loads the models, answers the prompts."""
+    settings = Settings(
+        max_new_tokens=_MAX_NEW_TOKENS.value,
+        temperature=_TEMPERATURE.value,
+        top_k=_TOP_K.value,
+        top_p=_TOP_P.value,
+        min_p=_MIN_P.value,
+        draft_temperature=_DRAFT_TEMPERATURE.value,
+        seed=_SEED.value,
+        stop=tuple(_STOP.value),
+    )
+    num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
+    requests = [
+        Request(text, dataclasses.replace(settings, seed=settings.seed + index))
+        for index, text in enumerate(texts)
+    ]
+    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    with output or contextlib.nullcontext():
+        loaded = Generator.load(
+            _TARGET.value,
+            _DRAFT.value,
+            dtype=_DTYPE.value,
+            drafter=_DRAFTER.value,
+            num_draft_tokens=num_draft_tokens,
+            acceptance=_ACCEPTANCE.value,
+            batch_size=_BATCH_SIZE.value,
+            max_seq_len=_MAX_SEQ_LEN.value,
+        )
+        printer = Printer(
+            stream=_STREAM.value and _BATCH_SIZE.value == 1,
+            stats=_STATS.value,
+            has_titles=_PROMPTS_FILE.value is not None,
+        )
+        for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
+            if output is not None and piece.result is not None:
+                record = {"index": piece.index, **piece.result.to_json()}
+                output.write(record | {"settings": record["settings"] | loaded.describe()})
+            printer.show(piece)
+    if problem is not None:
+        raise problem
+
+
+def read_texts(prompt: str | None, prompts_file: str | None) -> tuple[list[str], InputError | None]:
+    """Returns the prompts, and what is wrong with the file after the last of them.
+
+    Raises:
+      InputError: no prompt at all, or two sources of them.
+    """
+    if (prompt is None) == (prompts_file is None):
+        raise InputError("expected either --prompt or --prompts_file")
+    if prompts_file is None:
+        return [cli.check_prompt_text(prompt)], None
+    texts: list[str] = []
+    problem = None
+    try:
+        texts.extend(prompts.read_prompts(prompts_file))
+    except InputError as error:
+        problem = error
+    if not texts:
+        raise problem or InputError(f"expected at least one prompt in {prompts_file}, got none")
+    return texts, problem
+
+
+class Printer:
+    """Shows answers to a person: text on standard output, statistics on standard error.
+
+    Attributes:
+      stream: print text as it comes, not answer by answer.
+      stats: print statistics after each answer.
+      has_titles: print a line with the prompt's number before each answer.
+    """
+
+    def __init__(self, *, stream: bool, stats: bool, has_titles: bool) -> None:
+        self._stream, self._stats, self._has_titles = stream, stats, has_titles
+        self._begun: set[int] = set()
+
+    def show(self, piece: Piece) -> None:
+        """Prints what is new."""
+        if not self._stream and piece.result is None:
+            return
+        if self._has_titles and piece.index not in self._begun:
+            print(f"--- prompt {piece.index} ---")
+            self._begun.add(piece.index)
+        text = piece.text if self._stream or piece.result is None else piece.result.text
+        print(text, end="", flush=True)
+        if piece.result is not None:
+            print(flush=True)
+            if self._stats:
+                title = f"prompt {piece.index}: " if self._has_titles else ""
+                print(title + format_stats(piece.result), file=sys.stderr, flush=True)
+
+
+def format_stats(result: Result) -> str:
+    """Returns an answer's statistics in two lines."""
+    stats = result.stats
+    rate = "-" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f}"
+    line = (
+        f"{len(result.token_ids)} tokens ({result.finish_reason}), {rate} tokens/s; "
+        f"prefill {stats.prefill_seconds:.2f} s, decode {stats.decode_seconds:.2f} s, "
+        f"compile {stats.compile_seconds:.2f} s"
+    )
+    accepted = "no drafts"
+    if stats.acceptance_rate is not None:
+        accepted = (
+            f"acceptance {stats.acceptance_rate:.1%} ({stats.num_accepted} of "
+            f"{stats.num_proposed} drafts)"
+        )
+    per_call = stats.tokens_per_target_call
+    calls = "-" if per_call is None else f"{per_call:.2f}"
+    return f"{line}\n{accepted}, {calls} tokens per target call"
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

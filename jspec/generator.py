@@ -1,0 +1,295 @@
+"""The Python API: load once, then generate."""
+
+import collections
+from collections.abc import Iterator, Sequence
+from typing import Any, overload
+
+from jspec.answer import Answer
+from jspec.batch import Batch
+from jspec.compile_cache import use_compile_cache
+from jspec.drafters import DrafterSpec, make_drafter
+from jspec.encode_prompt import encode_prompt
+from jspec.engine import MAX_ROUNDS_PER_VISIT, MAX_STOP_IDS, Row, make_engine
+from jspec.errors import InputError
+from jspec.request import Piece, Request, Result, Settings
+from jspec.speculation.types import ModelParams
+from jspec.vocabulary import shared_vocab_size
+from jspec.weights.resolver import LoadedModel, load_model
+
+DEFAULT_TARGET = "smollm2-135m-instruct"
+DEFAULT_NUM_DRAFT_TOKENS = 5
+_DEFAULTS = Settings()
+
+
+class Generator:
+    """A target model, a drafter, and the compiled programs that run them.
+
+    Requests are answered `batch_size` at a time; when one is finished the next takes its row. An
+    answer depends on its own prompt and settings alone, not on its neighbours.
+    """
+
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None = None,
+        *,
+        drafter: str | None = None,
+        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        acceptance: str = "rejection",
+        batch_size: int = 1,
+        max_seq_len: int | None = None,
+        rounds_per_visit: int = 8,
+    ) -> None:
+        """Prepares the models; nothing is compiled yet.
+
+        Args:
+          target: the model whose answers are wanted.
+          draft: a cheaper model with the same vocabulary, for the drafter "model".
+          drafter: "none", "model" or "prompt_lookup"; None takes "model" where there is a draft,
+            else "prompt_lookup".
+          num_draft_tokens: drafts a round.
+          acceptance: "rejection", or "greedy" for temperature 0.
+          batch_size: requests answered at a time.
+          max_seq_len: tokens that prompt and answer may come to; None takes the model's context.
+          rounds_per_visit: rounds between two looks of the host.
+
+        Raises:
+          InputError: a value out of range, or a draft that does not fit the target.
+        """
+        use_compile_cache()
+        drafter = _choose_drafter(drafter, has_draft=draft is not None)
+        context = target.config.max_seq_len
+        self.target = target
+        self._draft = draft
+        self.max_seq_len = context if max_seq_len is None else max_seq_len
+        _check_range("max_seq_len", self.max_seq_len, 2, context)
+        _check_range("num_draft_tokens", num_draft_tokens, 1, max(self.max_seq_len - 2, 1))
+        _check_range("batch_size", batch_size, 1, 4096)
+        _check_range("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
+        self._acceptance = acceptance
+        self._batch_size = batch_size
+        self._rounds_per_visit = rounds_per_visit
+        self._params = ModelParams(target.params, None if draft is None else draft.params)
+        spec = DrafterSpec(
+            num_draft_tokens=num_draft_tokens,
+            target_config=target.config,
+            vocab_size=shared_vocab_size(target, draft),
+            draft_config=None if draft is None else draft.config,
+            dtype=target.params["embedding"].dtype,
+        )
+        built = make_drafter(drafter, spec)
+        self.drafter = drafter
+        self.num_draft_tokens = 0 if built is None else num_draft_tokens
+        self._engine = make_engine(target, built, acceptance)
+
+    @classmethod
+    def load(
+        cls,
+        target: str = DEFAULT_TARGET,
+        draft: str | None = None,
+        *,
+        dtype: str = "bfloat16",
+        **options: Any,
+    ) -> "Generator":
+        """Loads models by name and returns a Generator.
+
+        Args:
+          target: a Hugging Face folder or hub name, a .gguf file, an Orbax folder, a preset such as
+            "smollm2-135m-instruct", or "random:" and a preset's name.
+          draft: likewise, or None.
+          dtype: "bfloat16" or "float32", of weights and caches.
+          **options: of the constructor.
+
+        Raises:
+          InputError: a model that cannot be loaded, or an option out of range.
+        """
+        options["drafter"] = _choose_drafter(options.get("drafter"), has_draft=draft is not None)
+        loaded = load_model(target, dtype=dtype)
+        return cls(loaded, None if draft is None else load_model(draft, dtype=dtype), **options)
+
+    @overload
+    def generate(
+        self, prompts: str | Request, settings: Settings = ..., *, chat: bool | None = ...,
+        system: str | None = ...,
+    ) -> Result: ...  # fmt: skip
+
+    @overload
+    def generate(
+        self, prompts: Sequence[str | Request], settings: Settings = ..., *,
+        chat: bool | None = ..., system: str | None = ...,
+    ) -> list[Result]: ...  # fmt: skip
+
+    def generate(
+        self,
+        prompts: str | Request | Sequence[str | Request],
+        settings: Settings = _DEFAULTS,
+        *,
+        chat: bool | None = None,
+        system: str | None = None,
+    ) -> Result | list[Result]:
+        """Answers one prompt or many.
+
+        Args:
+          prompts: one, or a list; a Request carries its own settings.
+          settings: for the prompts that are texts.
+          chat: whether to put texts into the model's chat template; None does if it has one.
+          system: a system message for the template.
+
+        Returns:
+          One result for one prompt; else a list, in the order of the prompts.
+
+        Raises:
+          InputError: an empty prompt, or one that the context cannot hold.
+        """
+        is_one = isinstance(prompts, str | Request)
+        listed: Sequence[str | Request] = [prompts] if is_one else prompts  # type: ignore[assignment]
+        requests = [p if isinstance(p, Request) else Request(p, settings) for p in listed]
+        pieces = self.run(requests, chat=chat, system=system)
+        results = {piece.index: piece.result for piece in pieces if piece.result is not None}
+        return results[0] if is_one else [results[index] for index in range(len(requests))]
+
+    def stream(
+        self,
+        prompt: str | Request,
+        settings: Settings = _DEFAULTS,
+        *,
+        chat: bool | None = None,
+        system: str | None = None,
+    ) -> Iterator[Piece]:
+        """Answers one prompt piece by piece; see `generate`."""
+        request = prompt if isinstance(prompt, Request) else Request(prompt, settings)
+        return self.run([request], chat=chat, system=system)
+
+    def run(
+        self, requests: Sequence[Request], *, chat: bool | None = None, system: str | None = None
+    ) -> Iterator[Piece]:
+        """Answers many requests, `batch_size` at a time, piece by piece, as they come.
+
+        Args:
+          requests: what to answer; `Piece.index` counts them.
+          chat: see `generate`.
+          system: see `generate`.
+
+        Yields:
+          Pieces of all answers in hand; the last piece of each carries its result.
+
+        Raises:
+          InputError: before the first piece, if any request cannot be answered.
+        """
+        if not requests:
+            return
+        prompts, rows = [], []
+        for index, request in enumerate(requests):
+            try:
+                prompts.append(self.encode_prompt(request.prompt, chat, system))
+                rows.append(self._check_row(request, prompts[-1]))
+            except InputError as error:
+                where = f"prompt {index}: " if len(requests) > 1 else ""
+                raise InputError(f"{where}{error}") from None
+        head_room = self.num_draft_tokens + 1
+        batch = Batch(self._engine, self._params, rows, prompts, self._batch_size, head_room)
+        waiting = collections.deque(
+            self._new_answer(index, request, prompts[index], rows[index])
+            for index, request in enumerate(requests)
+        )
+        answers: dict[int, Answer] = {}
+        while waiting or answers:
+            for place in batch.places:
+                while waiting and place not in answers:
+                    answer = waiting.popleft()
+                    answer.start()
+                    answer.add_first(batch.fill(place, answer.index))
+                    if answer.finish_reason is None:
+                        answers[place] = answer
+                    else:
+                        batch.finish(place)
+                    yield answer.take_piece()
+            if answers:
+                batch.run(self._rounds_per_visit)
+            for place, answer in list(answers.items()):
+                for a_round in batch.rounds(place):
+                    answer.add_round(*a_round)
+                if answer.finish_reason is not None:
+                    batch.finish(place)
+                    del answers[place]
+                yield answer.take_piece()
+
+    def describe(self) -> dict[str, str | int | None]:
+        """Returns what besides a request decides its answer: models, drafter, rule, dtype."""
+        return {
+            "target": self.target.name,
+            "draft": None if self._draft is None else self._draft.name,
+            "drafter": self.drafter,
+            "num_draft_tokens": self.num_draft_tokens,
+            "acceptance": self._acceptance,
+            "dtype": self.target.params["embedding"].dtype.name,
+            "max_seq_len": self.max_seq_len,
+        }
+
+    def encode_prompt(
+        self, prompt: str | Sequence[int], chat: bool | None = None, system: str | None = None
+    ) -> list[int]:
+        """Returns the ids that the model is given for a prompt; see `generate`.
+
+        Raises:
+          InputError: an empty prompt, or no chat template where one is asked for.
+        """
+        return encode_prompt(self.target, prompt, chat=chat, system=system)
+
+    def _check_row(self, request: Request, prompt: list[int]) -> Row:
+        if not prompt:
+            raise InputError("expected a prompt of at least one token, got none")
+        if len(prompt) >= self.max_seq_len:
+            raise InputError(
+                f"expected a prompt of fewer tokens than the context's {self.max_seq_len}, "
+                f"got {len(prompt)}"
+            )
+        vocab_size = self.target.config.vocab_size
+        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
+            raise InputError(
+                f"expected prompt token ids from 0 to {vocab_size - 1}, got some from "
+                f"{min(prompt)} to {max(prompt)}"
+            )
+        settings = request.settings
+        if self._acceptance == "greedy" and settings.temperature > 0:
+            raise InputError(
+                f"the acceptance rule 'greedy' expects temperature 0, got {settings.temperature}"
+            )
+        stop_ids = {*self.target.config.eos_ids, *settings.stop_token_ids}
+        if len(stop_ids) > MAX_STOP_IDS:
+            raise InputError(
+                f"expected at most {MAX_STOP_IDS} stop token ids, the model's own among them, got "
+                f"{len(stop_ids)}"
+            )
+        return Row(
+            settings=settings,
+            stop_ids=tuple(stop_ids),
+            max_length=min(len(prompt) + settings.max_new_tokens, self.max_seq_len),
+        )
+
+    def _new_answer(self, index: int, request: Request, prompt: list[int], row: Row) -> Answer:
+        return Answer(
+            index,
+            request,
+            prompt,
+            tokenizer=self.target.tokenizer,
+            eos_ids=self.target.config.eos_ids,
+            max_new_tokens=row.max_length - len(prompt),
+            num_draft_tokens=self.num_draft_tokens,
+        )
+
+
+def _choose_drafter(name: str | None, *, has_draft: bool) -> str:
+    if name is None:
+        return "model" if has_draft else "prompt_lookup"
+    if has_draft != (name == "model"):
+        found = "a draft model" if has_draft else "none"
+        raise InputError(
+            f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"
+        )
+    return name
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InputError(f"expected {name} from {low} to {high}, got {value}")

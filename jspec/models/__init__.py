@@ -1,0 +1,21 @@
+"""Llama-family models as pure functions over a KV cache that is a value."""
+
+from jspec.models.cache import KVCache, causal_mask
+from jspec.models.config import PRESETS, LlamaConfig, RopeScaling, get_preset
+from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.models.llama import Llama, init_cache, init_params, make_apply
+
+__all__ = [
+    "PRESETS",
+    "KVCache",
+    "Llama",
+    "LlamaConfig",
+    "RopeScaling",
+    "causal_mask",
+    "from_hf_config",
+    "get_preset",
+    "init_cache",
+    "init_params",
+    "make_apply",
+    "to_hf_config",
+]

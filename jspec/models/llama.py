@@ -1,0 +1,128 @@
+"""Llama as one pure function: tokens and a cache in, logits and a cache out."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+from jspec.models.attention import Attention
+from jspec.models.cache import KVCache, causal_mask
+from jspec.models.config import LlamaConfig
+from jspec.models.layers import FeedForward, RMSNorm, linear, look_up
+from jspec.models.rope import rope_cos_sin
+from jspec.typing import ApplyFn, Params
+
+
+class Llama(nn.Module):
+    """A Llama-family decoder. See `ApplyFn` for the call.
+
+    The residual stream is float32: it is small, and rounding it is what makes a bfloat16 model's
+    answers depend on how many tokens a call takes.
+
+    Attributes:
+      config: its shape.
+    """
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"] | Float[Array, "b t d"],
+        cache: KVCache,
+        positions: Int[Array, "b t"] | None = None,
+        block_mask: Bool[Array, "#b t u"] | None = None,
+        hidden_layers: Sequence[int] = (),
+        logits_at: Int[Array, "b"] | None = None,
+    ) -> tuple[Float32[Array, "b l v"], Array, KVCache]:
+        """Runs one block of tokens; see `ApplyFn`."""
+        cfg = self.config
+        embedding = self.param(
+            "embedding", nn.initializers.normal(0.02), (cfg.vocab_size, cfg.embed_dim)
+        )
+        x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
+        x = x.astype(jnp.float32)
+        num_tokens = x.shape[1]
+        if block_mask is None:
+            block_mask = causal_mask(num_tokens)
+        offset = block_mask.shape[-1] - num_tokens
+        if positions is None:
+            positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
+        rope = rope_cos_sin(cfg, positions)
+        visible = cache.visible(block_mask)
+        outputs = [x]
+        for layer in range(cfg.num_layers):
+            block = Block(cfg, layer, name=f"layers_{layer}")
+            x, cache = block(x, rope, visible, cache, offset)
+            outputs.append(x)
+        x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
+        hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
+        if logits_at is not None:
+            x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
+        head = embedding
+        if not cfg.tie_embeddings:
+            head = self.param("head", nn.initializers.normal(0.02), embedding.shape)
+        return linear(x, head), hidden, cache
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layer, each normed before and added to the stream.
+
+    Attributes:
+      config: the model's.
+      layer: which one.
+    """
+
+    config: LlamaConfig
+    layer: int
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float32[Array, "b t d"],
+        rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
+        visible: Bool[Array, "b t s"],
+        cache: KVCache,
+        block_offset: int,
+    ) -> tuple[Float32[Array, "b t d"], KVCache]:
+        """Applies the block."""
+        eps = self.config.norm_epsilon
+        attention = Attention(self.config, self.layer, name="attention")
+        normed = RMSNorm(eps, name="attention_norm")(x)
+        mixed, cache = attention(normed, rope, visible, cache, block_offset)
+        x = x + mixed
+        mlp = FeedForward(self.config, name="mlp")
+        return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
+
+
+def make_apply(config: LlamaConfig) -> ApplyFn:
+    """Returns the model of that config as a pure function of its parameters."""
+    module = Llama(config)
+
+    def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
+        return module.apply({"params": params}, tokens, cache, **options)
+
+    return apply
+
+
+def init_cache(
+    config: LlamaConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
+) -> KVCache:
+    """Returns an empty cache for a model of that config."""
+    return KVCache.init(
+        num_layers=config.num_layers,
+        batch_size=batch_size,
+        capacity=capacity,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+
+
+def init_params(config: LlamaConfig, rng_key: Array) -> Params:
+    """Returns freshly initialised float32 parameters; the key is consumed."""
+    cache = init_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
+    return Llama(config).init(rng_key, jnp.zeros([1, 1], jnp.int32), cache)["params"]

@@ -1,0 +1,52 @@
+"""Rotary position embeddings (arXiv 2104.09864), with Llama 3's frequency scaling."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int
+
+from jspec.models.config import LlamaConfig, RopeScaling
+
+
+def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
+    """Returns the angular frequency of each pair of dimensions, in radians a position."""
+    exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
+    frequencies = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
+    if config.rope_scaling is None:
+        return frequencies
+    return _scale_llama3(frequencies, config.rope_scaling)
+
+
+def _scale_llama3(
+    frequencies: Float32[np.ndarray, "half"], scaling: RopeScaling
+) -> Float32[np.ndarray, "half"]:
+    """Divides low frequencies by the factor, keeps high ones, blends in between."""
+    wavelengths = 2 * math.pi / frequencies
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    blend = (scaling.original_max_seq_len / wavelengths - low) / (high - low)
+    blend = np.clip(blend, 0.0, 1.0)
+    scaled = (1 - blend) * frequencies / scaling.factor + blend * frequencies
+    return scaled.astype(np.float32)
+
+
+def rope_cos_sin(
+    config: LlamaConfig, positions: Int[Array, "b t"]
+) -> tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]]:
+    """Returns cosines and sines of every position's angles.
+
+    The angles are float32 whatever the model's type: bfloat16 cannot tell position 257 from 256.
+    """
+    angles = positions[..., None].astype(jnp.float32) * rope_frequencies(config)
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rope(
+    heads: Float[Array, "b t n h"],
+    cos: Float32[Array, "b t half"],
+    sin: Float32[Array, "b t half"],
+) -> Float32[Array, "b t n h"]:
+    """Rotates dimension i with dimension i + h/2 of every head, in float32."""
+    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, :, None, :], sin[:, :, None, :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,0 +1,43 @@
+"""Where and with what a measurement was made."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from typing import Any
+
+import jax
+
+_PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
+
+
+def environment() -> dict[str, Any]:
+    """Returns date, device, processor, memory and versions."""
+    return {
+        "date": datetime.date.today().isoformat(),
+        "backend": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    """Returns the processor's name, from Linux where it is Linux."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            names = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()

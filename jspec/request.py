@@ -1,0 +1,216 @@
+"""What a user asks for and what comes back."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jspec.errors import InputError
+
+_MAX_SEED = 2**32
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How one request is answered.
+
+    Attributes:
+      max_new_tokens: emit at most so many tokens.
+      temperature: 0 takes the most likely token; 1 samples the model's own law.
+      top_k: keep the so many most likely tokens; 0 keeps all.
+      top_p: keep the fewest most likely tokens that reach this probability; 1 keeps all.
+      min_p: keep tokens at least this likely relative to the most likely one; 0 keeps all.
+      draft_temperature: the drafter's own temperature; None takes `temperature`. The output's law
+        does not depend on it.
+      seed: of all randomness of the request, 0 to 2^32 - 1.
+      stop: texts that end the answer; the answer is cut before them.
+      stop_token_ids: tokens that end the answer, besides the model's own.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    draft_temperature: float | None = None
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        draft_temperature = self.draft_temperature
+        _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)
+        _expect(_is_temperature(self.temperature), "a temperature of at least 0", self.temperature)
+        _expect(
+            draft_temperature is None or _is_temperature(draft_temperature),
+            "a draft_temperature of at least 0",
+            draft_temperature,
+        )
+        _expect(0 <= self.top_k < 2**31, "top_k of at least 0", self.top_k)
+        _expect(0 < self.top_p <= 1, "top_p in (0, 1]", self.top_p)
+        _expect(0 <= self.min_p <= 1, "min_p in [0, 1]", self.min_p)
+        _expect(0 <= self.seed < _MAX_SEED, f"a seed from 0 to {_MAX_SEED - 1}", self.seed)
+        _expect(not isinstance(self.stop, str), "stop as a tuple of texts", repr(self.stop))
+        _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
+        _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
+        _expect(
+            all(0 <= token_id < 2**31 for token_id in self.stop_token_ids),
+            "stop token ids of at least 0",
+            list(self.stop_token_ids),
+        )
+
+
+def _is_temperature(value: float) -> bool:
+    return value >= 0 and math.isfinite(value)
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text is one: bytes of the command line that are no UTF-8 become lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _expect(condition: bool, expected: str, found: object) -> None:
+    if not condition:
+        raise InputError(f"expected {expected}, got {found}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A prompt and how to answer it.
+
+    Attributes:
+      prompt: text, or token ids, which are taken as they are.
+      settings: how to answer.
+    """
+
+    prompt: str | Sequence[int]
+    settings: Settings = Settings()
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Counts and times of one request. Drafts past its end count neither way.
+
+    Attributes:
+      num_rounds: verify calls it took part in.
+      num_proposed: drafts proposed.
+      accepted_per_round: drafts kept, round by round.
+      num_round_tokens: tokens emitted by rounds: all but the first, which the prefill gives.
+      prefill_seconds: time to consume the prompt, compilation excluded.
+      decode_seconds: time from then to the last token, compilation excluded. A draft model catches
+        up on the prompt in it; in a batch, other rows' prefills fall into it.
+      compile_seconds: time spent on compiling meanwhile.
+      num_draft_tokens: drafts a round at most; 0 for plain decoding.
+    """
+
+    num_rounds: int
+    num_proposed: int
+    accepted_per_round: tuple[int, ...]
+    num_round_tokens: int
+    prefill_seconds: float
+    decode_seconds: float
+    compile_seconds: float
+    num_draft_tokens: int
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts kept."""
+        return sum(self.accepted_per_round)
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Drafts kept of those proposed; None where none were."""
+        return self.num_accepted / self.num_proposed if self.num_proposed else None
+
+    @property
+    def tokens_per_target_call(self) -> float | None:
+        """Tokens emitted by rounds per verify call, prefill excluded; None without a round."""
+        return self.num_round_tokens / self.num_rounds if self.num_rounds else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens emitted by rounds per second of decoding; None without a round."""
+        if not self.num_rounds or not self.decode_seconds:
+            return None
+        return self.num_round_tokens / self.decode_seconds
+
+    @property
+    def accepted_histogram(self) -> list[int]:
+        """How many rounds kept 0, 1, ... `num_draft_tokens` drafts."""
+        counts = [0] * (self.num_draft_tokens + 1)
+        for accepted in self.accepted_per_round:
+            counts[accepted] += 1
+        return counts
+
+    def to_json(self) -> dict[str, object]:
+        """Returns all of it as plain values."""
+        return {
+            "num_rounds": self.num_rounds,
+            "num_target_calls": self.num_rounds,
+            "num_proposed": self.num_proposed,
+            "num_accepted": self.num_accepted,
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_target_call": self.tokens_per_target_call,
+            "accepted_histogram": self.accepted_histogram,
+            "accepted_per_round": list(self.accepted_per_round),
+            "prefill_seconds": self.prefill_seconds,
+            "decode_seconds": self.decode_seconds,
+            "compile_seconds": self.compile_seconds,
+            "tokens_per_second": self.tokens_per_second,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One answer.
+
+    Attributes:
+      prompt: as it was asked.
+      prompt_token_ids: what the model was given.
+      token_ids: what it answered, the token that ended it included.
+      text: the answer as text, cut before a stop string, without special tokens.
+      finish_reason: "eos" (the model's own end), "stop" (a stop string or stop token) or "length"
+        (max_new_tokens or the context's end).
+      settings: how it was answered.
+      stats: counts and times.
+    """
+
+    prompt: str | Sequence[int]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    settings: Settings
+    stats: Stats
+
+    def to_json(self) -> dict[str, object]:
+        """Returns all of it as plain values."""
+        return {
+            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
+            "prompt_token_ids": self.prompt_token_ids,
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "seed": self.settings.seed,
+            "settings": dataclasses.asdict(self.settings),
+            "stats": self.stats.to_json(),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of an answer, as it comes.
+
+    Attributes:
+      index: of the request.
+      text: what there is to print; it may lag behind the tokens by an unfinished character or the
+        beginning of a stop string.
+      token_ids: the tokens that came.
+      num_drafted: how many of them the drafter had proposed.
+      result: the whole answer, with the last piece.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    num_drafted: int
+    result: Result | None = None

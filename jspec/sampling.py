@@ -1,0 +1,162 @@
+"""Logits to the distribution that is really sampled from.
+
+Draft and target go through the same function, in float32: the law a draft token was drawn from must
+be the law that the acceptance rule is told. Filters come in the order in which transformers applies
+them: temperature, top-k, top-p, min-p. None of them sorts the vocabulary: each keeps the tokens at
+or above a threshold, and thresholds are found by bisection over the bits of a float, exactly.
+Tokens that tie with the last one kept are kept.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.typing import Logits, Probs
+
+_INT_BITS = 32
+
+
+_COLDEST = float(jnp.finfo(jnp.float32).tiny)  # below it numbers are flushed to 0
+
+
+class Filters(NamedTuple):
+    """Which filters a compiled program contains; a row's neutral value switches one off in it."""
+
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+
+
+class SamplingSettings(struct.PyTreeNode):
+    """How tokens are drawn, for each row.
+
+    Attributes:
+      temperature: [b]; 0, and what float32 flushes to it, takes the most likely token.
+      top_k: [b]; how many of the most likely tokens to keep; 0 keeps all.
+      top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
+      min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
+      filters: which of them are compiled in.
+    """
+
+    temperature: Float32[Array, "b"]
+    top_k: Int32[Array, "b"]
+    top_p: Float32[Array, "b"]
+    min_p: Float32[Array, "b"]
+    filters: Filters = struct.field(pytree_node=False, default=Filters())
+
+    @property
+    def is_random(self) -> Bool[Array, ""]:
+        """Whether any row draws at random at all."""
+        return (self.temperature >= _COLDEST).any()
+
+
+def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
+    """Returns the law that tokens are drawn from.
+
+    Args:
+      logits: [b t v].
+      settings: one row each.
+
+    Returns:
+      Probabilities [b t v], float32; exactly 0 for a token that is never drawn.
+    """
+    return jax.lax.cond(settings.is_random, _filtered_probs, _greedy_probs, logits, settings)
+
+
+def _greedy_probs(logits: Logits, settings: SamplingSettings) -> Probs:
+    """Returns one-hot laws, for a batch of temperature 0 only: it skips all the rest."""
+    del settings
+    best = jnp.argmax(logits, axis=-1)
+    return jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
+
+
+def _filtered_probs(logits: Logits, settings: SamplingSettings) -> Probs:
+    """Returns every row's law, one-hot for those of temperature 0."""
+    rows = jax.tree.map(lambda leaf: leaf[:, None, None], settings)
+    is_greedy = rows.temperature < _COLDEST
+    one_hot = _greedy_probs(logits, settings)
+    # Relative to the best, so that a temperature near 0 makes the rest -inf and not all of it inf.
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    logits = logits / jnp.where(is_greedy, 1.0, rows.temperature)
+    if settings.filters.top_k:
+        logits = _keep(logits, _top_k_mask(logits, rows.top_k))
+    if settings.filters.top_p:
+        logits = _keep(logits, _top_p_mask(logits, rows.top_p))
+    if settings.filters.min_p:
+        highest = jnp.max(logits, axis=-1, keepdims=True)
+        logits = _keep(logits, logits >= highest + jnp.log(rows.min_p))
+    return jnp.where(is_greedy, one_hot, jax.nn.softmax(logits, axis=-1))
+
+
+def _keep(logits: Logits, mask: Bool[Array, "b t v"]) -> Logits:
+    return jnp.where(mask, logits, -jnp.inf)
+
+
+def _top_k_mask(logits: Logits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
+    """Marks the `top_k` largest logits and their ties; every one where `top_k` is 0."""
+    rank = _rank(logits)
+
+    def is_enough(threshold: Int32[Array, "b t 1"]) -> Bool[Array, "b t 1"]:
+        return jnp.sum(rank <= threshold, axis=-1, keepdims=True) >= top_k
+
+    return (rank <= _smallest(is_enough, (*logits.shape[:-1], 1))) | (top_k <= 0)
+
+
+def _top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
+    """Marks the fewest most likely tokens that reach `top_p` together, and their ties."""
+    probs = jax.nn.softmax(logits, axis=-1)
+    rank = _rank(logits)
+
+    top_p = jnp.maximum(top_p, _COLDEST)  # the empty set is never enough
+
+    def is_enough(threshold: Int32[Array, "b t 1"]) -> Bool[Array, "b t 1"]:
+        kept = jnp.where(rank <= threshold, probs, 0.0)
+        return jnp.sum(kept, axis=-1, keepdims=True) >= top_p
+
+    return (rank <= _smallest(is_enough, (*logits.shape[:-1], 1))) | (top_p >= 1)
+
+
+def _rank(logits: Logits) -> Int32[Array, "b t v"]:
+    """Returns integers that fall as the logits grow.
+
+    They come from the bits, not from a difference or a softmax: XLA computes those anew where they
+    are used, may fuse a multiplication into them there and not here, and a token on the threshold
+    would be cut off.
+    """
+    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.int32)
+    return ~jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _smallest(
+    is_enough: Callable[[Int32[Array, "b t 1"]], Bool[Array, "b t 1"]], shape: tuple[int, ...]
+) -> Int32[Array, "b t 1"]:
+    """Returns the smallest threshold in [-2^31, 2^31) for which a growing set is enough.
+
+    Where no threshold is, the largest.
+    """
+
+    def halve(
+        _: Int32[Array, ""], bounds: tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]
+    ) -> tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]:
+        low, high = bounds
+        middle = (low & high) + ((low ^ high) >> 1)  # the mean, rounded down, without overflow
+        enough = is_enough(middle)
+        return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+    limits = jnp.iinfo(jnp.int32)
+    start = jnp.full(shape, limits.min, jnp.int32), jnp.full(shape, limits.max, jnp.int32)
+    return jax.lax.fori_loop(0, _INT_BITS, halve, start)[0]
+
+
+def sample(probs: Float32[Array, "... v"], gumbel: Float32[Array, "... v"]) -> Int32[Array, "..."]:
+    """Draws from each law by the Gumbel-max trick; a token of probability 0 is never drawn.
+
+    Args:
+      probs: laws; they need not be normalised.
+      gumbel: standard Gumbel noise of the same shape.
+    """
+    return jnp.argmax(jnp.log(probs) + gumbel, axis=-1).astype(jnp.int32)

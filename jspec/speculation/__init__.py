@@ -1,0 +1,1 @@
+"""Speculative decoding over functions: rounds, rules, noise. Knows no Flax and no weights."""

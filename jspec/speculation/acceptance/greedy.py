@@ -1,0 +1,44 @@
+"""Greedy match: keep drafts while each is the target's most likely token.
+
+Exact at temperature 0 and only there, where target_probs is one-hot.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from jspec.speculation.acceptance.chain import count_accepted, probs_after
+from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
+from jspec.typing import RowCounts, TargetProbs
+
+
+def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
+    """Returns [b w], 1 where a draft is the most likely token of target_probs [b w+1 v]."""
+    best = jnp.argmax(target_probs[:, : proposal.width], axis=-1)
+    return (best == proposal.tokens).astype(jnp.float32)
+
+
+def next_token_probs(
+    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
+) -> Float32[Array, "b v"]:
+    """Returns the one-hot law of the most likely token after `num_accepted` [b] drafts."""
+    del proposal
+    probs = probs_after(target_probs, num_accepted)
+    best = jnp.argmax(probs, axis=-1, keepdims=True)
+    return (jnp.arange(probs.shape[-1]) == best).astype(jnp.float32)
+
+
+def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+    """Applies the rule; there is nothing for noise to decide.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+      noise: unused.
+    """
+    del noise
+    num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
+    law = next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, jnp.argmax(law, axis=-1).astype(jnp.int32))
+
+
+RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept)

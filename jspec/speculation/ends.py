@@ -1,0 +1,27 @@
+"""Where a row ends: stop tokens and the length limit, inside a block as in plain decoding."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from jspec.speculation.types import SpecState
+from jspec.typing import RowCounts, RowFlags
+
+
+def cut_at_end(
+    state: SpecState, tokens: Int32[Array, "b t"], num_tokens: RowCounts
+) -> tuple[RowCounts, RowFlags]:
+    """Returns how many of a round's tokens are emitted, and whether the row is done after them.
+
+    Args:
+      state: before the round.
+      tokens: what the round would emit, [b t].
+      num_tokens: how many of them count, [b].
+    """
+    index = jnp.arange(tokens.shape[1])
+    is_stop = (tokens[:, :, None] == state.stop_ids[:, None, :]).any(axis=-1)
+    is_stop &= index < num_tokens[:, None]
+    first_stop = jnp.min(jnp.where(is_stop, index, tokens.shape[1]), axis=1)
+    num_tokens = jnp.minimum(num_tokens, first_stop + 1)
+    num_tokens = jnp.where(state.is_done, 0, num_tokens)
+    length = state.target_cache.length + 1 + num_tokens
+    return num_tokens, state.is_done | is_stop.any(axis=1) | (length >= state.max_length)

@@ -1,0 +1,49 @@
+"""Many rounds on the device between two looks of the host."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from jspec.speculation.types import ModelParams, SpecState, StepInfo
+
+StepFn = Callable[[ModelParams, SpecState], tuple[SpecState, StepInfo]]
+
+
+def run_rounds(
+    params: ModelParams,
+    state: SpecState,
+    num_rounds: Int32[Array, ""],
+    *,
+    step: StepFn,
+    max_rounds: int,
+) -> tuple[SpecState, StepInfo, Int32[Array, ""]]:
+    """Runs rounds until every row is done or `num_rounds` are over.
+
+    Args:
+      params: both sides' parameters.
+      state: before the first round; meant to be donated.
+      num_rounds: at most so many; at most `max_rounds`.
+      step: one round.
+      max_rounds: room for infos.
+
+    Returns:
+      The state after them, the infos of all rounds stacked on a new first axis of `max_rounds`, and
+      how many rounds there were.
+    """
+    info = jax.eval_shape(step, params, state)[1]
+    infos = jax.tree.map(lambda leaf: jnp.zeros((max_rounds, *leaf.shape), leaf.dtype), info)
+
+    def is_wanted(carry: tuple[Array, SpecState, StepInfo]) -> Array:
+        index, state, _ = carry
+        return (index < num_rounds) & ~state.is_done.all()
+
+    def one_round(carry: tuple[Array, SpecState, StepInfo]) -> tuple[Array, SpecState, StepInfo]:
+        index, state, infos = carry
+        state, info = step(params, state)
+        infos = jax.tree.map(lambda all_, new: all_.at[index].set(new), infos, info)
+        return index + 1, state, infos
+
+    index, state, infos = jax.lax.while_loop(is_wanted, one_round, (jnp.int32(0), state, infos))
+    return state, infos, index

@@ -1,0 +1,108 @@
+"""Where each random number of a request comes from.
+
+A number is a function of the request's seed, a purpose and a position: never of the batch, of the
+host's chunking or of a key that is split along the way. Plain decoding keys its noise by the
+absolute position of the token it draws. A speculative round keys its own by the position of the
+round's *first* token and the offset in the round: a round's acceptance must not meet noise that has
+already decided an earlier one, and after a rejection the same absolute positions come round again.
+"""
+
+import enum
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Key
+
+from jspec.speculation.types import AcceptanceNoise
+from jspec.typing import RowCounts, RowSeeds
+
+
+class Purpose(enum.IntEnum):
+    """What a random number decides."""
+
+    PLAIN = 0
+    DRAFT = 1
+    ACCEPT = 2
+    NEXT = 3
+
+
+def round_keys(
+    seed: RowSeeds, position: RowCounts, purpose: Purpose, num_offsets: int
+) -> Key[Array, "b w"]:
+    """Returns one key for each row and offset of a round.
+
+    Args:
+      seed: of each row's request.
+      position: of the round's first token, counted from the start of the prompt.
+      purpose: what the keys are for.
+      num_offsets: how many keys a row.
+    """
+
+    def one_row(seed: Array, position: Array) -> Key[Array, "w"]:
+        key = jax.random.key(seed, impl="threefry2x32")  # others draw by the batch's shape
+        key = jax.random.fold_in(jax.random.fold_in(key, purpose), position)
+        return jax.vmap(lambda offset: jax.random.fold_in(key, offset))(jnp.arange(num_offsets))
+
+    return jax.vmap(one_row)(seed, position)
+
+
+def gumbel_noise(
+    keys: Key[Array, "b"], vocab_size: int, is_random: Bool[Array, ""]
+) -> Float32[Array, "b v"]:
+    """Returns standard Gumbel noise for one draw a row; the keys are consumed.
+
+    Args:
+      keys: one a row.
+      vocab_size: of the law to draw from.
+      is_random: whether any row needs it: a batch of temperature 0 is spared the work and gets 0.
+    """
+
+    def draw(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
+        # The low mode never draws a token less likely than about 1e-7.
+        one_row = functools.partial(
+            jax.random.gumbel, shape=[vocab_size], dtype=jnp.float32, mode="high"
+        )
+        return jax.vmap(one_row)(keys)
+
+    def skip(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
+        return jnp.zeros([keys.shape[0], vocab_size], jnp.float32)
+
+    return jax.lax.cond(is_random, draw, skip, keys)
+
+
+def plain_noise(
+    seed: RowSeeds, position: RowCounts, vocab_size: int, is_random: Bool[Array, ""]
+) -> Float32[Array, "b v"]:
+    """Returns the noise that draws the token at an absolute position in plain decoding.
+
+    Args:
+      seed: of each row's request.
+      position: of the token.
+      vocab_size: of its law.
+      is_random: see `gumbel_noise`.
+    """
+    keys = round_keys(seed, position, Purpose.PLAIN, 1)[:, 0]
+    return gumbel_noise(keys, vocab_size, is_random)
+
+
+def acceptance_noise(
+    seed: RowSeeds,
+    position: RowCounts,
+    width: int,
+    vocab_size: int,
+    is_random: Bool[Array, ""],
+) -> AcceptanceNoise:
+    """Returns the noise of one round's acceptance.
+
+    Args:
+      seed: of each row's request.
+      position: of the round's first token.
+      width: drafts a round.
+      vocab_size: of the next token's law.
+      is_random: see `gumbel_noise`.
+    """
+    keys = round_keys(seed, position, Purpose.ACCEPT, width)
+    uniforms = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))(keys)
+    next_keys = round_keys(seed, position, Purpose.NEXT, 1)[:, 0]
+    return AcceptanceNoise(uniforms, gumbel_noise(next_keys, vocab_size, is_random))

@@ -1,0 +1,38 @@
+"""Plain decoding: one target call, one token. What speculation must equal and must beat."""
+
+import jax.numpy as jnp
+
+from jspec.sampling import sample, sampling_probs
+from jspec.speculation.ends import cut_at_end
+from jspec.speculation.noise import plain_noise
+from jspec.speculation.types import ModelParams, SpecState, StepInfo
+from jspec.typing import ApplyFn
+
+
+def plain_step(
+    params: ModelParams, state: SpecState, *, target: ApplyFn
+) -> tuple[SpecState, StepInfo]:
+    """Feeds the newest token of every row and draws the next.
+
+    Args:
+      params: the target's parameters; a drafter's are not used.
+      state: before the step.
+      target: the model's ApplyFn.
+
+    Returns:
+      The state after it, and what happened.
+    """
+    cache = state.target_cache
+    logits, _, cache = target(params.target, state.last_token[:, None], cache)
+    probs = sampling_probs(logits, state.settings)[:, 0]
+    noise = plain_noise(state.seed, cache.length + 1, probs.shape[-1], state.settings.is_random)
+    token = sample(probs, noise)[:, None]
+    ones = jnp.ones_like(state.last_token)
+    num_tokens, is_done = cut_at_end(state, token, ones)
+    state = state.replace(
+        target_cache=cache.commit(num_tokens),
+        last_token=jnp.where(state.is_done, state.last_token, token[:, 0]),
+        is_done=is_done,
+    )
+    zeros = jnp.zeros_like(num_tokens)
+    return state, StepInfo(token, num_tokens, num_proposed=zeros, num_accepted=zeros)

@@ -1,0 +1,60 @@
+"""From a prompt to a row that can be decoded, and a row into its place in a batch."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from jspec.sampling import sample, sampling_probs
+from jspec.speculation.noise import plain_noise
+from jspec.speculation.types import Drafter, ModelParams, SpecState
+from jspec.typing import ApplyFn, RowCounts, Tokens
+
+
+def prefill_chunk(
+    params: ModelParams,
+    state: SpecState,
+    tokens: Tokens,
+    num_tokens: RowCounts,
+    *,
+    target: ApplyFn,
+    drafter: Drafter | None,
+) -> SpecState:
+    """Consumes one chunk of the prompt and draws the token after it.
+
+    The whole prompt is consumed, so the drawn token is the row's first output once the last chunk
+    is in; after an earlier chunk it is overwritten by the next call.
+
+    Args:
+      params: both sides' parameters.
+      state: after the chunks before.
+      tokens: the chunk, padded, [b t].
+      num_tokens: how many of them count, [b]; at least 1.
+      target: the target's ApplyFn.
+      drafter: sees every token of the prompt; None for plain decoding.
+    """
+    logits, hidden, cache = target(
+        params.target, tokens, state.target_cache, logits_at=num_tokens - 1
+    )
+    valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]
+    cache = cache.commit(num_tokens)
+    probs = sampling_probs(logits, state.settings)[:, 0]
+    is_random = state.settings.is_random
+    last = sample(probs, plain_noise(state.seed, cache.length, probs.shape[-1], is_random))
+    is_stop = (last[:, None] == state.stop_ids).any(axis=1)
+    draft = state.draft
+    if drafter is not None:
+        draft = drafter.observe(params.draft, draft, tokens, hidden, valid)
+    return state.replace(
+        target_cache=cache,
+        draft=draft,
+        last_token=last,
+        is_done=is_stop | (cache.length + 1 >= state.max_length),
+    )
+
+
+def insert(state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> SpecState:
+    """Puts a prefilled request, a state of one row, in the place of a row.
+
+    The filled row depends on nothing that was there: a batch is a set of strangers.
+    """
+    return jax.tree.map(lambda batch, one: batch.at[row].set(one[0]), state, prefilled)

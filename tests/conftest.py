@@ -1,0 +1,40 @@
+"""What every test gets: checked shapes and types, strict dtype promotion, fresh keys, a cache."""
+
+import itertools
+
+import jax
+import jaxtyping
+import pytest
+
+import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
+
+# Before jspec is imported anywhere, so that the shapes in its annotations are checked at run time.
+jaxtyping.install_import_hook(
+    ["jspec.models", "jspec.sampling", "jspec.speculation", "jspec.drafters"],
+    "tests.typecheck.check_function",
+)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(request):
+    """Compiles a program once for all workers and runs, and leaves the user's own cache alone."""
+    folder = request.config.cache.mkdir("xla")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    return folder
+
+
+@pytest.fixture
+def new_key():
+    """Returns a function that gives a different key at every call, the same ones in every run."""
+    counter = itertools.count()
+    return lambda: jax.random.key(next(counter))
+
+
+@pytest.fixture(scope="session")
+def tiny_pair():
+    """Returns a tiny target and draft that have opinions."""
+    from tests.tiny import make_tiny_pair
+
+    return make_tiny_pair()

@@ -1,0 +1,146 @@
+"""Prompt lookup against a plain Python search."""
+
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jspec.drafters.history import History
+from jspec.drafters.prompt_lookup import PromptLookupDrafter, longest_match
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import TargetView
+
+CAPACITY = 24
+MAX_MATCH = 5
+WIDTH = 4
+
+matcher = jax.jit(functools.partial(longest_match, max_match=MAX_MATCH))
+
+
+def as_history(rows):
+    # What lies behind the text is not 0: nothing may look at it.
+    tokens = np.full([len(rows), CAPACITY], 1, np.int32)
+    for row, text in enumerate(rows):
+        tokens[row, : len(text)] = text
+    return History(jnp.asarray(tokens), jnp.asarray([len(text) for text in rows], jnp.int32))
+
+
+def reference_match(text):
+    """Returns (length, end) of the longest earlier match of the end; the latest of equals."""
+    best = (0, 0)
+    for end in range(len(text) - 1):
+        length = 0
+        while length < MAX_MATCH and length <= end and text[end - length] == text[-1 - length]:
+            length += 1
+        if length >= best[0]:
+            best = (length, end)
+    return best
+
+
+def reference_drafts(text, min_match):
+    """Returns the drafts: what followed the match, itself continued."""
+    length, end = reference_match(text)
+    if length < min_match or length == 0:
+        return []
+    grown = list(text)
+    for i in range(WIDTH):
+        grown.append(grown[end + 1 + i])
+    return grown[len(text) :]
+
+
+@functools.cache
+def proposer(min_match):
+    drafter = PromptLookupDrafter(WIDTH, min_match=min_match, max_match=MAX_MATCH)
+
+    @jax.jit
+    def propose(history, last_token):
+        b = last_token.shape[0]
+        zeros = jnp.zeros([b])
+        return drafter.propose(
+            None, history, last_token,
+            rng_keys=jax.random.split(jax.random.key(0), (b, WIDTH)),
+            settings=SamplingSettings(zeros, zeros.astype(jnp.int32), zeros, zeros),
+            view=TargetView(None, lambda: None, None),
+        )  # fmt: skip
+
+    return propose
+
+
+def drafts_of(rows, min_match):
+    """Returns each row's drafts; the row's last token is the one not yet committed."""
+    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
+    proposal, state = proposer(min_match)(as_history([text[:-1] for text in rows]), last)
+    assert proposal.probs is None, "drafts that follow from the text have a one-hot law"
+    assert state.length.tolist() == [len(text) - 1 for text in rows]
+    return [
+        tokens[:count]
+        for tokens, count in zip(
+            proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True
+        )
+    ]
+
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
+
+
+@hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
+@hypothesis.given(rows=st.lists(texts, min_size=4, max_size=4))
+def test_longest_match_equals_a_plain_search(rows):
+    """Three letters, so that matches of every length and many ties occur."""
+    lengths, ends = matcher(as_history(rows))
+    for row, text in enumerate(rows):
+        length, end = reference_match(text)
+        assert int(lengths[row]) == length
+        if length:
+            assert int(ends[row]) == end
+
+
+@hypothesis.settings(deadline=None, max_examples=200, derandomize=True)
+@hypothesis.given(rows=st.lists(texts, min_size=4, max_size=4), min_match=st.sampled_from([1, 3]))
+def test_drafts_equal_a_plain_continuation(rows, min_match):
+    """A match that touches the end goes on copying what it has proposed."""
+    assert drafts_of(rows, min_match) == [reference_drafts(text, min_match) for text in rows]
+
+
+def padded(*rows):
+    """Returns four rows, so that one compiled program serves all tests."""
+    return [*rows, *[[0]] * (4 - len(rows))]
+
+
+def test_ties_go_to_the_most_recent():
+    """[1 2] came twice; what followed it last is likelier to follow again."""
+    assert drafts_of(padded([1, 2, 7, 1, 2, 8, 9, 5, 1, 2]), 1)[0] == [8, 9, 5, 1]
+
+
+def test_a_longer_match_beats_a_more_recent_one():
+    """[3 1 2] is earlier than the second [1 2]."""
+    assert drafts_of(padded([3, 1, 2, 7, 6, 1, 2, 8, 3, 1, 2]), 1)[0][:2] == [7, 6]
+
+
+def test_no_match_no_draft():
+    """A row that has nothing to say proposes nothing; its neighbours are untouched."""
+    rows = padded([1, 2, 3, 4], [1, 2, 1], [5])
+    assert drafts_of(rows, 1) == [[], [2, 1, 2, 1], [], []]
+
+
+def test_matches_shorter_than_the_minimum_do_not_count():
+    """One common token is no reason for four drafts."""
+    assert drafts_of(padded([5, 1, 7, 1], [5, 1, 2, 7, 5, 1, 2]), 3) == [[], [7, 5, 1, 2], [], []]
+
+
+def test_a_repetition_is_continued():
+    """Period 1 and period 3."""
+    assert drafts_of(padded([9, 4, 4, 4], [1, 2, 3, 1, 2, 3, 1]), 1)[:2] == [
+        [4, 4, 4, 4],
+        [2, 3, 1, 2],
+    ]
+
+
+@pytest.mark.parametrize("token", [0, 1])
+def test_a_one_token_prompt_has_nothing_to_look_up(token):
+    """Nothing is committed before `last`: no match with the padding either."""
+    assert drafts_of([[token]] * 4, 1) == [[]] * 4

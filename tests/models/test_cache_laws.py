@@ -1,0 +1,173 @@
+"""The cache through the model: every way to feed a text gives the logits of one full pass."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models import causal_mask
+from tests.tiny import empty_cache
+
+LENGTH = 14
+CAPACITY = 20
+
+
+@pytest.fixture(scope="module")
+def run(tiny_pair):
+    """Returns the jitted target: (tokens, cache, **options) -> (logits, cache)."""
+
+    @jax.jit
+    def call(tokens, cache, **options):
+        logits, _, cache = tiny_pair.apply(tiny_pair.target, tokens, cache, **options)
+        return logits, cache
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return jnp.asarray(np.random.default_rng(0).integers(0, 61, (3, LENGTH)), jnp.int32)
+
+
+@pytest.fixture(scope="module")
+def expected(run, tokens):
+    """Returns the logits of the text in one pass."""
+    return run(tokens, empty_cache(3, CAPACITY))[0]
+
+
+def full(count):
+    return jnp.full([3], count, jnp.int32)
+
+
+def assert_close(actual, desired):
+    np.testing.assert_allclose(actual, desired, atol=2e-5, rtol=0)
+
+
+def assert_same_committed(cache, other):
+    """Asserts that both hold the same keys and values in the committed slots."""
+    np.testing.assert_array_equal(cache.length, other.length)
+    for ours, theirs in zip(cache.keys + cache.values, other.keys + other.values, strict=True):
+        for row, length in enumerate(np.asarray(cache.length)):
+            assert_close(ours[row, :, :length], theirs[row, :, :length])
+
+
+def test_prefill_and_decode_equal_one_full_pass(run, tokens, expected):
+    """Token by token after a prefill: a wrong slot, position or mask shows at once."""
+    logits, cache = run(tokens[:, :6], empty_cache(3, CAPACITY))
+    assert_close(logits, expected[:, :6])
+    cache = cache.commit(full(6))
+    for i in range(6, LENGTH):
+        logits, cache = run(tokens[:, i : i + 1], cache)
+        assert_close(logits[:, 0], expected[:, i])
+        cache = cache.commit(full(1))
+
+
+def test_verify_equals_teacher_forcing(run, tokens, expected):
+    """Blocks of several tokens on rows of different lengths, as a round verifies them."""
+    logits, cache = run(tokens, empty_cache(3, CAPACITY))
+    lengths = jnp.array([1, 5, 8])
+    cache = cache.commit(lengths)
+    slots = lengths[:, None] + jnp.arange(6)
+    logits, _ = run(jnp.take_along_axis(tokens, slots, axis=1), cache)
+    assert_close(logits, jnp.take_along_axis(expected, slots[..., None], axis=1))
+
+
+def test_rolled_back_tokens_never_happened(run, tokens, expected):
+    """Rejected drafts stay in the arrays; nothing may see them."""
+    _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
+    cache = cache.commit(full(5))
+    wrong = (tokens[:, 5:9] + 1) % 61
+    _, dirty = run(wrong, cache)
+    dirty = dirty.commit(full(4)).rollback(full(5))
+    logits, redone = run(tokens[:, 5:7], dirty)
+    assert_close(logits, expected[:, 5:7])
+    _, fresh = run(tokens[:, :7], empty_cache(3, CAPACITY))
+    assert_same_committed(redone.commit(full(2)), fresh.commit(full(7)))
+
+
+def test_rollback_touches_no_array(run, tokens):
+    """Rollback is an integer."""
+    _, cache = run(tokens, empty_cache(3, CAPACITY))
+    rolled = cache.commit(full(9)).rollback(full(2))
+    assert all(a is b for a, b in zip(rolled.keys, cache.keys, strict=True))
+
+
+@pytest.mark.parametrize("width", [4, 17, 30], ids=["small", "beyond the tail", "beyond capacity"])
+def test_writes_past_the_capacity_leave_good_slots_alone(run, tokens, width):
+    """`dynamic_update_slice` shifts a block that does not fit onto committed slots."""
+    capacity = 15
+    _, cache = run(tokens, empty_cache(3, capacity))
+    cache = cache.commit(jnp.array([14, 3, 13]))
+    block = jnp.tile(tokens, (1, 3))[:, :width]
+    _, after = run(block, cache)
+    for layer, before in zip(after.keys + after.values, cache.keys + cache.values, strict=True):
+        for row, length in enumerate([14, 3, 13]):
+            np.testing.assert_array_equal(layer[row, :, :length], before[row, :, :length])
+
+
+def test_a_block_at_the_very_end_still_fits(run, tokens, expected):
+    """The last slots of a row are as good as the first."""
+    _, cache = run(tokens[:, :10], empty_cache(3, LENGTH))
+    logits, cache = run(tokens[:, 10:], cache.commit(full(10)))
+    assert_close(logits, expected[:, 10:])
+    assert cache.commit(full(4)).length.tolist() == [LENGTH] * 3
+
+
+def test_zero_commit_is_silent(run, tokens):
+    """Done rows commit 0 tokens."""
+    _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
+    committed = cache.commit(full(5))
+    _, after = run(tokens[:, 5:8], committed)
+    assert_same_committed(after.commit(jnp.array([0, 0, 0])), committed)
+
+
+def test_a_zero_key_is_attended():
+    """The mask is "slot committed", never "is it non-zero"."""
+    cache = empty_cache(1, 8).commit(jnp.array([3]))
+    values = cache.values[0].at[0, :, :3].set(jnp.arange(1.0, 4.0)[None, :, None])
+    cache = cache.replace(values=(values, cache.values[1]))
+    visible = cache.visible(jnp.zeros([1, 1, 1], bool))
+    mixed = cache.attend(0, jnp.ones([1, 1, 4, 6]), visible)
+    assert_close(mixed, jnp.full([1, 1, 4, 6], 2.0))
+
+
+def test_uncommitted_slots_are_invisible(run, tokens, expected):
+    """Whatever lies behind `length` and outside the block must not be read."""
+    _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
+    cache = cache.commit(full(5))
+    keys, values = (
+        tuple(layer.at[:, :, 6:].set(1e4) for layer in layers)
+        for layers in (cache.keys, cache.values)
+    )
+    poisoned = cache.replace(keys=keys, values=values)
+    logits, _ = run(tokens[:, 5:6], poisoned)
+    assert_close(logits, expected[:, 5:6])
+
+
+def test_logits_at_picks_one_index_a_row(run, tokens, expected):
+    """Prefill wants the last real token of every row only: the head is the dearest product."""
+    index = jnp.array([0, 13, 7])
+    logits, _ = run(tokens, empty_cache(3, CAPACITY), logits_at=index)
+    assert logits.shape == (3, 1, 61)
+    assert_close(logits[:, 0], expected[jnp.arange(3), index])
+
+
+def test_embeddings_stand_in_for_tokens(run, tiny_pair, tokens, expected):
+    """Trained heads feed vectors that are no token's."""
+    logits, _ = run(tiny_pair.target["embedding"][tokens], empty_cache(3, CAPACITY))
+    assert_close(logits, expected)
+
+
+def test_positions_can_be_given(run, tokens, expected):
+    """The default follows `cache.length`; other positions give other logits."""
+    positions = jnp.broadcast_to(jnp.arange(LENGTH), (3, LENGTH))
+    logits, _ = run(tokens, empty_cache(3, CAPACITY), positions=positions)
+    assert_close(logits, expected)
+    logits, _ = run(tokens, empty_cache(3, CAPACITY), positions=positions * 2)
+    assert jnp.abs(logits - expected).max() > 0.1
+
+
+def test_the_default_mask_is_causal(run, tokens, expected):
+    """One mask [1 t t] serves all rows."""
+    logits, _ = run(tokens, empty_cache(3, CAPACITY), block_mask=causal_mask(LENGTH))
+    assert_close(logits, expected)

@@ -1,0 +1,165 @@
+"""LlamaConfig, its presets and its Hugging Face spelling."""
+
+import dataclasses
+
+import jax
+import pytest
+import transformers
+
+from jspec.models import (
+    PRESETS,
+    LlamaConfig,
+    RopeScaling,
+    from_hf_config,
+    get_preset,
+    init_params,
+    to_hf_config,
+)
+
+ODD = LlamaConfig(
+    vocab_size=61, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=10, max_seq_len=99, rope_theta=777.0, norm_epsilon=3e-3, attention_bias=True,
+    mlp_bias=True, bos_id=5, eos_ids=(6, 7), rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
+)  # fmt: skip
+
+# An old config.json: rope_theta and rope_scaling. The new one: rope_parameters.
+OLD = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+    "vocab_size": 61, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10,
+    "max_position_embeddings": 99, "rms_norm_eps": 3e-3, "tie_word_embeddings": False,
+    "attention_bias": True, "mlp_bias": True, "bos_token_id": 5, "eos_token_id": [6, 7],
+    "rope_theta": 777.0,
+    "rope_scaling": {
+        "rope_type": "llama3", "factor": 5.0, "low_freq_factor": 1.5, "high_freq_factor": 3.5,
+        "original_max_position_embeddings": 64,
+    },
+    "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.45.0",
+}  # fmt: skip
+NEW = {k: v for k, v in OLD.items() if k not in ("rope_theta", "rope_scaling")} | {
+    "rope_parameters": OLD["rope_scaling"] | {"rope_theta": 777.0}
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("llama3.2-1b", 1_235_814_400),
+        ("llama3.2-3b", 3_212_749_824),
+        ("llama3.1-8b", 8_030_261_248),
+        ("llama3.1-70b", 70_553_706_496),
+        ("smollm2-135m", 134_515_008),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(name, expected):
+    """Shapes only: no memory is spent."""
+    config = get_preset(name)
+    shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == expected
+    assert config.num_params == expected
+
+
+def test_num_params_counts_biases():
+    """Biases are off in every preset; the count must still know them."""
+    shapes = jax.eval_shape(lambda key: init_params(ODD, key), jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == ODD.num_params
+
+
+@pytest.mark.parametrize(
+    ("name", "factor", "tied"),
+    [("llama3.2-1b", 32, True), ("llama3.2-3b", 32, True),
+     ("llama3.1-8b", 8, False), ("llama3.1-70b", 8, False)],
+)  # fmt: skip
+def test_llama3_presets_scale_rope(name, factor, tied):
+    """3.2 scales by 32, 3.1 by 8; the large ones have a head of their own."""
+    config = get_preset(name)
+    assert config.rope_scaling == RopeScaling(factor, 1.0, 4.0, 8192)
+    assert config.rope_theta == 500_000.0
+    assert config.tie_embeddings is tied
+    assert config.max_seq_len == 131_072
+
+
+@pytest.mark.parametrize("raw", [OLD, NEW], ids=["rope_scaling", "rope_parameters"])
+def test_both_spellings_of_rope_are_read(raw):
+    """A reader that knows one spelling silently drops the scaling of the other."""
+    assert from_hf_config(raw) == ODD
+
+
+@pytest.mark.parametrize("config", [ODD, *PRESETS.values()], ids=["odd", *PRESETS])
+def test_round_trip(config):
+    """What is written is read back the same."""
+    assert from_hf_config(to_hf_config(config)) == config
+
+
+@pytest.mark.parametrize("config", [ODD, get_preset("llama3.2-1b")], ids=["odd", "llama3.2-1b"])
+def test_transformers_reads_what_we_write(config):
+    """Written configs are for others too."""
+    theirs = transformers.LlamaConfig(**to_hf_config(config))
+    assert from_hf_config(theirs.to_dict()) == config
+
+
+def test_config_of_transformers_itself_is_accepted():
+    """Every key that transformers writes by default is handled or listed as ignored."""
+    config = from_hf_config(transformers.LlamaConfig().to_dict())
+    assert (config.embed_dim, config.num_layers, config.head_dim) == (4096, 32, 128)
+
+
+def test_unknown_keys_are_named():
+    """A stranger may change the computation."""
+    with pytest.raises(ValueError, match="sliding_window, zebra"):
+        from_hf_config(OLD | {"zebra": 1, "sliding_window": 4096})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["MistralForCausalLM"]}, "LlamaForCausalLM"),
+        ({"model_type": "mistral"}, "model_type"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
+        ({"rope_scaling": OLD["rope_scaling"] | {"zebra": 1}}, "zebra"),
+        ({"rope_scaling": OLD["rope_scaling"] | {"partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "differ"),
+        ({"num_key_value_heads": 3}, "multiple"),
+        ({"head_dim": 7}, "even"),
+        ({"num_hidden_layers": 0}, "num_layers"),
+    ],
+)
+def test_values_that_cannot_be_honoured_are_refused(change, message):
+    """Reading on would give wrong logits without a word."""
+    with pytest.raises(ValueError, match=message):
+        from_hf_config(OLD | change)
+
+
+@pytest.mark.parametrize("key", ["vocab_size", "hidden_size", "num_hidden_layers"])
+def test_missing_keys_are_named(key):
+    """There is no sensible default for a shape."""
+    with pytest.raises(ValueError, match=key):
+        from_hf_config({k: v for k, v in OLD.items() if k != key})
+
+
+def test_missing_kv_heads_and_head_dim_follow_from_the_rest():
+    """Old configs leave both out: one key head a query head, and an even split."""
+    raw = {k: v for k, v in OLD.items() if k not in ("num_key_value_heads", "head_dim")}
+    config = from_hf_config(raw)
+    assert (config.num_kv_heads, config.head_dim) == (4, 6)
+
+
+def test_a_single_eos_id_is_read_as_a_tuple():
+    """config.json writes one id or a list."""
+    assert from_hf_config(OLD | {"eos_token_id": 9}).eos_ids == (9,)
+    assert from_hf_config(OLD | {"eos_token_id": None}).eos_ids == ()
+
+
+def test_an_unknown_preset_is_named():
+    """The message lists what there is."""
+    with pytest.raises(ValueError, match=r"llama3\.2-1b.*'llama9'"):
+        get_preset("llama9")
+
+
+def test_configs_are_values():
+    """They key compiled functions, so they must hash and compare by content."""
+    assert hash(dataclasses.replace(ODD)) == hash(ODD)

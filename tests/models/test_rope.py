@@ -1,0 +1,73 @@
+"""Rotary embeddings against transformers' own tables."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from jspec.models import PRESETS, get_preset, to_hf_config
+from jspec.models.rope import apply_rope, rope_cos_sin, rope_frequencies
+from tests.models.test_config import ODD
+
+
+@pytest.mark.parametrize("config", [ODD, *PRESETS.values()], ids=["odd", *PRESETS])
+def test_frequencies_equal_transformers(config):
+    """Llama 3's scaling divides low frequencies, keeps high ones and blends in between."""
+    theirs = transformers.LlamaConfig(**to_hf_config(config))
+    if config.rope_scaling is not None:
+        expected, factor = ROPE_INIT_FUNCTIONS["llama3"](theirs, torch.device("cpu"))
+        assert factor == 1.0
+    else:
+        exponents = torch.arange(0, config.head_dim, 2, dtype=torch.int64).float()
+        expected = 1.0 / config.rope_theta ** (exponents / config.head_dim)
+    np.testing.assert_allclose(rope_frequencies(config), expected.numpy(), rtol=3e-6)
+
+
+def test_scaling_reaches_all_three_bands():
+    """A preset in which no frequency is blended would not test the blend."""
+    config = get_preset("llama3.2-1b")
+    exponents = np.arange(0, config.head_dim, 2) / config.head_dim
+    ratio = rope_frequencies(config) * config.rope_theta**exponents
+    assert (abs(ratio - 1) < 1e-5).any()
+    assert (abs(ratio - 1 / 32) < 1e-6).any()
+    assert ((ratio > 0.04) & (ratio < 0.99)).any()
+
+
+@pytest.mark.parametrize("position", [257, 4097, 131_071])
+def test_angles_are_float32(position):
+    """bfloat16 cannot tell position 257 from 256; float16 ends at 65,504."""
+    config = get_preset("llama3.2-1b")
+    cos, sin = rope_cos_sin(config, jnp.array([[position]]))
+    assert cos.dtype == sin.dtype == jnp.float32
+    angles = position * rope_frequencies(config).astype(np.float64)
+    # One rounding of the angle: half a float32 ulp of it.
+    tolerance = position * 2**-24 + 1e-6
+    np.testing.assert_allclose(cos[0, 0], np.cos(angles), atol=tolerance)
+    np.testing.assert_allclose(sin[0, 0], np.sin(angles), atol=tolerance)
+
+
+def test_angles_stay_float32_for_a_bfloat16_model():
+    """Rotation in the type of the heads would round cos and sin to eight bits."""
+    heads = jnp.ones([1, 1, 1, 10], jnp.bfloat16)
+    rotated = apply_rope(heads, *rope_cos_sin(ODD, jnp.array([[257]])))
+    expected = apply_rope(heads.astype(jnp.float32), *rope_cos_sin(ODD, jnp.array([[257]])))
+    assert rotated.dtype == jnp.float32
+    np.testing.assert_array_equal(rotated, expected)
+
+
+def test_rotation_depends_on_distance_only():
+    """The point of RoPE: a query-key product depends on how far apart they are."""
+    rng = np.random.default_rng(0)
+    query, key = (jnp.asarray(rng.normal(size=(1, 1, 1, 10)), jnp.float32) for _ in range(2))
+
+    def product(query_position, key_position):
+        rotated = [
+            apply_rope(x, *rope_cos_sin(ODD, jnp.array([[position]])))
+            for x, position in ((query, query_position), (key, key_position))
+        ]
+        return float(jnp.sum(rotated[0] * rotated[1]))
+
+    assert product(7, 3) == pytest.approx(product(94, 90), abs=1e-4)
+    assert product(7, 3) != pytest.approx(product(7, 4), abs=1e-2)

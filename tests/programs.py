@@ -1,0 +1,58 @@
+"""Runs the programs: in a process of their own, or in this one where that is too slow."""
+
+import os
+import subprocess
+import sys
+
+from absl.testing import flagsaver
+
+
+def command(module, *flags):
+    """Returns the command line of a program."""
+    return [sys.executable, "-m", module, *flags]
+
+
+def environment(compile_cache, home):
+    """Returns variables that keep a program off the network and off the user's own caches."""
+    own = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(home),
+        "JSPEC_CACHE": str(home),
+        "JAX_COMPILATION_CACHE_DIR": str(compile_cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1",
+    }
+    return {**os.environ, **own}
+
+
+def run(module, *flags, env, stdin=None, timeout=120):
+    """Runs a program to its end; returns its status, output and errors."""
+    done = subprocess.run(
+        command(module, *flags), env=env, input=stdin, capture_output=True, timeout=timeout
+    )
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+def call_generate(monkeypatch, capsys, *flags):
+    """Runs jspec.generate in this process; returns its status, output and errors."""
+    from jspec import cli, generate
+
+    monkeypatch.setattr(sys, "argv", ["generate", *flags])
+    capsys.readouterr()
+    status = 0
+    with flagsaver.flagsaver():
+        try:
+            cli.run_main(generate.main)
+        except SystemExit as error:
+            status = error.code or 0
+    return (status, *capsys.readouterr())
+
+
+def check_refusal(status, output, errors):
+    """Checks for one line that begins with "error:", and nothing else; returns it."""
+    assert status not in (0, None)
+    assert output == ""
+    assert errors.startswith("error: ")
+    assert errors.count("\n") == 1
+    assert errors.endswith("\n")
+    assert "Traceback" not in errors
+    return errors

@@ -1,0 +1,44 @@
+"""Engines over the tiny pair, compiled once a session."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from tests import tiny
+from tests.speculation.drive import Engine
+
+VOCAB = tiny.CONFIG.vocab_size
+
+
+@pytest.fixture(scope="session")
+def prompts():
+    """Returns four prompts of different lengths, one of a single token, one that repeats itself."""
+    rng = np.random.default_rng(3)
+    return [[7], *(rng.integers(0, VOCAB, n).tolist() for n in (5, 12)), [4, 9, 23, 4] * 3]
+
+
+@pytest.fixture(scope="session")
+def model_drafter(tiny_pair):
+    """Returns a function from a number of drafts to the drafter over the tiny Llama."""
+    return lambda width: ModelDrafter(tiny_pair.apply, tiny.empty_cache, width, VOCAB, VOCAB)
+
+
+@pytest.fixture(scope="session")
+def make_engine(tiny_pair, model_drafter):
+    """Returns a cached function: (drafter's name, drafts a round) -> Engine."""
+
+    @functools.cache
+    def build(name, width=0):
+        if name == "self":
+            return build("model", width).with_params(tiny_pair.target, tiny_pair.target)
+        drafter = {
+            "plain": lambda: None,
+            "model": lambda: model_drafter(width),
+            "prompt_lookup": lambda: PromptLookupDrafter(width, min_match=1),
+        }[name]()
+        params = tiny_pair.target, tiny_pair.draft
+        return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
+
+    return build

@@ -1,0 +1,147 @@
+"""Drives the core as the Generator does, with nothing around it."""
+
+import copy
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.sampling import SamplingSettings
+from jspec.speculation.acceptance import get_rule
+from jspec.speculation.loop import run_rounds
+from jspec.speculation.plain import plain_step
+from jspec.speculation.prefill import prefill_chunk
+from jspec.speculation.step import speculative_step
+from jspec.speculation.types import ModelParams, SpecState, StepInfo
+
+PROMPT_WIDTH = 16
+# Halves the time to compile, which is nearly all the time of these tests. What the optimised
+# program says is tested through the Generator.
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+@dataclasses.dataclass
+class Result:
+    """What a run gave.
+
+    Attributes:
+      tokens: the emitted ones of each row, the first of which the prefill drew.
+      infos: of all rounds, arrays [rounds b ...].
+      state: after the last round.
+    """
+
+    tokens: list[list[int]]
+    infos: StepInfo
+    state: SpecState
+
+    @property
+    def num_accepted(self) -> np.ndarray:
+        """Accepted drafts, [rounds b]."""
+        return self.infos.num_accepted
+
+
+class Engine:
+    """Compiled prefill and rounds of one target, drafter and rule."""
+
+    def __init__(
+        self, apply, empty_cache, params, drafter=None, rule="rejection", *, capacity=96,
+        max_rounds=96, step=speculative_step,
+    ):  # fmt: skip
+        self.params = params if isinstance(params, ModelParams) else ModelParams(*params)
+        self.drafter, self.empty_cache, self.capacity = drafter, empty_cache, capacity
+        self.max_rounds = max_rounds
+        if drafter is None:
+            self.step = functools.partial(plain_step, target=apply)
+        else:
+            rule = get_rule(rule) if isinstance(rule, str) else rule
+            self.step = functools.partial(step, target=apply, drafter=drafter, rule=rule)
+        self.prefill = jax.jit(
+            functools.partial(prefill_chunk, target=apply, drafter=drafter), compiler_options=QUICK
+        )
+        self.rounds = jax.jit(
+            functools.partial(run_rounds, step=self.step, max_rounds=max_rounds),
+            compiler_options=QUICK,
+        )
+
+    def with_params(self, *params):
+        """Returns the same compiled programs over other parameters."""
+        other = copy.copy(self)
+        other.params = ModelParams(*params)
+        return other
+
+    def start(
+        self, prompts, *, seeds=None, temperature=0.0, draft_temperature=None, max_length=10**6,
+        stop_ids=(),
+    ):  # fmt: skip
+        """Returns the state after prefill; scalars serve every row."""
+        b = len(prompts)
+        tokens = np.zeros([b, PROMPT_WIDTH], np.int32)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        if draft_temperature is None:
+            draft_temperature = temperature
+        stops = np.full([b, 2], -1, np.int32)
+        stops[:, : len(stop_ids)] = stop_ids
+        draft = None if self.drafter is None else self.drafter.init(b, self.capacity)
+        max_length = np.broadcast_to(np.asarray(max_length, np.int32), b)
+        state = SpecState(
+            target_cache=self.empty_cache(b, self.capacity),
+            draft=draft,
+            last_token=jnp.zeros([b], jnp.int32),
+            seed=jnp.asarray(np.arange(b) if seeds is None else seeds, jnp.uint32),
+            settings=settings_of(b, temperature),
+            draft_settings=settings_of(b, draft_temperature),
+            stop_ids=jnp.asarray(stops),
+            max_length=jnp.asarray(np.minimum(max_length, self.capacity)),
+            is_done=jnp.zeros([b], bool),
+        )
+        counts = jnp.asarray([len(prompt) for prompt in prompts], jnp.int32)
+        return self.prefill(self.params, state, jnp.asarray(tokens), counts)
+
+    def advance(self, state, num_rounds):
+        """Runs at most so many rounds; returns the state and their infos alone."""
+        state, infos, count = self.rounds(self.params, state, jnp.int32(num_rounds))
+        return state, jax.tree.map(lambda leaf: np.asarray(leaf[: int(count)]), infos)
+
+    def generate(self, prompts, *, rounds_per_call=None, **options) -> Result:
+        """Runs until every row is done or the engine's rounds are over."""
+        state = self.start(prompts, **options)
+        tokens = [[token] for token in state.last_token.tolist()]
+        chunks, total = [], 0
+        while not chunks or (not bool(state.is_done.all()) and total < self.max_rounds):
+            state, infos = self.advance(state, rounds_per_call or self.max_rounds)
+            chunks.append(infos)
+            total += len(infos.num_tokens)
+        infos = jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks)
+        for row, emitted in enumerate(tokens):
+            emitted.extend(emitted_in_row(infos, row))
+        return Result(tokens, infos, state)
+
+
+def emitted_in_row(infos, row):
+    """Returns the tokens that one row emitted in those rounds."""
+    return [
+        int(token)
+        for tokens, count in zip(infos.tokens[:, row], infos.num_tokens[:, row], strict=True)
+        for token in tokens[:count]
+    ]
+
+
+def settings_of(batch_size, temperature):
+    """Returns settings without filters; the temperature may be one a row."""
+    return SamplingSettings(
+        temperature=jnp.asarray(np.broadcast_to(np.float32(temperature), batch_size)),
+        top_k=jnp.zeros([batch_size], jnp.int32),
+        top_p=jnp.ones([batch_size], jnp.float32),
+        min_p=jnp.zeros([batch_size], jnp.float32),
+    )
+
+
+def assert_committed_equal(cache, fresh, *, atol=3e-5):
+    """Asserts that the committed slots of `cache` hold what `fresh` holds there."""
+    for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+        committed = np.arange(ours.shape[2]) < np.asarray(cache.length)[:, None]
+        difference = np.abs(np.asarray(ours) - np.asarray(theirs)).max(axis=(1, 3))
+        assert (difference[committed] <= atol).all(), np.argwhere((difference > atol) & committed)

@@ -1,0 +1,148 @@
+"""The rules with noise put in by hand: what no statistic can see."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.speculation.acceptance import RULES, get_rule
+from jspec.speculation.types import AcceptanceNoise, Proposal
+
+ALMOST_ONE = np.float32(1 - 2**-24)
+REJECTION = get_rule("rejection")
+
+
+def propose(tokens, probs=None, num_tokens=None):
+    """Returns a proposal of one row."""
+    count = len(tokens) if num_tokens is None else num_tokens
+    return Proposal(
+        tokens=jnp.array([tokens], jnp.int32),
+        num_tokens=jnp.array([count], jnp.int32),
+        probs=None if probs is None else jnp.array([probs], jnp.float32),
+    )
+
+
+def noise(uniforms, vocab, gumbel=None):
+    gumbel = np.zeros(vocab) if gumbel is None else gumbel
+    return AcceptanceNoise(
+        jnp.array([uniforms], jnp.float32), jnp.asarray(gumbel, jnp.float32)[None]
+    )
+
+
+def accept(target, proposal, uniforms, rule=REJECTION, gumbel=None):
+    target = jnp.array([target], jnp.float32)
+    verdict = jax.jit(rule.accept)(target, proposal, noise(uniforms, target.shape[-1], gumbel))
+    return int(verdict.num_accepted[0]), int(verdict.next_token[0])
+
+
+def test_a_token_of_target_probability_zero_is_refused_even_at_u_zero():
+    """`<=` for `<` differs with probability 2^-24: no chi-square will ever see it."""
+    target = [[0.0, 1.0], [0.5, 0.5]]
+    assert accept(target, propose([0], [[1.0, 0.0]]), [0.0]) == (0, 1)
+    assert accept(target, propose([0]), [0.0]) == (0, 1)
+
+
+def test_a_draft_of_probability_zero_on_both_sides_is_refused():
+    """0 < 0 is false: no division, so no 0/0 either."""
+    target = [[0.0, 1.0], [0.5, 0.5]]
+    assert accept(target, propose([0], [[0.0, 1.0]]), [0.0]) == (0, 1)
+
+
+def test_equal_laws_accept_at_the_largest_uniform():
+    """draft == target keeps every draft; an epsilon or a rounded division would refuse some."""
+    probs = np.asarray(jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)))))
+    proposal = propose([0, 3], probs[:2])
+    assert accept(probs, proposal, [ALMOST_ONE] * 2)[0] == 2
+
+
+def test_acceptance_turns_exactly_at_the_ratio():
+    """target / draft = 1/2: u just below is kept, u = 1/2 is refused."""
+    target, proposal = [[0.25, 0.75], [0.5, 0.5]], propose([0], [[0.5, 0.5]])
+    assert accept(target, proposal, [np.nextafter(np.float32(0.5), np.float32(0))])[0] == 1
+    assert accept(target, proposal, [0.5])[0] == 0
+    np.testing.assert_allclose(
+        REJECTION.acceptance_probs(jnp.array([target], jnp.float32), proposal), [[0.5]]
+    )
+
+
+def test_a_deterministic_draft_is_kept_with_the_targets_probability():
+    """Its law is one-hot: u · 1 < target."""
+    target, proposal = [[0.25, 0.75], [0.5, 0.5]], propose([0])
+    assert accept(target, proposal, [np.nextafter(np.float32(0.25), np.float32(0))])[0] == 1
+    assert accept(target, proposal, [0.25])[0] == 0
+
+
+def test_a_deterministic_draft_leaves_the_rest_of_the_law_as_residual():
+    """After its refusal the draft itself can no longer come."""
+    target = jnp.array([[[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]]])
+    law = REJECTION.next_token_probs(target, propose([0]), jnp.array([0]))
+    np.testing.assert_allclose(law, [[0, 0.6, 0.4]], rtol=1e-6)
+
+
+def test_without_residual_the_targets_law_stands_in():
+    """Rounding may refuse where draft == target; 0 / 0 would draw NaN's argmax, token 0."""
+    probs = [[0.0, 0.4, 0.6], [1.0, 0.0, 0.0]]
+    law = REJECTION.next_token_probs(
+        jnp.array([probs], jnp.float32), propose([1], probs[:1]), jnp.array([0])
+    )
+    np.testing.assert_allclose(law, [[0.0, 0.4, 0.6]])
+
+
+def test_nothing_after_a_refusal_is_kept():
+    """A later draft hangs on the refused one, however likely it is."""
+    target = [[0.0, 1.0]] + [[1.0, 0.0]] * 2
+    assert accept(target, propose([0, 0], [[1.0, 0.0]] * 2), [0.0, 0.0])[0] == 0
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("num_tokens", [0, 1, 2])
+def test_padding_is_never_accepted(rule, num_tokens):
+    """Padding drafts would pass every test here; the next token is the target's own."""
+    target = [[0.9, 0.1]] * 2 + [[0.2, 0.8]]
+    proposal = propose([0, 0], [[0.9, 0.1]] * 2, num_tokens)
+    kept, _ = accept(target, proposal, [0.0, 0.0], rule)
+    assert kept == num_tokens
+    law = rule.next_token_probs(jnp.array([target]), proposal, jnp.array([num_tokens]))
+    expected = target[num_tokens] if rule is REJECTION else np.eye(2)[np.argmax(target[num_tokens])]
+    np.testing.assert_allclose(law, [expected], rtol=1e-6)
+
+
+def test_acceptance_agrees_with_its_probabilities():
+    """`accept` applies the probabilities that the enumeration of law 1 sums over.
+
+    Every draft is decided by one uniform: keep iff u < probability, except within rounding.
+    """
+    rng = np.random.default_rng(0)
+    target, draft = rng.dirichlet([0.5] * 6, (2, 500, 4)).astype(np.float32)
+    proposal = Proposal(
+        tokens=jnp.asarray(rng.integers(0, 6, (500, 3)), jnp.int32),
+        num_tokens=jnp.asarray(rng.integers(0, 4, 500), jnp.int32),
+        probs=jnp.asarray(draft[:, :3]),
+    )
+    uniforms = rng.uniform(size=(500, 3)).astype(np.float32)
+    gumbel = rng.gumbel(size=(500, 6)).astype(np.float32)
+    noise = AcceptanceNoise(jnp.asarray(uniforms), jnp.asarray(gumbel))
+    verdict = jax.jit(REJECTION.accept)(target, proposal, noise)
+    probs = np.asarray(jax.jit(REJECTION.acceptance_probs)(target, proposal))
+    kept = (uniforms < probs) & (np.arange(3) < np.asarray(proposal.num_tokens)[:, None])
+    expected = np.cumprod(kept, axis=1).sum(axis=1)
+    clear = (np.abs(uniforms - probs) > 1e-6).all(axis=1)
+    np.testing.assert_array_equal(np.asarray(verdict.num_accepted)[clear], expected[clear])
+    law = jax.jit(REJECTION.next_token_probs)(target, proposal, verdict.num_accepted)
+    with np.errstate(divide="ignore"):
+        expected = np.argmax(np.log(np.asarray(law)) + gumbel, axis=1)
+    np.testing.assert_array_equal(verdict.next_token, expected)
+
+
+def test_greedy_needs_no_noise():
+    """Drafts stay while they are the most likely token."""
+    target = [[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]
+    assert accept(target, propose([1, 1]), [0.0, 0.0], get_rule("greedy")) == (1, 0)
+    assert accept(target, propose([1, 0]), [0.99, 0.99], get_rule("greedy")) == (2, 1)
+
+
+def test_an_unknown_rule_is_named():
+    """The message lists what there is."""
+    with pytest.raises(InputError, match=r"rejection.*'zebra'"):
+        get_rule("zebra")

@@ -1,0 +1,224 @@
+"""Bad input: one line on standard error, a status that is not zero, nothing half-written."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from tests.programs import call_generate, check_refusal, environment, run
+from tests.tiny_models import save_folder
+
+_TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A good model."""
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def refuse(monkeypatch, capsys, tmp_path):
+    """Returns a function that runs jspec.generate and returns its one line of refusal.
+
+    It also checks that an output of an earlier run stays.
+    """
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+
+    def run_it(target, *flags, prompt="--prompt=hello"):
+        output = tmp_path / "old.jsonl"
+        output.write_text("old\n")
+        output_flag = [] if "--output_json" in " ".join(flags) else [f"--output_json={output}"]
+        before = sorted(tmp_path.rglob("*"))
+        line = check_refusal(
+            *call_generate(monkeypatch, capsys, f"--target={target}", prompt, *output_flag, *flags)
+        )
+        assert output.read_text() == "old\n"
+        assert set(tmp_path.rglob("*")) - set(before) <= {tmp_path / "cache", tmp_path / "hub"}
+        return line
+
+    return run_it
+
+
+@pytest.fixture
+def spoil(tmp_path):
+    """Returns a function that writes a model and returns its folder, to be damaged."""
+    return lambda **options: save_folder(tmp_path / "m", **options)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--max_new_tokens=0", "max_new_tokens of at least 1, got 0"),
+        ("--max_new_tokens=x", "max_new_tokens"),
+        ("--num_draft_tokens=0", "num_draft_tokens from 1 to 198, got 0"),
+        ("--num_draft_tokens=199", "num_draft_tokens from 1 to 198, got 199"),
+        ("--num_draft_tokens=auto", "num_draft_tokens to be a whole number, got 'auto'"),
+        ("--num_draft_tokens=2.5", "num_draft_tokens to be a whole number, got '2.5'"),
+        ("--temperature=-1", "temperature of at least 0, got -1.0"),
+        ("--temperature=nan", "temperature"),
+        ("--draft_temperature=-1", "draft_temperature"),
+        ("--top_p=0", "top_p in (0, 1], got 0.0"),
+        ("--top_p=1.5", "top_p in (0, 1], got 1.5"),
+        ("--top_k=-1", "top_k"),
+        ("--min_p=2", "min_p"),
+        ("--seed=-1", "seed"),
+        ("--seed=4294967296", "seed"),
+        ("--stop=", "stop strings that are not empty"),
+        ("--stop=\udcff", "stop strings in UTF-8"),
+        ("--system=be kind", "system message needs the chat template"),
+        ("--system=\udcff", "system message needs"),
+        ("--chat", "no chat template"),
+        ("--batch_size=0", "batch_size"),
+        ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
+        ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
+        ("--max_seq_len=5", "num_draft_tokens from 1 to 3, got 5"),
+        ("--drafter=model", "expects a draft model"),
+        ("--drafter=magic", "drafter"),
+        ("--acceptance=magic", "acceptance"),
+        ("--dtype=float16", "dtype"),
+        ("--nosuchflag", "nosuchflag"),
+        ("stray", "expected flags only, got 'stray'"),
+        ("--prompts_file=x.jsonl", "either --prompt or --prompts_file"),
+    ],
+)
+def test_flags(refuse, folder, flag, message):
+    """Guards against values that are clamped, ignored, or end in a traceback."""
+    assert message in refuse(folder, flag)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("--prompt=", "empty"),
+        ("--prompt=\udcff\udcfe", "UTF-8, got invalid bytes"),
+        (f"--prompt={'x' * 200}", "fewer tokens than the context's 200, got 200"),
+        ("--prompts_file=missing.jsonl", "missing.jsonl: No such file"),
+        ("--nostats", "either --prompt or --prompts_file"),
+    ],
+)
+def test_prompts(refuse, folder, prompt, message):
+    """Guards against prompts cut to fit, and against a run with nothing to answer."""
+    assert message in refuse(folder, prompt=prompt)
+
+
+def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
+    """Guards against having to guess which of many prompts was too long; also seeds that end."""
+    path = tmp_path / "p.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{{"prompt": "{"x" * 200}"}}\n')
+    assert "prompt 1: expected a prompt of fewer" in refuse(folder, prompt=f"--prompts_file={path}")
+    assert "seed" in refuse(folder, "--seed=4294967295", prompt=f"--prompts_file={path}")
+    path.write_text("\n")
+    assert "at least one prompt" in refuse(folder, prompt=f"--prompts_file={path}")
+    path.write_text("{")
+    assert f"{path}:1: " in refuse(folder, prompt=f"--prompts_file={path}")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "some/model", "no.gguf", "random:llama9", ""])
+def test_models_that_are_not_there(refuse, name):
+    """Guards against a traceback of the hub client, and a wait for a network that is not there."""
+    assert repr(name) in refuse(name) or name in refuse(name)
+
+
+def test_empty_folder(refuse, tmp_path):
+    """Guards against a message about a file that nobody named."""
+    (tmp_path / "m").mkdir()
+    assert "no config.json" in refuse(tmp_path / "m")
+
+
+def edit_config(folder, **changes):
+    """Changes config.json; None removes a key."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"made_up_key": 3}, "made_up_key"),
+        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral"}, "istral"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"vocab_size": 259}, "expected shape [259, 32], found [258, 32]"),
+        ({"num_hidden_layers": 3}, "missing tensors"),
+        ({"num_hidden_layers": 1}, "unknown tensors"),
+        ({"num_attention_heads": 3}, "num_heads"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_configs_that_cannot_be_honoured(refuse, spoil, changes, message):
+    """Guards against a model that runs, and is another one than the config describes."""
+    folder = spoil()
+    edit_config(folder, **changes)
+    assert message in refuse(folder)
+
+
+def test_damaged_files(refuse, spoil):
+    """Guards against tracebacks of the libraries that read the files."""
+    folder = spoil()
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    whole = weights.read_bytes()
+    for damaged in (whole[: len(whole) // 2], b"", os.urandom(64), b"\xff" * 64):
+        weights.write_bytes(damaged)
+        assert "truncated or damaged safetensors" in refuse(folder)
+    safetensors.numpy.save_file({"model.norm.weight": np.zeros(32, np.int64)}, weights)
+    assert "I64" in refuse(folder)
+    weights.unlink()
+    assert "neither model.safetensors nor" in refuse(folder)
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "missing, although" in refuse(folder)
+    config.write_text("{")
+    assert "damaged JSON" in refuse(folder)
+
+
+def test_tokenizers(refuse, spoil, folder, tmp_path):
+    """Guards against a draft of another tokenizer, and a tokenizer that knows too much."""
+    other = spoil()
+    path = other / "tokenizer.json"
+    good = path.read_text(encoding="utf-8")
+    content = json.loads(good)
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    path.write_text(json.dumps(content))
+    assert "different tokenizers: id" in refuse(folder, f"--draft={other}")
+    path.write_text(good[:-9])
+    assert "damaged tokenizer" in refuse(other)
+    path.unlink()
+    assert "no tokenizer.json" in refuse(other)
+    assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
+
+
+def test_ids_beyond_the_model(refuse, tmp_path):
+    """Guards against an embedding read past its end, which JAX clamps in silence."""
+    folder = save_folder(tmp_path / "m")
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab["h"], vocab["new"] = 258, vocab["h"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    assert "token ids from 0 to 257" in refuse(folder)
+
+
+def test_templates(refuse, tmp_path):
+    """Guards against a template's own refusal shown as a traceback."""
+    folder = save_folder(tmp_path / "m", template="{{ raise_exception('no, thanks') }}")
+    assert "no, thanks" in refuse(folder)
+
+
+def test_outputs(refuse, folder, tmp_path):
+    """Guards against a long run whose results cannot be kept."""
+    nowhere = tmp_path / "none" / "out.jsonl"
+    assert "there is no folder" in refuse(folder, f"--output_json={nowhere}")
+    assert "it is a folder" in refuse(folder, f"--output_json={tmp_path}")
+
+
+def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):
+    """Guards against a prompt's broken bytes ending in a traceback of the real program."""
+    flags = (b"--prompt=a\xff", f"--target={folder}")
+    line = check_refusal(*run("jspec.generate", *flags, env=environment(compile_cache, tmp_path)))
+    assert "expected the prompt to be UTF-8" in line

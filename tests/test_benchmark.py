@@ -1,0 +1,94 @@
+"""python -m jspec.benchmark. In processes of its own: its flags have names of jspec.generate's."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.programs import check_refusal, environment, run
+from tests.tiny_models import save_folder
+
+# The program's main with each command line in turn, in one process; JSON on standard output.
+_MANY = """
+import contextlib, io, json, sys
+from absl.testing import flagsaver
+from jspec import benchmark, cli
+outcomes = []
+for line in json.loads(sys.argv[1]):
+    sys.argv, out, err, status = ["benchmark", *line], io.StringIO(), io.StringIO(), 0
+    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.run_main(benchmark.main)
+        except SystemExit as error:
+            status = error.code
+    outcomes.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(outcomes))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny")
+
+
+def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
+    """Guards against a report that cannot be made again: raw timings, flags and versions."""
+    prompts, path = tmp_path / "p.jsonl", tmp_path / "report.json"
+    prompts.write_text("".join(f'{{"prompt": "text {i}"}}\n' for i in range(5)))
+    status, output, errors = run(
+        "jspec.benchmark", f"--target={folder}", "--notransformers", f"--prompts_file={prompts}",
+        "--num_prompts=2", "--repeats=3", "--max_new_tokens=6", "--dtype=float32",
+        f"--output_json={path}", env=environment(compile_cache, tmp_path / "home"),
+    )  # fmt: skip
+    assert status == 0, errors
+    report = json.loads(path.read_text())
+    assert list(report["ways"]) == ["jspec plain", "jspec prompt_lookup"]
+    assert report["peak_bytes"] > 1e7
+    plain, lookup = report["ways"].values()
+    assert plain["same_answers"] == lookup["same_answers"] == 2  # float32, greedy: law 2
+    ratio, inverse = lookup["ratio_to"]["jspec plain"], plain["ratio_to"]["jspec prompt_lookup"]
+    assert ratio["low"] <= ratio["median"] <= ratio["high"]
+    assert ratio["median"] * inverse["median"] == pytest.approx(1)
+    timing = report["timings"]["jspec plain"]
+    assert [len(row) for row in timing["seconds"]] == [2] * 3
+    assert timing["tokens"] == [[6, 6]] * 3
+    assert all(seconds > 0 for row in timing["seconds"] for seconds in row)
+    rows = [line.split() for line in output.splitlines()]
+    assert rows[1][:2] == ["jspec", "plain"]
+    assert rows[2][:2] == ["jspec", "prompt_lookup"]
+    assert "2/2" in rows[1]
+
+
+def test_bad_input(folder, compile_cache, tmp_path):
+    """Guards against tracebacks, and against minutes of work before the refusal."""
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    cases = {
+        "--drafters=magic": "expected drafters among",
+        "--drafters=": "expected drafters among",
+        "--drafters=none,model": "expected --draft with the drafter 'model'",
+        f"--draft={folder}": "expected --draft with the drafter 'model'",
+        "--repeats=0": "at least one repeat",
+        "--num_prompts=0": "at least one repeat and one prompt",
+        "--num_draft_tokens=many": "whole number",
+        "--num_draft_tokens=0": "num_draft_tokens from 1",
+        "--max_new_tokens=0": "max_new_tokens of at least 1",
+        f"--prompts_file={empty}": "at least one prompt",
+        f"--prompts_file={tmp_path / 'none'}": "No such file",
+        f"--output_json={tmp_path / 'no' / 'out.json'}": "there is no folder",
+        "--target=nowhere": "no model 'nowhere'",
+        "--dtype=int8": "dtype",
+    }
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"prompt": "a"}\n')
+    base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
+    lines = json.dumps([[*base, flag] for flag in cases])
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY, lines],
+        env=environment(compile_cache, tmp_path / "home"),
+        capture_output=True,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    for outcome, message in zip(json.loads(done.stdout), cases.values(), strict=True):
+        assert message in check_refusal(*outcome)

@@ -1,0 +1,216 @@
+"""python -m jspec.generate from end to end."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from tests.programs import call_generate, command, environment, run
+from tests.tiny_models import save_folder
+
+_RESULT_FIELDS = {
+    "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
+    "settings", "stats",
+}  # fmt: skip
+_STATS_FIELDS = {
+    "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
+    "tokens_per_target_call", "accepted_histogram", "accepted_per_round", "prefill_seconds",
+    "decode_seconds", "compile_seconds", "tokens_per_second",
+}  # fmt: skip
+_TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny chat model."""
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=_TEMPLATE)
+
+
+@pytest.fixture
+def env(compile_cache, tmp_path):
+    return environment(compile_cache, tmp_path / "home")
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+    """Three prompts, in both spellings."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one"}\n{"turns": ["two", "more"]}\n{"prompt": "three"}\n')
+    return path
+
+
+@pytest.fixture
+def generate(monkeypatch, capsys, folder):
+    """Returns a function that runs the program in this process and expects it to succeed."""
+
+    def run_it(*flags):
+        flags = (f"--target={folder}", "--dtype=float32", "--max_new_tokens=12", *flags)
+        status, output, errors = call_generate(monkeypatch, capsys, *flags)
+        assert status == 0, errors
+        return output, errors
+
+    return run_it
+
+
+def read(path):
+    """Returns the records of a JSONL file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
+    """Guards the contract of standard output, standard error and --output_json.
+
+    Nothing but the text on standard output, nothing but two lines of statistics on the other.
+    """
+    path = tmp_path / "out.jsonl"
+    status, output, errors = run(
+        "jspec.generate", f"--target={folder}", f"--draft={folder}", "--prompt=hé",
+        "--num_draft_tokens=3", f"--output_json={path}", "--max_new_tokens=20", "--seed=7",
+        "--temperature=0.5", "--dtype=float32", "--system=be kind", env=env,
+    )  # fmt: skip
+    assert status == 0, errors
+    (record,) = read(path)
+    assert set(record) == _RESULT_FIELDS
+    assert set(record["stats"]) == _STATS_FIELDS
+    assert output == record["text"] + "\n"
+    assert (record["prompt"], record["seed"], record["finish_reason"]) == ("hé", 7, "length")
+    rendered = "[system]be kind[user]hé[assistant]".encode()
+    assert len(record["prompt_token_ids"]) == 1 + len(rendered)
+    assert record["prompt_token_ids"].count(0) == 1  # one BOS, the template's
+    assert record["settings"]["temperature"] == 0.5
+    stats = record["stats"]
+    assert stats["acceptance_rate"] == 1  # it drafts for itself
+    assert stats["num_target_calls"] == stats["num_rounds"] == len(stats["accepted_per_round"])
+    assert len(stats["accepted_histogram"]) == 4
+    assert stats["tokens_per_target_call"] == 19 / stats["num_rounds"]
+    lines = errors.splitlines()
+    assert len(lines) == 2, errors
+    assert lines[0].startswith("20 tokens (length), ")
+    assert " tokens/s; " in lines[0]
+    assert lines[1].startswith("acceptance 100.0% (")
+    assert lines[1].endswith(f"{stats['tokens_per_target_call']:.2f} tokens per target call")
+
+
+def test_prompt_k_of_a_file_uses_seed_plus_k(generate, prompts_file, tmp_path):
+    """Guards law 5 through the program: alone with its seed, in a batch, streamed or not."""
+    flags = ("--temperature=1", "--drafter=none", "--nostats")
+    path = tmp_path / "out.jsonl"
+    output, errors = generate(
+        f"--prompts_file={prompts_file}", f"--output_json={path}", "--seed=5", *flags
+    )
+    records = read(path)
+    assert [record["prompt"] for record in records] == ["one", "two", "three"]
+    assert [record["seed"] for record in records] == [5, 6, 7]
+    expected = "".join(f"--- prompt {k} ---\n{r['text']}\n" for k, r in enumerate(records))
+    assert (output, errors) == (expected, "")
+    alone = tmp_path / "alone.jsonl"
+    generate("--prompt=two", "--seed=6", f"--output_json={alone}", *flags)
+    assert read(alone)[0]["token_ids"] == records[1]["token_ids"]
+    batched = tmp_path / "batched.jsonl"
+    batched_flags = ("--batch_size=2", "--nostream", "--seed=5", f"--output_json={batched}")
+    output, _ = generate(f"--prompts_file={prompts_file}", *batched_flags, *flags)
+    by_index = sorted(read(batched), key=lambda record: record["index"])
+    assert [r["token_ids"] for r in by_index] == [r["token_ids"] for r in records]
+    assert all(f"--- prompt {k} ---\n{r['text']}\n" in output for k, r in enumerate(records))
+
+
+def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
+    """Guards against a second --stop that replaces the first, and a template that stays on."""
+    path = tmp_path / "out.jsonl"
+    flags = ("--drafter=none", f"--output_json={path}", "--prompt=hi", "--nochat", "--nostream")
+    output, errors = generate(*flags)
+    (whole,) = read(path)
+    assert len(whole["prompt_token_ids"]) == 2
+    assert output == whole["text"] + "\n"
+    assert errors.splitlines()[1].startswith("no drafts, 1.00 tokens per target call")
+    stop = whole["text"][3:5]
+    output, _ = generate(*flags, "--stop=never", f"--stop={stop}")
+    (cut,) = read(path)
+    assert cut["finish_reason"] == "stop"
+    assert cut["settings"]["stop"] == ["never", stop]
+    assert output == cut["text"] + "\n"
+    assert cut["text"] == whole["text"][: whole["text"].index(stop)]
+
+
+def test_what_comes_before_a_broken_line_is_answered(folder, env, tmp_path):
+    """Guards against two good answers lost to a broken third line, here of standard input."""
+    path = tmp_path / "out.jsonl"
+    status, output, errors = run(
+        "jspec.generate", f"--target={folder}", "--prompts_file=-", f"--output_json={path}",
+        "--max_new_tokens=5", "--dtype=float32", "--drafter=none", "--nostats", env=env,
+        stdin=b'{"prompt": "a"}\n{"turns": ["b"]}\n{"prompt": \n{"prompt": "d"}\n',
+    )  # fmt: skip
+    assert status != 0
+    assert [record["prompt"] for record in read(path)] == ["a", "b"]
+    assert output.count("--- prompt") == 2
+    assert errors.startswith("error: standard input:3: expected a JSON object")
+    assert errors.count("\n") == 1
+
+
+def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
+    """Guards against a traceback on Ctrl-C, and answers lost with it."""
+    path, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a"}\n' * 2000)
+    flags = (f"--target={folder}", f"--prompts_file={prompts}", f"--output_json={path}",
+             "--max_new_tokens=30", "--dtype=float32", "--drafter=none")  # fmt: skip
+    with subprocess.Popen(
+        command("jspec.generate", *flags), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        output = [process.stdout.readline() for _ in range(20)]
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors
+    assert errors.endswith(b"\ninterrupted\n")
+    records = read(path)  # every line is whole
+    titles = (b"".join(output) + rest).count(b"--- prompt")
+    assert 0 < len(records) < 2000
+    assert titles - 1 <= len(records) <= titles
+
+
+def test_a_reader_that_goes_away_is_no_error_worth_a_traceback(folder, env):
+    """Guards against a traceback from `python -m jspec.generate | head`."""
+    flags = (f"--target={folder}", "--prompts_file=-", "--max_new_tokens=30", "--dtype=float32",
+             "--drafter=none", "--nostats")  # fmt: skip
+    with subprocess.Popen(
+        command("jspec.generate", *flags),
+        env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        process.stdin.write(b'{"prompt": "a"}\n' * 2000)
+        process.stdin.close()
+        process.stdout.readline()
+        process.stdout.close()
+        errors = process.stderr.read()
+        process.wait(timeout=60)
+    assert errors == b""
+    assert process.returncode != 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_behind_standard_output_is_one_line(folder, env, tmp_path):
+    """Guards against a traceback, and a result that is lost although it could be kept."""
+    path = tmp_path / "out.jsonl"
+    flags = (f"--target={folder}", "--prompt=a", f"--output_json={path}", "--max_new_tokens=1",
+             "--dtype=float32", "--drafter=none")  # fmt: skip
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command("jspec.generate", *flags), env=env, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"error: [Errno 28] No space left on device\n"
+    assert len(read(path)) == 1
+
+
+def test_characters_that_a_terminal_lacks_are_replaced(folder, env):
+    """Guards against a traceback where standard output is not UTF-8."""
+    flags = (f"--target={folder}", "--prompt=a", "--max_new_tokens=60", "--temperature=1.5",
+             "--dtype=float32", "--drafter=none", "--nostats")  # fmt: skip
+    status, output, errors = run("jspec.generate", *flags, env={**env, "PYTHONIOENCODING": "ascii"})
+    assert (status, errors) == (0, "")
+    assert "?" in output
+    assert output.isascii()

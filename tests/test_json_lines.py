@@ -1,0 +1,53 @@
+"""Results on their way to the disk."""
+
+import json
+import os
+
+import pytest
+
+from jspec.errors import InputError
+from jspec.json_lines import JsonLinesWriter
+
+
+def test_records_are_there_as_soon_as_they_are_written(tmp_path):
+    """Guards against results lost in a buffer when the program dies."""
+    path = tmp_path / "out.jsonl"
+    with JsonLinesWriter(str(path)) as writer:
+        for number in range(3):
+            writer.write({"number": number, "text": "é\n"})
+            lines = path.read_text(encoding="utf-8").splitlines()
+            assert [json.loads(line)["number"] for line in lines] == list(range(number + 1))
+
+
+def test_a_run_without_results_leaves_the_old_file(tmp_path):
+    """Guards against results of yesterday lost to a mistyped flag today."""
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+    with JsonLinesWriter(str(path)):
+        pass
+    assert path.read_text() == "old"
+    with JsonLinesWriter(str(path)) as writer:
+        writer.write({"a": 1})
+    assert path.read_text() == '{"a": 1}\n'
+
+
+def test_unwritable_outputs_are_refused_at_once(tmp_path):
+    """Guards against minutes of work before the first write fails."""
+    with pytest.raises(InputError, match="there is no folder"):
+        JsonLinesWriter(str(tmp_path / "none" / "out.jsonl"))
+    with pytest.raises(InputError, match="it is a folder"):
+        JsonLinesWriter(str(tmp_path))
+    if os.geteuid():
+        tmp_path.chmod(0o500)
+        with pytest.raises(InputError, match="permission denied"):
+            JsonLinesWriter(str(tmp_path / "out.jsonl"))
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_one_line():
+    """Guards against a traceback, from writing or from closing what could not be written."""
+    with (
+        pytest.raises(InputError, match="No space left"),
+        JsonLinesWriter("/dev/full") as writer,
+    ):
+        writer.write({"a": 1})

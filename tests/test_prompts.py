@@ -1,0 +1,70 @@
+"""Prompts from JSONL."""
+
+import io
+import sys
+import types
+
+import pytest
+
+from jspec.errors import InputError
+from jspec.prompts import read_prompts
+
+BROKEN_LINES = {
+    b"{oops": "broken JSON",
+    b"\xff\xfe": "expected UTF-8",
+    b'{"text": "x"}': '"prompt"',
+    b'{"prompt": ""}': '"prompt"',
+    b'{"prompt": 5}': '"prompt"',
+    b'{"prompt": "\\ud800"}': "expected UTF-8",
+    b'{"turns": []}': '"turns"',
+    b'{"turns": [""]}': '"turns"',
+    b'["prompt"]': "expected an object",
+    b'"prompt"': "expected an object",
+    b"[" * 100_000: "broken JSON",
+}
+
+
+def test_prompts_and_turns(tmp_path):
+    """Guards against Spec-Bench's files refused, and against a last line without its end."""
+    path = tmp_path / "p.jsonl"
+    text = '{"prompt": "a\\nb"}\n\n  \n{"turns": ["c", "d"], "question_id": 1}\r\n{"prompt": "é"}'
+    path.write_bytes(text.encode())
+    assert list(read_prompts(str(path))) == ["a\nb", "c", "é"]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_json(tmp_path):
+    """Guards against files of editors that begin UTF-8 with a mark."""
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
+    assert list(read_prompts(str(path))) == ["a"]
+
+
+def test_standard_input(monkeypatch):
+    """Guards against "-" taken for a file's name."""
+    stdin = types.SimpleNamespace(buffer=io.BytesIO(b'{"prompt": "a"}\n{"prom'))
+    monkeypatch.setattr(sys, "stdin", stdin)
+    prompts = read_prompts("-")
+    assert next(prompts) == "a"
+    with pytest.raises(InputError, match=r"^standard input:2: "):
+        next(prompts)
+
+
+@pytest.mark.parametrize("line", BROKEN_LINES, ids=lambda line: repr(line[:20]))
+def test_a_broken_line_is_named_and_what_came_before_is_there(tmp_path, line):
+    """Guards against a message without file and line, and against losing the good prompts."""
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "b"}\n' + line + b'\n{"prompt": "d"}\n')
+    prompts = read_prompts(str(path))
+    assert [next(prompts), next(prompts)] == ["a", "b"]
+    with pytest.raises(InputError) as caught:
+        next(prompts)
+    assert str(caught.value).startswith(f"{path}:3: ")
+    assert BROKEN_LINES[line] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_unreadable_files(tmp_path):
+    """Guards against a traceback for a missing file or a folder."""
+    for path, reason in ((tmp_path / "none.jsonl", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(InputError, match=reason):
+            list(read_prompts(str(path)))

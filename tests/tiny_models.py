@@ -1,0 +1,97 @@
+"""Tiny models with opinions, and Generators of them that the tests share: compiling takes longest.
+
+Ids are ASCII bytes, so that texts are texts. Random weights of std 0.02 would give almost uniform
+laws, whose tests prove nothing: here the weights are large, some tokens are liked more than others,
+so that texts repeat themselves, and the draft is the target disturbed.
+"""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.generator import Generator
+from jspec.models import LlamaConfig
+from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights.hf import save_hf
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.rules import make_rules, nest
+from jspec.weights.tokenizer import Tokenizer
+from tests.weights.test_tokenizer import make_backend
+
+CONFIG = LlamaConfig(
+    vocab_size=128, embed_dim=32, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=8, max_seq_len=200, eos_ids=(0,),
+)  # fmt: skip
+DRAFTERS = ("none", "prompt_lookup", "self", "model")
+NUM_DRAFT_TOKENS = 4
+_STD = 0.25
+_FAVOUR = 0.5
+_DISTURBANCE = 0.03
+
+
+def peaked_params(config, seed=0, disturbance=0.0):
+    """Returns random float32 parameters of large weights, the same ones plus a little noise."""
+    rng, noise, favours = (np.random.default_rng((seed, i)) for i in range(3))
+    leaves = {}
+    for rule in make_rules(config):
+        values = rng.normal(size=rule.shape) * _STD
+        values += noise.normal(size=rule.shape) * disturbance
+        if rule.path[-1] == "scale":
+            values += 1
+        if rule.path == ("head",):
+            values *= np.exp(favours.normal(size=(config.vocab_size, 1)) * _FAVOUR)
+        leaves[rule.path] = jnp.asarray(values, jnp.float32)
+    return nest(leaves)
+
+
+def make_model(config=CONFIG, *, params=None, tokenizer=None, name="tiny", source="hf"):
+    """Returns a model in memory, of the target's weights and a byte tokenizer by default."""
+    if params is None:
+        params = peaked_params(config)
+    if tokenizer is None:
+        tokenizer = ByteTokenizer(config.vocab_size, eos_ids=config.eos_ids)
+    return LoadedModel(config, params, tokenizer, name, source)
+
+
+@functools.cache
+def target():
+    """Returns the target of most tests."""
+    return make_model()
+
+
+@functools.cache
+def draft():
+    """Returns a draft that agrees with the target often, but not always."""
+    return make_model(params=peaked_params(CONFIG, disturbance=_DISTURBANCE), name="draft")
+
+
+def with_eos(model, *eos_ids):
+    """Returns the model with other ends."""
+    return dataclasses.replace(model, config=dataclasses.replace(model.config, eos_ids=eos_ids))
+
+
+def make_generator(drafter, model=None, **options):
+    """Returns a new Generator; the drafter "self" is the target drafting for itself."""
+    model = model or target()
+    drafts = {"self": model, "model": draft()}
+    options = {"num_draft_tokens": NUM_DRAFT_TOKENS} | options
+    kind = "model" if drafter in drafts else drafter
+    return Generator(model, drafts.get(drafter), drafter=kind, **options)
+
+
+shared_generator = functools.cache(make_generator)
+
+
+def save_folder(folder, *, template=None, seed=0, **changes):
+    """Writes a Hugging Face folder of a tiny model with a tokenizer of one token a byte."""
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = Tokenizer(
+        make_backend(special=tuple(special.values())),
+        special_tokens=special,
+        chat_template=template,
+    )
+    config = dataclasses.replace(CONFIG, vocab_size=258, bos_id=0, eos_ids=(1,), **changes)
+    save_hf(folder, config, peaked_params(config, seed), tokenizer=tokenizer)
+    return folder

@@ -1,0 +1,61 @@
+"""scripts/convert_weights.py, as a user runs it."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jspec.weights import load_model
+from jspec.weights.hf import save_hf
+from jspec.weights.random_weights import random_params
+from tests.weights.test_tokenizer import make_tokenizer
+from tests.weights.toys import CONFIGS
+
+_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "convert_weights.py"
+_CONFIG = CONFIGS["grouped"]
+
+
+def _run(*flags):
+    return subprocess.run(
+        [sys.executable, str(_SCRIPT), *flags], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("source") / "m"
+    params = random_params(_CONFIG, 3, "float32")
+    save_hf(folder, _CONFIG, params, tokenizer=make_tokenizer(), max_shard_bytes=9_000)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["orbax", "hf"])
+def test_converted_model_is_the_same(source, tmp_path, name):
+    """Guards against losing weights, tokenizer or ends of text on the way."""
+    output = tmp_path / "out"
+    done = _run(f"--source={source}", f"--output={output}", f"--format={name}", "--dtype=float32")
+    assert (done.returncode, done.stderr) == (0, "")
+    before, after = (load_model(str(path), dtype="float32") for path in (source, output))
+    assert after.source == name
+    assert after.config == before.config
+    assert after.tokenizer.vocabulary() == before.tokenizer.vocabulary()
+    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+
+
+def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
+    """Guards against tracebacks, overwriting and half-written folders."""
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine").write_text("")
+    for flags, message in [
+        ((f"--source={source}", f"--output={tmp_path}/full"), "not overwritten"),
+        (("--source=nonsense", f"--output={tmp_path}/new"), "no model 'nonsense'"),
+        (("--source=random:llama3.2-1b", f"--output={tmp_path}/new"), "random weights"),
+    ]:
+        done = _run(*flags)
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert message in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]

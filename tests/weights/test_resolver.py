@@ -1,0 +1,139 @@
+"""One name for every kind of model."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.models import config as config_module
+from jspec.weights import load_model
+from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights.hf import save_hf
+from jspec.weights.orbax_checkpoint import save_orbax
+from jspec.weights.random_weights import random_params
+from jspec.weights.tokenizer import Tokenizer
+from tests.weights.test_tokenizer import make_tokenizer
+from tests.weights.toys import CONFIGS, GGUF_CONFIG, random_tensors, write_gguf
+
+_CONFIG = CONFIGS["grouped"]
+
+
+@pytest.fixture(scope="module")
+def params():
+    return random_params(_CONFIG, 0, "float32")
+
+
+@pytest.mark.parametrize(("save", "source"), [(save_hf, "hf"), (save_orbax, "orbax")])
+def test_folders_load_with_tokenizer_and_every_end(tmp_path, params, save, source):
+    """Guards against an end of text known only to the tokenizer or the generation config."""
+    save(tmp_path / "m", _CONFIG, params, tokenizer=make_tokenizer())
+    (tmp_path / "m" / "generation_config.json").write_text('{"eos_token_id": [5, 8]}')
+    model = load_model(str(tmp_path / "m"), dtype="float32")
+    assert (model.source, model.is_random, model.name) == (source, False, str(tmp_path / "m"))
+    assert model.config.eos_ids == (4, 5, 8, 1)
+    assert isinstance(model.tokenizer, Tokenizer)
+    jax.tree.map(np.testing.assert_array_equal, model.params, params)
+
+
+def test_gguf_files_load(tmp_path):
+    """Guards against a damaged or missing file falling through to the hub."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, GGUF_CONFIG, random_tensors(GGUF_CONFIG))
+    with pytest.raises(InputError, match="no tokenizer in the file"):
+        load_model(str(path))
+    with pytest.raises(InputError, match=r"absent\.gguf: cannot be read"):
+        load_model("some/absent.gguf")
+
+
+@pytest.fixture
+def tiny_preset(monkeypatch):
+    """Makes the toy model a preset."""
+    monkeypatch.setattr("jspec.weights.resolver.PRESETS", {"tiny": _CONFIG})
+    assert "tiny" not in config_module.PRESETS
+
+
+def test_random_models_are_seeded_and_loud(tiny_preset, capsys):
+    """Guards against noise that is taken for a model's answer, and against one seed for all."""
+    models = [load_model(name) for name in ("random:tiny", "random:tiny:0", "random:tiny:1")]
+    assert capsys.readouterr().err.count("RANDOM WEIGHTS") == 3
+    assert all(model.is_random for model in models)
+    assert isinstance(models[0].tokenizer, ByteTokenizer)
+    jax.tree.map(np.testing.assert_array_equal, models[0].params, models[1].params)
+    kernels = [np.asarray(model.params["head"], np.float32) for model in models]
+    assert abs(np.corrcoef(kernels[0].ravel(), kernels[2].ravel())[0, 1]) < 0.1
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "nonsense", "/no/such/folder", "a/b/c", "random:", "random:x", "random:x:1",
+             "random:llama3.2-1b:-1", "random:llama3.2-1b:x", "smollm2", "./absent"],
+)  # fmt: skip
+def test_unknown_names_are_answered_with_what_is_accepted(spec):
+    """Guards against a mistyped name ending in a traceback or a network request."""
+    with pytest.raises(InputError, match=r"expected .*llama3\.2-1b") as error:
+        load_model(spec)
+    assert "\n" not in str(error.value)
+
+
+def test_unknown_dtypes_are_refused(tiny_preset):
+    """Guards against half precision that the models were never tested in."""
+    for dtype in ("float16", jnp.float16):
+        with pytest.raises(InputError, match="expected the dtype bfloat16 or float32, got float16"):
+            load_model("random:tiny", dtype=dtype)
+    assert load_model("random:tiny", dtype=jnp.float32).params["final_norm"]["scale"].dtype == (
+        jnp.float32
+    )
+
+
+def test_hub_names_load_from_the_downloaded_folder(tmp_path, params, monkeypatch):
+    """Guards against fetching weights in other formats too: only what is read is asked for."""
+    save_hf(tmp_path / "m", _CONFIG, params, tokenizer=make_tokenizer())
+    asked = {}
+
+    def download(name, allow_patterns):
+        asked[name] = allow_patterns
+        return str(tmp_path / "m")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert load_model("organisation/model-1.5b").source == "hub"
+    files = ["config.json", "model-00001-of-00002.safetensors", "tokenizer.json", "a.jinja"]
+    patterns = asked["organisation/model-1.5b"]
+    assert all(any(pathlib.PurePath(f).match(p) for p in patterns) for f in files)
+    assert not any(pathlib.PurePath("pytorch_model.bin").match(p) for p in patterns)
+
+
+def test_hub_failures_are_one_line():
+    """Guards against pages of traceback without network; asks for nothing: offline mode."""
+    code = (
+        "from jspec.errors import InputError\nfrom jspec.weights import load_model\n"
+        "try:\n    load_model('organisation/absent')\n"
+        "except InputError as error:\n    print(error)"
+    )
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/nonexistent", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count("\n") == 1
+    assert "organisation/absent: no such folder here, and not to be had" in done.stdout
+
+
+def test_folder_without_tokenizer_is_refused(tmp_path, params):
+    """Guards against text encoded by somebody else's tokenizer."""
+    save_hf(tmp_path / "m", _CONFIG, params)
+    with pytest.raises(InputError, match=r"no tokenizer\.json"):
+        load_model(str(tmp_path / "m"))
+
+
+def test_importing_is_cheap():
+    """Guards against imports of seconds: each heavy library loads where it is needed."""
+    code = "import json, sys, jspec.weights; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"transformers", "torch", "gguf", "safetensors", "tokenizers", "huggingface_hub",
+             "jinja2"}  # fmt: skip
+    assert not heavy & set(json.loads(done.stdout))

@@ -1,0 +1,121 @@
+"""Tiny models in every format, for the tests of the weights."""
+
+import gguf
+import numpy as np
+
+from jspec.models.config import LlamaConfig, RopeScaling
+from jspec.weights.rules import make_rules
+
+# Every field is off its default in at least one of them.
+CONFIGS = {
+    "grouped": LlamaConfig(
+        vocab_size=37, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=6, num_kv_heads=2,
+        head_dim=10, max_seq_len=99, rope_theta=12_345.0, norm_epsilon=3e-6, attention_bias=True,
+        mlp_bias=True, bos_id=3, eos_ids=(4, 5),
+        rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
+    ),
+    "multi-query": LlamaConfig(
+        vocab_size=33, embed_dim=16, hidden_dim=24, num_layers=1, num_heads=4, num_kv_heads=1,
+        head_dim=6, max_seq_len=64, tie_embeddings=True, mlp_bias=True,
+    ),
+    "multi-head": LlamaConfig(
+        vocab_size=29, embed_dim=12, hidden_dim=20, num_layers=2, num_heads=3, num_kv_heads=3,
+        head_dim=4, max_seq_len=32, attention_bias=True,
+    ),
+}  # fmt: skip
+
+# Rows that divide into blocks of 32 values.
+GGUF_CONFIG = LlamaConfig(
+    vocab_size=40, embed_dim=64, hidden_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, max_seq_len=77, rope_theta=5e5, norm_epsilon=2e-5, bos_id=1, eos_ids=(2, 3),
+)  # fmt: skip
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+
+
+def random_tensors(config, seed=0):
+    """Returns random float32 Hugging Face tensors by name."""
+    rng = np.random.default_rng(seed)
+    parts = [part for rule in make_rules(config) for part in rule.parts]
+    return {part.name: rng.normal(size=part.shape).astype(np.float32) for part in parts}
+
+
+def gguf_name(name):
+    """Returns llama.cpp's name of a Hugging Face tensor."""
+    stem, _, kind = name.rpartition(".")
+    if stem.startswith("model.layers."):
+        _, _, layer, rest = stem.split(".", 3)
+        return f"blk.{layer}.{_GGUF_NAMES[rest]}.{kind}"
+    return f"{_GGUF_NAMES[stem]}.{kind}"
+
+
+def interleave(rows, head_dim):
+    """Returns rows in llama.cpp's order: 0, H/2, 1, H/2 + 1, … within each head."""
+    order = [i for pair in zip(range(head_dim // 2), range(head_dim // 2, head_dim), strict=True)
+             for i in pair]  # fmt: skip
+    heads = rows.reshape(-1, head_dim, *rows.shape[1:])
+    return heads[:, order].reshape(rows.shape)
+
+
+def byte_level_vocabulary():
+    """Returns the 256 characters that stand for bytes in GPT-2's kind of vocabulary."""
+    from tokenizers import pre_tokenizers
+
+    return sorted(pre_tokenizers.ByteLevel.alphabet())
+
+
+def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=()):
+    """Writes a GGUF Llama.
+
+    Args:
+      path: the file.
+      config: its shape.
+      tensors: Hugging Face tensors.
+      kinds: storage type by part of a tensor's GGUF name; float32 otherwise.
+      metadata: keys that replace or (None) remove the usual ones.
+      tokens: `tokenizer.ggml.` keys.
+      extra: further tensors under their own names.
+    """
+    usual = {
+        "llama.block_count": config.num_layers, "llama.context_length": config.max_seq_len,
+        "llama.embedding_length": config.embed_dim,
+        "llama.feed_forward_length": config.hidden_dim,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.key_length": config.head_dim,
+        "llama.attention.value_length": config.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": config.norm_epsilon,
+        "llama.rope.freq_base": config.rope_theta, "llama.rope.dimension_count": config.head_dim,
+        "tokenizer.ggml.bos_token_id": config.bos_id,
+        "tokenizer.ggml.eos_token_id": config.eos_ids[0],
+        "tokenizer.ggml.eot_token_id": config.eos_ids[1],
+    }  # fmt: skip
+    settings = usual | dict(metadata) | {f"tokenizer.{k}": v for k, v in (tokens or {}).items()}
+    writer = gguf.GGUFWriter(path, settings.pop("general.architecture", "llama"))
+    adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in settings.items():
+        if value is not None:
+            getattr(writer, f"add_{adders[type(value)]}")(key, value)
+    for name, tensor in tensors.items():
+        if "q_proj" in name or "k_proj" in name:
+            tensor = interleave(tensor, config.head_dim)
+        name = gguf_name(name)
+        kind = next((kind for part, kind in dict(kinds).items() if part in name), None)
+        if kind is None or tensor.ndim == 1:
+            writer.add_tensor(name, tensor)
+        elif kind.name == "F16":
+            writer.add_tensor(name, tensor.astype(np.float16))
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+    for name, tensor in dict(extra).items():
+        writer.add_tensor(name, tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
