@@ -2,9 +2,11 @@
 
 A number is a function of the request's seed, a purpose and a position: never of the batch, of the
 host's chunking or of a key that is split along the way. Plain decoding keys its noise by the
-absolute position of the token it draws. A speculative round keys its own by the position of the
-round's *first* token and the offset in the round: a round's acceptance must not meet noise that has
-already decided an earlier one, and after a rejection the same absolute positions come round again.
+absolute position of the token it draws. A round of `INDEPENDENT` noise keys its own by the position
+of the round's *first* token and the offset in the round: a round's acceptance must not meet noise
+that has already decided an earlier one, and after a rejection the same absolute positions come
+round again. `SHARED` noise is plain decoding's own, for draft and target alike: there a position's
+noise decides one thing only, the token that the target says there (arXiv 2408.07978).
 """
 
 import enum
@@ -14,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Key
 
-from jspec.speculation.types import AcceptanceNoise
+from jspec.speculation.types import AcceptanceNoise, RoundNoise
 from jspec.typing import RowCounts, RowSeeds
 
 
@@ -82,8 +84,46 @@ def plain_noise(
       vocab_size: of its law.
       is_random: see `gumbel_noise`.
     """
-    keys = round_keys(seed, position, Purpose.PLAIN, 1)[:, 0]
+    keys = absolute_keys(seed, position, 1)[:, 0]
     return gumbel_noise(keys, vocab_size, is_random)
+
+
+def absolute_keys(seed: RowSeeds, position: RowCounts, width: int) -> Key[Array, "b w"]:
+    """Returns the keys with which plain decoding draws at `width` positions in a row.
+
+    Args:
+      seed: of each row's request.
+      position: the first of them.
+      width: how many.
+    """
+    keys = [round_keys(seed, position + i, Purpose.PLAIN, 1) for i in range(width)]
+    return jnp.concatenate(keys, axis=1)
+
+
+def shared_noise(
+    seed: RowSeeds,
+    position: RowCounts,
+    width: int,
+    vocab_size: int,
+    is_random: Bool[Array, ""],
+) -> AcceptanceNoise:
+    """Returns plain decoding's noise for every position of a round, [b w+1 v].
+
+    Args:
+      seed: of each row's request.
+      position: of the round's first token.
+      width: drafts a round.
+      vocab_size: of the laws.
+      is_random: see `gumbel_noise`.
+    """
+    keys = absolute_keys(seed, position, width + 1)
+    gumbel = gumbel_noise(keys.reshape(-1), vocab_size, is_random)
+    return AcceptanceNoise(None, gumbel.reshape(*keys.shape, vocab_size))
+
+
+def independent_draft_keys(seed: RowSeeds, position: RowCounts, width: int) -> Key[Array, "b w"]:
+    """Returns a drafter's own keys for one round; see `round_keys`."""
+    return round_keys(seed, position, Purpose.DRAFT, width)
 
 
 def acceptance_noise(
@@ -106,3 +146,7 @@ def acceptance_noise(
     uniforms = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))(keys)
     next_keys = round_keys(seed, position, Purpose.NEXT, 1)[:, 0]
     return AcceptanceNoise(uniforms, gumbel_noise(next_keys, vocab_size, is_random))
+
+
+INDEPENDENT = RoundNoise(independent_draft_keys, acceptance_noise)
+SHARED = RoundNoise(absolute_keys, shared_noise)

@@ -9,9 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
-from jspec.sampling import sampling_probs
 from jspec.speculation.ends import cut_at_end
-from jspec.speculation.noise import Purpose, acceptance_noise, round_keys
 from jspec.speculation.types import (
     AcceptanceRule,
     Drafter,
@@ -50,7 +48,7 @@ def speculative_step(
         params.draft,
         state.draft,
         state.last_token,
-        rng_keys=round_keys(state.seed, cache.length + 1, Purpose.DRAFT, drafter.num_draft_tokens),
+        rng_keys=rule.noise.draft_keys(state.seed, cache.length + 1, drafter.num_draft_tokens),
         settings=state.draft_settings,
         view=TargetView(params.target, target, cache),
     )
@@ -110,8 +108,8 @@ def _verify_and_commit(
     logits, hidden, cache = target(
         params.target, block, cache, positions=cache.length[:, None] + depths, block_mask=mask
     )
-    probs = sampling_probs(logits, state.settings)
-    noise = acceptance_noise(
+    probs = rule.law(logits, state.settings)
+    noise = rule.noise.acceptance(
         state.seed,
         cache.length + 1,
         proposal.width,

@@ -1,5 +1,6 @@
 """The data that passes between drafter, target and acceptance rule."""
 
+import enum
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -7,11 +8,12 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.sampling import SamplingSettings
+from jspec.sampling import SamplingSettings, sampling_probs
 from jspec.typing import (
     ApplyFn,
     DraftProbs,
     DraftTokens,
+    Logits,
     Params,
     RowCounts,
     RowFlags,
@@ -56,12 +58,21 @@ class AcceptanceNoise(struct.PyTreeNode):
     """The randomness of one round's acceptance.
 
     Attributes:
-      uniforms: in [0, 1), [b w].
-      gumbel: standard Gumbel noise for the next token, [b v].
+      uniforms: in [0, 1), [b w]; None under shared noise.
+      gumbel: standard Gumbel noise for the next token, [b v]; under shared noise for every position
+        of the round, [b w+1 v].
     """
 
-    uniforms: Float32[Array, "b w"]
-    gumbel: Float32[Array, "b v"]
+    uniforms: Float32[Array, "b w"] | None
+    gumbel: Float32[Array, "b *w v"]
+
+
+class Temperatures(enum.Enum):
+    """Temperatures that an acceptance rule is meant for."""
+
+    ANY = "of at least 0"
+    ZERO = "0"
+    POSITIVE = "above 0"
 
 
 class Verdict(struct.PyTreeNode):
@@ -78,6 +89,18 @@ class Verdict(struct.PyTreeNode):
     path: Int32[Array, "b w+1"] | None = None
 
 
+class RoundNoise(NamedTuple):
+    """Where a rule's randomness comes from.
+
+    Attributes:
+      draft_keys: (seed [b], position [b], w) -> [b w], the keys with which a drafter draws.
+      acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the rule's noise.
+    """
+
+    draft_keys: Callable[[RowSeeds, RowCounts, int], Key[Array, "b w"]]
+    acceptance: Callable[[RowSeeds, RowCounts, int, int, Bool[Array, ""]], AcceptanceNoise]
+
+
 class AcceptanceRule(NamedTuple):
     """A rule that decides which drafts stay, as pure functions of arrays.
 
@@ -87,11 +110,19 @@ class AcceptanceRule(NamedTuple):
       next_token_probs: (target_probs, proposal, num_accepted [b]) -> [b v], the law of the token
         after that many kept drafts.
       accept: (target_probs, proposal, noise) -> Verdict, the two with noise applied.
+      noise: where the noise comes from.
+      law: (logits, settings) -> target_probs, what the rule is told of the target.
+      temperatures: those that the rule is meant for, of `Temperatures`.
+      is_lossless: whether the emitted tokens follow the target's law at those temperatures.
     """
 
     acceptance_probs: Callable[[TargetProbs, Proposal], Float32[Array, "b w"]]
     next_token_probs: Callable[[TargetProbs, Proposal, RowCounts], Float32[Array, "b v"]]
     accept: Callable[[TargetProbs, Proposal, AcceptanceNoise], Verdict]
+    noise: RoundNoise
+    law: Callable[[Logits, SamplingSettings], TargetProbs] = sampling_probs
+    temperatures: Temperatures = Temperatures.ANY
+    is_lossless: bool = True
 
 
 class TargetView(NamedTuple):

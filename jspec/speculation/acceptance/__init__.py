@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 
 from jspec.errors import InputError
-from jspec.speculation.acceptance import greedy, rejection
+from jspec.speculation.acceptance import coupled, greedy, rejection
 from jspec.speculation.types import AcceptanceRule
 
 RULES: Mapping[str, AcceptanceRule] = {
     "greedy": greedy.RULE,
     "rejection": rejection.RULE,
+    "coupled": coupled.RULE,
 }
 
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.speculation.acceptance.chain import count_accepted, probs_after
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
+from jspec.speculation.noise import INDEPENDENT
+from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
 from jspec.typing import RowCounts, TargetProbs
 
 
@@ -41,4 +42,6 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     return Verdict(num_accepted, jnp.argmax(law, axis=-1).astype(jnp.int32))
 
 
-RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept)
+RULE = AcceptanceRule(
+    acceptance_probs, next_token_probs, accept, INDEPENDENT, temperatures=Temperatures.ZERO
+)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float32
 
 from jspec.sampling import sample
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
+from jspec.speculation.noise import INDEPENDENT
 from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
 from jspec.typing import RowCounts, TargetProbs
 
@@ -81,4 +82,4 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     return Verdict(num_accepted, sample(law, noise.gumbel))
 
 
-RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept)
+RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT)

@@ -1,0 +1,82 @@
+"""The coupled rule: speculative text is plain decoding's text, whatever drafts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.speculation.acceptance import get_rule
+from jspec.speculation.noise import plain_noise, shared_noise
+from tests.speculation.drive import Engine
+from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
+
+TABLES = make_tables(seed=3)
+NUM_ROWS = 300
+PROMPT = [2, 0, 1, 2, 0, 3]
+NUM_NEW = 24
+TRUE = jnp.array(True)
+
+
+def run(drafter, rule="coupled", **options):
+    """Returns the first NUM_NEW tokens of every row, and the run."""
+    engine = Engine(toy_apply, toy_cache, TABLES, drafter, rule, capacity=64, max_rounds=NUM_NEW)
+    max_length = len(PROMPT) + NUM_NEW
+    options = {"temperature": 1.2} | options
+    result = engine.generate([PROMPT] * NUM_ROWS, max_length=max_length, **options)
+    return result.tokens, result
+
+
+def model(width):
+    return ModelDrafter(toy_apply, toy_cache, width, VOCAB, VOCAB)
+
+
+@pytest.mark.parametrize(
+    "drafter", [model(1), model(3), model(7), PromptLookupDrafter(3)],
+    ids=["model 1", "model 3", "model 7", "prompt lookup"],
+)  # fmt: skip
+def test_text_does_not_depend_on_the_drafter(drafter):
+    """Pathwise: for every seed the tokens are plain decoding's own."""
+    plain, _ = run(None)
+    drafted, result = run(drafter)
+    assert drafted == plain
+    assert result.num_accepted.sum() > NUM_ROWS  # and drafts were kept
+
+
+def test_rejection_draws_another_text():
+    """Negative control: the rows above would not be equal by themselves."""
+    assert run(model(3), "rejection")[0] != run(None)[0]
+
+
+def test_a_draft_of_noise_of_its_own_agrees_less():
+    """Guards against drafts drawn from other noise than the target's: right, but slow."""
+    coupled = get_rule("coupled")
+    own_keys = get_rule("rejection").noise.draft_keys
+    apart = coupled._replace(noise=coupled.noise._replace(draft_keys=own_keys))
+    plain, _ = run(None)
+    tokens, result = run(model(3), apart)
+    assert tokens == plain
+    assert result.num_accepted.mean() < 0.8 * run(model(3))[1].num_accepted.mean()
+
+
+def test_shared_noise_is_that_of_plain_decoding():
+    """Each position of a round, counted from the round's first."""
+    seed, position = jnp.array([3, 4], jnp.uint32), jnp.array([7, 9], jnp.int32)
+    block = shared_noise(seed, position, 2, 11, TRUE).gumbel
+    for offset in range(3):
+        expected = plain_noise(seed, position + offset, 11, TRUE)
+        np.testing.assert_array_equal(block[:, offset], expected)
+
+
+def test_agreement_reaches_its_bound():
+    """Draft and target agree with probability at least (1 - TV) / (1 + TV) (arXiv 2408.07978).
+
+    20,000 draws for each of 50 pairs of laws; the margin is six standard deviations.
+    """
+    rng = np.random.default_rng(0)
+    target, draft = rng.dirichlet([0.5] * 8, (2, 50))
+    distance = 0.5 * np.abs(target - draft).sum(axis=1)
+    gumbel = np.asarray(jax.random.gumbel(jax.random.key(0), (20_000, 1, 8)))
+    choices = [np.argmax(np.log(law) + gumbel, axis=-1) for law in (target, draft)]
+    agreement = (choices[0] == choices[1]).mean(axis=0)
+    assert (agreement > (1 - distance) / (1 + distance) - 6 * 0.5 / np.sqrt(20_000)).all()
