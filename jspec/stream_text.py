@@ -3,7 +3,7 @@
 from jspec.weights.tokenizer import TokenizerLike
 
 
-class TextStream:
+class AnswerText:
     """The growing text of one answer.
 
     Attributes:

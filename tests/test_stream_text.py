@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jspec.stream_text import TextStream
+from jspec.stream_text import AnswerText
 from jspec.weights.byte_tokenizer import ByteTokenizer
 
 _TOKENIZER = ByteTokenizer(256)
@@ -12,7 +12,7 @@ _TOKENIZER = ByteTokenizer(256)
 
 def run(text, stop):
     """Returns the shown pieces, the stream, and how many tokens it took to end."""
-    stream, shown, count = TextStream(_TOKENIZER, stop), [], 0
+    stream, shown, count = AnswerText(_TOKENIZER, stop), [], 0
     for byte in text.encode():
         count += 1
         stream.push(byte)
@@ -55,7 +55,7 @@ def test_only_certain_text_is_shown(text, stop, shown):
 
 def test_a_stop_string_completed_by_what_was_held_back():
     """Guards against finishing without a look at the decoder's last characters."""
-    stream = TextStream(_TOKENIZER, ("\ufffd",))
+    stream = AnswerText(_TOKENIZER, ("\ufffd",))
     stream.push(ord("a"))
     stream.push("é".encode()[0])
     assert not stream.is_stopped
