@@ -17,9 +17,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def compile_cache(request):
-    """Compiles a program once for all workers and runs, and leaves the user's own cache alone."""
-    folder = request.config.cache.mkdir("xla")
+def compile_cache(request, tmp_path_factory):
+    """Compiles a program once for all workers and runs, and leaves the user's own cache alone.
+
+    Without pytest's cache (`-p no:cacheprovider`) a program is compiled once a run.
+    """
+    cache = getattr(request.config, "cache", None)
+    folder = tmp_path_factory.mktemp("xla") if cache is None else cache.mkdir("xla")
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     return folder
