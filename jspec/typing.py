@@ -14,19 +14,15 @@ Axes:
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from jaxtyping import Array, Bool, Float, Float32, Int, Int32, Key, UInt32
+from jaxtyping import Array, Bool, Float, Float32, Int, Int32, UInt32
 
 Params: TypeAlias = Any  # a nested dict of arrays
-PRNGKey: TypeAlias = Key[Array, ""]
-RowKeys: TypeAlias = Key[Array, "b"]
 
 Tokens: TypeAlias = Int32[Array, "b t"]
 RowTokens: TypeAlias = Int32[Array, "b"]
 RowCounts: TypeAlias = Int32[Array, "b"]
 RowFlags: TypeAlias = Bool[Array, "b"]
 RowSeeds: TypeAlias = UInt32[Array, "b"]
-Embeddings: TypeAlias = Float[Array, "b t d"]
-Positions: TypeAlias = Int32[Array, "b t"]
 BlockMask: TypeAlias = Bool[Array, "b t u"]
 
 Logits: TypeAlias = Float32[Array, "b t v"]
