@@ -30,12 +30,11 @@ def run_main(main: Callable[[], None]) -> None:
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
             return INTERRUPTED
-        except BrokenPipeError:
-            sys.stderr.close()
-            return 1
-        except OSError as error:  # of the system: a full disk behind standard output, for example
-            print(f"error: {error}", file=sys.stderr)
+        except OSError as error:  # of the system: a reader gone away, a full disk behind the output
             _forget_output()
+            if isinstance(error, BrokenPipeError):
+                return 1
+            print(f"error: {error}", file=sys.stderr)
             return 2
         return 0
 
@@ -52,6 +51,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one is a line on standard error, not a page of usage."""
     try:
         return flags.FLAGS(argv)
+    except SystemExit:  # absl has printed the help that was asked for, and calls it a failure
+        sys.exit(0)
     except flags.Error as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -214,3 +214,10 @@ def test_characters_that_a_terminal_lacks_are_replaced(folder, env):
     assert (status, errors) == (0, "")
     assert "?" in output
     assert output.isascii()
+
+
+def test_help_is_no_failure(env):
+    """Guards against absl's status 1, and help on standard error."""
+    status, output, errors = run("jspec.generate", "--help", env=env)
+    assert (status, errors) == (0, "")
+    assert "--num_draft_tokens" in output
