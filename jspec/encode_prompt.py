@@ -18,9 +18,13 @@ def encode_prompt(
       system: a system message for the template.
 
     Raises:
-      InputError: an empty prompt, or no chat template where one is asked for.
+      InputError: an empty prompt, no chat template where one is asked for, or ids with a template.
     """
     if not isinstance(prompt, str):
+        if chat or system is not None:
+            raise InputError(
+                "a prompt of token ids is taken as it is: expected no chat and no system with it"
+            )
         return [int(token_id) for token_id in prompt]
     if not prompt:
         raise InputError("expected a prompt, got an empty text")
