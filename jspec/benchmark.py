@@ -67,6 +67,8 @@ def main() -> None:
     unknown = set(_DRAFTERS.value) - set(DRAFTERS)
     if unknown or not _DRAFTERS.value:
         raise InputError(f"expected drafters among {', '.join(DRAFTERS)}; got {sorted(unknown)}")
+    if len(set(_DRAFTERS.value)) < len(_DRAFTERS.value):
+        raise InputError(f"expected each drafter once, got {','.join(_DRAFTERS.value)}")
     if ("model" in _DRAFTERS.value) != bool(_DRAFT.value):
         raise InputError("expected --draft with the drafter 'model', and only with it")
     if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
@@ -82,7 +84,7 @@ def main() -> None:
     ways = jspec_generators(target, draft, _DRAFTERS.value, num_draft_tokens)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
     _warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
-    peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak_bytes = _peak_bytes()
     if has_transformers() if _TRANSFORMERS.value is None else _TRANSFORMERS.value:
         peers = transformers_generators(target, num_draft_tokens)
         _warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
@@ -200,6 +202,12 @@ def format_table(report: Mapping[str, Mapping[str, Any]]) -> str:
             line += f"  {cell:>{len(other) + 2}}"
         lines.append(line)
     return "\n".join(lines)
+
+
+def _peak_bytes() -> int:
+    """Returns the most memory that this process has had; macOS counts bytes, Linux kilobytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _spread(texts: list[str], count: int) -> list[str]:

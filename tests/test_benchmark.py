@@ -67,6 +67,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
     cases = {
         "--drafters=magic": "expected drafters among",
         "--drafters=": "expected drafters among",
+        "--drafters=none,none": "expected each drafter once, got none,none",
         "--drafters=none,model": "expected --draft with the drafter 'model'",
         f"--draft={folder}": "expected --draft with the drafter 'model'",
         "--repeats=0": "at least one repeat",
