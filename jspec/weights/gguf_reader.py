@@ -6,6 +6,7 @@ file. The dequantisation itself is the `gguf` library's.
 """
 
 import dataclasses
+import math
 import mmap
 import pathlib
 import struct
@@ -40,23 +41,23 @@ class TensorInfo:
     offset: int
 
 
+class _Truncated(Exception):
+    """The header goes on past the end of the file."""
+
+
 class _Cursor:
-    """Reads values one after the other from a buffer; past its end raises struct.error."""
+    """Reads values one after the other from a buffer; past its end raises _Truncated."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
         self.offset = 0
 
     def scalar(self, code: str) -> Any:
-        (value,) = struct.unpack_from("<" + code, self.data, self.offset)
-        self.offset += struct.calcsize("<" + code)
-        return value
+        start = self._advance(struct.calcsize("<" + code))
+        return struct.unpack_from("<" + code, self.data, start)[0]
 
     def string(self) -> str:
-        length = self.scalar("Q")
-        start, self.offset = self.offset, self.offset + length
-        if self.offset > len(self.data):
-            raise struct.error("string past the end")
+        start = self._advance(self.scalar("Q"))
         return self.data[start : self.offset].decode("utf-8", errors="replace")
 
     def value(self, kind: int) -> Any:
@@ -65,13 +66,20 @@ class _Cursor:
         if kind == _ARRAY:
             kind, length = self.scalar("I"), self.scalar("Q")
             if kind in _SCALARS:
-                array = np.frombuffer(self.data, "<" + _SCALARS[kind], length, self.offset)
-                self.offset += array.nbytes
-                return array.tolist()
+                dtype = np.dtype("<" + _SCALARS[kind])
+                start = self._advance(length * dtype.itemsize)
+                return np.frombuffer(self.data, dtype, length, start).tolist()
             return [self.value(kind) for _ in range(length)]
         if kind not in _SCALARS:
-            raise struct.error(f"unknown value type {kind}")
+            raise ValueError(f"unknown value type {kind}")
         return self.scalar(_SCALARS[kind])
+
+    def _advance(self, num_bytes: int) -> int:
+        """Moves on; returns where it was."""
+        start, self.offset = self.offset, self.offset + num_bytes
+        if self.offset > len(self.data):
+            raise _Truncated
+        return start
 
 
 class GgufFile:
@@ -98,9 +106,11 @@ class GgufFile:
             self._read_header()
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except (struct.error, ValueError, OverflowError, MemoryError) as error:
-            if isinstance(error, InputError):
-                raise
+        except InputError:
+            raise
+        except _Truncated:
+            raise InputError(f"{path}: truncated GGUF file: it ends inside its header") from None
+        except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: truncated or damaged GGUF file ({error})") from None
 
     def _read_header(self) -> None:
@@ -120,6 +130,8 @@ class GgufFile:
             shape = tuple(cursor.scalar("Q") for _ in range(cursor.scalar("I")))
             self.tensors[name] = TensorInfo(shape[::-1], cursor.scalar("I"), cursor.scalar("Q"))
         alignment = self.metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ValueError(f"expected an alignment of at least 1, got {alignment!r}")
         self._data_start = -(-cursor.offset // alignment) * alignment
         for name in self.tensors:
             self._raw(name)
@@ -131,7 +143,7 @@ class GgufFile:
         info = self.tensors[name]
         kind = GGMLQuantizationType(info.kind)
         block_size, block_bytes = GGML_QUANT_SIZES[kind]
-        num_blocks, rest = divmod(int(np.prod(info.shape)), block_size)
+        num_blocks, rest = divmod(math.prod(info.shape), block_size)
         if rest:
             raise ValueError(f"{name} has no whole number of {kind.name} blocks")
         start = self._data_start + info.offset

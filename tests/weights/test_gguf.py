@@ -1,5 +1,7 @@
 """GGUF files: the container, the config in it, the tensors."""
 
+import struct
+
 import gguf
 import jax.numpy as jnp
 import numpy as np
@@ -146,8 +148,27 @@ def test_every_truncation_is_refused(tmp_path):
     broken = tmp_path / "broken.gguf"
     for size in [0, 3, 4, 8, 20, 100, 400, 900, len(content) // 2, len(content) - 64]:
         broken.write_bytes(content[:size])
-        with pytest.raises(InputError, match=r"broken\.gguf"):
+        with pytest.raises(InputError, match=r"broken\.gguf: .*GGUF") as error:
             _load(broken)
+        assert "buffer" not in str(error.value)  # struct's and numpy's own words
+        assert ("ends inside its header" in str(error.value)) == (4 <= size <= 900)
+
+
+def test_nonsense_in_the_header_is_refused(tmp_path):
+    """Guards against lengths that overflow, a division by zero, and other tracebacks."""
+    path, count = tmp_path / "m.gguf", struct.pack
+    key = count("<Q", 17) + b"general.alignment"
+    endings = {
+        "ends inside": count("<Q", 2**64 - 1),
+        "unknown value type 13": key + count("<I", 13),
+        "ends inside its": key + count("<IIQ", 9, 4, 2**63),
+        "alignment of at least 1, got 0": key + count("<II", 4, 0),
+        "alignment of at least 1, got 'x'": key + count("<IQ", 8, 1) + b"x",
+    }
+    for message, ending in endings.items():
+        path.write_bytes(b"GGUF" + count("<IQQ", 3, 0, 1) + ending)
+        with pytest.raises(InputError, match=message):
+            _load(path)
 
 
 def test_other_files_and_versions_are_refused(tmp_path):
