@@ -20,9 +20,23 @@ def fetch(name: str) -> pathlib.Path:
 
     try:
         return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=_PATTERNS))
-    except Exception as error:  # the hub client and its transport raise all kinds
-        reason = " ".join(str(error).split())[:300]
+    except Exception as error:  # of the client, and of a transport that its version chooses
         raise InputError(
-            f"{name}: no such folder here, and not to be had from the hub: "
-            f"{type(error).__name__}: {reason}"
+            f"{name}: no such folder here, and not to be had from the hub: {_advice(error)}"
         ) from None
+
+
+def _advice(error: Exception) -> str:
+    """Returns in a few words what to do; the client's own messages fill a page."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return "accept its licence on huggingface.co, then `hf auth login`"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "check the name, or `hf auth login` if it is private"
+    if isinstance(error, errors.HFValidationError):
+        return "its name is not one that the hub allows"
+    if isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
+        return "no network (or offline mode), and not in the hub's cache"
+    reason = " ".join(str(error).split())
+    return f"{type(error).__name__}: {reason[:60]}"

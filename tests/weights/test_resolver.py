@@ -121,6 +121,35 @@ def test_hub_failures_are_one_line():
     )
     assert done.stdout.count("\n") == 1
     assert "organisation/absent: no such folder here, and not to be had" in done.stdout
+    assert "no network (or offline mode)" in done.stdout
+    assert len(done.stdout) < 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("RepositoryNotFoundError", "check the name"),
+        ("GatedRepoError", "accept its licence"),
+        ("LocalEntryNotFoundError", "no network"),
+        ("OfflineModeIsEnabled", "no network"),
+        ("HFValidationError", "its name is not one"),
+        (None, "RuntimeError: Client error"),
+    ],
+)
+def test_hub_failures_say_what_to_do(monkeypatch, kind, message):
+    """Guards against a line as long as a page, and the wrong advice: the kinds inherit."""
+    error_class = RuntimeError if kind is None else getattr(huggingface_hub.errors, kind)
+    error = error_class.__new__(error_class)
+    error.args = ("Client error.\n" * 50,)
+
+    def download(*_, **__):
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(InputError, match=message) as found:
+        load_model("organisation/model")
+    assert len(str(found.value)) < 190
+    assert "\n" not in str(found.value)
 
 
 def test_folder_without_tokenizer_is_refused(tmp_path, params):
