@@ -128,7 +128,7 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
         _add_bos(file, backend, special_tokens.get("bos_token"))
     except InputError:
         raise
-    except Exception as error:  # tokenizers raises bare Exceptions
+    except Exception as error:  # tokenizers raises Exception itself, damaged metadata any kind
         raise InputError(f"{file.path}: the tokenizer is damaged ({error})") from None
     return Tokenizer(
         backend,

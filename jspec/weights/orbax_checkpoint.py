@@ -81,7 +81,7 @@ def load_orbax(folder: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str,
     try:
         check_params(config, ocp.metadata(path).metadata)
         return config, ocp.load(path, nest(wanted))
-    except Exception as error:  # Orbax and its storage raise all kinds
+    except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
         reason = " ".join(str(error).split())[:400]
     with warnings.catch_warnings(action="ignore"):
         gc.collect()  # a failed load leaves coroutines behind, which complain when they go

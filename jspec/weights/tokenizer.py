@@ -161,8 +161,8 @@ def _padding_pattern() -> re.Pattern[str]:
 def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
     """Checks that a draft model's ids mean what the target's mean.
 
-    Tokens beyond the shorter vocabulary are fine where they are mere padding. Random weights know
-    no meanings: beside them only the number of tokens counts.
+    Tokens beyond the shorter vocabulary are fine where they are mere padding. The byte tokenizer is
+    a stand-in whose ids mean nothing to the model: beside it only the number of tokens counts.
 
     Raises:
       InputError: names the first id that differs.

@@ -90,7 +90,7 @@ def _through_transformers(folder: pathlib.Path) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
         return tokenizer.backend_tokenizer
-    except Exception as error:  # transformers raises all kinds
+    except Exception as error:  # of the many converters behind it, each raises its own kinds
         reason = " ".join(str(error).split())[:200]
         raise InputError(f"{folder}: no tokenizer that can be read ({reason})") from None
 
@@ -114,7 +114,7 @@ def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
     if path.is_file():
         try:
             backend = Backend.from_file(str(path))
-        except Exception as error:  # tokenizers raises bare Exceptions
+        except Exception as error:  # tokenizers raises Exception itself, no subclass
             raise InputError(f"{path}: damaged tokenizer ({error})") from None
     else:
         known = [*folder.glob("*.model"), *folder.glob("vocab.*"), *folder.glob("merges.txt")]
