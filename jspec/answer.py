@@ -2,11 +2,30 @@
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jspec.compile_clock import compile_clock
+from jspec.errors import InputError
 from jspec.request import Piece, Request, Result, Stats
+from jspec.sampling import NO_TOKEN
 from jspec.stream_text import AnswerText
 from jspec.weights.tokenizer import TokenizerLike
+
+
+class Round(NamedTuple):
+    """What one round did for one row.
+
+    Attributes:
+      token_ids: emitted.
+      logprobs: raw and processed, of each of them; None if they are not wanted.
+      num_proposed: drafts put forward.
+      num_accepted: drafts kept.
+    """
+
+    token_ids: list[int]
+    logprobs: list[tuple[float, float]] | None
+    num_proposed: int = 0
+    num_accepted: int = 0
 
 
 class Answer:
@@ -41,26 +60,24 @@ class Answer:
         self._text = AnswerText(tokenizer, request.settings.stop)
         self._num_proposed = 0
         self._accepted_per_round: list[int] = []
+        self._logprobs: list[tuple[float, float]] = []
         self.start()
 
     def start(self) -> None:
         """Starts the clocks: the prefill begins."""
         self._started = self._prefilled = _Instant()
 
-    def add_first(self, token_id: int) -> None:
+    def add_first(self, first: Round) -> None:
         """Takes the token that the prefill drew."""
         self._prefilled = _Instant()
-        self._push(token_id)
+        self._push_all(first)
 
-    def add_round(self, token_ids: Sequence[int], num_proposed: int, num_accepted: int) -> None:
+    def add_round(self, a_round: Round) -> None:
         """Takes one round's tokens. Tokens and drafts past the end are not there."""
         if self.finish_reason is not None:  # the device runs on to the end of its visit
             return
-        num_emitted = 0
-        for token_id in token_ids:
-            if self.finish_reason is None:
-                self._push(token_id)
-                num_emitted += 1
+        num_emitted = self._push_all(a_round)
+        num_proposed, num_accepted = a_round.num_proposed, a_round.num_accepted
         if self.finish_reason is not None:
             num_accepted = min(num_accepted, num_emitted)
             num_proposed = min(num_proposed, num_emitted)
@@ -68,7 +85,23 @@ class Answer:
         self._accepted_per_round.append(num_accepted)
         self._num_drafted += num_accepted
 
+    def _push_all(self, a_round: Round) -> int:
+        """Takes tokens up to the answer's end; returns how many."""
+        num_emitted = 0
+        for token_id in a_round.token_ids:
+            if self.finish_reason is None:
+                self._push(token_id)
+                num_emitted += 1
+        if a_round.logprobs is not None:
+            self._logprobs += a_round.logprobs[:num_emitted]
+        return num_emitted
+
     def _push(self, token_id: int) -> None:
+        if token_id == NO_TOKEN:
+            raise InputError(
+                f"expected logits that are numbers; the model gave NaN, or forbade every token, at "
+                f"token {len(self._token_ids)} of the answer"
+            )
         self._token_ids.append(token_id)
         self._text.push(token_id)
         if token_id in self._eos_ids:
@@ -97,6 +130,7 @@ class Answer:
     def _result(self) -> Result:
         assert self.finish_reason is not None
         now = _Instant()
+        wants_logprobs = self._request.settings.logprobs
         stats = Stats(
             num_rounds=len(self._accepted_per_round),
             num_proposed=self._num_proposed,
@@ -115,6 +149,8 @@ class Answer:
             finish_reason=self.finish_reason,
             settings=self._request.settings,
             stats=stats,
+            raw_logprobs=[raw for raw, _ in self._logprobs] if wants_logprobs else None,
+            logprobs=[processed for _, processed in self._logprobs] if wants_logprobs else None,
         )
 
 

@@ -1,28 +1,21 @@
 """The device's side of the answers in hand: which request is in which row."""
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
+import jax
+import numpy as np
+
+from jspec.answer import Round
 from jspec.engine import Engine, Row
-from jspec.sampling import Filters
+from jspec.processors import PROCESSORS, Processor
+from jspec.request import Settings
+from jspec.sampling import Switches
+from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
 _SMALLEST_CAPACITY = 256
-
-
-class Round(NamedTuple):
-    """What one round did for one row.
-
-    Attributes:
-      token_ids: emitted.
-      num_proposed: drafts put forward.
-      num_accepted: drafts kept.
-    """
-
-    token_ids: list[int]
-    num_proposed: int
-    num_accepted: int
 
 
 class Batch:
@@ -37,9 +30,10 @@ class Batch:
         engine: Engine,
         params: ModelParams,
         rows: Sequence[Row],
-        prompts: Sequence[list[int]],
+        *,
         batch_size: int,
         head_room: int,
+        processors: tuple[Processor, ...] = (),
     ) -> None:
         """Makes room for the longest of the requests; all rows are empty.
 
@@ -47,29 +41,29 @@ class Batch:
           engine: the compiled programs.
           params: both sides' parameters.
           rows: every request that will come.
-          prompts: their ids.
           batch_size: rows at most.
           head_room: tokens of one block, which may stand behind the last token.
+          processors: the user's own, which come after jspec's.
         """
-        self._engine, self._params, self._rows, self._prompts = engine, params, rows, prompts
+        self._engine, self._params, self._rows = engine, params, rows
         self._capacity = _bucket(max(row.max_length for row in rows) + head_room)
-        self._filters = Filters(
-            top_k=any(row.settings.top_k > 0 for row in rows),
-            top_p=any(row.settings.top_p < 1 for row in rows),
-            min_p=any(row.settings.min_p > 0 for row in rows),
-        )
+        self._switches = _needed_switches([row.settings for row in rows], processors)
         # In powers of two: another number of requests rarely means another program.
         self.places = range(min(batch_size, 1 << (len(rows) - 1).bit_length()))
         self._infos: StepInfo | None = None
-        self._state: SpecState = engine.empty_state(len(self.places), self._capacity, self._filters)
+        self._state: SpecState = engine.empty_state(
+            len(self.places), self._capacity, self._switches
+        )
 
-    def fill(self, place: int, index: int) -> int:
-        """Gives a row to request `index`; returns its first token."""
+    def fill(self, place: int, index: int) -> Round:
+        """Gives a row to request `index`; returns its first token as a round of its own."""
         prefilled = self._engine.prefill(
-            self._params, self._rows[index], self._prompts[index], self._capacity, self._filters
+            self._params, self._rows[index], self._capacity, self._switches
         )
         self._state = self._engine.insert(self._state, place, prefilled)
-        return int(prefilled.last_token[0])
+        token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
+        logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
+        return Round(token.tolist(), _logprobs_of(logprobs, 1))
 
     def run(self, num_rounds: int) -> None:
         """Runs at most so many rounds for every row."""
@@ -77,22 +71,42 @@ class Batch:
 
     def rounds(self, place: int) -> Iterator[Round]:
         """Yields what the rounds of the last run did for a row."""
-        infos = self._infos
-        if infos is None:
+        if self._infos is None:
             return
-        for tokens, count, proposed, accepted in zip(
-            infos.tokens[:, place].tolist(),
-            infos.num_tokens[:, place].tolist(),
-            infos.num_proposed[:, place].tolist(),
-            infos.num_accepted[:, place].tolist(),
-            strict=True,
-        ):
-            if count:
-                yield Round(tokens[:count], proposed, accepted)
+        infos = jax.tree.map(lambda leaf: leaf[:, place], self._infos)
+        for index in np.flatnonzero(infos.num_tokens):
+            info = jax.tree.map(operator.itemgetter(index), infos)
+            yield Round(
+                token_ids=info.tokens[: info.num_tokens].tolist(),
+                logprobs=_logprobs_of(info.logprobs, info.num_tokens),
+                num_proposed=int(info.num_proposed),
+                num_accepted=int(info.num_accepted),
+            )
 
     def finish(self, place: int) -> None:
         """Makes a row silent."""
         self._state = self._engine.finish(self._state, place)
+
+
+def _logprobs_of(logprobs: TokenLogprobs | None, count: int) -> list[tuple[float, float]] | None:
+    """Returns the first `count` of one row's pairs."""
+    if logprobs is None:
+        return None
+    return list(
+        zip(logprobs.raw[:count].tolist(), logprobs.processed[:count].tolist(), strict=True)
+    )
+
+
+def _needed_switches(settings: Sequence[Settings], processors: tuple[Processor, ...]) -> Switches:
+    """Returns what a program needs to serve requests with those settings."""
+    own = tuple(p for p in (*PROCESSORS, *processors) if any(map(p.is_used, settings)))
+    return Switches(
+        top_k=any(one.top_k > 0 for one in settings),
+        top_p=any(one.top_p < 1 for one in settings),
+        min_p=any(one.min_p > 0 for one in settings),
+        processors=own,
+        logprobs=any(one.logprobs for one in settings),
+    )
 
 
 def _bucket(num_slots: int) -> int:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +10,19 @@ import numpy as np
 
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.request import Settings
-from jspec.sampling import Filters, SamplingSettings
-from jspec.speculation.acceptance import get_rule
+from jspec.sampling import SamplingSettings, Switches
+from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.loop import StepFn, run_rounds
 from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import insert, prefill_chunk
 from jspec.speculation.step import speculative_step
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    ModelParams,
+    SpecState,
+    StepInfo,
+)
 from jspec.typing import ApplyFn
 from jspec.vocabulary import mask_padding
 from jspec.weights.resolver import LoadedModel
@@ -31,11 +37,13 @@ class Row(NamedTuple):
 
     Attributes:
       settings: the user's.
+      prompt: token ids.
       stop_ids: every token that ends it, at most MAX_STOP_IDS.
       max_length: tokens it may come to, prompt included.
     """
 
     settings: Settings
+    prompt: Sequence[int]
     stop_ids: Sequence[int]
     max_length: int
 
@@ -44,7 +52,7 @@ class Engine:
     """The programs: an empty state, one chunk of prefill, a row's insertion and end, many rounds.
 
     A state that goes in is donated: the cache is written in place. Prompts, seeds, temperatures and
-    limits are data. What compiles anew is another capacity, batch size or set of filters.
+    limits are data. What compiles anew is another capacity, batch size or set of switches.
     """
 
     def __init__(
@@ -54,13 +62,15 @@ class Engine:
         init_cache: Callable[[int, int], KVCache],
         drafter: Drafter | None,
         step: StepFn,
+        vocab_size: int,
         prefill_width: int,
     ) -> None:
         self._init_cache = init_cache
+        self._vocab_size = vocab_size
         self._drafter = drafter
         self._prefill_width = prefill_width
         self._empty = jax.jit(
-            self._empty_state, static_argnames=("batch_size", "capacity", "filters")
+            self._empty_state, static_argnames=("batch_size", "capacity", "switches")
         )
         self._prefill = jax.jit(
             functools.partial(prefill_chunk, target=target, drafter=drafter), donate_argnums=1
@@ -72,23 +82,18 @@ class Engine:
         )
         self._finish = jax.jit(_finish_row, donate_argnums=0)
 
-    def empty_state(self, batch_size: int, capacity: int, filters: Filters) -> SpecState:
+    def empty_state(self, batch_size: int, capacity: int, switches: Switches) -> SpecState:
         """Returns a state of rows that are all done, with room for `capacity` tokens each."""
-        return self._empty(batch_size=batch_size, capacity=capacity, filters=filters)
+        return self._empty(batch_size=batch_size, capacity=capacity, switches=switches)
 
     def prefill(
-        self,
-        params: ModelParams,
-        row: Row,
-        token_ids: Sequence[int],
-        capacity: int,
-        filters: Filters,
+        self, params: ModelParams, row: Row, capacity: int, switches: Switches
     ) -> SpecState:
         """Returns a state of one row that has consumed the prompt and drawn its first token."""
-        state = self.empty_state(1, capacity, filters)
-        state = state.replace(**_row_leaves(row, filters))
-        for begin in range(0, len(token_ids), self._prefill_width):
-            chunk = token_ids[begin : begin + self._prefill_width]
+        state = self.empty_state(1, capacity, switches)
+        state = state.replace(**_row_leaves(row, switches, self._vocab_size))
+        for begin in range(0, len(row.prompt), self._prefill_width):
+            chunk = row.prompt[begin : begin + self._prefill_width]
             tokens = np.zeros([1, self._prefill_width], np.int32)
             tokens[0, : len(chunk)] = chunk
             state = self._prefill(params, state, tokens, np.array([len(chunk)], np.int32))
@@ -110,31 +115,34 @@ class Engine:
         """Marks a row as done, for an end that only the host can see."""
         return self._finish(state, np.int32(row))
 
-    def _empty_state(self, *, batch_size: int, capacity: int, filters: Filters) -> SpecState:
+    def _empty_state(self, *, batch_size: int, capacity: int, switches: Switches) -> SpecState:
         zeros = jnp.zeros([batch_size], jnp.int32)
         ones = jnp.ones([batch_size], jnp.float32)
-        settings = SamplingSettings(0 * ones, zeros, ones, 0 * ones, filters)
+        row = Row(Settings(), prompt=(), stop_ids=(), max_length=0)
+        states = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (batch_size, *leaf.shape)),
+            _processor_states(row, switches, self._vocab_size),
+        )
+        settings = SamplingSettings(0 * ones, zeros, ones, 0 * ones, states, switches)
         return SpecState(
             target_cache=self._init_cache(batch_size, capacity),
             draft=None if self._drafter is None else self._drafter.init(batch_size, capacity),
             last_token=zeros,
             seed=zeros.astype(jnp.uint32),
             settings=settings,
-            draft_settings=settings,
+            draft_temperature=0 * ones,
             stop_ids=jnp.full([batch_size, MAX_STOP_IDS], -1, jnp.int32),
             max_length=zeros,
             is_done=jnp.ones([batch_size], bool),
+            last_logprobs=(
+                TokenLogprobs(ones[:, None], ones[:, None]) if switches.logprobs else None
+            ),
         )
 
 
-def make_engine(target: LoadedModel, drafter: Drafter | None, acceptance: str) -> Engine:
-    """Returns the programs for a target, a drafter (None decodes plainly) and an acceptance rule.
-
-    Raises:
-      InputError: no such rule.
-    """
+def make_engine(target: LoadedModel, drafter: Drafter | None, rule: AcceptanceRule) -> Engine:
+    """Returns the programs for a target, a drafter (None decodes plainly) and a rule."""
     apply = mask_padding(make_apply(target.config), target)
-    rule = get_rule(acceptance)
     if drafter is None:
         step = functools.partial(plain_step, target=apply)
     else:
@@ -149,6 +157,7 @@ def make_engine(target: LoadedModel, drafter: Drafter | None, acceptance: str) -
         init_cache=empty_cache,
         drafter=drafter,
         step=step,
+        vocab_size=target.config.vocab_size,
         prefill_width=_PREFILL_WIDTH,
     )
 
@@ -157,7 +166,20 @@ def _finish_row(state: SpecState, row: jax.Array) -> SpecState:
     return state.replace(is_done=state.is_done.at[row].set(True))
 
 
-def _row_leaves(row: Row, filters: Filters) -> dict[str, object]:
+def _processor_states(row: Row, switches: Switches, vocab_size: int) -> tuple[Any, ...]:
+    """Returns the state of each processor for one row, without the row's axis."""
+    return tuple(
+        processor.init(
+            row.settings,
+            prompt=list(row.prompt),
+            stop_ids=list(row.stop_ids),
+            vocab_size=vocab_size,
+        )
+        for processor in switches.processors
+    )
+
+
+def _row_leaves(row: Row, switches: Switches, vocab_size: int) -> dict[str, object]:
     """Returns the leaves of a one-row state that the request decides."""
     settings = row.settings
     stop_ids = sorted(set(row.stop_ids))
@@ -165,20 +187,18 @@ def _row_leaves(row: Row, filters: Filters) -> dict[str, object]:
     draft_temperature = settings.draft_temperature
     if draft_temperature is None:
         draft_temperature = settings.temperature
-
-    def sampling(temperature: float) -> SamplingSettings:
-        return SamplingSettings(
-            temperature=jnp.array([temperature], np.float32),
+    states = _processor_states(row, switches, vocab_size)
+    return {
+        "seed": np.array([settings.seed], np.uint32),
+        "settings": SamplingSettings(
+            temperature=jnp.array([settings.temperature], np.float32),
             top_k=jnp.array([settings.top_k], np.int32),
             top_p=jnp.array([settings.top_p], np.float32),
             min_p=jnp.array([settings.min_p], np.float32),
-            filters=filters,
-        )
-
-    return {
-        "seed": np.array([settings.seed], np.uint32),
-        "settings": sampling(settings.temperature),
-        "draft_settings": sampling(draft_temperature),
+            states=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], states),
+            switches=switches,
+        ),
+        "draft_temperature": jnp.array([draft_temperature], np.float32),
         "stop_ids": np.array([stop_ids], np.int32),
         "max_length": np.array([row.max_length], np.int32),
         "is_done": np.array([False]),

@@ -14,7 +14,8 @@ from jspec.drafters import DRAFTERS
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
-from jspec.request import Piece, Request, Result, Settings
+from jspec.request import Piece, Request, Result
+from jspec.settings_flags import read_settings
 from jspec.speculation.acceptance import RULES
 
 _TARGET = flags.DEFINE_string(
@@ -31,10 +32,6 @@ _DRAFTER = flags.DEFINE_enum(
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
-_DRAFT_TEMPERATURE = flags.DEFINE_float(
-    "draft_temperature", None, "The drafter's own temperature. Default: --temperature. The "
-    "output's law does not depend on it."
-)  # fmt: skip
 _ACCEPTANCE = flags.DEFINE_enum("acceptance", "rejection", list(RULES), "The acceptance rule.")
 _PROMPT = flags.DEFINE_string("prompt", None, "One prompt.")
 _PROMPTS_FILE = flags.DEFINE_string(
@@ -46,11 +43,6 @@ _CHAT = flags.DEFINE_bool(
 )
 _SYSTEM = flags.DEFINE_string("system", None, "A system message for the chat template.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 256, "Tokens an answer may have.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely token.")
-_TOP_K = flags.DEFINE_integer("top_k", 0, "Keep the so many most likely tokens; 0 keeps all.")
-_TOP_P = flags.DEFINE_float("top_p", 1.0, "Keep the most likely tokens that reach this together.")
-_MIN_P = flags.DEFINE_float("min_p", 0.0, "Keep tokens at least this likely relative to the best.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of all randomness.")
 _STOP = flags.DEFINE_multi_string("stop", [], "A text that ends the answer. Repeatable.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Prompts answered at a time.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights and caches.")
@@ -61,21 +53,12 @@ _STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt 
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write one JSON object a prompt to this file, as each is finished."
 )
-_STATS = flags.DEFINE_bool("stats", True, "Print two lines of statistics on standard error.")
+_STATS = flags.DEFINE_bool("stats", True, "Print statistics on standard error.")
 
 
 def main() -> None:
     """Reads the flags, loads the models, answers the prompts."""
-    settings = Settings(
-        max_new_tokens=_MAX_NEW_TOKENS.value,
-        temperature=_TEMPERATURE.value,
-        top_k=_TOP_K.value,
-        top_p=_TOP_P.value,
-        min_p=_MIN_P.value,
-        draft_temperature=_DRAFT_TEMPERATURE.value,
-        seed=_SEED.value,
-        stop=tuple(_STOP.value),
-    )
+    settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value, stop=tuple(_STOP.value))
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
     requests = [
@@ -149,7 +132,7 @@ class Printer:
         if self._has_titles and piece.index not in self._begun:
             print(f"--- prompt {piece.index} ---")
             self._begun.add(piece.index)
-        text = piece.text if self._stream or piece.result is None else piece.result.text
+        text = piece.text if self._stream else piece.result.text
         print(text, end="", flush=True)
         if piece.result is not None:
             print(flush=True)
@@ -159,7 +142,7 @@ class Printer:
 
 
 def format_stats(result: Result) -> str:
-    """Returns an answer's statistics in two lines."""
+    """Returns an answer's statistics in two lines, a third with log-probabilities."""
     stats = result.stats
     rate = "-" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f}"
     line = (
@@ -175,7 +158,14 @@ def format_stats(result: Result) -> str:
         )
     per_call = stats.tokens_per_target_call
     calls = "-" if per_call is None else f"{per_call:.2f}"
-    return f"{line}\n{accepted}, {calls} tokens per target call"
+    text = f"{line}\n{accepted}, {calls} tokens per target call"
+    if result.logprobs is not None and result.raw_logprobs is not None:
+        count = len(result.logprobs)
+        text += (
+            f"\nmean log-probability {sum(result.logprobs) / count:.4f} as sampled, "
+            f"{sum(result.raw_logprobs) / count:.4f} raw"
+        )
+    return text
 
 
 if __name__ == "__main__":

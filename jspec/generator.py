@@ -11,9 +11,12 @@ from jspec.drafters import DrafterSpec, make_drafter
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, MAX_STOP_IDS, Row, make_engine
 from jspec.errors import InputError
+from jspec.processors import Processor
 from jspec.request import Piece, Request, Result, Settings
+from jspec.row_checks import check_ids, check_temperature, check_token_settings
+from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import ModelParams
-from jspec.vocabulary import shared_vocab_size
+from jspec.vocabulary import shared_vocab_size, used_vocab_size
 from jspec.weights.resolver import LoadedModel, load_model
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
@@ -39,6 +42,7 @@ class Generator:
         batch_size: int = 1,
         max_seq_len: int | None = None,
         rounds_per_visit: int = 8,
+        processors: Sequence[Processor] = (),
     ) -> None:
         """Prepares the models; nothing is compiled yet.
 
@@ -48,10 +52,12 @@ class Generator:
           drafter: "none", "model" or "prompt_lookup"; None takes "model" where there is a draft,
             else "prompt_lookup".
           num_draft_tokens: drafts a round.
-          acceptance: "rejection", or "greedy" for temperature 0.
+          acceptance: the rule: "rejection", "block", "coupled", or "greedy" for temperature 0; the
+            lossy ones are "lenient", "lenient_argmax" and "typical".
           batch_size: requests answered at a time.
           max_seq_len: tokens that prompt and answer may come to; None takes the model's context.
           rounds_per_visit: rounds between two looks of the host.
+          processors: logits processors of your own; they come after jspec's, before temperature.
 
         Raises:
           InputError: a value out of range, or a draft that does not fit the target.
@@ -80,7 +86,9 @@ class Generator:
         built = make_drafter(drafter, spec)
         self.drafter = drafter
         self.num_draft_tokens = 0 if built is None else num_draft_tokens
-        self._engine = make_engine(target, built, acceptance)
+        self._rule = get_rule(acceptance)
+        self._processors = tuple(processors)
+        self._engine = make_engine(target, built, self._rule)
 
     @classmethod
     def load(
@@ -178,19 +186,25 @@ class Generator:
         """
         if not requests:
             return
-        prompts, rows = [], []
+        rows = []
         for index, request in enumerate(requests):
             try:
-                prompts.append(self.encode_prompt(request.prompt, chat, system))
-                rows.append(self._check_row(request, prompts[-1]))
+                prompt = self.encode_prompt(request.prompt, chat, system)
+                rows.append(self._make_row(request.settings, prompt))
             except InputError as error:
                 where = f"prompt {index}: " if len(requests) > 1 else ""
                 raise InputError(f"{where}{error}") from None
         head_room = self.num_draft_tokens + 1
-        batch = Batch(self._engine, self._params, rows, prompts, self._batch_size, head_room)
+        batch = Batch(
+            self._engine,
+            self._params,
+            rows,
+            batch_size=self._batch_size,
+            head_room=head_room,
+            processors=self._processors,
+        )
         waiting = collections.deque(
-            self._new_answer(index, request, prompts[index], rows[index])
-            for index, request in enumerate(requests)
+            self._new_answer(index, request, rows[index]) for index, request in enumerate(requests)
         )
         answers: dict[int, Answer] = {}
         while waiting or answers:
@@ -208,7 +222,7 @@ class Generator:
                 batch.run(self._rounds_per_visit)
             for place, answer in list(answers.items()):
                 for a_round in batch.rounds(place):
-                    answer.add_round(*a_round)
+                    answer.add_round(a_round)
                 if answer.finish_reason is not None:
                     batch.finish(place)
                     del answers[place]
@@ -236,7 +250,7 @@ class Generator:
         """
         return encode_prompt(self.target, prompt, chat=chat, system=system)
 
-    def _check_row(self, request: Request, prompt: list[int]) -> Row:
+    def _make_row(self, settings: Settings, prompt: list[int]) -> Row:
         if not prompt:
             raise InputError("expected a prompt of at least one token, got none")
         if len(prompt) >= self.max_seq_len:
@@ -244,37 +258,30 @@ class Generator:
                 f"expected a prompt of fewer tokens than the context's {self.max_seq_len}, "
                 f"got {len(prompt)}"
             )
-        vocab_size = self.target.config.vocab_size
-        if not 0 <= min(prompt) <= max(prompt) < vocab_size:
-            raise InputError(
-                f"expected prompt token ids from 0 to {vocab_size - 1}, got some from "
-                f"{min(prompt)} to {max(prompt)}"
-            )
-        settings = request.settings
-        if self._acceptance == "greedy" and settings.temperature > 0:
-            raise InputError(
-                f"the acceptance rule 'greedy' expects temperature 0, got {settings.temperature}"
-            )
+        check_ids("prompt token ids", prompt, self.target.config.vocab_size)
         stop_ids = {*self.target.config.eos_ids, *settings.stop_token_ids}
         if len(stop_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"expected at most {MAX_STOP_IDS} stop token ids, the model's own among them, got "
                 f"{len(stop_ids)}"
             )
+        check_token_settings(settings, stop_ids, used_vocab_size(self.target))
+        check_temperature(self._acceptance, self._rule, settings.temperature)
         return Row(
             settings=settings,
+            prompt=prompt,
             stop_ids=tuple(stop_ids),
             max_length=min(len(prompt) + settings.max_new_tokens, self.max_seq_len),
         )
 
-    def _new_answer(self, index: int, request: Request, prompt: list[int], row: Row) -> Answer:
+    def _new_answer(self, index: int, request: Request, row: Row) -> Answer:
         return Answer(
             index,
             request,
-            prompt,
+            list(row.prompt),
             tokenizer=self.target.tokenizer,
             eos_ids=self.target.config.eos_ids,
-            max_new_tokens=row.max_length - len(prompt),
+            max_new_tokens=row.max_length - len(row.prompt),
             num_draft_tokens=self.num_draft_tokens,
         )
 

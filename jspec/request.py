@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jspec.errors import InputError
 
@@ -21,6 +21,15 @@ class Settings:
       min_p: keep tokens at least this likely relative to the most likely one; 0 keeps all.
       draft_temperature: the drafter's own temperature; None takes `temperature`. The output's law
         does not depend on it.
+      repetition_penalty: divides positive logits, and multiplies negative ones, of every token in
+        prompt or output; 1 changes nothing.
+      presence_penalty: taken off the logit of every token in the output, -2 to 2.
+      frequency_penalty: likewise, times its count in the output, -2 to 2.
+      logit_bias: numbers added to logits, by token id; kept as pairs.
+      allowed_token_ids: no other token may come; None allows all.
+      forbidden_token_ids: these may not come.
+      min_new_tokens: the answer's ends are suppressed until it has so many tokens.
+      logprobs: report the log-probabilities of the emitted tokens.
       seed: of all randomness of the request, 0 to 2^32 - 1.
       stop: texts that end the answer; the answer is cut before them.
       stop_token_ids: tokens that end the answer, besides the model's own.
@@ -32,11 +41,21 @@ class Settings:
     top_p: float = 1.0
     min_p: float = 0.0
     draft_temperature: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    forbidden_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    logprobs: bool = False
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        bias = dict(self.logit_bias)
+        object.__setattr__(self, "logit_bias", tuple(bias.items()))  # hashable
         draft_temperature = self.draft_temperature
         _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)
         _expect(_is_temperature(self.temperature), "a temperature of at least 0", self.temperature)
@@ -48,6 +67,25 @@ class Settings:
         _expect(0 <= self.top_k < 2**31, "top_k of at least 0", self.top_k)
         _expect(0 < self.top_p <= 1, "top_p in (0, 1]", self.top_p)
         _expect(0 <= self.min_p <= 1, "min_p in [0, 1]", self.min_p)
+        _expect(
+            self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty),
+            "repetition_penalty above 0",
+            self.repetition_penalty,
+        )
+        _expect(
+            -2 <= self.presence_penalty <= 2, "presence_penalty in [-2, 2]", self.presence_penalty
+        )
+        _expect(
+            -2 <= self.frequency_penalty <= 2,
+            "frequency_penalty in [-2, 2]",
+            self.frequency_penalty,
+        )
+        _expect(all(map(math.isfinite, bias.values())), "finite numbers in logit_bias", bias)
+        _expect(
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
+            self.min_new_tokens,
+        )
         _expect(0 <= self.seed < _MAX_SEED, f"a seed from 0 to {_MAX_SEED - 1}", self.seed)
         _expect(not isinstance(self.stop, str), "stop as a tuple of texts", repr(self.stop))
         _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
@@ -172,6 +210,9 @@ class Result:
         (max_new_tokens or the context's end).
       settings: how it was answered.
       stats: counts and times.
+      logprobs: natural log-probability of each token under the law that was sampled from, after
+        processors, temperature and filters; None if not asked for.
+      raw_logprobs: likewise under the model itself.
     """
 
     prompt: str | Sequence[int]
@@ -181,6 +222,8 @@ class Result:
     finish_reason: str
     settings: Settings
     stats: Stats
+    logprobs: list[float] | None = None
+    raw_logprobs: list[float] | None = None
 
     def to_json(self) -> dict[str, object]:
         """Returns all of it as plain values."""
@@ -193,6 +236,8 @@ class Result:
             "seed": self.settings.seed,
             "settings": dataclasses.asdict(self.settings),
             "stats": self.stats.to_json(),
+            "logprobs": self.logprobs,
+            "raw_logprobs": self.raw_logprobs,
         }
 
 

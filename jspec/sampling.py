@@ -1,34 +1,48 @@
 """Logits to the distribution that is really sampled from.
 
 Draft and target go through the same function, in float32: the law a draft token was drawn from must
-be the law that the acceptance rule is told. Filters come in the order in which transformers applies
-them: temperature, top-k, top-p, min-p. None of them sorts the vocabulary: each keeps the tokens at
-or above a threshold, and thresholds are found by bisection over the bits of a float, exactly.
-Tokens that tie with the last one kept are kept.
+be the law that the acceptance rule is told. Processors come first (`jspec.processors`), then
+temperature and the filters in the order in which transformers applies them: top-k, top-p, min-p.
+None of them sorts the vocabulary: each keeps the tokens at or above a threshold, and thresholds are
+found by bisection over the bits of a float, exactly. Tokens that tie with the last one kept are
+kept.
 """
 
+import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.typing import Logits, Probs
+from jspec.processors.types import Processor, ProcessorState
+from jspec.typing import Logits, Probs, RowTokens, Tokens
 
 _INT_BITS = 32
 
 
+NO_TOKEN = -1
 _COLDEST = float(jnp.finfo(jnp.float32).tiny)  # below it numbers are flushed to 0
 
 
-class Filters(NamedTuple):
-    """Which filters a compiled program contains; a row's neutral value switches one off in it."""
+class Switches(NamedTuple):
+    """What a compiled program contains; a row's neutral value switches one off in it.
+
+    Attributes:
+      top_k: that filter.
+      top_p: that filter.
+      min_p: that filter.
+      processors: in their order.
+      logprobs: log-probabilities of the emitted tokens.
+    """
 
     top_k: bool = False
     top_p: bool = False
     min_p: bool = False
+    processors: tuple[Processor, ...] = ()
+    logprobs: bool = False
 
 
 class SamplingSettings(struct.PyTreeNode):
@@ -39,19 +53,74 @@ class SamplingSettings(struct.PyTreeNode):
       top_k: [b]; how many of the most likely tokens to keep; 0 keeps all.
       top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
       min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
-      filters: which of them are compiled in.
+      states: of the processors: what each row has committed so far.
+      switches: what is compiled in.
     """
 
     temperature: Float32[Array, "b"]
     top_k: Int32[Array, "b"]
     top_p: Float32[Array, "b"]
     min_p: Float32[Array, "b"]
-    filters: Filters = struct.field(pytree_node=False, default=Filters())
+    states: tuple[ProcessorState, ...] = ()
+    switches: Switches = struct.field(pytree_node=False, default=Switches())
 
     @property
     def is_random(self) -> Bool[Array, ""]:
         """Whether any row draws at random at all."""
         return (self.temperature >= _COLDEST).any()
+
+    def after(self, token: RowTokens) -> Self:
+        """Returns the settings of the position behind one more token of each row, [b]."""
+        pairs = zip(self.switches.processors, self.states, strict=True)
+        return self.replace(states=tuple(p.update(state, token) for p, state in pairs))
+
+    def after_all(self, tokens: Tokens, valid: Bool[Array, "b t"]) -> Self:
+        """Returns the settings behind those tokens [b t] that are valid, the first few of a row."""
+        settings = self
+        for i in range(tokens.shape[1] if self.switches.processors else 0):
+            new = settings.after(tokens[:, i])
+            settings = jax.tree.map(functools.partial(_choose_rows, valid[:, i]), new, settings)
+        return settings
+
+    def process(self, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+        """Applies the processors at one position of each row."""
+        for processor, state in zip(self.switches.processors, self.states, strict=True):
+            logits = processor.apply(state, logits)
+        return logits
+
+    def without_processors(self) -> Self:
+        """Returns the settings for logits that have been processed."""
+        return self.replace(states=(), switches=self.switches._replace(processors=()))
+
+
+def _choose_rows(condition: Bool[Array, "b"], new: Array, old: Array) -> Array:
+    if new is old:
+        return old
+    return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def process_block(
+    logits: Logits,
+    settings: SamplingSettings,
+    tokens: Tokens,
+    parents: tuple[int, ...] | None = None,
+) -> Logits:
+    """Applies the processors along a block, each position with the state its own prefix leads to.
+
+    Args:
+      logits: at every token of the block, [b t v].
+      settings: at its first token's position.
+      tokens: the block, [b t].
+      parents: the parent of each token but the first, counted from -1; None for a chain.
+    """
+    if not settings.switches.processors:
+        return logits
+    if parents is None:
+        parents = tuple(range(-1, tokens.shape[1] - 2))
+    path = [settings.after(tokens[:, 0])]
+    for i, parent in enumerate(parents):
+        path.append(path[parent + 1].after(tokens[:, i + 1]))
+    return jnp.stack([here.process(logits[:, i]) for i, here in enumerate(path)], axis=1)
 
 
 def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
@@ -59,11 +128,15 @@ def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
 
     Args:
       logits: [b t v].
-      settings: one row each.
+      settings: one row each; with processors t is 1.
 
     Returns:
       Probabilities [b t v], float32; exactly 0 for a token that is never drawn.
     """
+    if settings.switches.processors:
+        (position,) = jnp.unstack(logits, axis=1)
+        logits = settings.process(position)[:, None]
+        settings = settings.without_processors()
     return jax.lax.cond(settings.is_random, _filtered_probs, _greedy_probs, logits, settings)
 
 
@@ -71,6 +144,8 @@ def _greedy_probs(logits: Logits, settings: SamplingSettings) -> Probs:
     """Returns one-hot laws, for a batch of temperature 0 only: it skips all the rest."""
     del settings
     best = jnp.argmax(logits, axis=-1)
+    highest = jnp.take_along_axis(logits, best[..., None], axis=-1)[..., 0]
+    best = jnp.where(jnp.isfinite(highest), best, NO_TOKEN)  # NaN, all -inf: a law of zeros
     return jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
 
 
@@ -82,11 +157,11 @@ def _filtered_probs(logits: Logits, settings: SamplingSettings) -> Probs:
     # Relative to the best, so that a temperature near 0 makes the rest -inf and not all of it inf.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     logits = logits / jnp.where(is_greedy, 1.0, rows.temperature)
-    if settings.filters.top_k:
+    if settings.switches.top_k:
         logits = _keep(logits, _top_k_mask(logits, rows.top_k))
-    if settings.filters.top_p:
+    if settings.switches.top_p:
         logits = _keep(logits, _top_p_mask(logits, rows.top_p))
-    if settings.filters.min_p:
+    if settings.switches.min_p:
         highest = jnp.max(logits, axis=-1, keepdims=True)
         logits = _keep(logits, logits >= highest + jnp.log(rows.min_p))
     return jnp.where(is_greedy, one_hot, jax.nn.softmax(logits, axis=-1))
@@ -158,5 +233,11 @@ def sample(probs: Float32[Array, "... v"], gumbel: Float32[Array, "... v"]) -> I
     Args:
       probs: laws; they need not be normalised.
       gumbel: standard Gumbel noise of the same shape.
+
+    Returns:
+      The tokens; `NO_TOKEN` where the law is none: NaN somewhere, or 0 everywhere.
     """
-    return jnp.argmax(jnp.log(probs) + gumbel, axis=-1).astype(jnp.int32)
+    scores = jnp.log(probs) + gumbel
+    best = jnp.argmax(scores, axis=-1).astype(jnp.int32)  # of a NaN, if there is one
+    score = jnp.take_along_axis(scores, best[..., None], axis=-1)[..., 0]
+    return jnp.where(score > -jnp.inf, best, NO_TOKEN)

@@ -148,7 +148,7 @@ def _half_full_state(target: LoadedModel, drafter: Drafter | None) -> SpecState:
         last_token=zeros,
         seed=zeros.astype(jnp.uint32),
         settings=settings,
-        draft_settings=settings,
+        draft_temperature=settings.temperature,
         stop_ids=jnp.full([1, 1], -1, jnp.int32),
         max_length=zeros + _CAPACITY.value - 32,
         is_done=jnp.zeros([1], bool),

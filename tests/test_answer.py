@@ -2,7 +2,7 @@
 
 import pytest
 
-from jspec.answer import Answer
+from jspec.answer import Answer, Round
 from jspec.request import Request, Settings
 from jspec.weights.byte_tokenizer import ByteTokenizer
 
@@ -22,14 +22,14 @@ def finish(answer, rounds):
     """Feeds rounds of (tokens, proposed, accepted); returns the result."""
     for tokens, proposed, accepted in rounds:
         assert answer.finish_reason is None
-        answer.add_round(list(tokens), proposed, accepted)
+        answer.add_round(Round(list(tokens), None, proposed, accepted))
     return answer.take_piece().result
 
 
 def test_counts_add_up():
     """Guards against metrics that mean different things in different places."""
     answer = make_answer(max_new_tokens=9)
-    answer.add_first(ord("a"))
+    answer.add_first(Round([ord("a")], None))
     result = finish(answer, [(b"bcde", 3, 3), (b"f", 0, 0), (b"gh", 3, 1), (b"i", 1, 0)])
     stats = result.stats
     assert (bytes(result.token_ids), result.finish_reason) == (b"abcdefghi", "length")
@@ -54,7 +54,7 @@ def test_counts_add_up():
 def test_drafts_past_the_end_count_neither_way(settings, ending, reason, text):
     """Guards law 7: an end in the middle of a block of kept drafts, the rest of it forgotten."""
     answer = make_answer(num_draft_tokens=5, **settings)
-    answer.add_first(ord("a"))
+    answer.add_first(Round([ord("a")], None))
     result = finish(answer, [([*b"bc", ending, *b"de", 0], 5, 5)])
     assert result.token_ids == [*b"abc", ending]
     assert (result.finish_reason, result.text) == (reason, text)
@@ -66,7 +66,7 @@ def test_an_end_that_is_the_first_token():
     """Guards against a round run after the prefill has ended the answer."""
     for first, settings in ((_EOS, {}), (ord("a"), {"stop": ("a",)})):
         answer = make_answer(**settings)
-        answer.add_first(first)
+        answer.add_first(Round([first], None))
         result = answer.take_piece().result
         assert (result.token_ids, result.text) == ([first], "")
         assert result.stats.tokens_per_second is None
@@ -75,14 +75,14 @@ def test_an_end_that_is_the_first_token():
 def test_the_models_end_goes_before_other_reasons():
     """Guards against "length" or "stop" where the model ended by itself with the last token."""
     answer = make_answer(max_new_tokens=1, stop_token_ids=(_EOS,))
-    answer.add_first(_EOS)
+    answer.add_first(Round([_EOS], None))
     assert answer.finish_reason == "eos"
 
 
 def test_a_stop_string_over_two_tokens_and_two_rounds():
     """Guards against a search within one token or one round only."""
     answer = make_answer(stop=("zzz", "cde"))
-    answer.add_first(ord("a"))
+    answer.add_first(Round([ord("a")], None))
     result = finish(answer, [(b"bc", 1, 1), (b"def", 2, 2)])
     assert (bytes(result.token_ids), result.text) == (b"abcde", "ab")
     assert result.finish_reason == "stop"
@@ -92,10 +92,10 @@ def test_a_stop_string_over_two_tokens_and_two_rounds():
 def test_pieces_hold_stop_beginnings_back_and_add_up():
     """Guards against half of a stop string on the screen, or withheld text that never comes."""
     answer = make_answer(stop=("cde",), max_new_tokens=9)
-    answer.add_first(ord("a"))
+    answer.add_first(Round([ord("a")], None))
     pieces = [answer.take_piece()]
     for block, accepted in ((b"bc", 1), (b"d", 0), (b"X", 0), (b"yc", 1), (b"de", 2)):
-        answer.add_round(list(block), 3, accepted)
+        answer.add_round(Round(list(block), None, 3, accepted))
         pieces.append(answer.take_piece())
     assert [piece.text for piece in pieces] == ["a", "b", "", "cdX", "y", ""]
     assert [piece.num_drafted for piece in pieces] == [0, 1, 0, 0, 1, 2]
@@ -108,8 +108,8 @@ def test_pieces_hold_stop_beginnings_back_and_add_up():
 def test_a_stop_beginning_at_the_end_is_given_out():
     """Guards against text that is lost because a stop string might have come."""
     answer = make_answer(stop=("bcd",), max_new_tokens=3)
-    answer.add_first(ord("a"))
-    answer.add_round(list(b"bc"), 0, 0)
+    answer.add_first(Round([ord("a")], None))
+    answer.add_round(Round(list(b"bc"), None))
     assert answer.take_piece().text == "abc"
 
 
@@ -117,9 +117,9 @@ def test_broken_characters_wait_for_their_end():
     """Guards against U+FFFD on the screen where the next token would have completed it."""
     answer = make_answer(max_new_tokens=4)
     smile = "é€".encode()
-    answer.add_first(smile[0])
+    answer.add_first(Round([smile[0]], None))
     texts = [answer.take_piece().text]
     for block in (smile[1:3], smile[3:4]):
-        answer.add_round(list(block), 0, 0)
+        answer.add_round(Round(list(block), None))
         texts.append(answer.take_piece().text)
     assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit

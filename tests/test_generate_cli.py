@@ -12,6 +12,7 @@ from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
+    "logprobs", "raw_logprobs",
     "settings", "stats",
 }  # fmt: skip
 _STATS_FIELDS = {

@@ -12,13 +12,13 @@ import torch
 from hypothesis import strategies as st
 from transformers.generation import logits_process
 
-from jspec.sampling import Filters, SamplingSettings, sample, sampling_probs
+from jspec.sampling import SamplingSettings, Switches, sample, sampling_probs
 
-ALL = Filters(top_k=True, top_p=True, min_p=True)
+ALL = Switches(top_k=True, top_p=True, min_p=True)
 VOCAB = 17
 
 
-def make_settings(rows, filters=ALL):
+def make_settings(rows, switches=ALL):
     """Returns settings from (temperature, top_k, top_p, min_p) tuples, one a row."""
     temperature, top_k, top_p, min_p = zip(*rows, strict=True)
     return SamplingSettings(
@@ -26,7 +26,7 @@ def make_settings(rows, filters=ALL):
         top_k=jnp.asarray(top_k, jnp.int32),
         top_p=jnp.asarray(top_p, jnp.float32),
         min_p=jnp.asarray(min_p, jnp.float32),
-        filters=filters,
+        switches=switches,
     )
 
 
@@ -139,11 +139,11 @@ def test_temperature_zero_is_one_hot_whatever_the_filters():
     np.testing.assert_array_equal(alone, probs[:2])
 
 
-@pytest.mark.parametrize("filters", [Filters(), Filters(top_k=True), ALL], ids=str)
-def test_neutral_values_change_nothing(filters):
+@pytest.mark.parametrize("switches", [Switches(), Switches(top_k=True), ALL], ids=str)
+def test_neutral_values_change_nothing(switches):
     """A filter that is compiled in for one row must be silent in the others."""
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, VOCAB)) * 9, jnp.float32)
-    probs = probs_of(logits, make_settings([(1.3, 0, 1.0, 0.0)] * 2, filters))
+    probs = probs_of(logits, make_settings([(1.3, 0, 1.0, 0.0)] * 2, switches))
     np.testing.assert_allclose(probs, jax.nn.softmax(logits / 1.3), rtol=1e-5)
 
 

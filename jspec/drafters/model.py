@@ -117,13 +117,17 @@ class ModelDrafter:
         cache = cache.commit(jnp.full_like(last_token, 2))
         first = self._draw(logits[:, 1:], settings, rng_keys[:, 0])
 
-        def draft_next(carry: tuple[KVCache, Array], keys: Key[Array, "b"]) -> tuple[Any, Any]:
-            cache, token = carry
+        def draft_next(
+            carry: tuple[KVCache, Array, SamplingSettings], keys: Key[Array, "b"]
+        ) -> tuple[Any, Any]:
+            cache, token, settings = carry
+            settings = settings.after(token)
             logits, _, cache = self.apply(params, token[:, None], cache)
             token, probs = self._draw(logits, settings, keys)
-            return (cache.commit(jnp.ones_like(token)), token), (token, probs)
+            return (cache.commit(jnp.ones_like(token)), token, settings), (token, probs)
 
-        (cache, _), rest = jax.lax.scan(draft_next, (cache, first[0]), rng_keys[:, 1:].T)
+        start = (cache, first[0], settings)
+        (cache, *_), rest = jax.lax.scan(draft_next, start, rng_keys[:, 1:].T)
         tokens, probs = (
             jnp.concatenate([one[:, None], jnp.moveaxis(more, 0, 1)], axis=1)
             for one, more in zip(first, rest, strict=True)
@@ -137,9 +141,9 @@ class ModelDrafter:
         self, logits: Array, settings: SamplingSettings, keys: Key[Array, "b"]
     ) -> tuple[RowTokens, Array]:
         """Returns the drawn token [b] and the law it was drawn from, [b v] of the target's v."""
-        probs = sampling_probs(logits[..., : self.vocab_size], settings)[:, 0]
-        padding = self.target_vocab_size - self.vocab_size
-        probs = jnp.pad(probs, ((0, 0), (0, padding)))
+        padding = ((0, 0), (0, 0), (0, self.target_vocab_size - self.vocab_size))
+        logits = jnp.pad(logits[..., : self.vocab_size], padding, constant_values=-jnp.inf)
+        probs = sampling_probs(logits, settings)[:, 0]
         noise = gumbel_noise(keys, self.target_vocab_size, settings.is_random)
         return sample(probs, noise), probs
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 
 from jspec.sampling import sample, sampling_probs
 from jspec.speculation.ends import cut_at_end
+from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.noise import plain_noise
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 from jspec.typing import ApplyFn
@@ -24,15 +25,18 @@ def plain_step(
     """
     cache = state.target_cache
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
-    probs = sampling_probs(logits, state.settings)[:, 0]
-    noise = plain_noise(state.seed, cache.length + 1, probs.shape[-1], state.settings.is_random)
-    token = sample(probs, noise)[:, None]
+    settings = state.settings.after(state.last_token)
+    probs = sampling_probs(logits, settings)
+    noise = plain_noise(state.seed, cache.length + 1, probs.shape[-1], settings.is_random)
+    token = sample(probs[:, 0], noise)[:, None]
     ones = jnp.ones_like(state.last_token)
     num_tokens, is_done = cut_at_end(state, token, ones)
     state = state.replace(
         target_cache=cache.commit(num_tokens),
         last_token=jnp.where(state.is_done, state.last_token, token[:, 0]),
+        settings=settings,
         is_done=is_done,
     )
     zeros = jnp.zeros_like(num_tokens)
-    return state, StepInfo(token, num_tokens, num_proposed=zeros, num_accepted=zeros)
+    logprobs = token_logprobs(logits, probs, token) if settings.switches.logprobs else None
+    return state, StepInfo(token, num_tokens, zeros, zeros, logprobs)

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
+from jspec.sampling import process_block
 from jspec.speculation.ends import cut_at_end
+from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
     AcceptanceRule,
     Drafter,
@@ -49,7 +51,9 @@ def speculative_step(
         state.draft,
         state.last_token,
         rng_keys=rule.noise.draft_keys(state.seed, cache.length + 1, drafter.num_draft_tokens),
-        settings=state.draft_settings,
+        settings=state.settings.after(state.last_token).replace(
+            temperature=state.draft_temperature
+        ),
         view=TargetView(params.target, target, cache),
     )
     proposal = _shorten_near_limit(proposal, state)
@@ -73,23 +77,24 @@ def _at_fitting_width(
     A drafter that has nothing to say then costs next to nothing. Two while loops of zero or one
     trips choose: a `lax.cond` would copy the caches that it carries.
     """
-    width = proposal.width
     is_narrow = (proposal.num_tokens <= 1).all()
-    info = jax.eval_shape(verify, state, proposal)[1]
-    info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), info)
+    empty_info = jax.eval_shape(verify, state, proposal)[1]
+    empty_info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty_info)
 
     def run(is_wanted: Array, proposal: Proposal, state: SpecState, info: StepInfo) -> Any:
         def body(carry: tuple[Array, SpecState, StepInfo]) -> tuple[Array, SpecState, StepInfo]:
             _, state, _ = carry
             state, info = verify(state, proposal)
-            padding = width + 1 - info.tokens.shape[1]
-            tokens = jnp.pad(info.tokens, ((0, 0), (0, padding)))
-            return jnp.array(False), state, info.replace(tokens=tokens)
+            return jnp.array(False), state, jax.tree.map(_pad_like, info, empty_info)
 
         return jax.lax.while_loop(lambda carry: carry[0], body, (is_wanted, state, info))[1:]
 
-    state, info = run(is_narrow, proposal.narrow(1), state, info)
+    state, info = run(is_narrow, proposal.narrow(1), state, empty_info)
     return run(~is_narrow, proposal, state, info)
+
+
+def _pad_like(leaf: Array, wider: Array) -> Array:
+    return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
 
 
 def _verify_and_commit(
@@ -108,7 +113,8 @@ def _verify_and_commit(
     logits, hidden, cache = target(
         params.target, block, cache, positions=cache.length[:, None] + depths, block_mask=mask
     )
-    probs = rule.law(logits, state.settings)
+    processed = process_block(logits, state.settings, block, proposal.parents)
+    probs = rule.law(processed, state.settings.without_processors())
     noise = rule.noise.acceptance(
         state.seed,
         cache.length + 1,
@@ -119,7 +125,10 @@ def _verify_and_commit(
     verdict = rule.accept(probs, proposal, noise)
     if verdict.path is not None:
         block = jnp.take_along_axis(block, verdict.path, axis=1)
-        hidden = jnp.take_along_axis(hidden, verdict.path[..., None], axis=1)
+        hidden, logits, probs = (
+            jnp.take_along_axis(leaf, verdict.path[..., None], axis=1)
+            for leaf in (hidden, logits, probs)
+        )
     tokens = emitted_tokens(block[:, 1:], verdict)
     num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
     valid = jnp.arange(block.shape[1]) < num_tokens[:, None]
@@ -128,9 +137,13 @@ def _verify_and_commit(
         target_cache=cache.commit(num_tokens, verdict.path),
         draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
         last_token=jnp.where(state.is_done, state.last_token, last),
+        settings=state.settings.after_all(block, valid),
         is_done=is_done,
     )
-    return state, StepInfo(tokens, num_tokens, proposal.num_tokens, verdict.num_accepted)
+    logprobs = None
+    if state.settings.switches.logprobs:
+        logprobs = token_logprobs(logits, probs, tokens)
+    return state, StepInfo(tokens, num_tokens, proposal.num_tokens, verdict.num_accepted, logprobs)
 
 
 def _shorten_near_limit(proposal: Proposal, state: SpecState) -> Proposal:

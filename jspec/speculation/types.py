@@ -9,6 +9,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.sampling import SamplingSettings, sampling_probs
+from jspec.speculation.logprobs import TokenLogprobs
 from jspec.typing import (
     ApplyFn,
     DraftProbs,
@@ -193,7 +194,7 @@ class Drafter(Protocol):
           state: its state.
           last_token: the newest token, which no model has consumed yet, [b].
           rng_keys: one for each draft; consumed.
-          settings: how the drafter samples.
+          settings: how the drafter samples; the processors have seen `last_token`.
           view: the target, to read.
         """
         ...
@@ -214,11 +215,12 @@ class SpecState(struct.PyTreeNode):
       draft: the drafter's state.
       last_token: the newest token of each row, emitted but consumed by no model, [b].
       seed: of the row's request, [b].
-      settings: how the target samples.
-      draft_settings: how the drafter samples.
+      settings: how tokens are sampled; the processors have seen every token but the newest.
+      draft_temperature: the drafter's own, [b].
       stop_ids: tokens that end a row, padded with -1, [b e].
       max_length: tokens a row may come to, prompt included, [b].
       is_done: rows that write and emit nothing, [b].
+      last_logprobs: of the newest token where the prefill drew it; None if they are not wanted.
     """
 
     target_cache: Any
@@ -226,10 +228,11 @@ class SpecState(struct.PyTreeNode):
     last_token: RowTokens
     seed: RowSeeds
     settings: SamplingSettings
-    draft_settings: SamplingSettings
+    draft_temperature: Float32[Array, "b"]
     stop_ids: Int32[Array, "b e"]
     max_length: RowCounts
     is_done: RowFlags
+    last_logprobs: TokenLogprobs | None = None
 
 
 class StepInfo(struct.PyTreeNode):
@@ -241,9 +244,11 @@ class StepInfo(struct.PyTreeNode):
       num_proposed: drafts put forward, [b]. Drafts after a row's end are counted here too: for the
         round in which a row ends, whoever counts takes the smaller of this and `num_tokens`.
       num_accepted: drafts kept, [b], likewise.
+      logprobs: of the emitted tokens; None if they are not wanted.
     """
 
     tokens: Int32[Array, "b w+1"]
     num_tokens: RowCounts
     num_proposed: RowCounts
     num_accepted: RowCounts
+    logprobs: TokenLogprobs | None = None

@@ -92,7 +92,7 @@ class Engine:
             last_token=jnp.zeros([b], jnp.int32),
             seed=jnp.asarray(np.arange(b) if seeds is None else seeds, jnp.uint32),
             settings=settings_of(b, temperature),
-            draft_settings=settings_of(b, draft_temperature),
+            draft_temperature=jnp.asarray(np.broadcast_to(np.float32(draft_temperature), b)),
             stop_ids=jnp.asarray(stops),
             max_length=jnp.asarray(np.minimum(max_length, self.capacity)),
             is_done=jnp.zeros([b], bool),

@@ -40,7 +40,7 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     settings = SamplingSettings(ones, zeros, ones, 0 * ones)
     state = SpecState(
         empty_cache(2, _CAPACITY), drafters[kind].init(2, _CAPACITY), zeros,
-        zeros.astype(jnp.uint32), settings, settings, zeros[:, None] - 1, zeros + 30, zeros > 0,
+        zeros.astype(jnp.uint32), settings, ones, zeros[:, None] - 1, zeros + 30, zeros > 0,
     )  # fmt: skip
     step = functools.partial(
         speculative_step,

@@ -33,7 +33,7 @@ def test_the_path_of_a_chain_changes_nothing(tiny_pair):
     outcomes = []
     for rule in (get_rule("rejection"), _with_path(get_rule("rejection"))):
         state = SpecState(
-            empty_cache(4, 40), drafter.init(4, 40), zeros, seed, settings, settings,
+            empty_cache(4, 40), drafter.init(4, 40), zeros, seed, settings, ones,
             zeros[:, None] - 1, zeros + 30, zeros > 0,
         )  # fmt: skip
         step = functools.partial(

@@ -1,0 +1,35 @@
+"""Log-probabilities of emitted tokens under the target."""
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float32, Int32
+
+from jspec.typing import Logits, Probs
+
+
+class TokenLogprobs(struct.PyTreeNode):
+    """Natural logarithms of the probabilities of tokens [b t], each given all before it.
+
+    Attributes:
+      raw: under the model itself, softmax(logits), [b t].
+      processed: under the law that was sampled from, after processors, temperature and filters;
+        0 at temperature 0, whose law is one-hot, [b t].
+    """
+
+    raw: Float32[Array, "b t"]
+    processed: Float32[Array, "b t"]
+
+
+def token_logprobs(logits: Logits, probs: Probs, tokens: Int32[Array, "b t"]) -> TokenLogprobs:
+    """Returns the log-probabilities of tokens.
+
+    Args:
+      logits: the target's at each token's position, unprocessed, [b t v].
+      probs: the law that was sampled from there, [b t v].
+      tokens: [b t].
+    """
+    index = tokens[..., None]
+    raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
+    processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]
+    return TokenLogprobs(raw - jax.nn.logsumexp(logits, axis=-1), jnp.log(processed))

@@ -1,0 +1,190 @@
+"""Processors and log-probabilities on their way from a request through speculation."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.models import init_cache, make_apply
+from jspec.processors import Processor
+from jspec.request import Request, Settings
+from tests.tiny_models import CONFIG, make_generator, shared_generator, target
+
+PROMPT = list(b"what is said again")
+PENALTIES = {
+    "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.5,
+    "logit_bias": {97: 1.0, 98: -2.0}, "forbidden_token_ids": (101, 111), "min_new_tokens": 8,
+}  # fmt: skip
+DRAFTERS = ("prompt_lookup", "self", "model")
+
+
+def target_logits(answer):
+    """Returns the target's logits of each token of an answer, [t v], in one pass."""
+    tokens = jnp.asarray([PROMPT + answer[:-1]], jnp.int32)
+    cache = init_cache(CONFIG, batch_size=1, capacity=tokens.shape[1], dtype=jnp.float32)
+    return np.asarray(make_apply(CONFIG)(target().params, tokens, cache)[0][0, len(PROMPT) - 1 :])
+
+
+def processed(logits, output, stop_ids=(0,)):
+    """Returns one position's logits after PENALTIES, written out anew."""
+    logits = logits.astype(np.float64).copy()
+    for token, value in PENALTIES["logit_bias"].items():
+        logits[token] += value
+    for token in {*PROMPT, *output}:
+        factor = PENALTIES["repetition_penalty"]
+        logits[token] = logits[token] * factor if logits[token] < 0 else logits[token] / factor
+    for token in set(output):
+        logits[token] -= PENALTIES["presence_penalty"]
+        logits[token] -= PENALTIES["frequency_penalty"] * output.count(token)
+    logits[list(PENALTIES["forbidden_token_ids"])] = -np.inf
+    if len(output) < PENALTIES["min_new_tokens"]:
+        logits[list(stop_ids)] = -np.inf
+    return logits
+
+
+def test_greedy_answer_follows_the_processed_logits():
+    """Every token is the best one given its own prefix, prompt included."""
+    settings = Settings(max_new_tokens=30, **PENALTIES)
+    answer = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
+    for i, logits in enumerate(target_logits(answer)):
+        assert answer[i] == np.argmax(processed(logits, answer[:i]))
+    free = shared_generator("none").generate(Request(PROMPT, Settings(max_new_tokens=30)))
+    assert answer != free.token_ids
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_speculation_keeps_processed_answers(drafter):
+    """Guards against states that a rejection does not take back."""
+    settings = Settings(max_new_tokens=40, **PENALTIES)
+    expected = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
+    result = shared_generator(drafter).generate(Request(PROMPT, settings))
+    assert result.token_ids == expected
+    if drafter == "self":  # the draft's law is processed as the target's is: it agrees wholly
+        assert result.stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_rows_of_a_batch_keep_their_own_processors(drafter):
+    """Guards against one row's penalties, bias or counts in another's law."""
+    settings = [
+        Settings(max_new_tokens=20, temperature=0.9, seed=1, **PENALTIES),
+        Settings(max_new_tokens=20),
+        Settings(max_new_tokens=20, temperature=1.1, seed=2, allowed_token_ids=tuple(range(60))),
+        Settings(max_new_tokens=20, frequency_penalty=2.0),
+    ]
+    requests = [Request(PROMPT[i:], one) for i, one in enumerate(settings)]
+    together = make_generator(drafter, batch_size=4).generate(requests)
+    alone = [shared_generator(drafter).generate(request) for request in requests]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert max(together[2].token_ids) < 60
+
+
+def test_an_answer_does_not_end_early():
+    """min_new_tokens holds back the model's own end and stop tokens, in every round."""
+    biased = {"logit_bias": {0: 60.0}, "max_new_tokens": 12}  # the end is by far the most likely
+    assert (
+        len(shared_generator("self").generate(Request(PROMPT, Settings(**biased))).token_ids) == 1
+    )
+    for drafter in ("none", "self"):
+        settings = Settings(min_new_tokens=7, **biased)
+        result = shared_generator(drafter).generate(Request(PROMPT, settings))
+        assert (len(result.token_ids), result.finish_reason) == (8, "eos")
+
+
+@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_logprobs_are_the_targets_own(drafter, temperature):
+    """Guards against a neighbour position's law, the draft's law, or a residual's."""
+    settings = Settings(max_new_tokens=24, temperature=temperature, logprobs=True, **PENALTIES)
+    result = shared_generator(drafter).generate(Request(PROMPT, settings))
+    answer = result.token_ids
+    assert len(result.logprobs) == len(result.raw_logprobs) == len(answer)
+    for i, logits in enumerate(target_logits(answer)):
+        laws = {"raw": logits.astype(np.float64), "processed": processed(logits, answer[:i])}
+        if temperature:
+            laws["processed"] = laws["processed"] / temperature
+        found = {"raw": result.raw_logprobs[i], "processed": result.logprobs[i]}
+        for name, law in laws.items():
+            expected = law[answer[i]] - np.logaddexp.reduce(law)
+            if name == "processed" and temperature == 0:
+                expected = 0.0
+            np.testing.assert_allclose(found[name], expected, atol=2e-4)
+
+
+def test_logprobs_come_only_when_asked_for():
+    """Guards against work that nobody wants."""
+    result = shared_generator("none").generate(Request(PROMPT, Settings(max_new_tokens=2)))
+    assert result.logprobs is None
+    assert result.raw_logprobs is None
+
+
+def _nan_from_third(state, logits):
+    return jnp.where((state == 3)[:, None], jnp.nan, logits)
+
+
+def test_nan_is_an_error_and_never_a_token():
+    """Guards against NaN's argmax, token 0, emitted as if it meant something."""
+    nan = Processor(
+        "nan",
+        is_used=lambda settings: True,
+        init=lambda settings, **_: np.int32(0),
+        apply=_nan_from_third,
+        update=lambda state, token: state + 1,
+    )
+    for drafter in ("none", "prompt_lookup"):
+        for temperature in (0.0, 1.0):
+            settings = Settings(max_new_tokens=9, temperature=temperature)
+            generator = make_generator(drafter, processors=[nan])
+            with pytest.raises(InputError, match=r"NaN.*token 3"):
+                generator.generate(Request(PROMPT, settings))
+
+
+def test_a_users_own_processor_is_applied():
+    """The documented way to add one: three functions."""
+    only_seven = Processor(
+        "only seven",
+        is_used=lambda settings: settings.seed == 7,
+        init=lambda settings, **_: np.bool_(settings.seed == 7),
+        apply=lambda state, logits: jnp.where(
+            state[:, None] & (jnp.arange(logits.shape[1]) != 7), -jnp.inf, logits
+        ),
+        update=lambda state, token: state,
+    )
+    generator = make_generator("self", processors=[only_seven], batch_size=2)
+    settings = [Settings(max_new_tokens=6, seed=7), Settings(max_new_tokens=6, seed=8)]
+    results = generator.generate([Request(PROMPT, one) for one in settings])
+    assert results[0].token_ids == [7] * 6
+    expected = shared_generator("none").generate(Request(PROMPT, settings[1]))
+    assert results[1].token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_bias": {128: 1.0}}, "logit_bias for token ids from 0 to 127"),
+        ({"forbidden_token_ids": (-1,)}, "forbidden_token_ids from 0 to 127"),
+        ({"allowed_token_ids": (500,)}, "allowed_token_ids from 0 to 127"),
+        ({"forbidden_token_ids": tuple(range(128))}, "every one forbidden"),
+        ({"allowed_token_ids": ()}, "every one forbidden"),
+        ({"allowed_token_ids": (0,), "min_new_tokens": 1}, "besides those that end"),
+    ],
+)
+def test_tokens_that_cannot_be_are_refused(options, message):
+    """One line that says what was expected."""
+    with pytest.raises(InputError, match=message) as error:
+        shared_generator("none").generate(Request(PROMPT, Settings(**options)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 0.0}, {"repetition_penalty": float("nan")},
+        {"presence_penalty": 2.5}, {"frequency_penalty": -2.5}, {"logit_bias": {1: float("inf")}},
+        {"min_new_tokens": 300}, {"min_new_tokens": -1},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(options):
+    """Guards against a typo that quietly samples another law."""
+    with pytest.raises(InputError, match="expected"):
+        Settings(**options)
