@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jspec.errors import InputError
-from jspec.speculation.acceptance import RULES, get_rule
+from jspec.sampling import NO_TOKEN
+from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.speculation.noise import SHARED
 from jspec.speculation.types import AcceptanceNoise, Proposal
 
@@ -40,24 +41,30 @@ def accept(target, proposal, uniforms, rule=REJECTION, gumbel=None):
     return int(verdict.num_accepted[0]), int(verdict.next_token[0])
 
 
-def test_a_token_of_target_probability_zero_is_refused_even_at_u_zero():
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("options", [{}, {"lenience": 0.0, "typical_epsilon": 0.0}], ids=str)
+def test_a_token_of_target_probability_zero_is_refused_even_at_u_zero(name, options):
     """`<=` for `<` differs with probability 2^-24: no chi-square will ever see it."""
-    target = [[0.0, 1.0], [0.5, 0.5]]
-    assert accept(target, propose([0], [[1.0, 0.0]]), [0.0]) == (0, 1)
-    assert accept(target, propose([0]), [0.0]) == (0, 1)
+    target, rule = [[0.0, 1.0], [0.5, 0.5]], get_rule(name, RuleOptions(**options))
+    assert accept(target, propose([0], [[1.0, 0.0]]), [0.0], rule) == (0, 1)
+    assert accept(target, propose([0]), [0.0], rule) == (0, 1)
 
 
-def test_a_draft_of_probability_zero_on_both_sides_is_refused():
-    """0 < 0 is false: no division, so no 0/0 either."""
-    target = [[0.0, 1.0], [0.5, 0.5]]
-    assert accept(target, propose([0], [[0.0, 1.0]]), [0.0]) == (0, 1)
+@pytest.mark.parametrize("name", RULES)
+def test_a_draft_of_probability_zero_on_both_sides_is_refused(name):
+    """0 < 0 is false: no division, so no 0/0 either; and the stated probability says so too."""
+    target, rule = [[0.0, 1.0], [0.5, 0.5]], get_rule(name)
+    proposal = propose([0], [[0.0, 1.0]])
+    assert accept(target, proposal, [0.0], rule) == (0, 1)
+    assert rule.acceptance_probs(jnp.array([target]), proposal).tolist() == [[0]]
 
 
-def test_equal_laws_accept_at_the_largest_uniform():
+@pytest.mark.parametrize("name", ["rejection", "block", "lenient"])
+def test_equal_laws_accept_at_the_largest_uniform(name):
     """draft == target keeps every draft; an epsilon or a rounded division would refuse some."""
     probs = np.asarray(jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)))))
     proposal = propose([0, 3], probs[:2])
-    assert accept(probs, proposal, [ALMOST_ONE] * 2)[0] == 2
+    assert accept(probs, proposal, [ALMOST_ONE] * 2, get_rule(name))[0] == 2
 
 
 def test_acceptance_turns_exactly_at_the_ratio():
@@ -110,16 +117,19 @@ def test_padding_is_never_accepted(name, num_tokens):
     assert kept == num_tokens
     law = rule.next_token_probs(jnp.array([target]), proposal, jnp.array([num_tokens]))
     expected = target[num_tokens]
-    if name == "greedy":
+    if name in ("greedy", "lenient_argmax"):
         expected = np.eye(2)[np.argmax(expected)]
     np.testing.assert_allclose(law, [expected], rtol=1e-6)
 
 
-def test_acceptance_agrees_with_its_probabilities():
+@pytest.mark.parametrize("name", [name for name in RULES if name not in ("block", "coupled")])
+def test_acceptance_agrees_with_its_probabilities(name):
     """`accept` applies the probabilities that the enumeration of law 1 sums over.
 
-    Every draft is decided by one uniform: keep iff u < probability, except within rounding.
+    Every draft is decided by one uniform: keep iff u < probability, except within rounding. That of
+    block verification, where more than one decides, is in test_block.py.
     """
+    rule = get_rule(name)
     rng = np.random.default_rng(0)
     target, draft = rng.dirichlet([0.5] * 6, (2, 500, 4)).astype(np.float32)
     proposal = Proposal(
@@ -130,16 +140,43 @@ def test_acceptance_agrees_with_its_probabilities():
     uniforms = rng.uniform(size=(500, 3)).astype(np.float32)
     gumbel = rng.gumbel(size=(500, 6)).astype(np.float32)
     noise = AcceptanceNoise(jnp.asarray(uniforms), jnp.asarray(gumbel))
-    verdict = jax.jit(REJECTION.accept)(target, proposal, noise)
-    probs = np.asarray(jax.jit(REJECTION.acceptance_probs)(target, proposal))
+    verdict = jax.jit(rule.accept)(target, proposal, noise)
+    probs = np.asarray(jax.jit(rule.acceptance_probs)(target, proposal))
     kept = (uniforms < probs) & (np.arange(3) < np.asarray(proposal.num_tokens)[:, None])
     expected = np.cumprod(kept, axis=1).sum(axis=1)
     clear = (np.abs(uniforms - probs) > 1e-6).all(axis=1)
     np.testing.assert_array_equal(np.asarray(verdict.num_accepted)[clear], expected[clear])
-    law = jax.jit(REJECTION.next_token_probs)(target, proposal, verdict.num_accepted)
+    law = jax.jit(rule.next_token_probs)(target, proposal, verdict.num_accepted)
     with np.errstate(divide="ignore"):
         expected = np.argmax(np.log(np.asarray(law)) + gumbel, axis=1)
     np.testing.assert_array_equal(verdict.next_token, expected)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("law", [None, [0.0, 0.0], [np.nan, np.nan]], ids=str)
+def test_a_drafters_failure_costs_drafts_and_not_the_law(name, law):
+    """NO_TOKEN among the drafts counts as the end of them, whatever law comes with it.
+
+    Guards against -1 read as the last token of the vocabulary, and against a prefix before it that
+    `block` would judge by a residual of NaN.
+    """
+    target = jnp.array([[[0.2, 0.8], [0.4, 0.6], [0.1, 0.9]]])
+    probs = None if law is None else [[0.3, 0.7], law]
+    rule = get_rule(name)
+    failed, short = propose([0, -1], probs), propose([0, 1], probs, num_tokens=1)
+    expected = rule.acceptance_probs(target, short)[0, 0]
+    np.testing.assert_allclose(rule.acceptance_probs(target, failed), [[expected, 0]], rtol=1e-6)
+    assert accept(target[0], failed, [0.0, 0.0], rule) == accept(target[0], short, [0.0] * 2, rule)
+    laws = [rule.next_token_probs(target, proposal, jnp.array([1])) for proposal in (failed, short)]
+    np.testing.assert_allclose(*laws, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("law", [[0.0, 0.0], [np.nan, np.nan]], ids=str)
+def test_without_a_law_there_is_no_next_token(name, law):
+    """A target that fails must be seen to fail: token 0 would look like an answer."""
+    assert accept([[0.9, 0.1], law], propose([0]), [0.0], get_rule(name)) == (1, NO_TOKEN)
+    assert accept([law, [0.9, 0.1]], propose([0]), [0.0], get_rule(name)) == (0, NO_TOKEN)
 
 
 def test_greedy_needs_no_noise():
@@ -151,5 +188,16 @@ def test_greedy_needs_no_noise():
 
 def test_an_unknown_rule_is_named():
     """The message lists what there is."""
-    with pytest.raises(InputError, match=r"rejection.*'zebra'"):
+    assert list(RULES) == [
+        "greedy", "rejection", "block", "coupled", "lenient", "lenient_argmax", "typical",
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=rf"{', '.join(RULES)}.*'zebra'"):
         get_rule("zebra")
+
+
+def test_shared_noise_has_no_uniforms():
+    """Guards against a rule that is handed another one's noise."""
+    proposal, target = propose([0], [[1.0, 0.0]]), jnp.array([[[0.5, 0.5]] * 2])
+    for name in ("rejection", "block", "lenient"):
+        with pytest.raises(ValueError, match="expected independent noise"):
+            get_rule(name).accept(target, proposal, AcceptanceNoise(None, jnp.zeros([1, 2, 2])))

@@ -1,27 +1,52 @@
 """Acceptance rules by name."""
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 
 from jspec.errors import InputError
-from jspec.speculation.acceptance import coupled, greedy, rejection
+from jspec.speculation.acceptance import block, coupled, greedy, lenient, rejection, typical
 from jspec.speculation.types import AcceptanceRule
 
-RULES: Mapping[str, AcceptanceRule] = {
-    "greedy": greedy.RULE,
-    "rejection": rejection.RULE,
-    "coupled": coupled.RULE,
+
+@dataclasses.dataclass(frozen=True)
+class RuleOptions:
+    """What some of the rules can be told; the others do not look.
+
+    Attributes:
+      lenience: of `lenient` and `lenient_argmax`, from 0 to 1; 1 is none.
+      typical_epsilon: of `typical`, a probability that is always enough.
+      typical_delta: of `typical`, what share of exp(-entropy) is enough.
+    """
+
+    lenience: float = 0.5
+    typical_epsilon: float = 0.3
+    typical_delta: float = 0.09
+
+
+RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
+    "greedy": lambda options: greedy.RULE,
+    "rejection": lambda options: rejection.RULE,
+    "block": lambda options: block.RULE,
+    "coupled": lambda options: coupled.RULE,
+    "lenient": lambda options: lenient.make_rule(options.lenience),
+    "lenient_argmax": lambda options: lenient.make_argmax_rule(options.lenience),
+    "typical": lambda options: typical.make_rule(options.typical_epsilon, options.typical_delta),
 }
 
 
-def get_rule(name: str) -> AcceptanceRule:
-    """Returns the rule of that name.
+def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
+    """Returns the rule of that name; equal options give the same object.
+
+    Args:
+      name: one of `RULES`.
+      options: for the rules that have any.
 
     Raises:
-      InputError: no such rule.
+      InputError: no such rule, or an option out of its range.
     """
     if name not in RULES:
         raise InputError(f"expected an acceptance rule among {', '.join(RULES)}; got {name!r}")
-    return RULES[name]
+    return RULES[name](options)
 
 
-__all__ = ["RULES", "get_rule"]
+__all__ = ["RULES", "RuleOptions", "get_rule"]

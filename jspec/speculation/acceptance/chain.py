@@ -1,9 +1,10 @@
-"""What every rule over a chain of drafts shares."""
+"""What the rules over a chain of drafts share."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.speculation.types import Proposal
+from jspec.speculation.types import AcceptanceNoise, Proposal
 from jspec.typing import RowCounts, TargetProbs
 
 
@@ -14,11 +15,58 @@ def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCo
 
 
 def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns the target's probability of each draft."""
+    """Returns the target's probability of each draft; 0 of NO_TOKEN, a drafter's failure."""
     probs = target_probs[:, : proposal.width]
-    return jnp.take_along_axis(probs, proposal.tokens[..., None], axis=2)[..., 0]
+    probs = jnp.take_along_axis(probs, proposal.tokens[..., None], axis=2)[..., 0]
+    return jnp.where(proposal.tokens >= 0, probs, 0.0)
 
 
 def probs_after(target_probs: TargetProbs, num_accepted: RowCounts) -> Float32[Array, "b v"]:
     """Returns the target's law of the token after that many drafts."""
     return jnp.take_along_axis(target_probs, num_accepted[:, None, None], axis=1)[:, 0]
+
+
+def draft_probs_of_drafts(proposal: Proposal) -> Float32[Array, "b w"]:
+    """Returns the probability with which each draft was drawn: 1 for deterministic drafts."""
+    if proposal.probs is None:
+        return jnp.ones(proposal.tokens.shape, jnp.float32)
+    return jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
+
+
+def draft_law_after(
+    proposal: Proposal, num_accepted: RowCounts, vocab_size: int
+) -> Float32[Array, "b v"]:
+    """Returns the law of the draft at index `num_accepted`; zeros where there is no such draft."""
+    index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
+    if proposal.probs is None:
+        token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
+        law = jax.nn.one_hot(token, vocab_size, dtype=jnp.float32)
+    else:
+        law = jnp.take_along_axis(proposal.probs, index[..., None], axis=1)[:, 0]
+    return jnp.where((num_accepted < proposal.num_tokens)[:, None], law, 0.0)
+
+
+def uniforms_of(noise: AcceptanceNoise) -> Float32[Array, "b w"]:
+    """Returns the uniforms of independent noise.
+
+    Raises:
+      ValueError: the noise is shared, which has none.
+    """
+    if noise.uniforms is None:
+        raise ValueError("expected independent noise; got shared noise, which has no uniforms")
+    return noise.uniforms
+
+
+def min_ratio(target: Float32[Array, "..."], draft: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """Returns min(1, target / draft), and 0 where `target` is 0 or either is no number."""
+    ratio = target / jnp.where(draft > 0, draft, 1.0)
+    ratio = jnp.where(target < draft, ratio, jnp.where(target >= draft, 1.0, 0.0))
+    return jnp.where(target > 0, ratio, 0.0)
+
+
+def normalised_or(
+    weights: Float32[Array, "b v"], instead: Float32[Array, "b v"]
+) -> Float32[Array, "b v"]:
+    """Returns each row of `weights` summing to 1, or the row of `instead` where all are 0."""
+    total = jnp.sum(weights, axis=-1, keepdims=True)
+    return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), instead)

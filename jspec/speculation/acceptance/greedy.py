@@ -6,7 +6,8 @@ Exact at temperature 0 and only there, where target_probs is one-hot.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.speculation.acceptance.chain import count_accepted, probs_after
+from jspec.sampling import sample
+from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
 from jspec.speculation.noise import INDEPENDENT
 from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
 from jspec.typing import RowCounts, TargetProbs
@@ -15,17 +16,22 @@ from jspec.typing import RowCounts, TargetProbs
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
     """Returns [b w], 1 where a draft is the most likely token of target_probs [b w+1 v]."""
     best = jnp.argmax(target_probs[:, : proposal.width], axis=-1)
-    return (best == proposal.tokens).astype(jnp.float32)
+    is_said = probs_of_drafts(target_probs, proposal) > 0
+    return ((best == proposal.tokens) & is_said).astype(jnp.float32)
 
 
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the one-hot law of the most likely token after `num_accepted` [b] drafts."""
+    """Returns the one-hot law of the most likely token after `num_accepted` [b] drafts.
+
+    Where the target has no law, NaN or all zeros, neither has the next token: zeros.
+    """
     del proposal
     probs = probs_after(target_probs, num_accepted)
     best = jnp.argmax(probs, axis=-1, keepdims=True)
-    return (jnp.arange(probs.shape[-1]) == best).astype(jnp.float32)
+    is_best = (jnp.arange(probs.shape[-1]) == best) & (probs > 0)
+    return is_best.astype(jnp.float32)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
@@ -39,7 +45,7 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     del noise
     num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
     law = next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, jnp.argmax(law, axis=-1).astype(jnp.int32))
+    return Verdict(num_accepted, sample(law, jnp.zeros_like(law)))
 
 
 RULE = AcceptanceRule(

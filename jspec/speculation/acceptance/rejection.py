@@ -5,35 +5,23 @@ residual, norm(max(target - draft, 0)); after the last draft draw from the targe
 tokens then follow the target's law exactly, whatever law the drafts were drawn from.
 """
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.sampling import sample
-from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
+from jspec.speculation.acceptance.chain import (
+    count_accepted,
+    draft_law_after,
+    draft_probs_of_drafts,
+    min_ratio,
+    normalised_or,
+    probs_after,
+    probs_of_drafts,
+    uniforms_of,
+)
 from jspec.speculation.noise import INDEPENDENT
 from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
 from jspec.typing import RowCounts, TargetProbs
-
-
-def _draft_probs_of_drafts(proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns the probability with which each draft was drawn: 1 for deterministic drafts."""
-    if proposal.probs is None:
-        return jnp.ones(proposal.tokens.shape, jnp.float32)
-    return jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
-
-
-def _draft_law_after(
-    proposal: Proposal, num_accepted: RowCounts, vocab_size: int
-) -> Float32[Array, "b v"]:
-    """Returns the law of the draft at index `num_accepted`; zeros where there is no such draft."""
-    index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
-    if proposal.probs is None:
-        token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
-        law = jax.nn.one_hot(token, vocab_size, dtype=jnp.float32)
-    else:
-        law = jnp.take_along_axis(proposal.probs, index[..., None], axis=1)[:, 0]
-    return jnp.where((num_accepted < proposal.num_tokens)[:, None], law, 0.0)
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
@@ -43,8 +31,7 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
       target_probs: the target's law at each block token, [b w+1 v].
       proposal: the drafts.
     """
-    target, draft = probs_of_drafts(target_probs, proposal), _draft_probs_of_drafts(proposal)
-    return jnp.where(target < draft, target / jnp.where(draft > 0, draft, 1.0), 1.0)
+    return min_ratio(probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal))
 
 
 def next_token_probs(
@@ -60,9 +47,8 @@ def next_token_probs(
       num_accepted: drafts kept, [b].
     """
     target = probs_after(target_probs, num_accepted)
-    residual = jnp.maximum(target - _draft_law_after(proposal, num_accepted, target.shape[1]), 0.0)
-    total = jnp.sum(residual, axis=-1, keepdims=True)
-    return jnp.where(total > 0, residual / jnp.where(total > 0, total, 1.0), target)
+    draft = draft_law_after(proposal, num_accepted, target.shape[1])
+    return normalised_or(jnp.maximum(target - draft, 0.0), target)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
@@ -76,7 +62,7 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
       proposal: the drafts.
       noise: uniforms [b w] for the drafts, Gumbel noise [b v] for the next token.
     """
-    threshold = noise.uniforms * _draft_probs_of_drafts(proposal)
+    threshold = uniforms_of(noise) * draft_probs_of_drafts(proposal)
     num_accepted = count_accepted(threshold < probs_of_drafts(target_probs, proposal), proposal)
     law = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(law, noise.gumbel))

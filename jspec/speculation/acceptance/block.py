@@ -1,0 +1,145 @@
+"""Block verification (Sun et al., arXiv 2403.10444, algorithm 2).
+
+Drafts are judged together and not one by one. With p_0 = 1 and p_i = min(1, p_(i-1) · target(x_i) /
+draft(x_i)), a prefix of i drafts is good enough with probability
+
+  h_i = S_i / (S_i + 1 - p_i),  S_i = sum over x of max(p_i · target(x) - draft(x), 0),
+
+the laws being those after the prefix; for a row's last draft h_n = p_n. The longest good prefix is
+kept, whatever became of the shorter ones. After i < n drafts the next token comes from
+norm(max(p_i · target - draft, 0)), after all n from the target. Each prefix is then kept with
+probability p_i, the most that any lossless rule can reach without looking beyond the block, and so
+at least as many drafts are kept on average as by `rejection`. For deterministic drafts the two
+rules are the same law.
+
+Every round needs noise of its own: where a prefix ends depends on the noise of later positions, and
+noise keyed by absolute position would meet those again in the next round.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float32
+
+from jspec.sampling import sample
+from jspec.speculation.acceptance.chain import (
+    draft_law_after,
+    draft_probs_of_drafts,
+    min_ratio,
+    normalised_or,
+    probs_after,
+    probs_of_drafts,
+    uniforms_of,
+)
+from jspec.speculation.noise import INDEPENDENT
+from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
+from jspec.typing import RowCounts, TargetProbs
+
+
+def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b t"]:
+    """Returns p_0 to p_w, the probability with which each prefix of drafts is to be kept.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+    """
+    target, draft = probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal)
+    weights = [jnp.ones_like(proposal.tokens[:, 0], jnp.float32)]
+    for i in range(proposal.width):
+        weights.append(min_ratio(weights[-1] * target[:, i], draft[:, i]))
+    return jnp.stack(weights, axis=1)
+
+
+def good_prefix_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
+    """Returns h_1 to h_w, with which each prefix is found good enough; 0 for padding.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+    """
+    weights = prefix_weights(target_probs, proposal)[:, 1:]
+    residual = _residual_sums(target_probs, proposal, weights)
+    rest = jnp.where(weights < 1, residual + (1 - weights), 1.0)
+    probs = jnp.where(weights < 1, residual / rest, 1.0)  # 0 / 0 only between equal laws
+    index, count = jnp.arange(1, proposal.width + 1), proposal.num_tokens[:, None]
+    return jnp.where(index < count, probs, jnp.where(index == count, weights, 0.0))
+
+
+def _residual_sums(
+    target_probs: TargetProbs, proposal: Proposal, weights: Float32[Array, "b w"]
+) -> Float32[Array, "b w"]:
+    """Returns S_1 to S_w; the last one, after which there is no draft, is 0."""
+    target, weights = target_probs[:, 1 : proposal.width], weights[:, :-1, None]
+    if proposal.probs is None:
+        # All but the draft itself, of which nothing is left: p · target(x) <= 1 = draft(x).
+        is_other = jnp.arange(target.shape[2]) != proposal.tokens[:, 1:, None]
+        residual = jnp.where(is_other, weights * target, 0.0)
+    else:
+        draft = proposal.probs[:, 1:]
+        draft = jnp.where(draft > 0, draft, 0.0)  # a law of NaN never says anything
+        residual = jnp.maximum(weights * target - draft, 0.0)
+    return jnp.pad(jnp.sum(residual, axis=2), ((0, 0), (0, 1)))
+
+
+def longest_probs(good_probs: Float32[Array, "b w"]) -> Float32[Array, "b w"]:
+    """Returns how likely i drafts are kept once i - 1 are, if the longest good prefix is kept.
+
+    P(at least i) = h_i + (1 - h_i) · P(at least i + 1): no small difference of large numbers.
+
+    Args:
+      good_probs: h_1 to h_w.
+    """
+    reached = jnp.zeros_like(good_probs[:, 0])
+    columns = []
+    for i in reversed(range(good_probs.shape[1])):
+        reached = good_probs[:, i] + (1 - good_probs[:, i]) * reached
+        columns.append(reached)
+    reached = jnp.stack(columns[::-1], axis=1)
+    before = jnp.pad(reached[:, :-1], ((0, 0), (1, 0)), constant_values=1.0)
+    return min_ratio(reached, before)
+
+
+def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
+    """Returns [b w], how likely each draft is kept once those before it are, on this path.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+    """
+    return longest_probs(good_prefix_probs(target_probs, proposal))
+
+
+def next_token_probs(
+    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
+) -> Float32[Array, "b v"]:
+    """Returns the residual law, or the target's own after the last draft.
+
+    Where rounding leaves no residual at all, draft and target agree: the target's law stands in.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+      num_accepted: drafts kept, [b].
+    """
+    target = probs_after(target_probs, num_accepted)
+    draft = draft_law_after(proposal, num_accepted, target.shape[1])
+    weights = prefix_weights(target_probs, proposal)
+    weight = jnp.take_along_axis(weights, num_accepted[:, None], axis=1)
+    weight = jnp.where((num_accepted < proposal.num_tokens)[:, None], weight, 1.0)
+    return normalised_or(jnp.maximum(weight * target - draft, 0.0), target)
+
+
+def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+    """Applies the rule: keep the longest prefix whose u_i < h_i, strictly.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+      noise: uniforms [b w] for the prefixes, Gumbel noise [b v] for the next token.
+    """
+    is_good = uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
+    lengths = jnp.arange(1, proposal.width + 1, dtype=jnp.int32)
+    num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1)
+    law = next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(law, noise.gumbel))
+
+
+RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT)

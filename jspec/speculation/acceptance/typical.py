@@ -1,0 +1,88 @@
+"""Typical acceptance (Medusa: Cai et al., arXiv 2401.10774, section 2.3.1).
+
+Lossy. A draft is kept if the target finds it likely enough for how sure it is of itself:
+
+  target(x) > min(epsilon, delta · exp(-H)),  H the entropy of the target's law there, in nats.
+
+After the last kept draft the next token is drawn from the target's own law, which guarantees one
+token a round. How the drafts were drawn plays no part. At temperature 0 this is the greedy match.
+"""
+
+import functools
+
+import jax.numpy as jnp
+from jax.scipy.special import entr
+from jaxtyping import Array, Float32
+
+from jspec.errors import InputError
+from jspec.sampling import sample
+from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
+from jspec.speculation.noise import INDEPENDENT
+from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
+from jspec.typing import RowCounts, TargetProbs
+
+
+def acceptance_probs(
+    target_probs: TargetProbs, proposal: Proposal, *, epsilon: float, delta: float
+) -> Float32[Array, "b w"]:
+    """Returns [b w], 1 where a draft is typical of the target.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+      epsilon: a probability that is always enough.
+      delta: how far below exp(-H), the probability of a token of average surprise, is enough.
+    """
+    entropy = jnp.sum(entr(target_probs[:, : proposal.width]), axis=-1)
+    threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
+    return (probs_of_drafts(target_probs, proposal) > threshold).astype(jnp.float32)
+
+
+def next_token_probs(
+    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
+) -> Float32[Array, "b v"]:
+    """Returns the target's law after `num_accepted` [b] drafts."""
+    del proposal
+    return probs_after(target_probs, num_accepted)
+
+
+def accept(
+    target_probs: TargetProbs,
+    proposal: Proposal,
+    noise: AcceptanceNoise,
+    *,
+    epsilon: float,
+    delta: float,
+) -> Verdict:
+    """Applies the rule.
+
+    Args:
+      target_probs: the target's law at each block token, [b w+1 v].
+      proposal: the drafts.
+      noise: Gumbel noise [b v] for the next token.
+      epsilon: see `acceptance_probs`.
+      delta: likewise.
+    """
+    probs = acceptance_probs(target_probs, proposal, epsilon=epsilon, delta=delta)
+    num_accepted = count_accepted(probs > 0, proposal)
+    return Verdict(num_accepted, sample(probs_after(target_probs, num_accepted), noise.gumbel))
+
+
+@functools.cache  # a compiled program is found again by the rule it was compiled for
+def make_rule(epsilon: float, delta: float) -> AcceptanceRule:
+    """Returns the rule.
+
+    Raises:
+      InputError: `epsilon` or `delta` is not from 0 to 1.
+    """
+    for name, value in (("epsilon", epsilon), ("delta", delta)):
+        if not 0 <= value <= 1:
+            raise InputError(f"expected a typical {name} from 0 to 1; got {value}")
+    options = {"epsilon": epsilon, "delta": delta}
+    return AcceptanceRule(
+        functools.partial(acceptance_probs, **options),
+        next_token_probs,
+        functools.partial(accept, **options),
+        INDEPENDENT,
+        is_lossless=False,
+    )

@@ -1,0 +1,171 @@
+"""Block verification: known values, what it gains, and what it needs of its noise."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.sampling import sample
+from jspec.speculation.acceptance import block, get_rule
+from jspec.speculation.noise import Purpose, acceptance_noise, round_keys
+from jspec.speculation.types import AcceptanceNoise, Verdict
+from tests.speculation.enumeration import (
+    all_counts,
+    enumerate_paths,
+    expected_accepted,
+    kept_probs,
+    random_laws,
+)
+from tests.speculation.test_statistics import FALSE_ALARM, model_drafter, p_value
+
+BLOCK, REJECTION = get_rule("block"), get_rule("rejection")
+ALMOST_ONE = np.float32(1 - 2**-24)
+
+
+def random_paths(seed, vocab, width, kind="sampled", **options):
+    rng = np.random.default_rng(seed)
+    target, draft = (random_laws(rng, (vocab,) * 3, zeros=0.2) for _ in range(2))
+    return enumerate_paths(target, draft, width, kind, **options)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [(REJECTION, 10 / 9), (BLOCK, 11 / 9)], ids=["rejection", "block"]
+)
+def test_the_papers_example(rule, expected):
+    """Two letters, target (1/3, 2/3), draft (2/3, 1/3), two drafts: 11/9 kept in place of 10/9.
+
+    Guards against a rule that is lossless but gains nothing.
+    """
+    target, draft = (np.broadcast_to(law, (2, 2, 2)) for law in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
+    accepted = expected_accepted(rule, enumerate_paths(target, draft, 2))
+    np.testing.assert_allclose(accepted, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_block_keeps_at_least_as_many_as_rejection(width):
+    """Guards against a lossless rule that keeps fewer: in each of 200 random contexts."""
+    gains = []
+    for seed in range(8):
+        paths = random_paths(seed, 5 if width < 3 else 4, width)
+        gains.append(expected_accepted(BLOCK, paths) - expected_accepted(REJECTION, paths))
+    gains = np.concatenate(gains)
+    assert gains.min() > -1e-6
+    if width == 1:
+        assert gains.max() < 1e-6  # the same rule
+    else:
+        assert (gains > 1e-3).mean() > 0.5
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("rule", [REJECTION, BLOCK], ids=["rejection", "block"])
+def test_the_first_draft_is_kept_with_the_overlap_of_the_laws(rule, width):
+    """Guards against a rule that keeps too few: the sum of min(target, draft) is the most."""
+    rng = np.random.default_rng(3)
+    target, draft = (random_laws(rng, (4,) * 3, zeros=0.2) for _ in range(2))
+    paths = enumerate_paths(target, draft, width)
+    kept = np.bincount(paths.index, paths.weights * (1 - kept_probs(rule, paths)[:, 0]))
+    np.testing.assert_allclose(kept, np.minimum(target, draft).sum(-1).reshape(-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("counts_of", [lambda _, width: width, all_counts], ids=["full", "fewer"])
+def test_each_prefix_is_kept_with_its_weight(counts_of):
+    """P(at least i kept | the first i drafts) = p_i: the theorem that makes the rule lossless."""
+    paths = random_paths(4, 4, 3, counts_of=counts_of)
+    at_least = np.cumsum(kept_probs(BLOCK, paths)[:, ::-1], axis=1)[:, ::-1]
+    weights = np.asarray(block.prefix_weights(paths.target_probs, paths.proposal), np.float64)
+    counts = np.asarray(paths.proposal.num_tokens)
+    for i in range(1, 4):
+        prefix = np.unique(paths.chains[:, : 2 + i], axis=0, return_inverse=True)[1].reshape(-1)
+        is_real = counts >= i
+        kept = np.bincount(prefix, paths.weights * at_least[:, i])
+        expected = np.bincount(prefix, paths.weights * weights[:, i] * is_real)
+        np.testing.assert_allclose(kept, expected, atol=1e-6)
+
+
+def test_deterministic_drafts_need_no_law_spelt_out():
+    """Guards the path without a [b w v] one-hot: it is the same, and the same as rejection."""
+    bare, spelt = (random_paths(5, 4, 3, kind) for kind in ("deterministic", "one-hot"))
+    possible = bare.weights > 0
+    probs = [BLOCK.acceptance_probs(paths.target_probs, paths.proposal) for paths in (bare, spelt)]
+    np.testing.assert_allclose(probs[0][possible], probs[1][possible], atol=1e-6)
+    for kept in range(4):
+        counts = jnp.full(len(bare.index), kept, jnp.int32)
+        laws = [
+            BLOCK.next_token_probs(paths.target_probs, paths.proposal, counts)[possible]
+            for paths in (bare, spelt)
+        ]
+        np.testing.assert_array_equal(*laws)
+    accepted = [expected_accepted(rule, bare) for rule in (BLOCK, REJECTION)]
+    np.testing.assert_allclose(*accepted, atol=1e-6)
+
+
+def accept(rule, paths, uniforms):
+    rows, vocab = len(paths.index), paths.target_probs.shape[-1]
+    uniforms = jnp.broadcast_to(jnp.asarray(uniforms, jnp.float32), (rows, len(uniforms)))
+    noise = AcceptanceNoise(uniforms, jnp.zeros([rows, vocab]))
+    return rule(paths.target_probs, paths.proposal, noise)
+
+
+def test_acceptance_agrees_with_its_probabilities():
+    """Guards against an `accept` that is not what law 1 sums over.
+
+    Each prefix passes at u = 0 and fails at u = 1 - 2^-24 unless it is sure: weighed with h, the
+    eight patterns give the exact law of what `accept` keeps.
+    """
+    paths = random_paths(6, 3, 3, counts_of=all_counts)
+    good = np.asarray(block.good_prefix_probs(paths.target_probs, paths.proposal), np.float64)
+    law = np.zeros((len(paths.index), 4))
+    for passes in itertools.product([True, False], repeat=3):
+        verdict = accept(BLOCK.accept, paths, np.where(passes, 0, ALMOST_ONE))
+        weight = np.prod(np.where(passes, good, 1 - good), axis=1)
+        law[np.arange(len(law)), np.asarray(verdict.num_accepted)] += weight
+    np.testing.assert_allclose(law, kept_probs(BLOCK, paths), atol=1e-6)
+
+
+def accept_at_most(target_probs, proposal, noise):
+    """Takes `<=` for `<`."""
+    is_good = noise.uniforms <= block.good_prefix_probs(target_probs, proposal)
+    kept = jnp.max(jnp.where(is_good, jnp.arange(1, proposal.width + 1), 0), axis=1)
+    law = block.next_token_probs(target_probs, proposal, kept)
+    return Verdict(kept, sample(law, noise.gumbel))
+
+
+def test_a_prefix_the_target_never_says_is_refused_at_u_zero():
+    """`<=` for `<` differs with probability 2^-24: only noise put in by hand sees it."""
+    paths = random_paths(7, 4, 3, counts_of=all_counts)
+    tokens = np.asarray(paths.proposal.tokens)[..., None]
+    said = np.take_along_axis(np.asarray(paths.target_probs)[:, :3], tokens, 2)[..., 0] > 0
+    most = np.cumprod(said, axis=1).sum(axis=1)
+    most = np.minimum(most, np.asarray(paths.proposal.num_tokens))
+    assert (np.asarray(accept(BLOCK.accept, paths, [0.0] * 3).num_accepted) <= most).all()
+    assert (np.asarray(accept(accept_at_most, paths, [0.0] * 3).num_accepted) > most).any()
+
+
+def loop_p_value(rule):
+    """Returns the p-value of tokens from the compiled loop, with drafts cooler than the target."""
+    return p_value(model_drafter(3), rule, temperature=1.5, draft_temperature=0.5)
+
+
+def test_samples_follow_the_targets_law():
+    """Guards the whole path, through the compiled loop: a chi-square as in test_statistics.py."""
+    assert loop_p_value(BLOCK) > FALSE_ALARM
+
+
+def noise_of_absolute_positions(seed, position, width, vocab_size, is_random):
+    """Keys each uniform by the position of its draft, as plain decoding would."""
+    noise = acceptance_noise(seed, position, width, vocab_size, is_random)
+    keys = [round_keys(seed, position + i, Purpose.ACCEPT, 1)[:, 0] for i in range(width)]
+    draw = jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32))
+    return noise.replace(uniforms=jnp.stack([draw(key) for key in keys], axis=1))
+
+
+def test_noise_of_absolute_positions_is_rejected():
+    """Negative control: it meets noise that has decided an earlier round; biased from the second.
+
+    `rejection` would not notice: no uniform behind its first refusal has decided anything.
+    """
+    noise = BLOCK.noise._replace(acceptance=noise_of_absolute_positions)
+    assert loop_p_value(BLOCK._replace(noise=noise)) < FALSE_ALARM
+    assert loop_p_value(REJECTION._replace(noise=noise)) > FALSE_ALARM
