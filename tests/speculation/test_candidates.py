@@ -1,0 +1,236 @@
+"""Several candidates for one position: exact by enumeration, with and without replacement."""
+
+import itertools
+
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jspec.speculation.acceptance import candidates, chain, classical
+from tests.speculation.enumeration import random_laws
+
+VOCAB = 4
+TOLERANCE = 1e-6
+ALMOST_ONE = np.float32(1 - 2**-24)
+
+
+def draw_weights(draft, tokens, with_replacement):
+    """Returns the probability of drawing each row of candidates, in float64.
+
+    Once a law without replacement is used up, token 0 is put forward all the same.
+    """
+    weights = np.ones(len(tokens))
+    for row, path in enumerate(tokens):
+        left = draft.copy()
+        for i, token in enumerate(path):
+            is_used_up = left[i].sum() == 0
+            weights[row] *= token == 0 if is_used_up else left[i, token] / left[i].sum()
+            if not with_replacement:
+                left[:, token] = 0
+    return weights
+
+
+def enumerate_candidates(target, draft, with_replacement):
+    """Returns every row of candidates, its probability, and target and draft laws for it."""
+    k = len(draft)
+    tokens = np.array(list(itertools.product(range(VOCAB), repeat=k)))
+    weights = draw_weights(draft, tokens, with_replacement)
+    rows = (
+        jnp.asarray(np.broadcast_to(target, (len(tokens), VOCAB)), jnp.float32),
+        jnp.asarray(tokens, jnp.int32),
+        jnp.asarray(np.broadcast_to(draft, (len(tokens), k, VOCAB)), jnp.float32),
+    )
+    return weights, rows
+
+
+def emitted_law(target, draft, with_replacement, rule=candidates, told=None):
+    """Returns the law of the token that comes out, and the probability of keeping a candidate.
+
+    `told` is what the rule is told of the replacement, if not the truth.
+    """
+    weights, rows = enumerate_candidates(target, draft, with_replacement)
+    told = with_replacement if told is None else told
+    accept = np.asarray(rule.acceptance_probs(*rows, with_replacement=told), np.float64)
+    last = np.asarray(rule.next_token_probs(*rows, with_replacement=told), np.float64)
+    law = np.zeros(VOCAB)
+    for i in range(len(draft)):
+        np.add.at(law, np.asarray(rows[1])[:, i], weights * accept[:, i])
+        weights = weights * (1 - accept[:, i])
+    return law + weights @ last, 1 - weights.sum()
+
+
+def law_pair(seed, k, is_shared):
+    """Returns a target law and k draft laws, with exact zeros."""
+    rng = np.random.default_rng(seed)
+    target = random_laws(rng, (VOCAB,), 0.7, zeros=0.2)
+    draft = random_laws(rng, (1 if is_shared else k, VOCAB), 0.7, zeros=0.2)
+    return target, np.broadcast_to(draft, (k, VOCAB)).copy()
+
+
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+@hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1), k=st.sampled_from([1, 2, 3, 4]), is_shared=st.booleans()
+)
+def test_candidates_are_lossless(with_replacement, seed, k, is_shared):
+    """Same or different laws, zeros in them, more draws than a law has tokens."""
+    target, draft = law_pair(seed, k, is_shared)
+    law, _ = emitted_law(target, draft, with_replacement)
+    np.testing.assert_allclose(law, target, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+def test_one_candidate_is_speculative_sampling(with_replacement):
+    """It is kept with the sum of min(target, draft), exactly; more candidates only add to that."""
+    target, draft = law_pair(1, 4, is_shared=True)
+    rates = [emitted_law(target, draft[:k], with_replacement)[1] for k in (1, 2, 3, 4)]
+    np.testing.assert_allclose(rates[0], np.minimum(target, draft[0]).sum(), atol=TOLERANCE)
+    assert (np.diff(rates) > -TOLERANCE).all()
+    assert rates[3] > rates[0] + 1e-3
+
+
+@pytest.mark.parametrize("relation", ["equal", "disjoint"])
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+def test_equal_and_disjoint_laws(with_replacement, relation):
+    """All is kept where the laws agree, nothing where they share no token; no 0 / 0 in either."""
+    target = np.array([0.25, 0.75, 0.0, 0.0])
+    draft = np.array([target if relation == "equal" else target[::-1]] * 2)
+    law, rate = emitted_law(target, draft, with_replacement)
+    np.testing.assert_allclose(law, target, atol=TOLERANCE)
+    np.testing.assert_allclose(rate, 1.0 if relation == "equal" else 0.0, atol=TOLERANCE)
+
+
+def test_without_replacement_exhausts_the_target():
+    """As many candidates as tokens: one of them is always kept (2402.14160's reason to do it)."""
+    target, draft = np.array([0.1, 0.2, 0.3, 0.4]), np.array([[0.4, 0.3, 0.2, 0.1]] * 4)
+    rates = [emitted_law(target, draft, flag)[1] for flag in (True, False)]
+    assert rates[0] < 1 - 1e-3
+    np.testing.assert_allclose(rates[1], 1, atol=TOLERANCE)
+
+
+class Stale:
+    """Compares every candidate with the target's own law, as if none had been refused."""
+
+    @staticmethod
+    def acceptance_probs(target, tokens, draft_probs, **_):
+        probs = [jnp.take_along_axis(law, tokens, axis=1) for law in (target, draft_probs[:, 0])]
+        return chain.min_ratio(*probs)
+
+    @staticmethod
+    def next_token_probs(target, tokens, draft_probs, **_):
+        del tokens
+        return chain.normalised_or(jnp.maximum(target - draft_probs[:, -1], 0), target)
+
+
+def test_a_residual_that_is_not_updated_is_caught():
+    """Negative control: the most natural mistake biases the law."""
+    target, draft = law_pair(1, 3, is_shared=True)
+    law, _ = emitted_law(target, draft, True, Stale)
+    assert np.abs(law - target).max() > 1e-3
+
+
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+def test_a_misreported_replacement_is_caught(with_replacement):
+    """Negative control: the law must be the one the candidates were really drawn from."""
+    target, draft = law_pair(1, 3, is_shared=True)
+    law, _ = emitted_law(target, draft, with_replacement, told=not with_replacement)
+    assert np.abs(law - target).max() > 1e-3
+
+
+def test_deterministic_candidates_are_lossless():
+    """Two tokens for certain: kept with their joint probability, the rest of the law otherwise."""
+    target = jnp.array([[0.1, 0.2, 0.3, 0.4]])
+    tokens = jnp.array([[3, 1]], jnp.int32)
+    accept = candidates.acceptance_probs(target, tokens, None)
+    np.testing.assert_allclose(accept, [[0.4, 0.2 / 0.6]], rtol=1e-6)
+    law = candidates.next_token_probs(target, tokens, None)
+    np.testing.assert_allclose(law, [[0.25, 0.0, 0.75, 0.0]], rtol=1e-6)
+    repeated = candidates.acceptance_probs(target, jnp.array([[3, 3]], jnp.int32), None)
+    np.testing.assert_allclose(repeated, [[0.4, 0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+def test_a_law_of_zeros_is_no_candidate(with_replacement):
+    """Padding for rows with fewer candidates: refused even at u = 0, and nothing is taken off."""
+    target, tokens = jnp.array([[0.5, 0.5]]), jnp.array([[0, 1]], jnp.int32)
+    draft = jnp.array([[[1.0, 0.0], [0.0, 0.0]]])
+    options = {"with_replacement": with_replacement}
+    accept = candidates.acceptance_probs(target, tokens, draft, **options)
+    np.testing.assert_allclose(accept, [[0.5, 0.0]])
+    law = candidates.next_token_probs(target, tokens, draft, **options)
+    np.testing.assert_allclose(law, [[0.0, 1.0]])
+    uniforms = jnp.array([[0.5, 0.0]])
+    verdict = candidates.accept(target, tokens, draft, uniforms, jnp.zeros([1, 2]), **options)
+    assert verdict.index.tolist() == [2]
+    assert verdict.token.tolist() == [1]
+
+
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+def test_acceptance_agrees_with_its_probabilities(with_replacement):
+    """`accept` keeps the first candidate with u < probability, except within rounding."""
+    rng = np.random.default_rng(0)
+    rows, k = 400, 3
+    target, draft = rng.dirichlet([0.5] * VOCAB, (2, rows)).astype(np.float32)
+    tokens = np.stack([rng.permutation(VOCAB)[:k] for _ in range(rows)]).astype(np.int32)
+    if with_replacement:
+        tokens[::2, 1] = tokens[::2, 0]
+    args = jnp.asarray(target), jnp.asarray(tokens), jnp.asarray(draft)[:, None]  # one law for all
+    uniforms = rng.uniform(size=(rows, k)).astype(np.float32)
+    gumbel = rng.gumbel(size=(rows, VOCAB)).astype(np.float32)
+    options = {"with_replacement": with_replacement}
+    verdict = candidates.accept(*args, jnp.asarray(uniforms), jnp.asarray(gumbel), **options)
+    probs = np.asarray(candidates.acceptance_probs(*args, **options))
+    expected = np.cumprod(uniforms >= probs, axis=1).sum(axis=1)
+    clear = (np.abs(uniforms - probs) > 1e-5).all(axis=1)
+    assert clear.mean() > 0.99
+    np.testing.assert_array_equal(np.asarray(verdict.index)[clear], expected[clear])
+    assert set(expected) == {0, 1, 2, 3}
+    law = np.asarray(candidates.next_token_probs(*args, **options))
+    with np.errstate(divide="ignore"):
+        last = np.argmax(np.log(law) + gumbel, axis=1)
+    outcomes = np.concatenate([tokens, last[:, None]], axis=1)
+    expected = outcomes[np.arange(rows), np.asarray(verdict.index)]
+    np.testing.assert_array_equal(verdict.token, expected)
+
+
+def test_a_token_the_target_lacks_nothing_of_is_refused_at_u_zero():
+    """`<=` for `<` differs with probability 2^-24 only; a refused token is used up."""
+    target, tokens = jnp.array([[0.5, 0.5, 0.0]]), jnp.array([[2, 0, 0]], jnp.int32)
+    draft = jnp.array([[[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]])
+    uniforms = jnp.array([[0.0, ALMOST_ONE, 0.0]])
+    verdict = candidates.accept(target, tokens, draft, uniforms, jnp.zeros([1, 3]))
+    assert verdict.index.tolist() == [3]
+    assert verdict.token.tolist() == [1]
+
+
+def classical_law(target, draft):
+    """Returns the law that classical rejection sampling emits, and its acceptance."""
+    laws = jnp.asarray(target, jnp.float32)[None], jnp.asarray(draft, jnp.float32)[None]
+    kept = draft * np.asarray(classical.acceptance_probs(*laws), np.float64)[0]
+    return kept + (1 - kept.sum()) * target, kept.sum(), float(classical.acceptance_rate(*laws)[0])
+
+
+@hypothesis.settings(deadline=None, max_examples=40, derandomize=True)
+@hypothesis.given(seed=st.integers(0, 2**32 - 1))
+def test_classical_is_lossless_and_keeps_less(seed):
+    """Its acceptance is 1 / M exactly, and never more than that of the iterative rules."""
+    target, draft = law_pair(seed, 2, is_shared=True)
+    law, rate, stated = classical_law(target, draft[0])
+    np.testing.assert_allclose(law, target, atol=TOLERANCE)
+    np.testing.assert_allclose(rate, stated, atol=TOLERANCE)
+    for k, flag in itertools.product((1, 2), (True, False)):
+        assert rate <= emitted_law(target, draft[:k], flag)[1] + TOLERANCE
+
+
+def test_classical_accepts_by_its_probabilities():
+    """1 / M = min(draft / target) = 1/2: token 0 is kept with 1/5, token 1 always."""
+    target, draft = jnp.array([[0.25, 0.75]] * 4), jnp.array([[0.625, 0.375]] * 4)
+    probs = classical.acceptance_probs(target, draft)[0]
+    np.testing.assert_allclose(probs, [0.2, 1.0], rtol=1e-6)
+    uniforms = jnp.array([0.19, 0.21, 0.0, ALMOST_ONE], jnp.float32)
+    tokens, gumbel = jnp.array([0, 0, 1, 1], jnp.int32), jnp.zeros([4, 2])
+    is_kept, token = classical.accept(target, tokens, draft, uniforms, gumbel)
+    assert is_kept.tolist() == [True, False, True, True]
+    assert token.tolist() == [0, 1, 1, 1]
