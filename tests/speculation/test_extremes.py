@@ -1,0 +1,145 @@
+"""The rules on laws that no model should give: extreme numbers, ties, one token, NaN.
+
+Shapes are fixed, so that each rule compiles once.
+"""
+
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from jspec.sampling import NO_TOKEN
+from jspec.speculation.acceptance import RULES, candidates, get_rule
+from jspec.speculation.noise import SHARED
+from jspec.speculation.types import AcceptanceNoise, Proposal
+from tests.speculation.drive import QUICK
+
+ROWS, WIDTH = 3, 3
+SETTINGS = hypothesis.settings(deadline=None, max_examples=25, derandomize=True)
+# Denormals and the smallest normal number, ties, certainty, and what hypothesis thinks of.
+WEIGHTS = st.sampled_from([0.0, 0.0, 1e-45, 1e-40, 1.2e-38, 1e-20, 1e-8, 0.25, 0.25, 1.0, 1.0])
+WEIGHTS = WEIGHTS | st.floats(0, 1, width=32)
+UNIFORMS = st.sampled_from([0.0, 2**-24, 0.5, 1 - 2**-24]).map(np.float32)
+
+
+def laws(length, vocab):
+    """Returns a strategy for laws [ROWS, length, vocab]; a law of zeros becomes a sure token 0."""
+
+    def normalise(weights):
+        weights = weights.astype(np.float64)
+        weights[..., 0] += weights.sum(axis=-1) == 0
+        return (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+
+    shape = (ROWS, length, vocab)
+    return arrays.arrays(np.float32, shape, elements=WEIGHTS, fill=st.nothing()).map(normalise)
+
+
+@st.composite
+def rounds(draw, vocab):
+    """Draws target laws, a proposal and its noise."""
+    width = st.integers(0, WIDTH)
+    tokens = draw(arrays.arrays(np.int32, (ROWS, WIDTH), elements=st.integers(0, vocab - 1)))
+    proposal = Proposal(
+        jnp.asarray(tokens),
+        jnp.asarray(draw(arrays.arrays(np.int32, (ROWS,), elements=width))),
+        jnp.asarray(draw(laws(WIDTH, vocab))) if draw(st.booleans()) else None,
+    )
+    uniforms = jnp.asarray(draw(arrays.arrays(np.float32, (ROWS, WIDTH), elements=UNIFORMS)))
+    gumbel = np.random.default_rng(draw(st.integers(0, 99))).gumbel(size=(ROWS, WIDTH + 1, vocab))
+    return draw(laws(WIDTH + 1, vocab)), proposal, uniforms, jnp.asarray(gumbel, jnp.float32)
+
+
+@functools.cache
+def compiled(name):
+    """Returns (target_probs, proposal, uniforms, gumbel) -> verdict and all probabilities."""
+    rule = get_rule(name)
+
+    def run(target_probs, proposal, uniforms, gumbel):
+        noise = AcceptanceNoise(uniforms, gumbel[:, 0])
+        if rule.noise is SHARED:
+            noise = AcceptanceNoise(None, gumbel)
+        verdict = rule.accept(target_probs, proposal, noise)
+        counts = jnp.minimum(verdict.num_accepted, proposal.num_tokens)
+        law = rule.next_token_probs(target_probs, proposal, counts)
+        return verdict, rule.acceptance_probs(target_probs, proposal), law
+
+    return jax.jit(run, compiler_options=QUICK)
+
+
+@pytest.mark.parametrize("name", RULES)
+@SETTINGS
+@hypothesis.given(data=st.data())
+def test_extreme_laws_give_a_sound_verdict(name, data):
+    """Guards against NaN, a count or token out of range, and drafts the target never says."""
+    vocab = data.draw(st.sampled_from([1, 5]))
+    target, proposal, uniforms, gumbel = data.draw(rounds(vocab))
+    verdict, accept, law = compiled(name)(jnp.asarray(target), proposal, uniforms, gumbel)
+    kept, tokens = np.asarray(verdict.num_accepted), np.asarray(proposal.tokens)
+    assert ((kept >= 0) & (kept <= np.asarray(proposal.num_tokens))).all()
+    assert ((np.asarray(verdict.next_token) >= 0) & (verdict.next_token < vocab)).all()
+    accept, law = np.asarray(accept), np.asarray(law)
+    assert ((accept >= 0) & (accept <= 1)).all()
+    assert (law >= 0).all()
+    np.testing.assert_allclose(law.sum(axis=1), 1, atol=1e-5)
+    for row in range(ROWS):
+        for i in range(kept[row]):
+            assert target[row, i, tokens[row, i]] > 0
+        assert target[row, kept[row], verdict.next_token[row]] > 0
+    if vocab == 1:
+        np.testing.assert_array_equal(kept, proposal.num_tokens)
+
+
+@pytest.mark.parametrize("name", RULES)
+@SETTINGS
+@hypothesis.given(data=st.data())
+def test_nan_in_a_row_stays_there(name, data):
+    """Guards against an error, against a reduction that carries it to other rows, and its hiding.
+
+    Where the law of the next token is NaN, there is no next token: the row is to end, saying so.
+    """
+    target, proposal, uniforms, gumbel = data.draw(rounds(5))
+    spoilt = target.copy()
+    spoilt[0, data.draw(st.integers(0, WIDTH))] = np.nan
+    broken = proposal
+    if proposal.probs is not None and data.draw(st.booleans()):
+        broken = proposal.replace(probs=proposal.probs.at[0].set(np.nan))
+    good, bad = (
+        jax.tree.map(np.asarray, compiled(name)(jnp.asarray(t), p, uniforms, gumbel))
+        for t, p in ((target, proposal), (spoilt, broken))
+    )
+    for ours, theirs in zip(jax.tree.leaves(good), jax.tree.leaves(bad), strict=True):
+        np.testing.assert_array_equal(ours[1:], theirs[1:])
+    kept, token = int(bad[0].num_accepted[0]), int(bad[0].next_token[0])
+    assert 0 <= kept <= proposal.num_tokens[0]
+    assert (token == NO_TOKEN) == np.isnan(spoilt[0, kept]).any()
+
+
+@functools.cache
+def compiled_candidates(with_replacement):
+    run = functools.partial(candidates.accept, with_replacement=with_replacement)
+    return jax.jit(run, compiler_options=QUICK)
+
+
+@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
+@SETTINGS
+@hypothesis.given(data=st.data())
+def test_extreme_candidates_give_a_sound_verdict(with_replacement, data):
+    """Guards the same for several candidates; NaN in one row again stays there."""
+    target, proposal, uniforms, gumbel = data.draw(rounds(5))
+    laws = proposal.probs
+    args = proposal.tokens, laws, uniforms, gumbel[:, 0]
+    run = compiled_candidates(with_replacement)
+    verdict = jax.tree.map(np.asarray, run(jnp.asarray(target[:, 0]), *args))
+    assert ((verdict.index >= 0) & (verdict.index <= WIDTH)).all()
+    assert (target[np.arange(ROWS), 0, verdict.token] > 0).all()
+    target[0, 0] = np.nan
+    spoilt = jax.tree.map(np.asarray, run(jnp.asarray(target[:, 0]), *args))
+    np.testing.assert_array_equal(verdict.token[1:], spoilt.token[1:])
+    np.testing.assert_array_equal(verdict.index[1:], spoilt.index[1:])
+    assert spoilt.index[0] == WIDTH
+    assert spoilt.token[0] == NO_TOKEN
