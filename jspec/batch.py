@@ -47,7 +47,7 @@ class Batch:
         """
         self._engine, self._params, self._rows = engine, params, rows
         self._capacity = _bucket(max(row.max_length for row in rows) + head_room)
-        self._switches = _needed_switches([row.settings for row in rows], processors)
+        self._switches = needed_switches([row.settings for row in rows], processors)
         # In powers of two: another number of requests rarely means another program.
         self.places = range(min(batch_size, 1 << (len(rows) - 1).bit_length()))
         self._infos: StepInfo | None = None
@@ -97,7 +97,9 @@ def _logprobs_of(logprobs: TokenLogprobs | None, count: int) -> list[tuple[float
     )
 
 
-def _needed_switches(settings: Sequence[Settings], processors: tuple[Processor, ...]) -> Switches:
+def needed_switches(
+    settings: Sequence[Settings], processors: tuple[Processor, ...] = ()
+) -> Switches:
     """Returns what a program needs to serve requests with those settings."""
     own = tuple(p for p in (*PROCESSORS, *processors) if any(map(p.is_used, settings)))
     return Switches(

@@ -63,7 +63,7 @@ class Generator:
           InputError: a value out of range, or a draft that does not fit the target.
         """
         use_compile_cache()
-        drafter = _choose_drafter(drafter, has_draft=draft is not None)
+        drafter = choose_drafter(drafter, has_draft=draft is not None)
         context = target.config.max_seq_len
         self.target = target
         self._draft = draft
@@ -111,7 +111,7 @@ class Generator:
         Raises:
           InputError: a model that cannot be loaded, or an option out of range.
         """
-        options["drafter"] = _choose_drafter(options.get("drafter"), has_draft=draft is not None)
+        options["drafter"] = choose_drafter(options.get("drafter"), has_draft=draft is not None)
         loaded = load_model(target, dtype=dtype)
         return cls(loaded, None if draft is None else load_model(draft, dtype=dtype), **options)
 
@@ -286,7 +286,12 @@ class Generator:
         )
 
 
-def _choose_drafter(name: str | None, *, has_draft: bool) -> str:
+def choose_drafter(name: str | None, *, has_draft: bool) -> str:
+    """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
+
+    Raises:
+      InputError: a draft model without the drafter "model", or the other way round.
+    """
     if name is None:
         return "model" if has_draft else "prompt_lookup"
     if has_draft != (name == "model"):

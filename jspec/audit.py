@@ -1,0 +1,145 @@
+"""Audits speculative decoding: `python -m jspec.audit --acceptance=block --temperature=0.8`.
+
+For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
+bfloat16, the joint law of what the compiled rounds emit against the target's own probabilities, a
+negative control that must be refused, the caches, the seeds, and the smallest uniform. Ends with
+status 0 only if all of it is as it should be, which for a lossy rule it is not.
+"""
+
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+
+from absl import flags
+
+from jspec import cli, generator, provenance
+from jspec.auditing.check import Check
+from jspec.auditing.subject import Subject
+from jspec.drafters import DRAFTERS
+from jspec.errors import InputError
+from jspec.json_lines import JsonLinesWriter
+from jspec.request import Settings
+from jspec.settings_flags import read_settings
+from jspec.speculation.acceptance import RULES, get_rule
+from jspec.speculation.types import Temperatures
+from jspec.weights.resolver import load_model
+
+_TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The target; see jspec.generate.")
+_DRAFT = flags.DEFINE_string("draft", None, "A draft model; likewise.")
+_DRAFTER = flags.DEFINE_enum("drafter", None, DRAFTERS, "The drafter; see jspec.generate.")
+_NUM_DRAFT_TOKENS = flags.DEFINE_string(
+    "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
+)
+_ACCEPTANCE = flags.DEFINE_enum("acceptance", "rejection", list(RULES), "The acceptance rule.")
+_NUM_ROWS = flags.DEFINE_integer("num_rows", 2048, "Independent rows of the test of the law.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
+
+_TEXTS = (
+    "Why is the sky blue?",
+    "Name three rivers and three mountains, then name the three rivers again.",
+    "Write a Python function that adds two numbers.",
+    "1 2 3 4 1 2 3 4 1 2 3",
+)
+
+
+def main() -> None:
+    """Runs the checks, prints them one by one, and ends with the verdict."""
+    writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    if _NUM_ROWS.value < 1:
+        raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")
+    subject = make_subject()
+    is_lossless = get_rule(subject.acceptance).is_lossless
+    if not is_lossless:
+        print(f"the rule {subject.acceptance!r} is lossy: the law is not expected to hold")
+    checks = []
+    begin = time.perf_counter()
+    for check in run_checks(subject):
+        checks.append(check)
+        print(f"{'pass' if check.has_passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
+    seconds = time.perf_counter() - begin
+    has_passed = is_lossless and all(check.has_passed for check in checks)
+    verdict = "lossless" if has_passed else "NOT lossless"
+    print(f"{verdict}: {describe(subject)} ({seconds:.0f} s)")
+    if writer is not None:
+        with writer:
+            writer.write(make_record(subject, checks, has_passed, seconds))
+    if not has_passed:
+        sys.exit(1)
+
+
+def make_subject() -> Subject:
+    """Returns what the flags ask to audit."""
+    settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+    temperatures = get_rule(_ACCEPTANCE.value).temperatures
+    if settings.temperature == 0 and temperatures is not Temperatures.ZERO:
+        settings = dataclasses.replace(settings, temperature=1.0)
+    draft = None if _DRAFT.value is None else load_model(_DRAFT.value, dtype="float32")
+    return Subject(
+        target=load_model(_TARGET.value, dtype="float32"),
+        draft=draft,
+        drafter=generator.choose_drafter(_DRAFTER.value, has_draft=draft is not None),
+        num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
+        acceptance=_ACCEPTANCE.value,
+        settings=settings,
+    )
+
+
+def run_checks(subject: Subject) -> Iterator[Check]:
+    """Yields the outcome of every check, the cheap ones first."""
+    from jspec.auditing.caches import check_caches
+    from jspec.auditing.edges import check_edges
+    from jspec.auditing.law import NUM_TOKENS, check_law
+    from jspec.auditing.parity import check_parity
+    from jspec.auditing.rows import Rows, choose_context
+    from jspec.auditing.seeds import check_seeds
+
+    yield check_edges(subject.acceptance)
+    prompts = [subject.generator().encode_prompt(text) for text in _TEXTS]
+    if get_rule(subject.acceptance).temperatures is not Temperatures.POSITIVE:
+        for dtype in ("float32", "bfloat16"):
+            yield check_parity(subject, dtype, prompts, _MAX_NEW_TOKENS.value)
+    yield check_seeds(subject, prompts, _MAX_NEW_TOKENS.value)
+    context = choose_context(subject.target)
+    rows = Rows(subject, context, NUM_TOKENS)
+    yield check_caches(subject, rows, context)
+    yield from check_law(subject, rows, context, _NUM_ROWS.value)
+
+
+def describe(subject: Subject) -> str:
+    """Returns what was audited, in one line."""
+    changed = {
+        field.name: value
+        for field in dataclasses.fields(Settings)
+        if (value := getattr(subject.settings, field.name)) != field.default
+        and field.name != "max_new_tokens"
+    }
+    listed = ", ".join(f"{name}={value}" for name, value in changed.items())
+    draft = "" if subject.draft is None else f" with {subject.draft.name}"
+    return (
+        f"{subject.target.name}, drafter {subject.drafter}{draft}, rule {subject.acceptance}, "
+        f"{listed or 'default settings'}"
+    )
+
+
+def make_record(
+    subject: Subject, checks: list[Check], has_passed: bool, seconds: float
+) -> dict[str, object]:
+    """Returns the whole audit as plain values."""
+    from jspec.auditing.law import FALSE_ALARM
+
+    return {
+        **provenance.environment(),
+        "subject": describe(subject),
+        "settings": dataclasses.asdict(subject.settings),
+        "num_draft_tokens": subject.num_draft_tokens,
+        "false_alarm_rate": FALSE_ALARM,
+        "is_lossless": has_passed,
+        "seconds": seconds,
+        "checks": [dataclasses.asdict(check) for check in checks],
+    }
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

@@ -1,0 +1,59 @@
+"""Caches: after many rounds they hold what a fresh prefill of the emitted text would."""
+
+import jax
+import numpy as np
+
+from jspec.auditing.check import Check
+from jspec.auditing.rows import Context, Rows
+from jspec.auditing.subject import Subject
+from jspec.models import KVCache, init_cache, make_apply
+from jspec.weights.resolver import LoadedModel
+
+_TOLERANCE = 1e-3  # of the largest key or value: a wrong slot is off by about 1
+_NUM_ROWS = 4
+
+
+def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
+    """Compares the committed slots of the target's cache, and of a draft model's.
+
+    Args:
+      subject: what is audited.
+      rows: its compiled rounds.
+      context: of the rows.
+    """
+    tokens, state = next(rows.run(1))
+    errors = {"target": _largest_error(subject.target, state.target_cache, tokens, context)}
+    draft_cache = getattr(state.draft, "cache", None)
+    if subject.draft is not None and isinstance(draft_cache, KVCache):
+        errors["draft"] = _largest_error(subject.draft, draft_cache, tokens, context)
+    return Check(
+        "caches",
+        all(error < _TOLERANCE for error in errors.values()),
+        "largest difference from a fresh prefill: "
+        + ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+        + f" of the largest entry (expected below {_TOLERANCE:g})",
+        errors,
+    )
+
+
+def _largest_error(
+    model: LoadedModel, cache: KVCache, tokens: np.ndarray, context: Context
+) -> float:
+    """Returns the largest difference over a few rows, relative to the largest entry.
+
+    Only slots whose tokens are in `tokens` [b t] are looked at.
+    """
+    texts = [[*context.prompt, context.first, *row] for row in tokens[:_NUM_ROWS]]
+    blocks = np.array(texts, np.int32)
+    dtype = model.params["embedding"].dtype
+    empty = init_cache(model.config, batch_size=len(texts), capacity=blocks.shape[1], dtype=dtype)
+    fresh = jax.jit(make_apply(model.config))(model.params, blocks, empty)[2]
+    length = np.minimum(np.asarray(cache.length)[: len(texts)], blocks.shape[1])
+    worst = 0.0
+    for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
+        theirs = np.asarray(theirs)[:, :, : blocks.shape[1]]
+        ours = np.asarray(ours)[: len(texts), :, : blocks.shape[1]]
+        committed = (np.arange(blocks.shape[1]) < length[:, None])[:, None, :, None]
+        difference = np.abs(np.where(committed, ours - theirs, 0)).max()
+        worst = max(worst, float(difference / np.abs(theirs).max()))
+    return worst

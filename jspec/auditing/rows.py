@@ -1,0 +1,173 @@
+"""Many independent rows of one short context, driven through the compiled rounds."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.auditing.subject import Subject
+from jspec.batch import needed_switches
+from jspec.drafters import DrafterSpec, make_drafter
+from jspec.engine import Row, make_engine
+from jspec.models import init_cache, make_apply
+from jspec.speculation.acceptance import get_rule
+from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, TargetView
+from jspec.typing import Params
+from jspec.vocabulary import mask_padding, shared_vocab_size, used_vocab_size
+from jspec.weights.resolver import LoadedModel
+
+ALPHABET_SIZE = 4
+_ROWS_A_RUN = 128
+_PATHS_A_CALL = 64
+_NUM_DRAFT_TOKENS = 2  # few, so that the tokens looked at take several rounds
+
+
+class Context(NamedTuple):
+    """What the rows have in common.
+
+    Attributes:
+      prompt: token ids.
+      first: the first token of every row's output, so that all others are drawn in rounds.
+      alphabet: the tokens that may come.
+    """
+
+    prompt: list[int]
+    first: int
+    alphabet: list[int]
+
+
+def choose_context(target: LoadedModel) -> Context:
+    """Returns a short context that repeats itself, of tokens that the target finds likely."""
+    start = np.array([[used_vocab_size(target) // 2]], np.int32)
+    logits = np.array(_jit_logits(target)(target.params, start)[0, -1])
+    logits[list(target.config.eos_ids)] = -np.inf
+    alphabet = [int(i) for i in np.argsort(-logits)[:ALPHABET_SIZE]]
+    return Context([alphabet[i] for i in (0, 1, 2, 0, 1, 3)], alphabet[0], alphabet)
+
+
+def path_logits(target: LoadedModel, context: Context, num_tokens: int) -> np.ndarray:
+    """Returns the target's logits of the alphabet along every path through it.
+
+    Args:
+      target: whose logits.
+      context: what comes before.
+      num_tokens: length of the paths.
+
+    Returns:
+      [k, ..., k, num_tokens, k] with num_tokens - 1 leading axes: entry [a, b, ..., t] belongs to
+      the position after t tokens of the path a, b, ...
+    """
+    size = len(context.alphabet)
+    paths = list(itertools.product(context.alphabet, repeat=num_tokens - 1))
+    blocks = np.array([[*context.prompt, context.first, *path] for path in paths], np.int32)
+    begin = len(context.prompt)
+    logits_of = _jit_logits(target)
+    chunks = [
+        np.asarray(logits_of(target.params, blocks[i : i + _PATHS_A_CALL]))[:, begin:]
+        for i in range(0, len(blocks), _PATHS_A_CALL)
+    ]
+    chunks = [chunk[..., context.alphabet] for chunk in chunks]
+    return np.concatenate(chunks).reshape(*[size] * (num_tokens - 1), num_tokens, size)
+
+
+def _jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array]:
+    """Returns a function from parameters and texts [b t] to logits: one pass, an empty cache."""
+    apply = mask_padding(make_apply(target.config), target)
+    dtype = target.params["embedding"].dtype
+
+    def run(params: Params, tokens: jax.Array) -> jax.Array:
+        batch_size, capacity = tokens.shape
+        cache = init_cache(target.config, batch_size=batch_size, capacity=capacity, dtype=dtype)
+        return apply(params, tokens, cache)[0]
+
+    return jax.jit(run)
+
+
+class Rows:
+    """Compiled rounds of the subject over many rows of one context.
+
+    Attributes:
+      settings: those of every row, the alphabet included.
+      num_rounds: that a run takes; every row then has at least so many tokens.
+    """
+
+    def __init__(self, subject: Subject, context: Context, num_rounds: int) -> None:
+        """Prepares the programs; nothing is compiled yet."""
+        self._target, self._context, self.num_rounds = subject.target, context, num_rounds
+        self.settings = dataclasses.replace(
+            subject.settings, allowed_token_ids=tuple(context.alphabet), logprobs=False
+        )
+        self._drafter, self._draft_params = _make_drafter(subject)
+        self._rule = get_rule(subject.acceptance)
+        self._engine = make_engine(subject.target, self._drafter, self._rule)
+
+    def run(
+        self, num_rows: int, *, params: Params | None = None
+    ) -> Iterator[tuple[np.ndarray, SpecState]]:
+        """Yields the first tokens [rows num_rounds] of runs with seeds 0, 1, ..., and their states.
+
+        Args:
+          num_rows: at least so many rows in all.
+          params: of the target; None takes its own.
+        """
+        both = ModelParams(self._target.params if params is None else params, self._draft_params)
+        start = self._start(both)
+        for first in range(0, num_rows, _ROWS_A_RUN):
+            state = jax.tree.map(lambda leaf: jnp.repeat(leaf, _ROWS_A_RUN, axis=0), start)
+            state = state.replace(seed=jnp.arange(first, first + _ROWS_A_RUN, dtype=jnp.uint32))
+            state, infos = self._engine.run(both, state, self.num_rounds)
+            yield _first_tokens(infos, self.num_rounds), state
+
+    def _start(self, params: ModelParams) -> SpecState:
+        """Returns one row that has emitted the context's first token, its drafter caught up."""
+        context = self._context
+        num_slots = len(context.prompt) + 1 + self.num_rounds * (_NUM_DRAFT_TOKENS + 1)
+        row = Row(self.settings, context.prompt, stop_ids=(), max_length=num_slots + 1)
+        state = self._engine.prefill(
+            params, row, num_slots + _NUM_DRAFT_TOKENS + 1, needed_switches([self.settings])
+        )
+        state = state.replace(last_token=jnp.array([context.first], jnp.int32))
+        if self._drafter is None:
+            return state
+        # Done once for all rows: a draft model that has lagged since the prompt catches up.
+        return state.replace(draft=jax.jit(self._catch_up)(params, state))
+
+    def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
+        assert self._drafter is not None
+        width = self._drafter.num_draft_tokens
+        apply = make_apply(self._target.config)
+        _, draft = self._drafter.propose(
+            params.draft,
+            state.draft,
+            state.last_token,
+            rng_keys=self._rule.noise.draft_keys(state.seed, state.target_cache.length, width),
+            settings=state.settings.after(state.last_token),
+            view=TargetView(params.target, apply, state.target_cache),
+        )
+        return draft
+
+
+def _first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
+    """Returns the first tokens that each row emitted, [b num_tokens]."""
+    index = np.arange(infos.tokens.shape[-1])
+    rows = []
+    for row in range(infos.tokens.shape[1]):
+        is_emitted = index < infos.num_tokens[:, row, None]
+        rows.append(infos.tokens[:, row][is_emitted][:num_tokens])
+    return np.array(rows)
+
+
+def _make_drafter(subject: Subject) -> tuple[Drafter | None, Params]:
+    draft = subject.draft
+    spec = DrafterSpec(
+        num_draft_tokens=min(subject.num_draft_tokens, _NUM_DRAFT_TOKENS),
+        target_config=subject.target.config,
+        vocab_size=shared_vocab_size(subject.target, draft),
+        draft_config=None if draft is None else draft.config,
+        dtype=subject.target.params["embedding"].dtype,
+    )
+    return make_drafter(subject.drafter, spec), None if draft is None else draft.params

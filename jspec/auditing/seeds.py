@@ -1,0 +1,46 @@
+"""Seeds: a request's tokens depend on nothing but the request."""
+
+import dataclasses
+
+from jspec.auditing.check import Check
+from jspec.auditing.subject import Subject
+from jspec.request import Request
+
+
+def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int) -> Check:
+    """Compares answers alone, in one batch, and with the host looking in after every round.
+
+    Under the coupled rule also with plain decoding and with another number of drafts. In float32:
+    in bfloat16 a batch's passes round differently from one row's.
+
+    Args:
+      subject: what is audited.
+      prompts: token ids; prompt k gets seed + k.
+      max_new_tokens: of each answer.
+    """
+    settings = dataclasses.replace(subject.settings, max_new_tokens=max_new_tokens, logprobs=False)
+    requests = [
+        Request(prompt, dataclasses.replace(settings, seed=(settings.seed + k) % 2**32))
+        for k, prompt in enumerate(prompts)
+    ]
+    ways = {
+        "in a batch": {"batch_size": len(prompts)},
+        "other chunking": {"rounds_per_visit": 1},
+    }
+    if subject.acceptance == "coupled":
+        ways["plain"] = {"drafter": "none"}
+        ways["one draft a round"] = {"num_draft_tokens": 1}
+    alone = subject.generator()
+    expected = [alone.generate(request).token_ids for request in requests]
+    num_different = {}
+    for name, options in ways.items():
+        results = subject.generator(**options).generate(requests)
+        pairs = zip(results, expected, strict=True)
+        num_different[name] = sum(result.token_ids != ids for result, ids in pairs)
+    return Check(
+        "seeds",
+        not any(num_different.values()),
+        f"{len(prompts)} answers alone against: "
+        + ", ".join(f"{name}: {count} differ" for name, count in num_different.items()),
+        num_different,
+    )

@@ -1,0 +1,58 @@
+"""What is audited: models, drafter, rule and settings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.generator import Generator
+from jspec.request import Settings
+from jspec.weights.resolver import LoadedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is audited. The models are float32; `generator` casts them.
+
+    Attributes:
+      target: the target.
+      draft: the draft model, if the drafter has one.
+      drafter: its name.
+      num_draft_tokens: drafts a round.
+      acceptance: the rule's name.
+      settings: how tokens are sampled.
+      options: further options of the Generator.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    drafter: str
+    num_draft_tokens: int
+    acceptance: str
+    settings: Settings
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
+        """Returns a Generator of the subject; `changes` replace its options."""
+        drafter = changes.pop("drafter", self.drafter)
+        options = {
+            "drafter": drafter,
+            "num_draft_tokens": self.num_draft_tokens,
+            "acceptance": self.acceptance,
+            **self.options,
+            **changes,
+        }
+        draft = self.draft if drafter == "model" else None
+        return Generator(
+            cast(self.target, dtype), None if draft is None else cast(draft, dtype), **options
+        )
+
+
+def cast(model: LoadedModel, dtype: str) -> LoadedModel:
+    """Returns the model with its weights in another dtype."""
+    wanted = jnp.dtype(dtype)
+    if model.params["embedding"].dtype == wanted:
+        return model
+    params = jax.tree.map(lambda leaf: leaf.astype(wanted), model.params)
+    return dataclasses.replace(model, params=params)
