@@ -17,11 +17,12 @@ from jspec import cli, generator, provenance
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
 from jspec.drafters import DRAFTERS
+from jspec.encode_prompt import encode_prompt
 from jspec.errors import InputError
 from jspec.json_lines import JsonLinesWriter
 from jspec.request import Settings
-from jspec.settings_flags import read_settings
-from jspec.speculation.acceptance import RULES, get_rule
+from jspec.settings_flags import read_rule, read_settings
+from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import load_model
 
@@ -31,7 +32,6 @@ _DRAFTER = flags.DEFINE_enum("drafter", None, DRAFTERS, "The drafter; see jspec.
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
-_ACCEPTANCE = flags.DEFINE_enum("acceptance", "rejection", list(RULES), "The acceptance rule.")
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 2048, "Independent rows of the test of the law.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
@@ -50,8 +50,7 @@ def main() -> None:
     if _NUM_ROWS.value < 1:
         raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")
     subject = make_subject()
-    is_lossless = get_rule(subject.acceptance).is_lossless
-    if not is_lossless:
+    if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the law is not expected to hold")
     checks = []
     begin = time.perf_counter()
@@ -59,7 +58,7 @@ def main() -> None:
         checks.append(check)
         print(f"{'pass' if check.has_passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
     seconds = time.perf_counter() - begin
-    has_passed = is_lossless and all(check.has_passed for check in checks)
+    has_passed = subject.rule.is_lossless and all(check.has_passed for check in checks)
     verdict = "lossless" if has_passed else "NOT lossless"
     print(f"{verdict}: {describe(subject)} ({seconds:.0f} s)")
     if writer is not None:
@@ -72,8 +71,9 @@ def main() -> None:
 def make_subject() -> Subject:
     """Returns what the flags ask to audit."""
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
-    temperatures = get_rule(_ACCEPTANCE.value).temperatures
-    if settings.temperature == 0 and temperatures is not Temperatures.ZERO:
+    acceptance, rule_options = read_rule()
+    rule = get_rule(acceptance, rule_options)
+    if settings.temperature == 0 and rule.temperatures is not Temperatures.ZERO:
         settings = dataclasses.replace(settings, temperature=1.0)
     draft = None if _DRAFT.value is None else load_model(_DRAFT.value, dtype="float32")
     return Subject(
@@ -81,7 +81,8 @@ def make_subject() -> Subject:
         draft=draft,
         drafter=generator.choose_drafter(_DRAFTER.value, has_draft=draft is not None),
         num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
-        acceptance=_ACCEPTANCE.value,
+        acceptance=acceptance,
+        rule_options=rule_options,
         settings=settings,
     )
 
@@ -95,9 +96,9 @@ def run_checks(subject: Subject) -> Iterator[Check]:
     from jspec.auditing.rows import Rows, choose_context
     from jspec.auditing.seeds import check_seeds
 
-    yield check_edges(subject.acceptance)
-    prompts = [subject.generator().encode_prompt(text) for text in _TEXTS]
-    if get_rule(subject.acceptance).temperatures is not Temperatures.POSITIVE:
+    yield check_edges(subject.rule)
+    prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]
+    if subject.rule.temperatures is not Temperatures.POSITIVE:
         for dtype in ("float32", "bfloat16"):
             yield check_parity(subject, dtype, prompts, _MAX_NEW_TOKENS.value)
     yield check_seeds(subject, prompts, _MAX_NEW_TOKENS.value)

@@ -15,8 +15,7 @@ from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
 from jspec.request import Piece, Request, Result
-from jspec.settings_flags import read_settings
-from jspec.speculation.acceptance import RULES
+from jspec.settings_flags import read_rule, read_settings
 
 _TARGET = flags.DEFINE_string(
     "target",
@@ -32,7 +31,6 @@ _DRAFTER = flags.DEFINE_enum(
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
-_ACCEPTANCE = flags.DEFINE_enum("acceptance", "rejection", list(RULES), "The acceptance rule.")
 _PROMPT = flags.DEFINE_string("prompt", None, "One prompt.")
 _PROMPTS_FILE = flags.DEFINE_string(
     "prompts_file", None, "JSONL with `prompt` (or Spec-Bench's `turns`) a line; - for standard "
@@ -59,6 +57,7 @@ _STATS = flags.DEFINE_bool("stats", True, "Print statistics on standard error.")
 def main() -> None:
     """Reads the flags, loads the models, answers the prompts."""
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value, stop=tuple(_STOP.value))
+    acceptance, rule_options = read_rule()
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
     requests = [
@@ -73,10 +72,13 @@ def main() -> None:
             dtype=_DTYPE.value,
             drafter=_DRAFTER.value,
             num_draft_tokens=num_draft_tokens,
-            acceptance=_ACCEPTANCE.value,
+            acceptance=acceptance,
+            rule_options=rule_options,
             batch_size=_BATCH_SIZE.value,
             max_seq_len=_MAX_SEQ_LEN.value,
         )
+        if not loaded.is_lossless:
+            print(f"note: the acceptance rule {acceptance!r} is lossy", file=sys.stderr)
         printer = Printer(
             stream=_STREAM.value and _BATCH_SIZE.value == 1,
             stats=_STATS.value,
@@ -132,7 +134,7 @@ class Printer:
         if self._has_titles and piece.index not in self._begun:
             print(f"--- prompt {piece.index} ---")
             self._begun.add(piece.index)
-        text = piece.text if self._stream else piece.result.text
+        text = piece.text if self._stream or piece.result is None else piece.result.text
         print(text, end="", flush=True)
         if piece.result is not None:
             print(flush=True)

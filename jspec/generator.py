@@ -1,6 +1,8 @@
 """The Python API: load once, then generate."""
 
 import collections
+import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, overload
 
@@ -9,12 +11,12 @@ from jspec.batch import Batch
 from jspec.compile_cache import use_compile_cache
 from jspec.drafters import DrafterSpec, make_drafter
 from jspec.encode_prompt import encode_prompt
-from jspec.engine import MAX_ROUNDS_PER_VISIT, MAX_STOP_IDS, Row, make_engine
+from jspec.engine import MAX_ROUNDS_PER_VISIT, Row, make_engine
 from jspec.errors import InputError
 from jspec.processors import Processor
 from jspec.request import Piece, Request, Result, Settings
-from jspec.row_checks import check_ids, check_temperature, check_token_settings
-from jspec.speculation.acceptance import get_rule
+from jspec.row_checks import make_row
+from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.types import ModelParams
 from jspec.vocabulary import shared_vocab_size, used_vocab_size
 from jspec.weights.resolver import LoadedModel, load_model
@@ -22,6 +24,7 @@ from jspec.weights.resolver import LoadedModel, load_model
 DEFAULT_TARGET = "smollm2-135m-instruct"
 DEFAULT_NUM_DRAFT_TOKENS = 5
 _DEFAULTS = Settings()
+_RULE_DEFAULTS = RuleOptions()
 
 
 class Generator:
@@ -39,6 +42,7 @@ class Generator:
         drafter: str | None = None,
         num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
         acceptance: str = "rejection",
+        rule_options: RuleOptions = _RULE_DEFAULTS,
         batch_size: int = 1,
         max_seq_len: int | None = None,
         rounds_per_visit: int = 8,
@@ -54,6 +58,7 @@ class Generator:
           num_draft_tokens: drafts a round.
           acceptance: the rule: "rejection", "block", "coupled", or "greedy" for temperature 0; the
             lossy ones are "lenient", "lenient_argmax" and "typical".
+          rule_options: numbers of the lossy rules.
           batch_size: requests answered at a time.
           max_seq_len: tokens that prompt and answer may come to; None takes the model's context.
           rounds_per_visit: rounds between two looks of the host.
@@ -86,9 +91,18 @@ class Generator:
         built = make_drafter(drafter, spec)
         self.drafter = drafter
         self.num_draft_tokens = 0 if built is None else num_draft_tokens
-        self._rule = get_rule(acceptance)
+        self._rule_options = rule_options
+        self._rule = get_rule(acceptance, rule_options)
         self._processors = tuple(processors)
         self._engine = make_engine(target, built, self._rule)
+        self._make_row = functools.partial(
+            make_row,
+            config=target.config,
+            vocab_size=used_vocab_size(target),
+            max_seq_len=self.max_seq_len,
+            acceptance=acceptance,
+            temperatures=self._rule.temperatures,
+        )
 
     @classmethod
     def load(
@@ -190,7 +204,7 @@ class Generator:
         for index, request in enumerate(requests):
             try:
                 prompt = self.encode_prompt(request.prompt, chat, system)
-                rows.append(self._make_row(request.settings, prompt))
+                rows.append(self._make_row(prompt, request.settings))
             except InputError as error:
                 where = f"prompt {index}: " if len(requests) > 1 else ""
                 raise InputError(f"{where}{error}") from None
@@ -228,7 +242,12 @@ class Generator:
                     del answers[place]
                 yield answer.take_piece()
 
-    def describe(self) -> dict[str, str | int | None]:
+    @property
+    def is_lossless(self) -> bool:
+        """Whether what is emitted follows the target's law."""
+        return self._rule.is_lossless
+
+    def describe(self) -> dict[str, Any]:
         """Returns what besides a request decides its answer: models, drafter, rule, dtype."""
         return {
             "target": self.target.name,
@@ -236,6 +255,8 @@ class Generator:
             "drafter": self.drafter,
             "num_draft_tokens": self.num_draft_tokens,
             "acceptance": self._acceptance,
+            "is_lossless": self.is_lossless,
+            "rule_options": dataclasses.asdict(self._rule_options),
             "dtype": self.target.params["embedding"].dtype.name,
             "max_seq_len": self.max_seq_len,
         }
@@ -249,30 +270,6 @@ class Generator:
           InputError: an empty prompt, or no chat template where one is asked for.
         """
         return encode_prompt(self.target, prompt, chat=chat, system=system)
-
-    def _make_row(self, settings: Settings, prompt: list[int]) -> Row:
-        if not prompt:
-            raise InputError("expected a prompt of at least one token, got none")
-        if len(prompt) >= self.max_seq_len:
-            raise InputError(
-                f"expected a prompt of fewer tokens than the context's {self.max_seq_len}, "
-                f"got {len(prompt)}"
-            )
-        check_ids("prompt token ids", prompt, self.target.config.vocab_size)
-        stop_ids = {*self.target.config.eos_ids, *settings.stop_token_ids}
-        if len(stop_ids) > MAX_STOP_IDS:
-            raise InputError(
-                f"expected at most {MAX_STOP_IDS} stop token ids, the model's own among them, got "
-                f"{len(stop_ids)}"
-            )
-        check_token_settings(settings, stop_ids, used_vocab_size(self.target))
-        check_temperature(self._acceptance, self._rule, settings.temperature)
-        return Row(
-            settings=settings,
-            prompt=prompt,
-            stop_ids=tuple(stop_ids),
-            max_length=min(len(prompt) + settings.max_new_tokens, self.max_seq_len),
-        )
 
     def _new_answer(self, index: int, request: Request, row: Row) -> Answer:
         return Answer(

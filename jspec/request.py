@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from jspec.errors import InputError
 
@@ -25,7 +25,7 @@ class Settings:
         prompt or output; 1 changes nothing.
       presence_penalty: taken off the logit of every token in the output, -2 to 2.
       frequency_penalty: likewise, times its count in the output, -2 to 2.
-      logit_bias: numbers added to logits, by token id; kept as pairs.
+      logit_bias: (token id, number added to its logit) pairs; a dict will do.
       allowed_token_ids: no other token may come; None allows all.
       forbidden_token_ids: these may not come.
       min_new_tokens: the answer's ends are suppressed until it has so many tokens.
@@ -44,7 +44,7 @@ class Settings:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    logit_bias: Iterable[tuple[int, float]] | Mapping[int, float] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     forbidden_token_ids: tuple[int, ...] = ()
     min_new_tokens: int = 0
@@ -54,7 +54,7 @@ class Settings:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        bias = dict(self.logit_bias)
+        bias = dict[int, float](self.logit_bias)
         object.__setattr__(self, "logit_bias", tuple(bias.items()))  # hashable
         draft_temperature = self.draft_temperature
         _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)

@@ -2,9 +2,58 @@
 
 from collections.abc import Collection
 
+from jspec.engine import MAX_STOP_IDS, Row
 from jspec.errors import InputError
+from jspec.models import LlamaConfig
 from jspec.request import Settings
-from jspec.speculation.types import AcceptanceRule, Temperatures
+from jspec.speculation.types import Temperatures
+
+
+def make_row(
+    prompt: list[int],
+    settings: Settings,
+    *,
+    config: LlamaConfig,
+    vocab_size: int,
+    max_seq_len: int,
+    acceptance: str,
+    temperatures: Temperatures,
+) -> Row:
+    """Returns a request in the form that the engine wants.
+
+    Args:
+      prompt: its token ids.
+      settings: how to answer.
+      config: the target's.
+      vocab_size: ids that the target really uses.
+      max_seq_len: tokens that prompt and answer may come to.
+      acceptance: the rule's name.
+      temperatures: those that the rule is meant for.
+
+    Raises:
+      InputError: the model, or the rule, cannot answer that.
+    """
+    if not prompt:
+        raise InputError("expected a prompt of at least one token, got none")
+    if len(prompt) >= max_seq_len:
+        raise InputError(
+            f"expected a prompt of fewer tokens than the context's {max_seq_len}, got {len(prompt)}"
+        )
+    check_ids("prompt token ids", prompt, config.vocab_size)
+    stop_ids = {*config.eos_ids, *settings.stop_token_ids}
+    if len(stop_ids) > MAX_STOP_IDS:
+        raise InputError(
+            f"expected at most {MAX_STOP_IDS} stop token ids, the model's own among them, got "
+            f"{len(stop_ids)}"
+        )
+    check_token_settings(settings, stop_ids, vocab_size)
+    check_temperature(acceptance, temperatures, settings.temperature)
+    return Row(
+        settings=settings,
+        prompt=prompt,
+        stop_ids=tuple(stop_ids),
+        max_length=min(len(prompt) + settings.max_new_tokens, max_seq_len),
+    )
 
 
 def check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
@@ -36,7 +85,7 @@ def check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_si
       InputError: an id outside the vocabulary, or no token left to emit.
     """
     allowed = settings.allowed_token_ids
-    check_ids("logit_bias for token ids", [pair[0] for pair in settings.logit_bias], vocab_size)
+    check_ids("logit_bias for token ids", dict(settings.logit_bias), vocab_size)
     check_ids("allowed_token_ids", allowed or (), vocab_size)
     check_ids("forbidden_token_ids", settings.forbidden_token_ids, vocab_size)
     left = set(range(vocab_size) if allowed is None else allowed) - {*settings.forbidden_token_ids}
@@ -49,13 +98,12 @@ def check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_si
         )
 
 
-def check_temperature(name: str, rule: AcceptanceRule, temperature: float) -> None:
+def check_temperature(acceptance: str, expected: Temperatures, temperature: float) -> None:
     """Checks that a rule is meant for a temperature.
 
     Raises:
       InputError: it is not.
     """
-    expected = rule.temperatures
     is_right = {
         Temperatures.ANY: True,
         Temperatures.ZERO: temperature == 0,
@@ -63,6 +111,6 @@ def check_temperature(name: str, rule: AcceptanceRule, temperature: float) -> No
     }[expected]
     if not is_right:
         raise InputError(
-            f"the acceptance rule {name!r} expects a temperature {expected.value}, "
+            f"the acceptance rule {acceptance!r} expects a temperature {expected.value}, "
             f"got {temperature}"
         )

@@ -1,9 +1,10 @@
-"""Flags that say how tokens are sampled, for the programs that sample."""
+"""Flags that say how tokens are sampled and drafts accepted, for the programs that sample."""
 
 from absl import flags
 
 from jspec.errors import InputError
 from jspec.request import Settings
+from jspec.speculation.acceptance import RULES, RuleOptions
 
 _DRAFT_TEMPERATURE = flags.DEFINE_float(
     "draft_temperature", None, "The drafter's own temperature. Default: --temperature. The "
@@ -32,6 +33,19 @@ _MIN_NEW_TOKENS = flags.DEFINE_integer(
 )
 _LOGPROBS = flags.DEFINE_bool(
     "logprobs", False, "Report each token's log-probability under the target."
+)
+_ACCEPTANCE = flags.DEFINE_enum(
+    "acceptance", "rejection", list(RULES), "The acceptance rule. lenient, lenient_argmax and "
+    "typical are lossy: they change what the model says."
+)  # fmt: skip
+_LENIENCE = flags.DEFINE_float(
+    "lenience", RuleOptions.lenience, "Of lenient and lenient_argmax, from 0 to 1; 1 is none."
+)
+_TYPICAL_EPSILON = flags.DEFINE_float(
+    "typical_epsilon", RuleOptions.typical_epsilon, "Of typical: a probability always enough."
+)
+_TYPICAL_DELTA = flags.DEFINE_float(
+    "typical_delta", RuleOptions.typical_delta, "Of typical: enough, times exp(-entropy)."
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Of all randomness.")
 
@@ -65,6 +79,16 @@ def read_settings(*, max_new_tokens: int, stop: tuple[str, ...] = ()) -> Setting
         seed=_SEED.value,
         stop=stop,
     )
+
+
+def read_rule() -> tuple[str, RuleOptions]:
+    """Returns the acceptance rule that the flags ask for, and its options."""
+    options = RuleOptions(
+        lenience=_LENIENCE.value,
+        typical_epsilon=_TYPICAL_EPSILON.value,
+        typical_delta=_TYPICAL_DELTA.value,
+    )
+    return _ACCEPTANCE.value, options
 
 
 def _parse_bias(text: str) -> tuple[int, float]:

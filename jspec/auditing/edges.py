@@ -4,22 +4,20 @@ import jax
 import jax.numpy as jnp
 
 from jspec.auditing.check import Check
-from jspec.speculation.acceptance import get_rule
 from jspec.speculation.noise import SHARED
-from jspec.speculation.types import AcceptanceNoise, Proposal
+from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal
 
 _VOCAB = 3
 
 
-def check_edges(acceptance: str) -> Check:
+def check_edges(rule: AcceptanceRule) -> Check:
     """Checks that a draft of target probability 0 is refused even where the uniform is 0.
 
     `<=` in the place of `<` would differ about once in 2^24 draws.
 
     Args:
-      acceptance: the rule's name.
+      rule: what is audited.
     """
-    rule = get_rule(acceptance)
     target_probs = jnp.array([[[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]])
     noise = AcceptanceNoise(jnp.zeros([1, 1]), jnp.zeros([1, _VOCAB]))
     if rule.noise is SHARED:

@@ -14,7 +14,6 @@ from jspec.batch import needed_switches
 from jspec.drafters import DrafterSpec, make_drafter
 from jspec.engine import Row, make_engine
 from jspec.models import init_cache, make_apply
-from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, TargetView
 from jspec.typing import Params
 from jspec.vocabulary import mask_padding, shared_vocab_size, used_vocab_size
@@ -102,7 +101,7 @@ class Rows:
             subject.settings, allowed_token_ids=tuple(context.alphabet), logprobs=False
         )
         self._drafter, self._draft_params = _make_drafter(subject)
-        self._rule = get_rule(subject.acceptance)
+        self._rule = subject.rule
         self._engine = make_engine(subject.target, self._drafter, self._rule)
 
     def run(

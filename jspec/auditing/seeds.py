@@ -1,6 +1,7 @@
 """Seeds: a request's tokens depend on nothing but the request."""
 
 import dataclasses
+from typing import Any
 
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
@@ -23,7 +24,7 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
         Request(prompt, dataclasses.replace(settings, seed=(settings.seed + k) % 2**32))
         for k, prompt in enumerate(prompts)
     ]
-    ways = {
+    ways: dict[str, dict[str, Any]] = {
         "in a batch": {"batch_size": len(prompts)},
         "other chunking": {"rounds_per_visit": 1},
     }

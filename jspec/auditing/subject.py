@@ -8,6 +8,8 @@ import jax.numpy as jnp
 
 from jspec.generator import Generator
 from jspec.request import Settings
+from jspec.speculation.acceptance import RuleOptions, get_rule
+from jspec.speculation.types import AcceptanceRule
 from jspec.weights.resolver import LoadedModel
 
 
@@ -22,7 +24,7 @@ class Subject:
       num_draft_tokens: drafts a round.
       acceptance: the rule's name.
       settings: how tokens are sampled.
-      options: further options of the Generator.
+      rule_options: numbers of the lossy rules.
     """
 
     target: LoadedModel
@@ -31,7 +33,12 @@ class Subject:
     num_draft_tokens: int
     acceptance: str
     settings: Settings
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """The acceptance rule."""
+        return get_rule(self.acceptance, self.rule_options)
 
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
@@ -40,7 +47,7 @@ class Subject:
             "drafter": drafter,
             "num_draft_tokens": self.num_draft_tokens,
             "acceptance": self.acceptance,
-            **self.options,
+            "rule_options": self.rule_options,
             **changes,
         }
         draft = self.draft if drafter == "model" else None

@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
@@ -30,7 +31,7 @@ def init(settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: i
     bias = np.zeros([vocab_size], np.float32)
     for token_id, value in settings.logit_bias:
         bias[token_id] = value
-    return BiasState(bias)
+    return BiasState(jnp.asarray(bias))
 
 
 def apply(state: BiasState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:

@@ -48,11 +48,11 @@ def init(settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: i
     in_prompt = np.zeros([vocab_size], bool)
     in_prompt[prompt] = True
     return PenaltyState(
-        in_prompt=in_prompt,
-        counts=np.zeros([vocab_size], np.int32),
-        repetition=np.float32(settings.repetition_penalty),
-        presence=np.float32(settings.presence_penalty),
-        frequency=np.float32(settings.frequency_penalty),
+        in_prompt=jnp.asarray(in_prompt),
+        counts=jnp.zeros([vocab_size], jnp.int32),
+        repetition=jnp.float32(settings.repetition_penalty),
+        presence=jnp.float32(settings.presence_penalty),
+        frequency=jnp.float32(settings.frequency_penalty),
     )
 
 

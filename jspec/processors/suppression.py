@@ -45,7 +45,9 @@ def init(
     is_forbidden[list(settings.forbidden_token_ids)] = True
     is_stop = np.zeros([vocab_size], bool)
     is_stop[[token_id for token_id in stop_ids if token_id < vocab_size]] = True
-    return SuppressionState(is_forbidden, is_stop, np.int32(settings.min_new_tokens))
+    return SuppressionState(
+        jnp.asarray(is_forbidden), jnp.asarray(is_stop), jnp.int32(settings.min_new_tokens)
+    )
 
 
 def apply(state: SuppressionState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:

@@ -16,7 +16,7 @@ class InitFn(Protocol):
     def __call__(
         self, settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int
     ) -> ProcessorState:
-        """Returns the state, numpy arrays without the row's axis.
+        """Returns the state, arrays without the row's axis.
 
         Args:
           settings: the request's `Settings`; the default ones must give a neutral state.
