@@ -1,8 +1,11 @@
 """The host's side of an answer: where it ends, what it counts, without any model."""
 
+import time
+
 import pytest
 
 from jspec.answer import Answer, Round
+from jspec.compile_clock import compile_clock
 from jspec.request import Request, Settings
 from jspec.weights.byte_tokenizer import ByteTokenizer
 
@@ -123,3 +126,25 @@ def test_broken_characters_wait_for_their_end():
         answer.add_round(Round(list(block), None))
         texts.append(answer.take_piece().text)
     assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit
+
+
+def test_compile_time_is_not_run_time(monkeypatch):
+    """Guards against a first answer that looks slow: what was compiled meanwhile is told apart."""
+    clock = compile_clock()
+    answer = make_answer(max_new_tokens=2)
+
+    def pass_time(seconds, compiling):
+        now = time.perf_counter() + seconds
+        monkeypatch.setattr(time, "perf_counter", lambda: now)
+        monkeypatch.setattr(clock, "seconds", clock.seconds + compiling)
+
+    pass_time(0, 0)
+    answer.start()
+    pass_time(50, 40)
+    answer.add_first(Round([ord("a")], None))
+    pass_time(7, 4)
+    answer.add_round(Round(list(b"b"), None))
+    stats = answer.take_piece().result.stats
+    assert stats.prefill_seconds == pytest.approx(10)
+    assert stats.decode_seconds == pytest.approx(3)
+    assert stats.compile_seconds == pytest.approx(44)

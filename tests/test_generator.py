@@ -183,3 +183,30 @@ def test_one_new_token_is_the_prefills(drafter):
     assert (stats["num_rounds"], stats["num_proposed"]) == (0, 0)
     assert stats["acceptance_rate"] is stats["tokens_per_target_call"] is None
     assert stats["tokens_per_second"] is None
+
+
+def test_plain_decoding_says_what_full_passes_say(plain_results):
+    """Guards against a prompt that is not consumed whole, of one token or of a chunk and one more.
+
+    All drafters share the prefill, and would make the same mistake.
+    """
+    config, results = tiny_models.CONFIG, plain_results[GREEDY]
+    texts = np.zeros([len(results), config.max_seq_len], np.int32)
+    for row, result in enumerate(results):
+        text = result.prompt_token_ids + result.token_ids
+        texts[row, : len(text)] = text
+    cache = init_cache(config, batch_size=len(texts), capacity=texts.shape[1], dtype=jnp.float32)
+    logits = jax.jit(make_apply(config))(tiny_models.target().params, jnp.asarray(texts), cache)[0]
+    best = np.argmax(logits, axis=-1)
+    for row, result in enumerate(results):
+        first = len(result.prompt_token_ids) - 1
+        assert result.token_ids == best[row, first : first + len(result.token_ids)].tolist()
+
+
+def test_the_cache_has_room_for_a_block_behind_the_longest_answer(monkeypatch):
+    """Guards against drafts written past the end, where a clamp would move them onto good slots."""
+    rooms = []
+    monkeypatch.setattr("jspec.batch._bucket", lambda num_slots: rooms.append(num_slots) or 256)
+    requests = [Request([1] * 9, change(GREEDY, max_new_tokens=n)) for n in (3, 8, 5)]
+    shared_generator("model").generate(requests)
+    assert rooms == [9 + 8 + tiny_models.NUM_DRAFT_TOKENS + 1]

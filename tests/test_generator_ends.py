@@ -1,5 +1,6 @@
 """Where answers end, what is streamed and counted, and that nothing is compiled twice."""
 
+import jax
 import pytest
 
 from jspec.compile_clock import compile_clock
@@ -207,3 +208,55 @@ def test_counts_do_not_depend_on_the_visit(answer):
         for visit in (1, 8)
     }
     assert len(counts) == 1
+
+
+def test_every_part_of_compiling_is_on_the_clock():
+    """Guards against tracing and lowering taken for run time, and one program counted thrice."""
+    clock = compile_clock()
+    seconds, num_programs = clock.seconds, clock.num_programs
+    parts = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
+    for name in (*(f"/jax/core/compile/{part}_duration" for part in parts), "/jax/other"):
+        jax.monitoring.record_event_duration_secs(name, 1.0)
+    assert clock.seconds - seconds == pytest.approx(3)
+    assert clock.num_programs - num_programs == 1
+
+
+def spy_on_rounds(monkeypatch, generator):
+    """Returns a list that will hold how many tokens each row emitted in each visit."""
+    visits, run = [], generator._engine.run
+
+    def spy(*args):
+        state, infos = run(*args)
+        visits.append(infos.num_tokens.sum(axis=0).tolist())
+        return state, infos
+
+    monkeypatch.setattr(generator._engine, "run", spy)
+    return visits
+
+
+def test_the_device_knows_the_ends_too(answer, monkeypatch):
+    """Guards against rounds run for nothing: the host would cut what comes after an end anyway."""
+    end = ends(answer)[2]
+    model = tiny_models.with_eos(tiny_models.target(), answer[end], 126)
+    for generator, stop in (
+        (make_generator("self", model), ()),
+        (shared_generator("self"), (answer[end],)),
+    ):
+        visits = spy_on_rounds(monkeypatch, generator)
+        settings = Settings(max_new_tokens=40, stop_token_ids=stop)
+        assert generator.generate(Request(_PROMPT, settings)).token_ids == answer[: end + 1]
+        assert sum(row for (row,) in visits) == end  # the first token is the prefill's
+
+
+def test_a_row_that_the_host_ended_is_silent(answer, monkeypatch):
+    """Guards against a device that goes on with what a stop string has ended."""
+    stopped = Settings(max_new_tokens=40, stop=(chr(answer[ends(answer)[0]]),))
+    generator = shared_generator("none", batch_size=3, rounds_per_visit=2)
+    visits = spy_on_rounds(monkeypatch, generator)
+    results = generator.generate([Request(_PROMPT, s) for s in (stopped, _LONG, _LONG)])
+    assert [result.finish_reason for result in results] == ["stop", "length", "length"]
+    first_row = [rows[0] for rows in visits]
+    num_visits = -(-(len(results[0].token_ids) - 1) // 2)
+    assert all(first_row[:num_visits])
+    assert not any(first_row[num_visits:])
+    assert len(first_row) > num_visits

@@ -49,3 +49,11 @@ def test_a_temperature_near_zero_is_greedy(temperature):
     settings = Settings(max_new_tokens=12, temperature=temperature, top_p=1e-44)
     cold = shared_generator("none").generate(Request(_PROMPT, settings))
     assert cold.token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 3), ("top_p", 0.6), ("min_p", 0.2)])
+def test_the_draft_is_filtered_like_the_target(name, value):
+    """Guards against drafts that the target's filter has ruled out: right, and always refused."""
+    settings = Settings(max_new_tokens=60, temperature=1.3, seed=5, **{name: value})
+    stats = shared_generator("self").generate(Request(_PROMPT, settings)).stats
+    assert stats.num_accepted == stats.num_proposed > 0

@@ -66,3 +66,13 @@ def test_every_leaf_of_the_state_is_per_row(engine, prompts):
     """What is not cannot be replaced row by row."""
     state = engine.start(prompts)
     assert {leaf.shape[0] for leaf in jax.tree.leaves(state)} == {len(prompts)}
+
+
+def test_insertion_replaces_every_leaf_of_its_row_alone(engine, prompts):
+    """Guards against a row that keeps its predecessor's stop tokens: few texts would show it."""
+    state = jax.tree.map(jnp.zeros_like, engine.start(prompts))
+    prefilled = jax.tree.map(jnp.ones_like, engine.start(prompts[:1]))
+    for leaf in jax.tree.leaves(insert_row(state, jnp.int32(2), prefilled)):
+        rows = np.asarray(leaf).reshape(len(prompts), -1)
+        assert rows[2].all()
+        assert not rows[[0, 1, 3]].any()

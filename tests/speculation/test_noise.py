@@ -57,3 +57,12 @@ def test_greedy_batches_are_spared_the_noise():
     """Nobody looks at it, and over a large vocabulary it costs more than a small model."""
     noise = plain_noise(SEEDS, jnp.array([1, 2, 3]), 5, jnp.array(False))
     np.testing.assert_array_equal(noise, np.zeros((3, 5)))
+
+
+def test_noise_does_not_depend_on_the_default_generator():
+    """Guards against a faster default such as rbg, which draws by the batch's shape."""
+    positions = jnp.array([3, 1, 4])
+    expected = acceptance_noise(SEEDS, positions, 2, 5, YES)
+    with jax.default_prng_impl("rbg"):
+        noise = acceptance_noise(SEEDS, positions, 2, 5, YES)
+    jax.tree.map(np.testing.assert_array_equal, noise, expected)
