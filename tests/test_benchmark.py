@@ -42,6 +42,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
         f"--output_json={path}", env=environment(compile_cache, tmp_path / "home"),
     )  # fmt: skip
     assert status == 0, errors
+    assert errors.index("warming up jspec prompt_lookup") < errors.index("repeat 1 of 3")
     report = json.loads(path.read_text())
     assert list(report["ways"]) == ["jspec plain", "jspec prompt_lookup"]
     assert report["peak_bytes"] > 1e7

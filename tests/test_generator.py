@@ -8,6 +8,7 @@ import pytest
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.request import Request, Result, Settings
+from jspec.sampling import Switches
 from tests import tiny_models
 from tests.tiny_models import DRAFTERS, shared_generator
 
@@ -210,3 +211,9 @@ def test_the_cache_has_room_for_a_block_behind_the_longest_answer(monkeypatch):
     requests = [Request([1] * 9, change(GREEDY, max_new_tokens=n)) for n in (3, 8, 5)]
     shared_generator("model").generate(requests)
     assert rooms == [9 + 8 + tiny_models.NUM_DRAFT_TOKENS + 1]
+
+
+def test_rows_without_a_request_are_done():
+    """Guards against rounds that are run for nobody, in rows that wait for a request."""
+    state = shared_generator("model")._engine.empty_state(3, 256, Switches())
+    assert state.is_done.all()

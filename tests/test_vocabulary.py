@@ -60,6 +60,14 @@ def test_sizes():
     assert used_vocab_size(small) == CONFIG.vocab_size  # a tokenizer may know more
 
 
+def test_the_shared_vocabulary_ends_with_the_smaller_model():
+    """Guards against drafts that are no ids of the target, and columns that a draft has not."""
+    config = dataclasses.replace(CONFIG, vocab_size=_REAL)
+    tokenizer = ByteTokenizer(500)
+    large, small = (make_model(c, tokenizer=tokenizer) for c in (CONFIG, config))
+    assert shared_vocab_size(large, small) == shared_vocab_size(small, large) == _REAL
+
+
 def test_different_tokenizers_are_refused():
     """Guards against a draft that speaks another language: lossless, and useless."""
     other = make_model(tokenizer=ByteTokenizer(120))

@@ -85,6 +85,14 @@ def test_both_spellings_of_rope_are_read(raw):
     assert from_hf_config(raw) == ODD
 
 
+def test_the_old_name_of_the_rope_type_is_read():
+    """Older configs say `type` for `rope_type`, some say both."""
+    scaling = OLD["rope_scaling"] | {"type": "llama3"}
+    assert from_hf_config(OLD | {"rope_scaling": scaling}) == ODD
+    del scaling["rope_type"]
+    assert from_hf_config(OLD | {"rope_scaling": scaling}) == ODD
+
+
 @pytest.mark.parametrize("config", [ODD, *PRESETS.values()], ids=["odd", *PRESETS])
 def test_round_trip(config):
     """What is written is read back the same."""

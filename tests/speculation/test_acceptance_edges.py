@@ -50,6 +50,13 @@ def test_a_token_of_target_probability_zero_is_refused_even_at_u_zero(name, opti
     assert accept(target, propose([0]), [0.0], rule) == (0, 1)
 
 
+def test_a_token_of_any_probability_passes_at_u_zero():
+    """An epsilon on the draft's side would forbid what the target says once in a great while."""
+    target = [[1e-30, 1.0], [0.5, 0.5]]
+    assert accept(target, propose([0], [[1.0, 0.0]]), [0.0])[0] == 1
+    assert accept(target, propose([0]), [0.0])[0] == 1
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_a_draft_of_probability_zero_on_both_sides_is_refused(name):
     """0 < 0 is false: no division, so no 0/0 either; and the stated probability says so too."""

@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.speculation.noise import Purpose, acceptance_noise, plain_noise, round_keys
+from jspec.speculation.noise import (
+    Purpose,
+    acceptance_noise,
+    gumbel_noise,
+    plain_noise,
+    round_keys,
+)
 
 YES = jnp.array(True)
 noise_of = jax.jit(acceptance_noise, static_argnums=(2, 3))
@@ -23,6 +29,22 @@ def test_no_two_numbers_share_a_key():
             where = (row, purpose.name, position, offset)
             clash = seen.setdefault(tuple(data[row, offset]), where)
             assert clash == where, f"{clash} and {where} share a key"
+
+
+def test_every_purpose_has_a_number_of_its_own():
+    """Two names of one number are aliases, which the loop above passes over."""
+    assert [purpose.name for purpose in Purpose] == list(Purpose.__members__)
+
+
+def test_acceptance_draws_from_keys_of_its_own_purposes():
+    """Guards against a next token tied to a uniform, which 20,000 samples do not show."""
+    positions = jnp.array([3, 1, 4])
+    noise = acceptance_noise(SEEDS, positions, 2, 5, YES)
+    keys = round_keys(SEEDS, positions, Purpose.ACCEPT, 2)
+    uniforms = [[jax.random.uniform(key, dtype=jnp.float32) for key in row] for row in keys]
+    np.testing.assert_array_equal(noise.uniforms, np.array(uniforms))
+    next_keys = round_keys(SEEDS, positions, Purpose.NEXT, 1)[:, 0]
+    np.testing.assert_array_equal(noise.gumbel, gumbel_noise(next_keys, 5, YES))
 
 
 def test_noise_of_a_row_is_its_own():
