@@ -4,6 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from tests.speculation.drive import Engine
+from tests.speculation.toys import VOCAB, toy_apply, toy_cache
 from tests.tiny import full_logits
 
 MAX_LENGTHS = [30, 41, 44, 38]
@@ -32,3 +35,18 @@ def test_greedy_output_equals_plain_decoding(make_engine, prompts, plain, name, 
     assert result.tokens == plain.tokens
     proposed, accepted = result.infos.num_proposed.sum(), result.num_accepted.sum()
     assert 0 < accepted < proposed, "drafts must be both kept and refused to prove anything"
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [None, PromptLookupDrafter(2), ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)],
+    ids=["plain", "prompt lookup", "model"],
+)
+def test_a_small_lead_decides(drafter):
+    """Guards against logits rounded on their way to a law: 8 and 8.001 are one bfloat16."""
+    table = jnp.zeros([VOCAB] * 3).at[..., 0].set(8.0).at[..., 1].set(8.001)
+    engine = Engine(toy_apply, toy_cache, (table, table), drafter, capacity=40, max_rounds=20)
+    result = engine.generate([[2, 0, 3]], max_length=20)
+    assert result.tokens == [[1] * 17]
+    if isinstance(drafter, ModelDrafter):
+        np.testing.assert_array_equal(result.num_accepted, result.infos.num_proposed)
