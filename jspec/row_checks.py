@@ -111,6 +111,6 @@ def check_temperature(acceptance: str, expected: Temperatures, temperature: floa
     }[expected]
     if not is_right:
         raise InputError(
-            f"the acceptance rule {acceptance!r} expects a temperature {expected.value}, "
+            f"the acceptance rule {acceptance!r} expects temperature {expected.value}, "
             f"got {temperature}"
         )

@@ -2,13 +2,14 @@
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from jspec.analysis.goodness import Fit, goodness_of_fit
 from jspec.auditing.check import Check
 from jspec.auditing.reference import reference_law
-from jspec.auditing.rows import Context, Rows, path_logits
+from jspec.auditing.rows import Context, Rows, first_tokens, path_logits
 from jspec.auditing.subject import Subject
 from jspec.request import Settings
 from jspec.typing import Params
@@ -29,14 +30,13 @@ def joint_law(
       settings: how tokens are sampled.
       num_tokens: how many.
     """
-    size = len(context.alphabet)
-    joint = np.zeros([size] * num_tokens)
-    for path in itertools.product(range(size), repeat=num_tokens - 1):
-        probs = np.ones(())
-        for t in range(num_tokens):
-            law = _law_after(path[:t], logits[(*path, t)], context, settings)
-            probs = probs * (law[path[t]] if t < num_tokens - 1 else law)
-        joint[path] = probs
+    joint = np.ones(())
+    for t in range(num_tokens):
+        laws = [
+            _law_after(path, logits[(*path, *[0] * (num_tokens - 1 - t), t)], context, settings)
+            for path in itertools.product(range(len(context.alphabet)), repeat=t)
+        ]
+        joint = joint[..., None] * np.reshape(laws, (*joint.shape, -1))
     return joint
 
 
@@ -58,7 +58,7 @@ def check_law(subject: Subject, rows: Rows, context: Context, num_rows: int) -> 
     """
     logits = path_logits(subject.target, context, NUM_TOKENS)
     expected = joint_law(logits, context, rows.settings, NUM_TOKENS)
-    fit = _fit(rows, context, expected, num_rows, None)
+    fit = fit_rows(rows, context, expected, num_rows)
     law = Check(
         "emitted law",
         fit.p_value >= FALSE_ALARM,
@@ -67,8 +67,8 @@ def check_law(subject: Subject, rows: Rows, context: Context, num_rows: int) -> 
         "cells)",
         fit._asdict() | {"entropy_bits": float(-np.sum(expected * np.log2(expected + 1e-300)))},
     )
-    flat = _flattened(subject.target.params)
-    control = _fit(rows, context, expected, num_rows, flat)
+    flat = flattened(subject.target.params)
+    control = fit_rows(rows, context, expected, num_rows, params=flat)
     is_blind = rows.settings.temperature == 0
     return law, Check(
         "negative control",
@@ -80,18 +80,27 @@ def check_law(subject: Subject, rows: Rows, context: Context, num_rows: int) -> 
     )
 
 
-def _flattened(params: Params) -> Params:
-    """Returns the target with logits scaled: the same programs run it."""
+def flattened(params: Params) -> Params:
+    """Returns the target with logits times 0.7: the same programs run it."""
     scale = params["final_norm"]["scale"]
     return params | {"final_norm": {"scale": scale * _FLATTENING}}
 
 
-def _fit(
-    rows: Rows, context: Context, expected: np.ndarray, num_rows: int, params: Params | None
+def fit_rows(
+    rows: Rows, context: Context, expected: np.ndarray, num_rows: int, **options: Any
 ) -> Fit:
-    place = {token: i for i, token in enumerate(context.alphabet)}
+    """Tests the joint law of the rows' first tokens, all of the alphabet.
+
+    Args:
+      rows: compiled rounds, at least as many as `expected` has axes.
+      context: of the rows.
+      expected: the joint law, of `joint_law`.
+      num_rows: independent rows.
+      **options: of `Rows.run_infos`.
+    """
+    place = np.zeros(max(context.alphabet) + 1, np.int32)
+    place[context.alphabet] = np.arange(len(context.alphabet))
     counts = np.zeros_like(expected)
-    for tokens, _ in rows.run(num_rows, params=params):
-        cells = np.vectorize(place.__getitem__)(tokens)
-        np.add.at(counts, tuple(cells.T), 1)
+    for infos, _ in rows.run_infos(num_rows, **options):
+        np.add.at(counts, tuple(place[first_tokens(infos, expected.ndim)].T), 1)
     return goodness_of_fit(counts, expected)

@@ -14,7 +14,15 @@ from jspec.batch import needed_switches
 from jspec.drafters import DrafterSpec, make_drafter
 from jspec.engine import Row, make_engine
 from jspec.models import init_cache, make_apply
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, TargetView
+from jspec.request import Settings
+from jspec.speculation.types import (
+    AcceptanceRule,
+    Drafter,
+    ModelParams,
+    SpecState,
+    StepInfo,
+    TargetView,
+)
 from jspec.typing import Params
 from jspec.vocabulary import mask_padding, shared_vocab_size, used_vocab_size
 from jspec.weights.resolver import LoadedModel
@@ -94,14 +102,32 @@ class Rows:
       num_rounds: that a run takes; every row then has at least so many tokens.
     """
 
-    def __init__(self, subject: Subject, context: Context, num_rounds: int) -> None:
-        """Prepares the programs; nothing is compiled yet."""
+    def __init__(
+        self,
+        subject: Subject,
+        context: Context,
+        num_rounds: int,
+        *,
+        rows_per_run: int = _ROWS_A_RUN,
+        rule: AcceptanceRule | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        """Prepares the programs; nothing is compiled yet.
+
+        Args:
+          subject: what is audited.
+          context: of all rows.
+          num_rounds: of a run.
+          rows_per_run: rows that run together.
+          rule: in the place of the subject's, for a negative control.
+          drafter: likewise; it gets the parameters of the subject's draft model.
+        """
         self._target, self._context, self.num_rounds = subject.target, context, num_rounds
-        self.settings = dataclasses.replace(
-            subject.settings, allowed_token_ids=tuple(context.alphabet), logprobs=False
-        )
-        self._drafter, self._draft_params = _make_drafter(subject)
-        self._rule = subject.rule
+        self._rows_per_run = rows_per_run
+        self.settings = self._with_alphabet(subject.settings)
+        self._drafter = build_drafter(subject) if drafter is None else drafter
+        self._draft_params = None if subject.draft is None else subject.draft.params
+        self._rule = subject.rule if rule is None else rule
         self._engine = make_engine(subject.target, self._drafter, self._rule)
 
     def run(
@@ -113,21 +139,48 @@ class Rows:
           num_rows: at least so many rows in all.
           params: of the target; None takes its own.
         """
-        both = ModelParams(self._target.params if params is None else params, self._draft_params)
-        start = self._start(both)
-        for first in range(0, num_rows, _ROWS_A_RUN):
-            state = jax.tree.map(lambda leaf: jnp.repeat(leaf, _ROWS_A_RUN, axis=0), start)
-            state = state.replace(seed=jnp.arange(first, first + _ROWS_A_RUN, dtype=jnp.uint32))
-            state, infos = self._engine.run(both, state, self.num_rounds)
-            yield _first_tokens(infos, self.num_rounds), state
+        for infos, state in self.run_infos(num_rows, params=params):
+            yield first_tokens(infos, self.num_rounds), state
 
-    def _start(self, params: ModelParams) -> SpecState:
+    def run_infos(
+        self,
+        num_rows: int,
+        *,
+        params: Params | None = None,
+        settings: Settings | None = None,
+        first_seed: int = 0,
+    ) -> Iterator[tuple[StepInfo, SpecState]]:
+        """Yields what the rounds of each run did, and the state after them.
+
+        Args:
+          num_rows: at least so many rows in all.
+          params: of the target; None takes its own.
+          settings: of every row; None takes the subject's.
+          first_seed: the rows' seeds are this and the numbers after it.
+        """
+        both = ModelParams(self._target.params if params is None else params, self._draft_params)
+        settings = self.settings if settings is None else self._with_alphabet(settings)
+        start = self._start(both, settings)
+        for first in range(first_seed, first_seed + num_rows, self._rows_per_run):
+            state = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._rows_per_run, axis=0), start)
+            seeds = jnp.arange(first, first + self._rows_per_run, dtype=jnp.uint32)
+            state, infos = self._engine.run(both, state.replace(seed=seeds), self.num_rounds)
+            yield infos, state
+
+    def _with_alphabet(self, settings: Settings) -> Settings:
+        """Returns the settings with nothing allowed but the alphabet, if it is not everything."""
+        alphabet = self._context.alphabet
+        if len(alphabet) == used_vocab_size(self._target):
+            return dataclasses.replace(settings, logprobs=False)
+        return dataclasses.replace(settings, allowed_token_ids=tuple(alphabet), logprobs=False)
+
+    def _start(self, params: ModelParams, settings: Settings) -> SpecState:
         """Returns one row that has emitted the context's first token, its drafter caught up."""
         context = self._context
         num_slots = len(context.prompt) + 1 + self.num_rounds * (_NUM_DRAFT_TOKENS + 1)
-        row = Row(self.settings, context.prompt, stop_ids=(), max_length=num_slots + 1)
+        row = Row(settings, context.prompt, stop_ids=(), max_length=num_slots + 1)
         state = self._engine.prefill(
-            params, row, num_slots + _NUM_DRAFT_TOKENS + 1, needed_switches([self.settings])
+            params, row, num_slots + _NUM_DRAFT_TOKENS + 1, needed_switches([settings])
         )
         state = state.replace(last_token=jnp.array([context.first], jnp.int32))
         if self._drafter is None:
@@ -150,17 +203,23 @@ class Rows:
         return draft
 
 
-def _first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
-    """Returns the first tokens that each row emitted, [b num_tokens]."""
-    index = np.arange(infos.tokens.shape[-1])
-    rows = []
-    for row in range(infos.tokens.shape[1]):
-        is_emitted = index < infos.num_tokens[:, row, None]
-        rows.append(infos.tokens[:, row][is_emitted][:num_tokens])
-    return np.array(rows)
+def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
+    """Returns the first tokens that each row emitted, [b num_tokens]; each has so many.
+
+    Args:
+      infos: of all rounds, [rounds b ...].
+      num_tokens: how many are wanted.
+    """
+    tokens = infos.tokens.transpose(1, 0, 2)
+    is_emitted = np.arange(tokens.shape[2]) < infos.num_tokens.T[..., None]
+    tokens, is_emitted = (leaf.reshape(len(leaf), -1) for leaf in (tokens, is_emitted))
+    order = np.argsort(~is_emitted, axis=1, kind="stable")[:, :num_tokens]
+    assert np.take_along_axis(is_emitted, order, axis=1).all()
+    return np.take_along_axis(tokens, order, axis=1)
 
 
-def _make_drafter(subject: Subject) -> tuple[Drafter | None, Params]:
+def build_drafter(subject: Subject) -> Drafter | None:
+    """Returns the subject's drafter, of few drafts a round; None for plain decoding."""
     draft = subject.draft
     spec = DrafterSpec(
         num_draft_tokens=min(subject.num_draft_tokens, _NUM_DRAFT_TOKENS),
@@ -169,4 +228,4 @@ def _make_drafter(subject: Subject) -> tuple[Drafter | None, Params]:
         draft_config=None if draft is None else draft.config,
         dtype=subject.target.params["embedding"].dtype,
     )
-    return make_drafter(subject.drafter, spec), None if draft is None else draft.params
+    return make_drafter(subject.drafter, spec)
