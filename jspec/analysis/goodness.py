@@ -37,10 +37,13 @@ def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
     """
     import scipy.stats
 
-    counts, probs = counts.ravel().astype(float), probs.ravel().astype(float)
+    counts = counts.ravel().astype(float)
+    probs = np.minimum(probs.ravel().astype(float), 1.0)  # a sum may be rounded up
     num_samples = int(counts.sum())
     expected = num_samples * probs
-    deviation = np.sqrt(2 / np.pi * expected * (1 - probs))  # the mean of |count - expected|
+    # The mean of |count - expected| (de Moivre): 2 v (1 - p) P(count = v), v the first above it.
+    above = np.floor(expected) + 1
+    deviation = 2 * above * (1 - probs) * scipy.stats.binom.pmf(above, num_samples, probs)
     distance = 0.5 * np.abs(counts - expected).sum() / num_samples
     noise = 0.5 * deviation.sum() / num_samples
     is_large = expected >= _SMALLEST_EXPECTATION
