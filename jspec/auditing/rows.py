@@ -210,9 +210,9 @@ def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
       infos: of all rounds, [rounds b ...].
       num_tokens: how many are wanted.
     """
-    tokens = infos.tokens.transpose(1, 0, 2)
-    is_emitted = np.arange(tokens.shape[2]) < infos.num_tokens.T[..., None]
-    tokens, is_emitted = (leaf.reshape(len(leaf), -1) for leaf in (tokens, is_emitted))
+    blocks = np.asarray(infos.tokens).transpose(1, 0, 2)
+    is_kept = np.arange(blocks.shape[2]) < np.asarray(infos.num_tokens).T[..., None]
+    tokens, is_emitted = blocks.reshape(len(blocks), -1), is_kept.reshape(len(blocks), -1)
     order = np.argsort(~is_emitted, axis=1, kind="stable")[:, :num_tokens]
     assert np.take_along_axis(is_emitted, order, axis=1).all()
     return np.take_along_axis(tokens, order, axis=1)

@@ -1,0 +1,105 @@
+"""Negative controls: rules and drafters that are wrong on purpose, and have to be found out."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jspec.drafters import ModelDrafter
+from jspec.sampling import SamplingSettings, sample
+from jspec.speculation.acceptance.chain import probs_after
+from jspec.speculation.noise import Purpose, acceptance_noise, round_keys
+from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
+from jspec.typing import RowCounts, RowSeeds, TargetProbs
+
+
+def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but after a refusal the target's own law is drawn from."""
+
+    def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+        verdict = rule.accept(target_probs, proposal, noise)
+        law = probs_after(target_probs, verdict.num_accepted)
+        return verdict.replace(next_token=sample(law, noise.gumbel))
+
+    return rule._replace(accept=accept)
+
+
+def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but every draft is kept."""
+
+    def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+        verdict = rule.accept(target_probs, proposal, noise)
+        return verdict.replace(num_accepted=proposal.num_tokens)
+
+    return rule._replace(accept=accept)
+
+
+def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but each draft's uniform is keyed by its absolute position.
+
+    A round then meets uniforms again that have decided how far an earlier one came.
+    """
+
+    def noise(
+        seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
+    ) -> AcceptanceNoise:
+        keys = [round_keys(seed, position + i, Purpose.ACCEPT, 1) for i in range(width)]
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))
+        uniforms = draw(jnp.concatenate(keys, axis=1))
+        right = acceptance_noise(seed, position, width, vocab_size, is_random)
+        return right.replace(uniforms=uniforms)
+
+    return rule._replace(noise=rule.noise._replace(acceptance=noise))
+
+
+SettingsFn = Callable[[SamplingSettings], SamplingSettings]
+
+
+def as_they_are(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings."""
+    return settings
+
+
+def hotter(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings at twice the temperature."""
+    return settings.replace(temperature=2 * settings.temperature)
+
+
+def greedily(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings at temperature 0."""
+    return settings.replace(temperature=0 * settings.temperature)
+
+
+def unprocessed(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings without processors and filters."""
+    switches = settings.switches._replace(top_k=False, top_p=False, min_p=False)
+    return settings.replace(switches=switches).without_processors()
+
+
+@dataclasses.dataclass(frozen=True)
+class MisreportingDrafter(ModelDrafter):
+    """Draws from one law and reports another.
+
+    Attributes:
+      drawn: the settings that are drawn under.
+      reported: the settings whose law is reported.
+    """
+
+    drawn: SettingsFn = as_they_are
+    reported: SettingsFn = as_they_are
+
+    def _draw(self, logits: Array, settings: SamplingSettings, keys: Array) -> Any:
+        token, _ = super()._draw(logits, self.drawn(settings), keys)
+        _, probs = super()._draw(logits, self.reported(settings), keys)
+        return token, probs
+
+
+def misreporting(
+    drafter: ModelDrafter, *, drawn: SettingsFn = as_they_are, reported: SettingsFn = as_they_are
+) -> MisreportingDrafter:
+    """Returns the drafter, but it reports another law than it draws from."""
+    fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
+    return MisreportingDrafter(**fields, drawn=drawn, reported=reported)
