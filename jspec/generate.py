@@ -77,11 +77,10 @@ def main() -> None:
             batch_size=_BATCH_SIZE.value,
             max_seq_len=_MAX_SEQ_LEN.value,
         )
-        if not loaded.is_lossless:
-            print(f"note: the acceptance rule {acceptance!r} is lossy", file=sys.stderr)
         printer = Printer(
             stream=_STREAM.value and _BATCH_SIZE.value == 1,
             stats=_STATS.value,
+            note=None if loaded.is_lossless else f"the acceptance rule {acceptance!r} is lossy",
             has_titles=_PROMPTS_FILE.value is not None,
         )
         for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
@@ -120,15 +119,20 @@ class Printer:
     Attributes:
       stream: print text as it comes, not answer by answer.
       stats: print statistics after each answer.
+      note: a line to begin with, on standard error.
       has_titles: print a line with the prompt's number before each answer.
     """
 
-    def __init__(self, *, stream: bool, stats: bool, has_titles: bool) -> None:
+    def __init__(self, *, stream: bool, stats: bool, note: str | None, has_titles: bool) -> None:
         self._stream, self._stats, self._has_titles = stream, stats, has_titles
+        self._note = note
         self._begun: set[int] = set()
 
     def show(self, piece: Piece) -> None:
         """Prints what is new."""
+        if self._note is not None:
+            print(f"note: {self._note}", file=sys.stderr, flush=True)
+            self._note = None
         if not self._stream and piece.result is None:
             return
         if self._has_titles and piece.index not in self._begun:

@@ -42,11 +42,12 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
       options: for the rules that have any.
 
     Raises:
-      InputError: no such rule, or an option out of its range.
+      InputError: no such rule, or an option out of its range, be it of another rule.
     """
     if name not in RULES:
         raise InputError(f"expected an acceptance rule among {', '.join(RULES)}; got {name!r}")
-    return RULES[name](options)
+    rules = {each: make(options) for each, make in RULES.items()}  # checks all the options
+    return rules[name]
 
 
 __all__ = ["RULES", "RuleOptions", "get_rule"]
