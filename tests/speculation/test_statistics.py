@@ -1,109 +1,170 @@
 """Law 8: samples through the real compiled loop follow the target; wrong rules are rejected.
 
-Every test draws the first NUM_TOKENS tokens of NUM_ROWS requests with seeds 0 .. NUM_ROWS - 1 from
-toy tables and compares their joint counts with the exact joint law by a chi-square; cells with less
-than 8 expected are merged. Seeds are fixed, so a test passes or fails for good; by chance alone a
-right rule would fail for one in 10^5 choices of seeds.
+Every test draws NUM_TOKENS tokens after a first one in NUM_ROWS requests with seeds of their own,
+from toy tables, and compares their joint counts with the exact joint law. Seeds are fixed, so a
+test passes or fails for good; by chance alone some of the NUM_RIGHT right cells would fail for one
+in 10^5 choices of seeds. `scripts/prove.py` is the same for every cell, on tiny Llamas.
 """
 
+import functools
+import itertools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.stats
 
+from jspec.analysis.goodness import goodness_of_fit
+from jspec.auditing import controls
+from jspec.auditing.law import joint_law
+from jspec.auditing.rows import Context, first_tokens
+from jspec.batch import needed_switches
 from jspec.drafters import ModelDrafter, PromptLookupDrafter
-from jspec.sampling import sample
+from jspec.request import Settings
+from jspec.sampling import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.noise import Purpose, acceptance_noise, gumbel_noise, round_keys
 from jspec.speculation.types import AcceptanceNoise
 from tests.speculation.drive import Engine
-from tests.speculation.toys import VOCAB, make_tables, softmax, toy_apply, toy_cache
+from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 
 NUM_ROWS = 20_000
-NUM_TOKENS = 5
-NUM_ROUNDS = 4  # prefill draws a token and each round at least one
-FALSE_ALARM = 1e-5
-PROMPT = [2, 0, 1, 2, 0, 3]
+NUM_TOKENS = 5  # and as many rounds: each emits at least one
+CONTEXT = Context(prompt=[2, 0, 1, 2, 0, 3], first=1, alphabet=list(range(VOCAB)))
 TABLES = make_tables(seed=3)
-REJECTION = get_rule("rejection")
-
-
-def p_value(drafter, rule=REJECTION, temperature=1.0, draft_temperature=None):
-    """Returns how likely counts as far from the target's law as those of a run are."""
-    engine = Engine(toy_apply, toy_cache, TABLES, drafter, rule, capacity=40, max_rounds=NUM_ROUNDS)
-    state = engine.start(
-        [PROMPT] * NUM_ROWS, temperature=temperature, draft_temperature=draft_temperature
-    )
-    first = np.asarray(state.last_token)
-    _, infos = engine.advance(state, NUM_ROUNDS)
-    tokens = first_tokens(first, infos)
-    counts = np.zeros([VOCAB] * NUM_TOKENS)
-    np.add.at(counts, tuple(tokens.T), 1)
-    expected = NUM_ROWS * target_joint(softmax(TABLES[0], temperature))
-    rare = expected < 8
-    counts, expected = (np.append(cells[~rare], cells[rare].sum()) for cells in (counts, expected))
-    statistic = np.sum((counts - expected) ** 2 / expected)
-    return scipy.stats.chi2.sf(statistic, len(counts) - 1)
-
-
-def first_tokens(first, infos):
-    """Returns the first NUM_TOKENS of each row, [b NUM_TOKENS]."""
-    tokens = np.zeros([NUM_ROWS, NUM_TOKENS + infos.tokens.size // NUM_ROWS], np.int32)
-    tokens[:, 0] = first
-    filled, rows = np.ones(NUM_ROWS, int), np.arange(NUM_ROWS)
-    for block, count in zip(infos.tokens, infos.num_tokens, strict=True):
-        for i in range(block.shape[1]):
-            tokens[rows, filled + i] = np.where(i < count, block[:, i], 0)
-        filled += count
-    assert filled.min() >= NUM_TOKENS
-    return tokens[:, :NUM_TOKENS]
-
-
-def target_joint(target):
-    """Returns the exact joint law of the first tokens after the prompt."""
-    probs = target[PROMPT[-2], PROMPT[-1]]
-    probs = probs[:, None] * target[PROMPT[-1]]
-    while probs.ndim < NUM_TOKENS:
-        probs = probs[..., None] * target
-    return probs
-
-
-def model_drafter(width=2, cls=ModelDrafter):
-    return cls(toy_apply, toy_cache, width, VOCAB, VOCAB)
-
-
+RULES = {name: get_rule(name) for name in ("rejection", "block", "coupled")}
+REJECTION, BLOCK = RULES["rejection"], RULES["block"]
 LOOKUP = PromptLookupDrafter(2, min_match=1)
+MODEL = ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)
+SETTINGS = {
+    "temperature": Settings(temperature=1.2),
+    "top_k": Settings(temperature=1.0, top_k=3),
+    "top_p": Settings(temperature=1.0, top_p=0.8),
+    "min_p": Settings(temperature=1.0, min_p=0.1),
+    "penalties": Settings(
+        temperature=1.0, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.3,
+        logit_bias={1: -0.5, 4: 1.0},
+    ),
+}  # fmt: skip
+DRAFTERS = {  # with the drafter's own temperature
+    "prompt lookup": (LOOKUP, None),
+    "model": (MODEL, None),
+    "cooler model": (MODEL, 0.5),
+    "greedy model": (MODEL, 0.0),
+}
+# Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all.
+RIGHT = [
+    (tuple(RULES)[(i + j) % 3], drafter, settings)
+    for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))
+]
+NUM_RIGHT = len(RIGHT) + len(SETTINGS)  # and plain decoding
+FALSE_ALARM = 1e-5 / NUM_RIGHT
 
 
-@pytest.mark.parametrize(
-    ("drafter", "draft_temperature"),
-    [(None, None), (model_drafter(), None), (model_drafter(3), 0.5), (model_drafter(1), 0.0),
-     (LOOKUP, None)],
-    ids=["plain", "model", "cooler draft", "greedy draft", "prompt lookup"],
-)  # fmt: skip
-def test_samples_follow_the_targets_law(drafter, draft_temperature):
-    """The whole path: noise, drafts, verdicts, caches, loop."""
-    assert p_value(drafter, temperature=1.2, draft_temperature=draft_temperature) > FALSE_ALARM
+@functools.cache
+def engine_of(drafter, rule):
+    """Returns the compiled rounds; how tokens are sampled is data."""
+    return Engine(toy_apply, toy_cache, TABLES, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
 
 
-def accept_without_residual(target_probs, proposal, noise):
-    """After a refusal, draws from the target again."""
-    verdict = REJECTION.accept(target_probs, proposal, noise)
-    index = verdict.num_accepted[:, None, None]
-    law = jnp.take_along_axis(target_probs, index, axis=1)[:, 0]
-    return verdict.replace(next_token=sample(law, noise.gumbel))
+@functools.cache
+def expected_law(name):
+    """Returns the exact joint law of the tokens after the first."""
+    table = np.asarray(TABLES[0])
+    logits = np.zeros([VOCAB] * (NUM_TOKENS - 1) + [NUM_TOKENS, VOCAB])
+    for path in itertools.product(range(VOCAB), repeat=NUM_TOKENS - 1):
+        text = [CONTEXT.prompt[-1], CONTEXT.first, *path]
+        logits[path] = table[text[:-1], text[1:]]
+    return joint_law(logits, CONTEXT, SETTINGS[name], NUM_TOKENS)
 
 
-@pytest.mark.parametrize("drafter", [model_drafter(), LOOKUP], ids=["model", "prompt lookup"])
+def sampling_settings(settings, switches):
+    """Returns every row's settings, its processors behind the prompt."""
+    states = tuple(
+        processor.init(settings, prompt=CONTEXT.prompt, stop_ids=[], vocab_size=VOCAB)
+        for processor in switches.processors
+    )
+    values = SamplingSettings(
+        temperature=jnp.float32(settings.temperature),
+        top_k=jnp.int32(settings.top_k),
+        top_p=jnp.float32(settings.top_p),
+        min_p=jnp.float32(settings.min_p),
+        states=states,
+        switches=switches,
+    )
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (NUM_ROWS, *jnp.shape(leaf))), values
+    )
+
+
+def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, first_seed=0):
+    """Returns how often each text came, [v, ..., v]."""
+    settings = SETTINGS[name]
+    engine = engine_of(drafter, rule)
+    if draft_temperature is None:
+        draft_temperature = settings.temperature
+    state = engine.start(
+        [CONTEXT.prompt] * NUM_ROWS,
+        seeds=np.arange(first_seed, first_seed + NUM_ROWS),
+        temperature=settings.temperature,
+        draft_temperature=draft_temperature,
+    )
+    switches = needed_switches([settings]) if switches is None else switches
+    state = state.replace(
+        last_token=jnp.full_like(state.last_token, CONTEXT.first),
+        settings=sampling_settings(settings, switches),
+    )
+    _, infos = engine.advance(state, NUM_TOKENS)
+    counts = np.zeros([VOCAB] * NUM_TOKENS)
+    np.add.at(counts, tuple(first_tokens(infos, NUM_TOKENS).T), 1)
+    return counts
+
+
+def p_value(drafter, rule=REJECTION, name="temperature", **options):
+    """Returns how likely counts as far from the target's law as those of a run are."""
+    counts = count_tokens(drafter, rule, name, **options)
+    return goodness_of_fit(counts, expected_law(name)).p_value
+
+
+def check(drafter, rule, name, draft_temperature, first_seed):
+    """Asserts that the law is right; one program serves all settings."""
+    found = p_value(
+        drafter, rule, name, draft_temperature=draft_temperature, first_seed=first_seed,
+        switches=needed_switches(list(SETTINGS.values())),
+    )  # fmt: skip
+    assert found > FALSE_ALARM
+
+
+@pytest.mark.parametrize(("rule", "drafter", "settings"), RIGHT)
+def test_samples_follow_the_targets_law(rule, drafter, settings):
+    """The whole path: noise, drafts, processors, filters, verdicts, caches, loop."""
+    first_seed = NUM_ROWS * RIGHT.index((rule, drafter, settings))
+    check(DRAFTERS[drafter][0], RULES[rule], settings, DRAFTERS[drafter][1], first_seed)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_plain_decoding_follows_the_targets_law(settings):
+    """What speculation is compared with has to be right by itself."""
+    check(None, REJECTION, settings, None, first_seed=NUM_ROWS * len(RIGHT))
+
+
+def test_the_right_cells_cover_every_pair():
+    """Guards against a rule that never meets a drafter, or a filter."""
+    for one, other in itertools.combinations(range(3), 2):
+        names = (tuple(RULES), tuple(DRAFTERS), tuple(SETTINGS))
+        pairs = {(cell[one], cell[other]) for cell in RIGHT}
+        assert pairs == set(itertools.product(names[one], names[other]))
+
+
+@pytest.mark.parametrize("drafter", [MODEL, LOOKUP], ids=["model", "prompt lookup"])
 def test_resampling_from_the_target_is_rejected(drafter):
     """Negative control: the residual left out."""
-    rule = REJECTION._replace(accept=accept_without_residual)
-    assert p_value(drafter, rule) < FALSE_ALARM
+    assert p_value(drafter, controls.without_residual(REJECTION)) < FALSE_ALARM
 
 
 def test_greedy_match_of_samples_is_rejected():
     """Negative control: the greedy rule where the target samples."""
-    assert p_value(model_drafter(), get_rule("greedy")) < FALSE_ALARM
+    assert p_value(MODEL, get_rule("greedy")) < FALSE_ALARM
 
 
 def noise_shared_with_the_draft(seed, position, width, vocab_size, is_random):
@@ -131,28 +192,19 @@ def one_uniform_for_all(seed, position, width, vocab_size, is_random):
 def test_reused_noise_is_rejected(wrong):
     """Negative control: a bias that shows only jointly over tokens or rounds."""
     rule = REJECTION._replace(noise=REJECTION.noise._replace(acceptance=wrong))
-    assert p_value(model_drafter(), rule) < FALSE_ALARM
+    assert p_value(MODEL, rule) < FALSE_ALARM
 
 
-class MisreportingDrafter(ModelDrafter):
-    """Draws at another temperature than it reports."""
+def test_block_with_noise_of_absolute_positions_is_rejected():
+    """Negative control: a round that met uniforms again would bias what follows the first round.
 
-    def _draw(self, logits, settings, keys):
-        other = settings.replace(temperature=settings.temperature * self.factor)
-        token, _ = super()._draw(logits, other, keys)
-        return token, super()._draw(logits, settings, keys)[1]
-
-
-class HotDrafter(MisreportingDrafter):
-    """Draws at twice the temperature."""
-
-    factor = 2.0
-
-
-class GreedyDrafter(MisreportingDrafter):
-    """Draws the most likely token and reports the law."""
-
-    factor = 0.0
+    Deterministic drafts show it best. The first token alone, always of the first round, is right.
+    """
+    counts = count_tokens(LOOKUP, controls.with_absolute_uniforms(BLOCK), "temperature")
+    law = expected_law("temperature")
+    later = tuple(range(1, NUM_TOKENS))
+    assert goodness_of_fit(counts, law).p_value < FALSE_ALARM
+    assert goodness_of_fit(counts.sum(axis=later), law.sum(axis=later)).p_value > FALSE_ALARM
 
 
 class DroppingDrafter(ModelDrafter):
@@ -165,7 +217,17 @@ class DroppingDrafter(ModelDrafter):
         return proposal.replace(num_tokens=is_kept.sum(axis=1)), state
 
 
-@pytest.mark.parametrize("cls", [HotDrafter, GreedyDrafter, DroppingDrafter])
-def test_drafters_that_misreport_their_law_are_rejected(cls):
+@pytest.mark.parametrize(
+    ("drafter", "settings"),
+    [
+        (controls.misreporting(MODEL, drawn=controls.hotter), "temperature"),
+        (controls.misreporting(MODEL, drawn=controls.greedily), "temperature"),
+        (controls.misreporting(MODEL, reported=controls.unprocessed), "penalties"),
+        (controls.misreporting(MODEL, drawn=controls.unprocessed), "penalties"),
+        (DroppingDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB), "temperature"),
+    ],
+    ids=["hotter", "greedy", "reported unprocessed", "drawn unprocessed", "dropping"],
+)
+def test_drafters_that_misreport_their_law_are_rejected(drafter, settings):
     """Negative control: the law must be the one the tokens were really drawn from."""
-    assert p_value(model_drafter(cls=cls)) < FALSE_ALARM
+    assert p_value(drafter, name=settings) < FALSE_ALARM
