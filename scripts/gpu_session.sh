@@ -8,7 +8,7 @@
 # everything runs at small shapes, to test the session itself. The shapes can be set:
 #
 #   PAIRS="target,draft ..." WIDTHS="1 6" CAPACITY=512 REPEATS=7 TESTS="tests/..." PYTHON=python3
-#   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64"
+#   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -25,6 +25,8 @@ if [ "$backend" = gpu ]; then
   repeats=${REPEATS:-7}
   tests=${TESTS:-tests/speculation tests/drafters tests/test_sampling.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=3}
+  rules=${RULES:-rejection block coupled}
+  num_rows=${NUM_ROWS:-16384}
 else
   echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, its times mean nothing"
   pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
@@ -33,6 +35,8 @@ else
   repeats=${REPEATS:-1}
   tests=${TESTS:-tests/drafters/test_prompt_lookup.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
+  rules=${RULES:-rejection}
+  num_rows=${NUM_ROWS:-256}
 fi
 
 # The rest runs even where a law is broken; the status says it at the end.
@@ -44,6 +48,12 @@ echo "== laws"
 for selection in "-m gpu tests/test_gpu.py" "$tests"; do
   "$python" -m pytest -q $selection 2>&1 | tail -n 15 | tee -a "$out/laws.txt" ||
     status=1
+done
+
+echo "== audits"
+for rule in $rules; do
+  "$python" -m jspec.audit --target="${target:-random:smollm2-135m}" --acceptance="$rule" \
+    --num_rows="$num_rows" --output_json="$out/audit-$rule.json" || status=1
 done
 
 echo "== parts of a round, random weights"
