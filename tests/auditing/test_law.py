@@ -1,0 +1,158 @@
+"""The test of the emitted law, and of the caches: right subjects pass, wrong ones do not."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jspec.auditing import controls
+from jspec.auditing.caches import check_caches
+from jspec.auditing.law import check_law, fit_rows, joint_law
+from jspec.auditing.rows import Context, first_tokens
+from jspec.request import Settings
+from jspec.sampling import sample
+from jspec.speculation.acceptance import get_rule, rejection
+from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts
+from jspec.speculation.types import StepInfo, Verdict
+from tests.auditing.subjects import SETTINGS, make_rows, make_subject
+
+_NUM_ROWS = 2048
+_SUBJECTS = [
+    ("rejection", "prompt_lookup"),
+    ("block", "model"),
+    ("coupled", "model"),
+    pytest.param("rejection", "model", marks=pytest.mark.slow),
+    pytest.param("block", "prompt_lookup", marks=pytest.mark.slow),
+    pytest.param("coupled", "prompt_lookup", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("rule", "drafter"), _SUBJECTS)
+def test_law_and_caches_of_lossless_rules_pass(rule, drafter):
+    """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""
+    subject = make_subject(rule, drafter)
+    rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
+    caches = check_caches(subject, rows, context)
+    assert caches.has_passed, caches.detail
+    assert set(caches.data) == ({"target", "draft"} if drafter == "model" else {"target"})
+    law, control = check_law(subject, rows, context, _NUM_ROWS)
+    assert law.has_passed, law.detail
+    assert law.data["num_samples"] == _NUM_ROWS
+    assert control.has_passed, control.detail
+    for damage in (keys_of_one_slot, values_of_one_slot):
+        check = check_caches(subject, DisturbedRows(rows, damage), context)
+        assert not check.has_passed, check.detail
+
+
+def keys_of_one_slot(cache):
+    """Returns the cache with the keys of one committed slot of a row gone."""
+    return cache.replace(keys=tuple(keys.at[1, :, 5].set(0) for keys in cache.keys))
+
+
+def values_of_one_slot(cache):
+    """Returns the cache with the values of one committed slot of a row gone."""
+    return cache.replace(values=tuple(values.at[1, :, 7].set(0) for values in cache.values))
+
+
+class DisturbedRows:
+    """Rows whose target cache is damaged after the rounds."""
+
+    def __init__(self, rows, damage):
+        self._rows, self._damage = rows, damage
+
+    def run(self, num_rows):
+        for tokens, state in self._rows.run(num_rows):
+            yield tokens, state.replace(target_cache=self._damage(state.target_cache))
+
+
+def accept_without_the_draft_law(target_probs, proposal, noise):
+    """A broken line: u < target in the place of u · draft < target."""
+    is_accepted = noise.uniforms < probs_of_drafts(target_probs, proposal)
+    num_accepted = count_accepted(is_accepted, proposal)
+    law = rejection.next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(law, noise.gumbel))
+
+
+def test_law_of_a_broken_accept_line_fails():
+    """Negative control: one factor forgotten."""
+    subject = make_subject("rejection", "model")
+    broken = get_rule("rejection")._replace(accept=accept_without_the_draft_law)
+    rows, context = make_rows(subject, rule=broken, rows_per_run=_NUM_ROWS)
+    assert not check_law(subject, rows, context, _NUM_ROWS)[0].has_passed
+
+
+def test_law_of_a_lenient_rule_fails():
+    """A lossy rule is found out, by the same rows."""
+    subject = make_subject("lenient", "model")
+    rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
+    assert not check_law(subject, rows, context, _NUM_ROWS)[0].has_passed
+
+
+def test_law_of_a_wrong_rule_at_temperature_zero_fails():
+    """Flatter logits would not tell; a rule that keeps every draft does not take it."""
+    subject = make_subject(settings=dataclasses.replace(SETTINGS, temperature=0.0))
+    keeping = controls.keeping_all(get_rule("rejection"))
+    rows, context = make_rows(subject, rule=keeping)
+    law, control = check_law(subject, rows, context, 128)
+    assert not law.has_passed, law.detail
+    assert "not at temperature 0" in control.detail
+
+
+@pytest.mark.slow
+def test_law_at_temperature_zero_passes():
+    """Every row takes the one path."""
+    subject = make_subject(settings=dataclasses.replace(SETTINGS, temperature=0.0))
+    rows, context = make_rows(subject)
+    assert check_law(subject, rows, context, 128)[0].has_passed
+
+
+def test_joint_law_multiplies_each_positions_own():
+    """Against a product written out; a penalty makes the law depend on the path."""
+    rng = np.random.default_rng(0)
+    context = Context(prompt=[4], first=4, alphabet=[4, 6, 9])
+    logits = rng.normal(size=(3, 3, 3, 3))  # after two tokens, at each of three positions
+    logits[..., 0, :] = logits[0, 0, 0]  # what comes first depends on nothing
+    logits[:, :, 1] = logits[:, :1, 1]  # and the second on the first alone
+    settings = Settings(temperature=1.0, presence_penalty=1.0)
+    joint = joint_law(logits, context, settings, 3)
+    np.testing.assert_allclose(joint.sum(), 1)
+
+    def law(logits, is_said):
+        weights = np.exp(logits - np.array(is_said))
+        return weights / weights.sum()
+
+    first, second = law(logits[1, 2, 0], [1, 0, 0])[1], law(logits[1, 2, 1], [1, 1, 0])[2]
+    np.testing.assert_allclose(joint[1, 2], first * second * law(logits[1, 2, 2], [1, 1, 1]))
+
+
+def test_first_tokens_are_those_that_count():
+    """Guards against padding behind a round's tokens that is taken for text."""
+    infos = StepInfo(
+        tokens=np.array([[[1, -7, -7], [2, 3, -7]], [[4, 5, 6], [8, -7, -7]]]),
+        num_tokens=np.array([[1, 2], [3, 1]]),
+        num_proposed=np.zeros([2, 2]),
+        num_accepted=np.zeros([2, 2]),
+    )
+    assert first_tokens(infos, 3).tolist() == [[1, 4, 5], [2, 3, 8]]
+
+
+class FixedRows:
+    """Rows whose text is given."""
+
+    def __init__(self, tokens):
+        self._tokens = np.array(tokens)
+
+    def run_infos(self, num_rows):
+        ones = np.ones([self._tokens.shape[1], num_rows], np.int32)
+        yield StepInfo(self._tokens.T[..., None], ones, ones, ones), None
+
+
+@pytest.mark.parametrize("stranger", [-1, 7, 5000])
+def test_a_token_outside_the_alphabet_fails(stranger):
+    """Guards against a stranger, or a drafter's failure, that is counted as some other token."""
+    context = Context(prompt=[4], first=4, alphabet=[9, 4])
+    expected = np.array([[0.2, 0.2], [0.2, 0.4]])
+    texts = [[9, 9], [9, 4], [4, 9], [4, 4], [4, 4]] * 40
+    assert fit_rows(FixedRows(texts), context, expected, len(texts)).p_value == 1
+    texts[3] = [4, stranger]
+    assert fit_rows(FixedRows(texts), context, expected, len(texts)).p_value == 0
