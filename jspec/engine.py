@@ -11,6 +11,7 @@ import numpy as np
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings, Switches
+from jspec.speculation.ends import silence
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.loop import StepFn, run_rounds
 from jspec.speculation.plain import plain_step
@@ -163,7 +164,7 @@ def make_engine(target: LoadedModel, drafter: Drafter | None, rule: AcceptanceRu
 
 
 def _finish_row(state: SpecState, row: jax.Array) -> SpecState:
-    return state.replace(is_done=state.is_done.at[row].set(True))
+    return silence(state, state.is_done.at[row].set(True))
 
 
 def _processor_states(row: Row, switches: Switches, vocab_size: int) -> tuple[Any, ...]:

@@ -1,12 +1,13 @@
 """What a user asks for and what comes back."""
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from jspec.errors import InputError
 
 _MAX_SEED = 2**32
+_FLOAT32_MAX = 2.0**127
+_FLOAT32_TINY = 2.0**-126
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,8 @@ class Settings:
       logit_bias: (token id, number added to its logit) pairs; a dict will do.
       allowed_token_ids: no other token may come; None allows all.
       forbidden_token_ids: these may not come.
-      min_new_tokens: the answer's ends are suppressed until it has so many tokens.
+      min_new_tokens: the model's end and stop tokens, but not stop strings, are suppressed until
+        the answer has so many tokens.
       logprobs: report the log-probabilities of the emitted tokens.
       seed: of all randomness of the request, 0 to 2^32 - 1.
       stop: texts that end the answer; the answer is cut before them.
@@ -68,7 +70,7 @@ class Settings:
         _expect(0 < self.top_p <= 1, "top_p in (0, 1]", self.top_p)
         _expect(0 <= self.min_p <= 1, "min_p in [0, 1]", self.min_p)
         _expect(
-            self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty),
+            _FLOAT32_TINY <= self.repetition_penalty <= _FLOAT32_MAX,
             "repetition_penalty above 0",
             self.repetition_penalty,
         )
@@ -80,7 +82,11 @@ class Settings:
             "frequency_penalty in [-2, 2]",
             self.frequency_penalty,
         )
-        _expect(all(map(math.isfinite, bias.values())), "finite numbers in logit_bias", bias)
+        _expect(
+            all(abs(value) <= _FLOAT32_MAX for value in bias.values()),
+            "finite numbers in logit_bias",
+            bias,
+        )
         _expect(
             0 <= self.min_new_tokens <= self.max_new_tokens,
             f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
@@ -98,7 +104,7 @@ class Settings:
 
 
 def _is_temperature(value: float) -> bool:
-    return value >= 0 and math.isfinite(value)
+    return 0 <= value <= _FLOAT32_MAX
 
 
 def _is_unicode(text: str) -> bool:

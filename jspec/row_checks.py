@@ -88,14 +88,18 @@ def check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_si
     check_ids("logit_bias for token ids", dict(settings.logit_bias), vocab_size)
     check_ids("allowed_token_ids", allowed or (), vocab_size)
     check_ids("forbidden_token_ids", settings.forbidden_token_ids, vocab_size)
-    left = set(range(vocab_size) if allowed is None else allowed) - {*settings.forbidden_token_ids}
-    if not left:
+    forbidden = set(settings.forbidden_token_ids)
+    num_left = vocab_size - len(forbidden) if allowed is None else len(set(allowed) - forbidden)
+    if not num_left:
         raise InputError("expected at least one token that is allowed, got every one forbidden")
-    if settings.min_new_tokens and left <= set(stop_ids):
-        raise InputError(
-            "expected a token besides those that end the answer, for min_new_tokens "
-            f"{settings.min_new_tokens}; got none allowed"
-        )
+    if settings.min_new_tokens:
+        early = {token_id for token_id in stop_ids if token_id < vocab_size} - forbidden
+        early = early if allowed is None else early & set(allowed)
+        if num_left == len(early):
+            raise InputError(
+                "expected a token besides those that end the answer, for min_new_tokens "
+                f"{settings.min_new_tokens}; got none allowed"
+            )
 
 
 def check_temperature(acceptance: str, expected: Temperatures, temperature: float) -> None:

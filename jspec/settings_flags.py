@@ -4,7 +4,7 @@ from absl import flags
 
 from jspec.errors import InputError
 from jspec.request import Settings
-from jspec.speculation.acceptance import RULES, RuleOptions
+from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 
 _DRAFT_TEMPERATURE = flags.DEFINE_float(
     "draft_temperature", None, "The drafter's own temperature. Default: --temperature. The "
@@ -29,7 +29,7 @@ _LOGIT_BIAS = flags.DEFINE_list(
 _ALLOWED_TOKEN_IDS = flags.DEFINE_list("allowed_token_ids", None, "No other token may come.")
 _FORBIDDEN_TOKEN_IDS = flags.DEFINE_list("forbidden_token_ids", [], "These tokens may not come.")
 _MIN_NEW_TOKENS = flags.DEFINE_integer(
-    "min_new_tokens", 0, "The answer's ends are suppressed until it has so many tokens."
+    "min_new_tokens", 0, "End-of-text and stop tokens are suppressed until then."
 )
 _LOGPROBS = flags.DEFINE_bool(
     "logprobs", False, "Report each token's log-probability under the target."
@@ -82,12 +82,17 @@ def read_settings(*, max_new_tokens: int, stop: tuple[str, ...] = ()) -> Setting
 
 
 def read_rule() -> tuple[str, RuleOptions]:
-    """Returns the acceptance rule that the flags ask for, and its options."""
+    """Returns the acceptance rule that the flags ask for, and its options.
+
+    Raises:
+      InputError: an option out of its range.
+    """
     options = RuleOptions(
         lenience=_LENIENCE.value,
         typical_epsilon=_TYPICAL_EPSILON.value,
         typical_delta=_TYPICAL_DELTA.value,
     )
+    get_rule(_ACCEPTANCE.value, options)
     return _ACCEPTANCE.value, options
 
 

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.compile_clock import compile_clock
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.processors import Processor
@@ -118,6 +119,20 @@ def test_logprobs_come_only_when_asked_for():
     assert result.raw_logprobs is None
 
 
+def test_other_processor_settings_compile_nothing():
+    """Guards law 6: penalties, biases, allowed tokens and minimum lengths are data."""
+    generator = shared_generator("model")
+    settings = Settings(max_new_tokens=12, temperature=0.7, **PENALTIES)
+    generator.generate(Request(PROMPT, settings))
+    before = compile_clock().num_programs
+    other = Settings(
+        max_new_tokens=9, temperature=0.3, seed=5, repetition_penalty=0.9, presence_penalty=-1.0,
+        logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 90)), min_new_tokens=2,
+    )  # fmt: skip
+    generator.generate(Request(PROMPT[3:], other))
+    assert compile_clock().num_programs == before
+
+
 def _nan_from_third(state, logits):
     return jnp.where((state == 3)[:, None], jnp.nan, logits)
 
@@ -180,6 +195,7 @@ def test_tokens_that_cannot_be_are_refused(options, message):
     "options",
     [
         {"repetition_penalty": 0.0}, {"repetition_penalty": float("nan")},
+        {"repetition_penalty": 1e-46}, {"temperature": 1e39}, {"logit_bias": {1: 1e39}},
         {"presence_penalty": 2.5}, {"frequency_penalty": -2.5}, {"logit_bias": {1: float("inf")}},
         {"min_new_tokens": 300}, {"min_new_tokens": -1},
     ],

@@ -26,3 +26,14 @@ def cut_at_end(
     num_tokens = jnp.where(state.is_done, 0, num_tokens)
     length = state.target_cache.length + 1 + num_tokens
     return num_tokens, state.is_done | is_stop.any(axis=1) | (length >= state.max_length)
+
+
+def silence(state: SpecState, is_done: RowFlags) -> SpecState:
+    """Marks rows as done. They are greedy from then on: noise is drawn only for rows that go on."""
+    return state.replace(
+        settings=state.settings.replace(
+            temperature=jnp.where(is_done, 0.0, state.settings.temperature)
+        ),
+        draft_temperature=jnp.where(is_done, 0.0, state.draft_temperature),
+        is_done=is_done,
+    )

@@ -14,7 +14,8 @@ class TokenLogprobs(struct.PyTreeNode):
     Attributes:
       raw: under the model itself, softmax(logits), [b t].
       processed: under the law that was sampled from, after processors, temperature and filters;
-        0 at temperature 0, whose law is one-hot, [b t].
+        0 at temperature 0, whose law is one-hot, [b t]. In rounds of the lossy rule
+        `lenient_argmax` under the law that it judges by, that of temperature 1.
     """
 
     raw: Float32[Array, "b t"]

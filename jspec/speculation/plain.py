@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from jspec.sampling import sample, sampling_probs
-from jspec.speculation.ends import cut_at_end
+from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.noise import plain_noise
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
@@ -35,8 +35,7 @@ def plain_step(
         target_cache=cache.commit(num_tokens),
         last_token=jnp.where(state.is_done, state.last_token, token[:, 0]),
         settings=settings,
-        is_done=is_done,
     )
     zeros = jnp.zeros_like(num_tokens)
     logprobs = token_logprobs(logits, probs, token) if settings.switches.logprobs else None
-    return state, StepInfo(token, num_tokens, zeros, zeros, logprobs)
+    return silence(state, is_done), StepInfo(token, num_tokens, zeros, zeros, logprobs)

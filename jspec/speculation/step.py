@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int32
 
 from jspec.sampling import process_block
-from jspec.speculation.ends import cut_at_end
+from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
     AcceptanceRule,
@@ -56,7 +56,7 @@ def speculative_step(
         ),
         view=TargetView(params.target, target, cache),
     )
-    proposal = _shorten_near_limit(proposal, state)
+    proposal = _shorten(proposal, state)
     state = state.replace(draft=draft)
     verify = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
@@ -138,18 +138,20 @@ def _verify_and_commit(
         draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
         last_token=jnp.where(state.is_done, state.last_token, last),
         settings=state.settings.after_all(block, valid),
-        is_done=is_done,
     )
+    state = silence(state, is_done)
     logprobs = None
     if state.settings.switches.logprobs:
         logprobs = token_logprobs(logits, probs, tokens)
     return state, StepInfo(tokens, num_tokens, proposal.num_tokens, verdict.num_accepted, logprobs)
 
 
-def _shorten_near_limit(proposal: Proposal, state: SpecState) -> Proposal:
-    """Leaves no more drafts than the row may still emit, the next token counted."""
+def _shorten(proposal: Proposal, state: SpecState) -> Proposal:
+    """Leaves no more drafts than the row may still emit, and none from NO_TOKEN on."""
     room = state.max_length - (state.target_cache.length + 1) - 1
-    num_tokens = jnp.clip(proposal.num_tokens, 0, jnp.maximum(room, 0))
+    num_real = jnp.sum(jnp.cumprod(proposal.tokens >= 0, axis=1, dtype=jnp.int32), axis=1)
+    num_tokens = jnp.minimum(proposal.num_tokens, num_real)
+    num_tokens = jnp.clip(num_tokens, 0, jnp.maximum(room, 0))
     return proposal.replace(num_tokens=jnp.where(state.is_done, 0, num_tokens))
 
 

@@ -2,14 +2,12 @@
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec.sampling import sample
 from jspec.speculation.acceptance import block, get_rule
-from jspec.speculation.noise import Purpose, acceptance_noise, round_keys
 from jspec.speculation.types import AcceptanceNoise, Verdict
 from tests.speculation.enumeration import (
     all_counts,
@@ -18,7 +16,6 @@ from tests.speculation.enumeration import (
     kept_probs,
     random_laws,
 )
-from tests.speculation.test_statistics import FALSE_ALARM, model_drafter, p_value
 
 BLOCK, REJECTION = get_rule("block"), get_rule("rejection")
 ALMOST_ONE = np.float32(1 - 2**-24)
@@ -141,31 +138,3 @@ def test_a_prefix_the_target_never_says_is_refused_at_u_zero():
     most = np.minimum(most, np.asarray(paths.proposal.num_tokens))
     assert (np.asarray(accept(BLOCK.accept, paths, [0.0] * 3).num_accepted) <= most).all()
     assert (np.asarray(accept(accept_at_most, paths, [0.0] * 3).num_accepted) > most).any()
-
-
-def loop_p_value(rule):
-    """Returns the p-value of tokens from the compiled loop, with drafts cooler than the target."""
-    return p_value(model_drafter(3), rule, temperature=1.5, draft_temperature=0.5)
-
-
-def test_samples_follow_the_targets_law():
-    """Guards the whole path, through the compiled loop: a chi-square as in test_statistics.py."""
-    assert loop_p_value(BLOCK) > FALSE_ALARM
-
-
-def noise_of_absolute_positions(seed, position, width, vocab_size, is_random):
-    """Keys each uniform by the position of its draft, as plain decoding would."""
-    noise = acceptance_noise(seed, position, width, vocab_size, is_random)
-    keys = [round_keys(seed, position + i, Purpose.ACCEPT, 1)[:, 0] for i in range(width)]
-    draw = jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32))
-    return noise.replace(uniforms=jnp.stack([draw(key) for key in keys], axis=1))
-
-
-def test_noise_of_absolute_positions_is_rejected():
-    """Negative control: it meets noise that has decided an earlier round; biased from the second.
-
-    `rejection` would not notice: no uniform behind its first refusal has decided anything.
-    """
-    noise = BLOCK.noise._replace(acceptance=noise_of_absolute_positions)
-    assert loop_p_value(BLOCK._replace(noise=noise)) < FALSE_ALARM
-    assert loop_p_value(REJECTION._replace(noise=noise)) > FALSE_ALARM

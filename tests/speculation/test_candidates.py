@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jspec.sampling import NO_TOKEN
 from jspec.speculation.acceptance import candidates, chain, classical
 from tests.speculation.enumeration import random_laws
 
@@ -165,6 +166,28 @@ def test_a_law_of_zeros_is_no_candidate(with_replacement):
     verdict = candidates.accept(target, tokens, draft, uniforms, jnp.zeros([1, 2]), **options)
     assert verdict.index.tolist() == [2]
     assert verdict.token.tolist() == [1]
+
+
+def test_padding_takes_no_token_away():
+    """A row's padding may stand anywhere; without replacement it must not use its token up."""
+    target = jnp.array([[0.5, 0.3, 0.2]])
+    law = jnp.array([[[0.0, 0.0, 0.0], [0.2, 0.3, 0.5]]])
+    emitted = np.zeros(3)
+    for token in range(3):
+        tokens, options = jnp.array([[0, token]], jnp.int32), {"with_replacement": False}
+        keep = float(candidates.acceptance_probs(target, tokens, law, **options)[0, 1])
+        rest = np.asarray(candidates.next_token_probs(target, tokens, law, **options)[0])
+        emitted += float(law[0, 1, token]) * (keep * np.eye(3)[token] + (1 - keep) * rest)
+    np.testing.assert_allclose(emitted, target[0], atol=1e-6)
+
+
+def test_a_failed_draw_is_no_candidate():
+    """NO_TOKEN, which a drafter of NaN gives, must not be read as the vocabulary's last token."""
+    target, law = jnp.array([[0.5, 0.5]]), jnp.array([[[0.5, 0.5]]])
+    tokens = jnp.array([[NO_TOKEN]], jnp.int32)
+    verdict = candidates.accept(target, tokens, law, jnp.zeros([1, 1]), jnp.zeros([1, 2]))
+    assert verdict.index.tolist() == [1]
+    assert verdict.token.tolist() != [NO_TOKEN]
 
 
 @pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from jspec.sampling import NO_TOKEN
+from jspec.sampling import NO_TOKEN, sample
 from jspec.speculation.acceptance import RULES, candidates, get_rule
 from jspec.speculation.noise import SHARED
 from jspec.speculation.types import AcceptanceNoise, Proposal
@@ -143,3 +143,18 @@ def test_extreme_candidates_give_a_sound_verdict(with_replacement, data):
     np.testing.assert_array_equal(verdict.index[1:], spoilt.index[1:])
     assert spoilt.index[0] == WIDTH
     assert spoilt.token[0] == NO_TOKEN
+
+
+@SETTINGS
+@hypothesis.given(rounds(5))
+def test_coupled_says_what_plain_decoding_draws(case):
+    """Pathwise, for any laws, drafts and noise: what is emitted is what the target draws."""
+    target_probs, proposal, uniforms, gumbel = case
+    verdict, *_ = compiled("coupled")(target_probs, proposal, uniforms, gumbel)
+    drawn = np.asarray(jax.jit(sample)(jnp.asarray(target_probs), gumbel))
+    for row, count in enumerate(np.asarray(verdict.num_accepted)):
+        emitted = [*np.asarray(proposal.tokens)[row, :count], int(verdict.next_token[row])]
+        assert emitted == drawn[row, : count + 1].tolist()
+        wanted = min(int(proposal.num_tokens[row]), WIDTH)
+        if count < wanted:  # it stops only where the draft is something else
+            assert drawn[row, count] != int(proposal.tokens[row, count])

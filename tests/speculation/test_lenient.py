@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters import ModelDrafter
 from jspec.errors import InputError
 from jspec.sampling import sample
 from jspec.speculation.acceptance import RuleOptions, chain, get_rule, rejection
@@ -20,8 +21,7 @@ from tests.speculation.enumeration import (
     random_laws,
     target_joint,
 )
-from tests.speculation.test_statistics import model_drafter
-from tests.speculation.toys import make_tables, softmax, toy_apply, toy_cache
+from tests.speculation.toys import VOCAB, make_tables, softmax, toy_apply, toy_cache
 
 
 def lenient(lenience, name="lenient"):
@@ -149,9 +149,10 @@ def test_argmax_form_decodes_within_its_bound():
     """
     tables = make_tables(seed=3)
     prompts = [[a, b] for a in range(5) for b in range(5)]
+    drafter = ModelDrafter(toy_apply, toy_cache, 3, VOCAB, VOCAB)
 
     def run(rule):
-        engine = Engine(toy_apply, toy_cache, tables, model_drafter(3), rule, max_rounds=20)
+        engine = Engine(toy_apply, toy_cache, tables, drafter, rule, max_rounds=20)
         return engine.generate(prompts, max_length=22)
 
     law = softmax(tables[0])

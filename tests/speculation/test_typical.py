@@ -64,7 +64,7 @@ def test_a_surer_target_refuses_more():
     """The same probability passes where the target is unsure and fails where it is sure."""
     sure, unsure = [0.96, 0.02, 0.02] + [0.0] * 47, [0.02] * 50
     target = jnp.array([[law] * 2 for law in (sure, unsure)], jnp.float32)
-    kept = typical().acceptance_probs(target, proposal_of([[1], [1]]))
+    kept = typical(0.3, 0.09).acceptance_probs(target, proposal_of([[1], [1]]))
     assert kept[:, 0].tolist() == [0, 1]
 
 

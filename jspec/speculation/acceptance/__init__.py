@@ -15,12 +15,13 @@ class RuleOptions:
     Attributes:
       lenience: of `lenient` and `lenient_argmax`, from 0 to 1; 1 is none.
       typical_epsilon: of `typical`, a probability that is always enough.
-      typical_delta: of `typical`, what share of exp(-entropy) is enough.
+      typical_delta: of `typical`, what share of exp(-entropy) is enough; the defaults of both are
+        those of Medusa's own code, delta about the root of epsilon.
     """
 
     lenience: float = 0.5
-    typical_epsilon: float = 0.3
-    typical_delta: float = 0.09
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
 
 
 RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {

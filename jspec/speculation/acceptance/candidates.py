@@ -56,6 +56,9 @@ def conditional_laws(
     laws = jnp.broadcast_to(draft_probs, one_hot.shape)
     if with_replacement:
         return laws
+    one_hot = jnp.where(
+        jnp.sum(laws, axis=2, keepdims=True) > 0, one_hot, 0.0
+    )  # padding takes none
     is_taken = jnp.cumsum(one_hot, axis=1) - one_hot > 0
     laws = jnp.where(is_taken, 0.0, laws)
     total = jnp.sum(laws, axis=2, keepdims=True)
@@ -78,7 +81,8 @@ def lacking_laws(target_probs: Law, laws: Float32[Array, "b k v"]) -> Float32[Ar
 
 
 def _probs_of_tokens(probs: Float32[Array, "b k v"], tokens: Candidates) -> Float32[Array, "b k"]:
-    return jnp.take_along_axis(probs, tokens[..., None], axis=2)[..., 0]
+    found = jnp.take_along_axis(probs, tokens[..., None], axis=2)[..., 0]
+    return jnp.where(tokens >= 0, found, 0.0)  # NO_TOKEN is never kept
 
 
 def acceptance_probs(

@@ -6,7 +6,7 @@ Exact at temperature 0 and only there, where target_probs is one-hot.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.sampling import sample
+from jspec.sampling import first_argmax, sample
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
 from jspec.speculation.noise import INDEPENDENT
 from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
@@ -15,7 +15,7 @@ from jspec.typing import RowCounts, TargetProbs
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
     """Returns [b w], 1 where a draft is the most likely token of target_probs [b w+1 v]."""
-    best = jnp.argmax(target_probs[:, : proposal.width], axis=-1)
+    best, _ = first_argmax(target_probs[:, : proposal.width])
     is_said = probs_of_drafts(target_probs, proposal) > 0
     return ((best == proposal.tokens) & is_said).astype(jnp.float32)
 
@@ -29,8 +29,8 @@ def next_token_probs(
     """
     del proposal
     probs = probs_after(target_probs, num_accepted)
-    best = jnp.argmax(probs, axis=-1, keepdims=True)
-    is_best = (jnp.arange(probs.shape[-1]) == best) & (probs > 0)
+    best, _ = first_argmax(probs)
+    is_best = (jnp.arange(probs.shape[-1]) == best[:, None]) & (probs > 0)
     return is_best.astype(jnp.float32)
 
 
