@@ -6,3 +6,13 @@ class InputError(ValueError):
 
     The programs print it without a traceback and exit with status 2.
     """
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Checks a number.
+
+    Raises:
+      InputError: it is not from `low` to `high`.
+    """
+    if not low <= value <= high:
+        raise InputError(f"expected {name} from {low} to {high}, got {value}")

@@ -12,7 +12,7 @@ from jspec.compile_cache import use_compile_cache
 from jspec.drafters import DrafterSpec, make_drafter
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row, make_engine
-from jspec.errors import InputError
+from jspec.errors import InputError, check_range
 from jspec.processors import Processor
 from jspec.request import Piece, Request, Result, Settings
 from jspec.row_checks import make_row
@@ -73,10 +73,10 @@ class Generator:
         self.target = target
         self._draft = draft
         self.max_seq_len = context if max_seq_len is None else max_seq_len
-        _check_range("max_seq_len", self.max_seq_len, 2, context)
-        _check_range("num_draft_tokens", num_draft_tokens, 1, max(self.max_seq_len - 2, 1))
-        _check_range("batch_size", batch_size, 1, 4096)
-        _check_range("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
+        check_range("max_seq_len", self.max_seq_len, 2, context)
+        check_range("num_draft_tokens", num_draft_tokens, 1, max(self.max_seq_len - 2, 1))
+        check_range("batch_size", batch_size, 1, 4096)
+        check_range("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
         self._acceptance = acceptance
         self._batch_size = batch_size
         self._rounds_per_visit = rounds_per_visit
@@ -297,8 +297,3 @@ def choose_drafter(name: str | None, *, has_draft: bool) -> str:
             f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"
         )
     return name
-
-
-def _check_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise InputError(f"expected {name} from {low} to {high}, got {value}")
