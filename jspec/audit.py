@@ -74,6 +74,7 @@ def make_subject() -> Subject:
     acceptance, rule_options = read_rule()
     rule = get_rule(acceptance, rule_options)
     if settings.temperature == 0 and rule.temperatures is not Temperatures.ZERO:
+        print("note: the law is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
     draft = None if _DRAFT.value is None else load_model(_DRAFT.value, dtype="float32")
     return Subject(
@@ -102,7 +103,7 @@ def run_checks(subject: Subject) -> Iterator[Check]:
         for dtype in ("float32", "bfloat16"):
             yield check_parity(subject, dtype, prompts, _MAX_NEW_TOKENS.value)
     yield check_seeds(subject, prompts, _MAX_NEW_TOKENS.value)
-    context = choose_context(subject.target)
+    context = choose_context(subject.target, subject.settings)
     rows = Rows(subject, context, NUM_TOKENS)
     yield check_caches(subject, rows, context)
     yield from check_law(subject, rows, context, _NUM_ROWS.value)

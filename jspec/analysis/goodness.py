@@ -34,7 +34,12 @@ def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
     Args:
       counts: of any shape.
       probs: of the same shape, summing to 1.
+
+    Raises:
+      ValueError: `probs` is no law.
     """
+    if not (np.all(probs >= 0) and abs(probs.sum() - 1) < 1e-6):
+        raise ValueError(f"expected probabilities that sum to 1; they sum to {probs.sum()}")
     import scipy.stats
 
     counts = counts.ravel().astype(float)

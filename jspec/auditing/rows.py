@@ -13,6 +13,7 @@ from jspec.auditing.subject import Subject
 from jspec.batch import needed_switches
 from jspec.drafters import DrafterSpec, make_drafter
 from jspec.engine import Row, make_engine
+from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.request import Settings
 from jspec.speculation.types import (
@@ -30,7 +31,7 @@ from jspec.weights.resolver import LoadedModel
 ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
 _PATHS_A_CALL = 64
-_NUM_DRAFT_TOKENS = 2  # few, so that the tokens looked at take several rounds
+_MAX_NUM_DRAFT_TOKENS = 2
 
 
 class Context(NamedTuple):
@@ -47,13 +48,24 @@ class Context(NamedTuple):
     alphabet: list[int]
 
 
-def choose_context(target: LoadedModel) -> Context:
-    """Returns a short context that repeats itself, of tokens that the target finds likely."""
+def choose_context(target: LoadedModel, settings: Settings) -> Context:
+    """Returns a short context that repeats itself, of likely tokens that the settings allow.
+
+    Raises:
+      InputError: they allow fewer than two.
+    """
     start = np.array([[used_vocab_size(target) // 2]], np.int32)
     logits = np.array(_jit_logits(target)(target.params, start)[0, -1])
-    logits[list(target.config.eos_ids)] = -np.inf
-    alphabet = [int(i) for i in np.argsort(-logits)[:ALPHABET_SIZE]]
-    return Context([alphabet[i] for i in (0, 1, 2, 0, 1, 3)], alphabet[0], alphabet)
+    for token_id, value in dict(settings.logit_bias).items():
+        logits[token_id] += value
+    logits[[*target.config.eos_ids, *settings.forbidden_token_ids]] = -np.inf
+    if settings.allowed_token_ids is not None:
+        logits[~np.isin(np.arange(len(logits)), settings.allowed_token_ids)] = -np.inf
+    best = np.argsort(-logits)[:ALPHABET_SIZE]
+    alphabet = [int(i) for i in best if np.isfinite(logits[i])]
+    if len(alphabet) < 2:
+        raise InputError(f"expected settings that allow two tokens, got {len(alphabet)}")
+    return Context([alphabet[i % len(alphabet)] for i in (0, 1, 2, 0, 1, 3)], alphabet[0], alphabet)
 
 
 def path_logits(target: LoadedModel, context: Context, num_tokens: int) -> np.ndarray:
@@ -100,6 +112,7 @@ class Rows:
     Attributes:
       settings: those of every row, the alphabet included.
       num_rounds: that a run takes; every row then has at least so many tokens.
+      num_draft_tokens: a round; few, so that the tokens looked at take several rounds.
     """
 
     def __init__(
@@ -126,6 +139,7 @@ class Rows:
         self._rows_per_run = rows_per_run
         self.settings = self._with_alphabet(subject.settings)
         self._drafter = build_drafter(subject) if drafter is None else drafter
+        self.num_draft_tokens = 0 if self._drafter is None else self._drafter.num_draft_tokens
         self._draft_params = None if subject.draft is None else subject.draft.params
         self._rule = subject.rule if rule is None else rule
         self._engine = make_engine(subject.target, self._drafter, self._rule)
@@ -177,10 +191,10 @@ class Rows:
     def _start(self, params: ModelParams, settings: Settings) -> SpecState:
         """Returns one row that has emitted the context's first token, its drafter caught up."""
         context = self._context
-        num_slots = len(context.prompt) + 1 + self.num_rounds * (_NUM_DRAFT_TOKENS + 1)
+        num_slots = len(context.prompt) + 1 + self.num_rounds * (self.num_draft_tokens + 1)
         row = Row(settings, context.prompt, stop_ids=(), max_length=num_slots + 1)
         state = self._engine.prefill(
-            params, row, num_slots + _NUM_DRAFT_TOKENS + 1, needed_switches([settings])
+            params, row, num_slots + self.num_draft_tokens + 1, needed_switches([settings])
         )
         state = state.replace(last_token=jnp.array([context.first], jnp.int32))
         if self._drafter is None:
@@ -222,7 +236,7 @@ def build_drafter(subject: Subject) -> Drafter | None:
     """Returns the subject's drafter, of few drafts a round; None for plain decoding."""
     draft = subject.draft
     spec = DrafterSpec(
-        num_draft_tokens=min(subject.num_draft_tokens, _NUM_DRAFT_TOKENS),
+        num_draft_tokens=min(subject.num_draft_tokens, _MAX_NUM_DRAFT_TOKENS),
         target_config=subject.target.config,
         vocab_size=shared_vocab_size(subject.target, draft),
         draft_config=None if draft is None else draft.config,
