@@ -32,7 +32,7 @@ _DRAFTER = flags.DEFINE_enum("drafter", None, DRAFTERS, "The drafter; see jspec.
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
-_NUM_ROWS = flags.DEFINE_integer("num_rows", 2048, "Independent rows of the test of the law.")
+_NUM_ROWS = flags.DEFINE_integer("num_rows", 1024, "Independent rows of the test of the law.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
 
