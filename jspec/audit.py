@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from jspec import cli, generator, provenance
+from jspec import cli, generator, provenance, settings_flags
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
 from jspec.drafters import DRAFTERS
@@ -21,11 +21,13 @@ from jspec.encode_prompt import encode_prompt
 from jspec.errors import InputError
 from jspec.json_lines import JsonLinesWriter
 from jspec.request import Settings
+from jspec.row_checks import check_temperature
 from jspec.settings_flags import read_rule, read_settings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import load_model
 
+flags.adopt_module_key_flags(settings_flags)  # so that --help lists them
 _TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The target; see jspec.generate.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model; likewise.")
 _DRAFTER = flags.DEFINE_enum("drafter", None, DRAFTERS, "The drafter; see jspec.generate.")
@@ -59,7 +61,10 @@ def main() -> None:
         print(f"{'pass' if check.has_passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
     seconds = time.perf_counter() - begin
     has_passed = subject.rule.is_lossless and all(check.has_passed for check in checks)
+    failed = {check.name for check in checks if not check.has_passed}
     verdict = "lossless" if has_passed else "NOT lossless"
+    if failed == {"negative control"}:
+        verdict = "inconclusive, too few rows to tell (raise --num_rows)"
     print(f"{verdict}: {describe(subject)} ({seconds:.0f} s)")
     if writer is not None:
         with writer:
@@ -73,6 +78,8 @@ def make_subject() -> Subject:
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     acceptance, rule_options = read_rule()
     rule = get_rule(acceptance, rule_options)
+    if settings.temperature > 0:
+        check_temperature(acceptance, rule.temperatures, settings.temperature)
     if settings.temperature == 0 and rule.temperatures is not Temperatures.ZERO:
         print("note: the law is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)

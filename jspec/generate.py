@@ -9,7 +9,7 @@ import sys
 
 from absl import flags
 
-from jspec import cli, generator, prompts
+from jspec import cli, generator, prompts, settings_flags
 from jspec.drafters import DRAFTERS
 from jspec.errors import InputError
 from jspec.generator import Generator
@@ -17,6 +17,7 @@ from jspec.json_lines import JsonLinesWriter
 from jspec.request import Piece, Request, Result
 from jspec.settings_flags import read_rule, read_settings
 
+flags.adopt_module_key_flags(settings_flags)  # so that --help lists them
 _TARGET = flags.DEFINE_string(
     "target",
     generator.DEFAULT_TARGET,

@@ -60,10 +60,14 @@ class Settings:
         object.__setattr__(self, "logit_bias", tuple(bias.items()))  # hashable
         draft_temperature = self.draft_temperature
         _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)
-        _expect(_is_temperature(self.temperature), "a temperature of at least 0", self.temperature)
+        _expect(
+            _is_temperature(self.temperature),
+            "a finite temperature of at least 0",
+            self.temperature,
+        )
         _expect(
             draft_temperature is None or _is_temperature(draft_temperature),
-            "a draft_temperature of at least 0",
+            "a finite draft_temperature of at least 0",
             draft_temperature,
         )
         _expect(0 <= self.top_k < 2**31, "top_k of at least 0", self.top_k)
@@ -71,7 +75,7 @@ class Settings:
         _expect(0 <= self.min_p <= 1, "min_p in [0, 1]", self.min_p)
         _expect(
             _FLOAT32_TINY <= self.repetition_penalty <= _FLOAT32_MAX,
-            "repetition_penalty above 0",
+            "a finite repetition_penalty above 0",
             self.repetition_penalty,
         )
         _expect(

@@ -91,7 +91,10 @@ def check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_si
     forbidden = set(settings.forbidden_token_ids)
     num_left = vocab_size - len(forbidden) if allowed is None else len(set(allowed) - forbidden)
     if not num_left:
-        raise InputError("expected at least one token that is allowed, got every one forbidden")
+        raise InputError(
+            "expected allowed_token_ids and forbidden_token_ids to leave at least one token, got "
+            "every one forbidden"
+        )
     if settings.min_new_tokens:
         early = {token_id for token_id in stop_ids if token_id < vocab_size} - forbidden
         early = early if allowed is None else early & set(allowed)

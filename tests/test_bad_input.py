@@ -65,7 +65,7 @@ def spoil(tmp_path):
         ("--logit_bias=258:1", "logit_bias for token ids from 0 to 257, got some from 258"),
         ("--logit_bias=five", "logit_bias as ID:NUMBER, got 'five'"),
         ("--allowed_token_ids=a", "allowed_token_ids to be whole numbers, got 'a'"),
-        ("--allowed_token_ids=", "at least one token that is allowed"),
+        ("--allowed_token_ids=", "forbidden_token_ids to leave at least one token"),
         ("--forbidden_token_ids=-1", "forbidden_token_ids from 0 to 257"),
         ("--min_new_tokens=999", "min_new_tokens from 0 to max_new_tokens"),
         ("--num_draft_tokens=0", "num_draft_tokens from 1 to 198, got 0"),
