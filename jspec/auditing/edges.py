@@ -13,7 +13,7 @@ _VOCAB = 3
 def check_edges(rule: AcceptanceRule) -> Check:
     """Checks that a draft of target probability 0 is refused even where the uniform is 0.
 
-    `<=` in the place of `<` would differ about once in 2^24 draws.
+    `<=` in the place of `<` would differ about once in 2^23 draws.
 
     Args:
       rule: what is audited.

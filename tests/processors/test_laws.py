@@ -1,17 +1,28 @@
 """The processed law, against transformers' own processors and closed forms."""
 
+import itertools
 import operator
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
 from transformers.generation import logits_process
 
 from jspec.processors import PROCESSORS
 from jspec.request import Settings
-from jspec.sampling import SamplingSettings, Switches, process_block, sampling_probs
+from jspec.sampling import (
+    NO_TOKEN,
+    SamplingSettings,
+    Switches,
+    process_block,
+    sample,
+    sampling_probs,
+)
 
 VOCAB = 23
 STOP_IDS = [4, 9]
@@ -89,16 +100,28 @@ def oracle(logits, prompt, output, options):
     return torch.softmax(scores.double(), dim=-1)[0].numpy()
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-def test_law_equals_transformers_along_an_output(name):
-    """Guards against another order, a prompt that is not counted, or one that is counted twice."""
+FILTERS = {"cold": {"temperature": 0.6}, "top_k": {"top_k": 5}, "top_p": {"top_p": 0.8},
+           "min_p": {"min_p": 0.1}}  # fmt: skip
+SINGLE = {name: options for name, options in PIPELINES.items() if name != "all"} | FILTERS
+PAIRS = {
+    f"{one}, {other}": SINGLE[one] | SINGLE[other]
+    for one, other in itertools.combinations(SINGLE, 2)
+}
+probs_of = jax.jit(lambda logits, settings: sampling_probs(logits[:, None], settings)[:, 0])
+
+
+@pytest.mark.parametrize("options", (PIPELINES | PAIRS).values(), ids=PIPELINES | PAIRS)
+def test_law_equals_transformers_along_an_output(options):
+    """Guards against another order, a prompt that is not counted, or one that is counted twice.
+
+    Each processor and filter alone, every pair of them, and all.
+    """
     rng = np.random.default_rng(0)
     prompt, output = rng.integers(0, VOCAB, 6), rng.integers(0, VOCAB, 9)
-    settings = settings_of(prompt, PIPELINES[name])
-    probs_of = jax.jit(lambda logits, settings: sampling_probs(logits[:, None], settings)[:, 0])
+    settings = settings_of(prompt, options)
     for i, token in enumerate(output):
         logits = (4 * rng.normal(size=[1, VOCAB])).astype(np.float32)
-        expected = oracle(logits[0], prompt, output[:i], PIPELINES[name])
+        expected = oracle(logits[0], prompt, output[:i], options)
         np.testing.assert_allclose(probs_of(logits, settings)[0], expected, atol=1e-6)
         settings = settings.after(jnp.array([token], jnp.int32))
 
@@ -157,8 +180,6 @@ def test_default_settings_change_nothing():
 
 def test_a_law_that_is_none_gives_no_token():
     """Guards against NaN's argmax, or token 0, taken for an answer; other rows go on."""
-    from jspec.sampling import NO_TOKEN, sample
-
     logits = np.zeros([4, 1, VOCAB], np.float32)
     logits[0, 0, 3], logits[1], logits[2, 0, 5] = np.nan, -np.inf, np.inf
     logits[3, 0, 7] = 9
@@ -169,3 +190,26 @@ def test_a_law_that_is_none_gives_no_token():
         )
         tokens = sample(jax.jit(sampling_probs)(logits, settings)[:, 0], noise)
         assert tokens.tolist() == [NO_TOKEN, NO_TOKEN, NO_TOKEN, 7]
+
+
+EXTREMES = st.sampled_from([-np.inf, np.inf, np.nan, 0.0, -0.0, 1e-45, 1e-38, 3e38, -3e38, 1.0])
+
+
+@hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
+@hypothesis.given(
+    arrays.arrays(np.float32, (1, VOCAB), elements=EXTREMES | st.floats(-50, 50, width=32)),
+    st.sampled_from(sorted(PIPELINES)),
+)
+def test_extreme_logits_give_a_law_or_no_token(logits, name):
+    """Guards against NaN, a forbidden token, or a law that is none, drawn as if it were a token."""
+    settings = settings_of([1, 2, 3], PIPELINES[name])
+    law = np.asarray(probs_of(jnp.asarray(logits), settings))[0]
+    token = int(sample(jnp.asarray(law)[None], jnp.zeros([1, VOCAB]))[0])
+    if token == NO_TOKEN:
+        assert np.isnan(law).any() or not law.any()
+        return
+    np.testing.assert_allclose(law.sum(), 1, atol=1e-5)
+    assert law[token] > 0
+    assert not np.isneginf(logits[0, token])
+    allowed = PIPELINES[name].get("allowed_token_ids", range(VOCAB))
+    assert token in set(allowed) - set(PIPELINES[name].get("forbidden_token_ids", ()))

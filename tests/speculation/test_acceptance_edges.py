@@ -44,7 +44,7 @@ def accept(target, proposal, uniforms, rule=REJECTION, gumbel=None):
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("options", [{}, {"lenience": 0.0, "typical_epsilon": 0.0}], ids=str)
 def test_a_token_of_target_probability_zero_is_refused_even_at_u_zero(name, options):
-    """`<=` for `<` differs with probability 2^-24: no chi-square will ever see it."""
+    """`<=` for `<` differs with probability 2^-23: no chi-square will ever see it."""
     target, rule = [[0.0, 1.0], [0.5, 0.5]], get_rule(name, RuleOptions(**options))
     assert accept(target, propose([0], [[1.0, 0.0]]), [0.0], rule) == (0, 1)
     assert accept(target, propose([0]), [0.0], rule) == (0, 1)

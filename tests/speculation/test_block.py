@@ -130,7 +130,7 @@ def accept_at_most(target_probs, proposal, noise):
 
 
 def test_a_prefix_the_target_never_says_is_refused_at_u_zero():
-    """`<=` for `<` differs with probability 2^-24: only noise put in by hand sees it."""
+    """`<=` for `<` differs with probability 2^-23: only noise put in by hand sees it."""
     paths = random_paths(7, 4, 3, counts_of=all_counts)
     tokens = np.asarray(paths.proposal.tokens)[..., None]
     said = np.take_along_axis(np.asarray(paths.target_probs)[:, :3], tokens, 2)[..., 0] > 0
