@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from jspec import cli, generator, provenance, settings_flags
+from jspec import cli, drafter_flags, generator, provenance, settings_flags
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
-from jspec.drafters import DRAFTERS
+from jspec.drafter_flags import read_drafter
 from jspec.encode_prompt import encode_prompt
 from jspec.errors import InputError
 from jspec.json_lines import JsonLinesWriter
@@ -27,10 +27,10 @@ from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import Temperatures
 from jspec.weights.resolver import load_model
 
-flags.adopt_module_key_flags(settings_flags)  # so that --help lists them
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+flags.adopt_module_key_flags(settings_flags)
 _TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The target; see jspec.generate.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model; likewise.")
-_DRAFTER = flags.DEFINE_enum("drafter", None, DRAFTERS, "The drafter; see jspec.generate.")
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
@@ -83,11 +83,13 @@ def make_subject() -> Subject:
     if settings.temperature == 0 and rule.temperatures is not Temperatures.ZERO:
         print("note: the law is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
+    drafter, drafter_options = read_drafter()
     draft = None if _DRAFT.value is None else load_model(_DRAFT.value, dtype="float32")
     return Subject(
         target=load_model(_TARGET.value, dtype="float32"),
         draft=draft,
-        drafter=generator.choose_drafter(_DRAFTER.value, has_draft=draft is not None),
+        drafter=generator.choose_drafter(drafter, has_draft=draft is not None),
+        drafter_options=drafter_options,
         num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
         acceptance=acceptance,
         rule_options=rule_options,

@@ -147,7 +147,10 @@ def make_engine(target: LoadedModel, drafter: Drafter | None, rule: AcceptanceRu
     if drafter is None:
         step = functools.partial(plain_step, target=apply)
     else:
-        step = functools.partial(speculative_step, target=apply, drafter=drafter, rule=rule)
+        widths = (1,) if drafter.may_be_silent else ()
+        step = functools.partial(
+            speculative_step, target=apply, drafter=drafter, rule=rule, widths=widths
+        )
 
     def empty_cache(batch_size: int, capacity: int) -> KVCache:
         dtype = target.params["embedding"].dtype

@@ -8,7 +8,7 @@ class InputError(ValueError):
     """
 
 
-def check_range(name: str, value: int, low: int, high: int) -> None:
+def check_range(name: str, value: float, low: float, high: float) -> None:
     """Checks a number.
 
     Raises:

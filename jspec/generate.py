@@ -9,15 +9,16 @@ import sys
 
 from absl import flags
 
-from jspec import cli, generator, prompts, settings_flags
-from jspec.drafters import DRAFTERS
+from jspec import cli, drafter_flags, generator, prompts, settings_flags
+from jspec.drafter_flags import read_drafter
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
 from jspec.request import Piece, Request, Result
 from jspec.settings_flags import read_rule, read_settings
 
-flags.adopt_module_key_flags(settings_flags)  # so that --help lists them
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+flags.adopt_module_key_flags(settings_flags)
 _TARGET = flags.DEFINE_string(
     "target",
     generator.DEFAULT_TARGET,
@@ -25,10 +26,6 @@ _TARGET = flags.DEFINE_string(
     "folder, smollm2-135m-instruct, or random:<preset>.",
 )
 _DRAFT = flags.DEFINE_string("draft", None, "A cheaper model of the same vocabulary; likewise.")
-_DRAFTER = flags.DEFINE_enum(
-    "drafter", None, DRAFTERS, "What proposes tokens. Default: model with --draft, else "
-    "prompt_lookup."
-)  # fmt: skip
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
@@ -59,6 +56,7 @@ def main() -> None:
     """Reads the flags, loads the models, answers the prompts."""
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value, stop=tuple(_STOP.value))
     acceptance, rule_options = read_rule()
+    drafter, drafter_options = read_drafter()
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
     requests = [
@@ -71,7 +69,8 @@ def main() -> None:
             _TARGET.value,
             _DRAFT.value,
             dtype=_DTYPE.value,
-            drafter=_DRAFTER.value,
+            drafter=drafter,
+            drafter_options=drafter_options,
             num_draft_tokens=num_draft_tokens,
             acceptance=acceptance,
             rule_options=rule_options,

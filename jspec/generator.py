@@ -9,7 +9,7 @@ from typing import Any, overload
 from jspec.answer import Answer
 from jspec.batch import Batch
 from jspec.compile_cache import use_compile_cache
-from jspec.drafters import DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter, needs_draft_model
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row, make_engine
 from jspec.errors import InputError, check_range
@@ -25,6 +25,7 @@ DEFAULT_TARGET = "smollm2-135m-instruct"
 DEFAULT_NUM_DRAFT_TOKENS = 5
 _DEFAULTS = Settings()
 _RULE_DEFAULTS = RuleOptions()
+_DRAFTER_DEFAULTS = DrafterOptions()
 
 
 class Generator:
@@ -43,6 +44,7 @@ class Generator:
         num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
         acceptance: str = "rejection",
         rule_options: RuleOptions = _RULE_DEFAULTS,
+        drafter_options: DrafterOptions = _DRAFTER_DEFAULTS,
         batch_size: int = 1,
         max_seq_len: int | None = None,
         rounds_per_visit: int = 8,
@@ -53,12 +55,14 @@ class Generator:
         Args:
           target: the model whose answers are wanted.
           draft: a cheaper model with the same vocabulary, for the drafter "model".
-          drafter: "none", "model" or "prompt_lookup"; None takes "model" where there is a draft,
-            else "prompt_lookup".
+          drafter: a name among `jspec.drafters.DRAFTERS`, or several joined by "+": the first that
+            has something to say proposes. None takes "model" where there is a draft, else
+            "prompt_lookup".
           num_draft_tokens: drafts a round.
           acceptance: the rule: "rejection", "block", "coupled", or "greedy" for temperature 0; the
             lossy ones are "lenient", "lenient_argmax" and "typical".
           rule_options: numbers of the lossy rules.
+          drafter_options: options of the drafters.
           batch_size: requests answered at a time.
           max_seq_len: tokens that prompt and answer may come to; None takes the model's context.
           rounds_per_visit: rounds between two looks of the host.
@@ -80,21 +84,24 @@ class Generator:
         self._acceptance = acceptance
         self._batch_size = batch_size
         self._rounds_per_visit = rounds_per_visit
-        self._params = ModelParams(target.params, None if draft is None else draft.params)
         spec = DrafterSpec(
             num_draft_tokens=num_draft_tokens,
             target_config=target.config,
             vocab_size=shared_vocab_size(target, draft),
             draft_config=None if draft is None else draft.config,
             dtype=target.params["embedding"].dtype,
+            draft_params=None if draft is None else draft.params,
+            options=drafter_options,
         )
         built = make_drafter(drafter, spec)
+        self._params = ModelParams(target.params, built.params)
+        self._drafter_options = drafter_options
         self.drafter = drafter
-        self.num_draft_tokens = 0 if built is None else num_draft_tokens
+        self.num_draft_tokens = 0 if built.drafter is None else num_draft_tokens
         self._rule_options = rule_options
         self._rule = get_rule(acceptance, rule_options)
         self._processors = tuple(processors)
-        self._engine = make_engine(target, built, self._rule)
+        self._engine = make_engine(target, built.drafter, self._rule)
         self._make_row = functools.partial(
             make_row,
             config=target.config,
@@ -256,6 +263,7 @@ class Generator:
             "num_draft_tokens": self.num_draft_tokens,
             "acceptance": self._acceptance,
             "is_lossless": self.is_lossless,
+            "drafter_options": dataclasses.asdict(self._drafter_options),
             "rule_options": dataclasses.asdict(self._rule_options),
             "dtype": self.target.params["embedding"].dtype.name,
             "max_seq_len": self.max_seq_len,
@@ -291,7 +299,7 @@ def choose_drafter(name: str | None, *, has_draft: bool) -> str:
     """
     if name is None:
         return "model" if has_draft else "prompt_lookup"
-    if has_draft != (name == "model"):
+    if has_draft != needs_draft_model(name):
         found = "a draft model" if has_draft else "none"
         raise InputError(
             f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"

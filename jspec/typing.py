@@ -46,6 +46,7 @@ class ApplyFn(Protocol):
         block_mask: Bool[Array, "#b t u"] | None = None,
         hidden_layers: Sequence[int] = (),
         logits_at: Int[Array, "b"] | None = None,
+        first_layer: int = 0,
     ) -> tuple[Float32[Array, "b l v"], Array, Any]:
         """Runs one block of tokens through the model.
 
@@ -59,6 +60,8 @@ class ApplyFn(Protocol):
           hidden_layers: layers whose outputs are wanted: 0 is the embedding, i the output of the
             i-th block.
           logits_at: compute logits at this one index of each row's block only.
+          first_layer: begin with the model's i-th layer; `tokens` are then what it is given, the
+            outputs of the layers before, whose keys and values stand in the cache.
 
         Returns:
           logits: [b t v], or [b 1 v] with `logits_at`; float32.

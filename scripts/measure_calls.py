@@ -114,7 +114,7 @@ def time_rounds(
             draft_config=None if draft is None else draft.config,
             dtype=target.params["embedding"].dtype,
         )
-        drafter = make_drafter(drafter_name, spec)
+        drafter = make_drafter(drafter_name, spec).drafter
         assert drafter is not None
         rule = get_rule("rejection")
         step = functools.partial(speculative_step, target=apply, drafter=drafter, rule=rule)

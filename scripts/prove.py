@@ -229,7 +229,7 @@ class Bench:
         return Rows(
             subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run,
             rule=None if change_rule is None else change_rule(get_rule(rule)),
-            drafter=None if change_drafter is None else change_drafter(build_drafter(subject)),
+            drafter=change_drafter and change_drafter(build_drafter(subject).drafter),
         )  # fmt: skip
 
 

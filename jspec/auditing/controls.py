@@ -2,13 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jspec.drafters import ModelDrafter
+from jspec.drafters.chain import draw_from_law
 from jspec.sampling import SamplingSettings, sample
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.noise import Purpose, acceptance_noise, round_keys
@@ -79,27 +79,20 @@ def unprocessed(settings: SamplingSettings) -> SamplingSettings:
     return settings.replace(switches=switches).without_processors()
 
 
-@dataclasses.dataclass(frozen=True)
-class MisreportingDrafter(ModelDrafter):
-    """Draws from one law and reports another.
+def misreporting(
+    drafter: ModelDrafter, *, drawn: SettingsFn = as_they_are, reported: SettingsFn = as_they_are
+) -> ModelDrafter:
+    """Returns the drafter, but it reports another law than it draws from.
 
-    Attributes:
+    Args:
+      drafter: an honest one.
       drawn: the settings that are drawn under.
       reported: the settings whose law is reported.
     """
 
-    drawn: SettingsFn = as_they_are
-    reported: SettingsFn = as_they_are
-
-    def _draw(self, logits: Array, settings: SamplingSettings, keys: Array) -> Any:
-        token, _ = super()._draw(logits, self.drawn(settings), keys)
-        _, probs = super()._draw(logits, self.reported(settings), keys)
+    def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
+        token, _ = draw_from_law(logits, drawn(settings), rng_keys)
+        _, probs = draw_from_law(logits, reported(settings), rng_keys)
         return token, probs
 
-
-def misreporting(
-    drafter: ModelDrafter, *, drawn: SettingsFn = as_they_are, reported: SettingsFn = as_they_are
-) -> MisreportingDrafter:
-    """Returns the drafter, but it reports another law than it draws from."""
-    fields = {field.name: getattr(drafter, field.name) for field in dataclasses.fields(drafter)}
-    return MisreportingDrafter(**fields, drawn=drawn, reported=reported)
+    return dataclasses.replace(drafter, draw=draw)

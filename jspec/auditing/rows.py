@@ -11,7 +11,7 @@ import numpy as np
 
 from jspec.auditing.subject import Subject
 from jspec.batch import needed_switches
-from jspec.drafters import DrafterSpec, make_drafter
+from jspec.drafters import BuiltDrafter, DrafterSpec, make_drafter
 from jspec.engine import Row, make_engine
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
@@ -133,14 +133,15 @@ class Rows:
           num_rounds: of a run.
           rows_per_run: rows that run together.
           rule: in the place of the subject's, for a negative control.
-          drafter: likewise; it gets the parameters of the subject's draft model.
+          drafter: likewise; it gets the parameters of the subject's drafter.
         """
         self._target, self._context, self.num_rounds = subject.target, context, num_rounds
         self._rows_per_run = rows_per_run
         self.settings = self._with_alphabet(subject.settings)
-        self._drafter = build_drafter(subject) if drafter is None else drafter
+        built = build_drafter(subject)
+        self._drafter = built.drafter if drafter is None else drafter
+        self._draft_params = built.params
         self.num_draft_tokens = 0 if self._drafter is None else self._drafter.num_draft_tokens
-        self._draft_params = None if subject.draft is None else subject.draft.params
         self._rule = subject.rule if rule is None else rule
         self._engine = make_engine(subject.target, self._drafter, self._rule)
 
@@ -210,6 +211,7 @@ class Rows:
             params.draft,
             state.draft,
             state.last_token,
+            limit=lambda kind: jnp.full_like(kind, width),
             rng_keys=self._rule.noise.draft_keys(state.seed, state.target_cache.length, width),
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, apply, state.target_cache),
@@ -232,8 +234,8 @@ def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
     return np.take_along_axis(tokens, order, axis=1)
 
 
-def build_drafter(subject: Subject) -> Drafter | None:
-    """Returns the subject's drafter, of few drafts a round; None for plain decoding."""
+def build_drafter(subject: Subject) -> BuiltDrafter:
+    """Returns the subject's drafter, of few drafts a round."""
     draft = subject.draft
     spec = DrafterSpec(
         num_draft_tokens=min(subject.num_draft_tokens, _MAX_NUM_DRAFT_TOKENS),
@@ -241,5 +243,7 @@ def build_drafter(subject: Subject) -> Drafter | None:
         vocab_size=shared_vocab_size(subject.target, draft),
         draft_config=None if draft is None else draft.config,
         dtype=subject.target.params["embedding"].dtype,
+        draft_params=None if draft is None else draft.params,
+        options=subject.drafter_options,
     )
     return make_drafter(subject.drafter, spec)

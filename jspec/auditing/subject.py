@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jspec.drafters import DrafterOptions, needs_draft_model
 from jspec.generator import Generator
 from jspec.request import Settings
 from jspec.speculation.acceptance import RuleOptions, get_rule
@@ -25,6 +26,7 @@ class Subject:
       acceptance: the rule's name.
       settings: how tokens are sampled.
       rule_options: numbers of the lossy rules.
+      drafter_options: options of the drafters.
     """
 
     target: LoadedModel
@@ -34,6 +36,7 @@ class Subject:
     acceptance: str
     settings: Settings
     rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)
+    drafter_options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
 
     @property
     def rule(self) -> AcceptanceRule:
@@ -48,9 +51,10 @@ class Subject:
             "num_draft_tokens": self.num_draft_tokens,
             "acceptance": self.acceptance,
             "rule_options": self.rule_options,
+            "drafter_options": self.drafter_options,
             **changes,
         }
-        draft = self.draft if drafter == "model" else None
+        draft = self.draft if needs_draft_model(drafter) else None
         return Generator(
             cast(self.target, dtype), None if draft is None else cast(draft, dtype), **options
         )

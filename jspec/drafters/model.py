@@ -6,28 +6,29 @@
 
 The drafter remembers every committed token, and how many of them its cache holds. Before proposing
 it catches up to all but the newest committed token, in calls of many tokens, and then begins with a
-fixed two-token call [newest committed, last]. That call fills the hole which a round with every
+two-token call [newest committed, last]. That call fills the hole which a round with every
 draft accepted leaves (its last draft was never fed to the drafter); in other rounds it rewrites one
-slot with what it held. The prompt is caught up on in the same way, at the first round.
+slot with what it held. The prompt is caught up on in the same way, when drafts are first wanted; a
+row of which none are wanted lags on.
 """
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int32, Key
 
+from jspec.drafters.chain import DrawFn, draw_chain, draw_from_law
 from jspec.drafters.history import History
 from jspec.models import KVCache
-from jspec.sampling import SamplingSettings, sample, sampling_probs
-from jspec.speculation.noise import gumbel_noise
-from jspec.speculation.types import Proposal, TargetView
-from jspec.typing import ApplyFn, Params, RowTokens, Tokens
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
+from jspec.typing import ApplyFn, Params, RowFlags, RowTokens, Tokens
 
 CATCH_UP_WIDTH = 64
+_ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
 
 
 class ModelState(struct.PyTreeNode):
@@ -55,6 +56,8 @@ class ModelDrafter:
       num_draft_tokens: drafts a round.
       vocab_size: ids that draft and target share; the draft's padding beyond them is cut.
       target_vocab_size: width of the target's laws; the proposed laws are padded to it.
+      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
+      draw: see `draw_chain`.
     """
 
     apply: ApplyFn
@@ -62,11 +65,18 @@ class ModelDrafter:
     num_draft_tokens: int
     vocab_size: int
     target_vocab_size: int
+    min_confidence: float = 0.0
+    draw: DrawFn = draw_from_law
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: drafts of a model are all alike."""
+        return (Kind("model", *_ASSUMED),)
 
     @property
     def may_be_silent(self) -> bool:
-        """A model always has something to say."""
-        return False
+        """A model has something to say unless it is unsure."""
+        return self.min_confidence > 0
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
@@ -102,52 +112,48 @@ class ModelDrafter:
         state: ModelState,
         last_token: RowTokens,
         *,
+        limit: LimitFn,
         rng_keys: Key[Array, "b w"],
         settings: SamplingSettings,
         view: TargetView,
     ) -> tuple[Proposal, ModelState]:
-        """Drafts one token after another in a `lax.scan`."""
+        """Drafts one token after another, in a loop on the device."""
         del view
-        history = state.history
-        cache = self._catch_up(params, state)
+        wanted = limit(jnp.zeros_like(last_token))
+        history, is_wanted = state.history, wanted > 0
+        cache = self._catch_up(params, state, is_wanted)
         # The two-token call rewrites the newest committed slot: an up-to-date row steps back.
-        cache = cache.rollback(jnp.maximum(history.length - 1, 0))
-        block = jnp.stack([history.newest(), last_token], axis=1)
-        logits, _, cache = self.apply(params, block, cache)
-        cache = cache.commit(jnp.full_like(last_token, 2))
-        first = self._draw(logits[:, 1:], settings, rng_keys[:, 0])
-
-        def draft_next(
-            carry: tuple[KVCache, Array, SamplingSettings], keys: Key[Array, "b"]
-        ) -> tuple[Any, Any]:
-            cache, token, settings = carry
-            settings = settings.after(token)
-            logits, _, cache = self.apply(params, token[:, None], cache)
-            token, probs = self._draw(logits, settings, keys)
-            return (cache.commit(jnp.ones_like(token)), token, settings), (token, probs)
-
-        start = (cache, first[0], settings)
-        (cache, *_), rest = jax.lax.scan(draft_next, start, rng_keys[:, 1:].T)
-        tokens, probs = (
-            jnp.concatenate([one[:, None], jnp.moveaxis(more, 0, 1)], axis=1)
-            for one, more in zip(first, rest, strict=True)
+        cache = cache.rollback(
+            jnp.where(is_wanted, jnp.maximum(history.length - 1, 0), cache.length)
         )
-        fed = jnp.concatenate([last_token[:, None], tokens[:, :-1]], axis=1)
-        num_tokens = jnp.full_like(last_token, self.num_draft_tokens)
-        state = ModelState(history, cache.rollback(history.length), fed)
-        return Proposal(tokens, num_tokens, probs), state
 
-    def _draw(
-        self, logits: Array, settings: SamplingSettings, keys: Key[Array, "b"]
-    ) -> tuple[RowTokens, Array]:
-        """Returns the drawn token [b] and the law it was drawn from, [b v] of the target's v."""
-        padding = ((0, 0), (0, 0), (0, self.target_vocab_size - self.vocab_size))
-        logits = jnp.pad(logits[..., : self.vocab_size], padding, constant_values=-jnp.inf)
-        probs = sampling_probs(logits, settings)[:, 0]
-        noise = gumbel_noise(keys, self.target_vocab_size, settings.is_random)
-        return sample(probs, noise), probs
+        def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
+            block = jnp.stack([history.newest(), token], axis=1)
+            logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
+            return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
 
-    def _catch_up(self, params: Params, state: ModelState) -> KVCache:
+        def later(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
+            logits, _, cache = self.apply(params, token[:, None], cache)
+            return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
+
+        proposal, cache, num_calls = draw_chain(
+            first,
+            later,
+            cache,
+            last_token,
+            limit=wanted,
+            rng_keys=rng_keys,
+            settings=settings,
+            vocab_size=self.target_vocab_size,
+            min_confidence=self.min_confidence,
+            draw=self.draw,
+        )
+        cache = cache.rollback(jnp.where(is_wanted, history.length, state.cache.length))
+        fed = jnp.concatenate([last_token[:, None], proposal.tokens[:, :-1]], axis=1)
+        is_fed = is_wanted[:, None] & (jnp.arange(fed.shape[1]) < num_calls)
+        return proposal, ModelState(history, cache, jnp.where(is_fed, fed, -1))
+
+    def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do.
 
         A while loop of no trips leaves the cache where it is; a `lax.cond` would copy it.
@@ -155,11 +161,11 @@ class ModelDrafter:
         history = state.history
 
         def missing(cache: KVCache) -> Array:
-            return jnp.maximum(history.length - 1 - cache.length, 0)
+            return jnp.where(is_wanted, jnp.maximum(history.length - 1 - cache.length, 0), 0)
 
         def feed(cache: KVCache) -> KVCache:
             tokens = history.window(cache.length, CATCH_UP_WIDTH)
-            _, _, fed = self.apply(params, tokens, cache)
+            _, _, fed = self.apply(params, tokens, cache, logits_at=jnp.zeros_like(history.length))
             return fed.commit(jnp.minimum(missing(cache), CATCH_UP_WIDTH))
 
         return jax.lax.while_loop(lambda cache: (missing(cache) > 0).any(), feed, state.cache)

@@ -14,8 +14,10 @@ from jaxtyping import Array, Bool, Int32, Key
 
 from jspec.drafters.history import History
 from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Proposal, TargetView
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import Params, RowCounts, RowTokens, Tokens
+
+_ASSUMED = 0.4, 0.7  # acceptance of first and later drafts, before it is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +33,11 @@ class PromptLookupDrafter:
     num_draft_tokens: int
     min_match: int = 1
     max_match: int = 8
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One for each length of match: a longer one is followed more faithfully."""
+        return tuple(Kind("prompt_lookup", *_ASSUMED) for _ in range(self.max_match))
 
     @property
     def may_be_silent(self) -> bool:
@@ -59,6 +66,7 @@ class PromptLookupDrafter:
         state: History,
         last_token: RowTokens,
         *,
+        limit: LimitFn,
         rng_keys: Key[Array, "b w"],
         settings: SamplingSettings,
         view: TargetView,
@@ -71,8 +79,9 @@ class PromptLookupDrafter:
         offsets = jnp.arange(self.num_draft_tokens) % period
         slots = match_end[:, None] + 1 + offsets
         tokens = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
-        found = match_length >= self.min_match
-        return Proposal(tokens, jnp.where(found, self.num_draft_tokens, 0)), state
+        kind = jnp.maximum(match_length, 1) - 1
+        num_tokens = jnp.where(match_length >= self.min_match, limit(kind), 0)
+        return Proposal(tokens, num_tokens, kind=kind), state
 
 
 def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:

@@ -24,9 +24,12 @@ class Llama(nn.Module):
 
     Attributes:
       config: its shape.
+      layers: those of its layers that it consists of, rising; None for all. The cache holds one
+        entry for each.
     """
 
     config: LlamaConfig
+    layers: tuple[int, ...] | None = None
 
     @nn.compact
     def __call__(
@@ -37,9 +40,11 @@ class Llama(nn.Module):
         block_mask: Bool[Array, "#b t u"] | None = None,
         hidden_layers: Sequence[int] = (),
         logits_at: Int[Array, "b"] | None = None,
+        first_layer: int = 0,
     ) -> tuple[Float32[Array, "b l v"], Array, KVCache]:
         """Runs one block of tokens; see `ApplyFn`."""
         cfg = self.config
+        layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
         embedding = self.param(
             "embedding", nn.initializers.normal(0.02), (cfg.vocab_size, cfg.embed_dim)
         )
@@ -53,11 +58,11 @@ class Llama(nn.Module):
             positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
         rope = rope_cos_sin(cfg, positions)
         visible = cache.visible(block_mask)
-        outputs = [x]
-        for layer in range(cfg.num_layers):
-            block = Block(cfg, layer, name=f"layers_{layer}")
+        outputs = {first_layer: x}
+        for index, layer in list(enumerate(layers))[first_layer:]:
+            block = Block(cfg, index, name=f"layers_{layer}")
             x, cache = block(x, rope, visible, cache, offset)
-            outputs.append(x)
+            outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
         hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
         if logits_at is not None:
@@ -73,7 +78,7 @@ class Block(nn.Module):
 
     Attributes:
       config: the model's.
-      layer: which one.
+      layer: its place in the cache.
     """
 
     config: LlamaConfig
@@ -98,9 +103,14 @@ class Block(nn.Module):
         return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
 
 
-def make_apply(config: LlamaConfig) -> ApplyFn:
-    """Returns the model of that config as a pure function of its parameters."""
-    module = Llama(config)
+def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:
+    """Returns the model of that config as a pure function of its parameters.
+
+    Args:
+      config: its shape.
+      layers: a model of these layers only, of the same parameters; None takes all.
+    """
+    module = Llama(config, None if layers is None else tuple(layers))
 
     def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
         return module.apply({"params": params}, tokens, cache, **options)

@@ -38,4 +38,4 @@ def plain_step(
     )
     zeros = jnp.zeros_like(num_tokens)
     logprobs = token_logprobs(logits, probs, token) if settings.switches.logprobs else None
-    return silence(state, is_done), StepInfo(token, num_tokens, zeros, zeros, logprobs)
+    return silence(state, is_done), StepInfo(token, num_tokens, zeros, zeros, zeros, logprobs)

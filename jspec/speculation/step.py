@@ -1,8 +1,7 @@
 """One round of speculative decoding: propose, verify, accept, commit."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from jspec.speculation.types import (
     TargetView,
     Verdict,
 )
-from jspec.typing import ApplyFn, DraftTokens
+from jspec.typing import ApplyFn, DraftTokens, RowCounts
 
 
 def speculative_step(
@@ -32,6 +31,7 @@ def speculative_step(
     target: ApplyFn,
     drafter: Drafter,
     rule: AcceptanceRule,
+    widths: Sequence[int] = (),
 ) -> tuple[SpecState, StepInfo]:
     """Advances every row by one round, each by its own number of tokens.
 
@@ -41,56 +41,63 @@ def speculative_step(
       target: the target's ApplyFn.
       drafter: what proposes.
       rule: what decides.
+      widths: narrower than a full proposal, at which a verify call is compiled too, rising.
 
     Returns:
       The state after it, and what happened.
     """
-    cache = state.target_cache
     proposal, draft = drafter.propose(
         params.draft,
         state.draft,
         state.last_token,
-        rng_keys=rule.noise.draft_keys(state.seed, cache.length + 1, drafter.num_draft_tokens),
+        limit=functools.partial(_wanted, state, drafter.num_draft_tokens),
+        rng_keys=rule.noise.draft_keys(
+            state.seed, state.target_cache.length + 1, drafter.num_draft_tokens
+        ),
         settings=state.settings.after(state.last_token).replace(
             temperature=state.draft_temperature
         ),
-        view=TargetView(params.target, target, cache),
+        view=TargetView(params.target, target, state.target_cache),
     )
-    proposal = _shorten(proposal, state)
     state = state.replace(draft=draft)
+    if proposal.prefix is not None:
+        state = state.replace(target_cache=proposal.prefix.cache)
+        proposal = proposal.replace(prefix=proposal.prefix.replace(cache=None))
     verify = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
     )
-    if drafter.may_be_silent and proposal.width > 1:
-        return _at_fitting_width(verify, state, proposal)
-    return verify(state, proposal)
+    return _at_fitting_width(verify, state, _end_at_no_token(proposal), widths)
 
 
+_Choice = tuple[Array, SpecState, StepInfo]
 VerifyFn = Callable[[SpecState, Proposal], tuple[SpecState, StepInfo]]
 
 
 def _at_fitting_width(
-    verify: VerifyFn, state: SpecState, proposal: Proposal
+    verify: VerifyFn, state: SpecState, proposal: Proposal, widths: Sequence[int]
 ) -> tuple[SpecState, StepInfo]:
-    """Verifies at full width, or at width 1 where no row has more than one draft to verify.
+    """Verifies at the smallest of some widths that holds every row's drafts.
 
-    A drafter that has nothing to say then costs next to nothing. Two while loops of zero or one
-    trips choose: a `lax.cond` would copy the caches that it carries.
+    A drafter that has little to say then costs little. While loops of zero or one trips choose: a
+    `lax.cond` would copy the caches that it carries.
     """
-    is_narrow = (proposal.num_tokens <= 1).all()
-    empty_info = jax.eval_shape(verify, state, proposal)[1]
-    empty_info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), empty_info)
+    widths = [width for width in widths if width < proposal.width] + [proposal.width]
+    if len(widths) == 1:
+        return verify(state, proposal)
+    num_needed = jnp.max(proposal.num_tokens)
+    shapes = jax.eval_shape(verify, state, proposal)[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    info = empty
+    for too_few, width in zip([-1, *widths], widths, strict=False):
+        narrow = proposal.narrow(width)
 
-    def run(is_wanted: Array, proposal: Proposal, state: SpecState, info: StepInfo) -> Any:
-        def body(carry: tuple[Array, SpecState, StepInfo]) -> tuple[Array, SpecState, StepInfo]:
-            _, state, _ = carry
-            state, info = verify(state, proposal)
-            return jnp.array(False), state, jax.tree.map(_pad_like, info, empty_info)
+        def body(carry: _Choice, narrow: Proposal = narrow) -> _Choice:
+            state, info = verify(carry[1], narrow)
+            return jnp.array(False), state, jax.tree.map(_pad_like, info, empty)
 
-        return jax.lax.while_loop(lambda carry: carry[0], body, (is_wanted, state, info))[1:]
-
-    state, info = run(is_narrow, proposal.narrow(1), state, empty_info)
-    return run(~is_narrow, proposal, state, info)
+        is_fitting = (too_few < num_needed) & (num_needed <= width)
+        _, state, info = jax.lax.while_loop(lambda carry: carry[0], body, (is_fitting, state, info))
+    return state, info
 
 
 def _pad_like(leaf: Array, wider: Array) -> Array:
@@ -110,9 +117,14 @@ def _verify_and_commit(
     cache = state.target_cache
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
     mask, depths = tree_block(proposal)
-    logits, hidden, cache = target(
-        params.target, block, cache, positions=cache.length[:, None] + depths, block_mask=mask
-    )
+    options = {"positions": cache.length[:, None] + depths, "block_mask": mask}
+    if proposal.prefix is None:
+        logits, hidden, cache = target(params.target, block, cache, **options)
+    else:
+        begun, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
+        logits, hidden, cache = target(
+            params.target, begun, cache, first_layer=first_layer, **options
+        )
     processed = process_block(logits, state.settings, block, proposal.parents)
     probs = rule.law(processed, state.settings.without_processors())
     noise = rule.noise.acceptance(
@@ -139,20 +151,32 @@ def _verify_and_commit(
         last_token=jnp.where(state.is_done, state.last_token, last),
         settings=state.settings.after_all(block, valid),
     )
+    counts = proposal.num_tokens, verdict.num_accepted
+    kind = jnp.zeros_like(num_tokens) if proposal.kind is None else proposal.kind
+    if state.control is not None:
+        state = state.replace(
+            control=state.control.update(kind, *counts, is_running=~state.is_done)
+        )
     state = silence(state, is_done)
     logprobs = None
     if state.settings.switches.logprobs:
         logprobs = token_logprobs(logits, probs, tokens)
-    return state, StepInfo(tokens, num_tokens, proposal.num_tokens, verdict.num_accepted, logprobs)
+    return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs)
 
 
-def _shorten(proposal: Proposal, state: SpecState) -> Proposal:
-    """Leaves no more drafts than the row may still emit, and none from NO_TOKEN on."""
+def _wanted(state: SpecState, num_draft_tokens: int, kind: RowCounts) -> RowCounts:
+    """Returns how many drafts of each row are wanted at most; no more than it may still emit."""
     room = state.max_length - (state.target_cache.length + 1) - 1
+    wanted = jnp.clip(room, 0, num_draft_tokens)
+    if state.control is not None:
+        wanted = jnp.minimum(wanted, state.control.choose(kind))
+    return jnp.where(state.is_done, 0, wanted)
+
+
+def _end_at_no_token(proposal: Proposal) -> Proposal:
+    """Leaves no draft from NO_TOKEN on."""
     num_real = jnp.sum(jnp.cumprod(proposal.tokens >= 0, axis=1, dtype=jnp.int32), axis=1)
-    num_tokens = jnp.minimum(proposal.num_tokens, num_real)
-    num_tokens = jnp.clip(num_tokens, 0, jnp.maximum(room, 0))
-    return proposal.replace(num_tokens=jnp.where(state.is_done, 0, num_tokens))
+    return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, num_real))
 
 
 def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:

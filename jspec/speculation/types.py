@@ -9,6 +9,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.sampling import SamplingSettings, sampling_probs
+from jspec.speculation.control import Control
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.typing import (
     ApplyFn,
@@ -33,12 +34,16 @@ class Proposal(struct.PyTreeNode):
       num_tokens: how many of each row's are meant, 0 to w, [b]; the rest is padding.
       probs: the law each token was really drawn from, [b w v]; None when the tokens follow from the
         context alone, which is a law with all probability on the token.
+      kind: which of the drafter's kinds of proposal each row's is, [b]; None for the first.
+      prefix: where the drafter has begun the target's call on [last token, drafts].
       parents: each draft's parent (-1 is the last committed token); None for a chain.
     """
 
     tokens: DraftTokens
     num_tokens: RowCounts
     probs: DraftProbs | None = None
+    kind: RowCounts | None = None
+    prefix: "TargetPrefix | None" = None
     parents: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
 
     @property
@@ -52,7 +57,26 @@ class Proposal(struct.PyTreeNode):
             tokens=self.tokens[:, :width],
             num_tokens=jnp.minimum(self.num_tokens, width),
             probs=None if self.probs is None else self.probs[:, :width],
+            prefix=None if self.prefix is None else self.prefix.narrow(width + 1),
         )
+
+
+class TargetPrefix(struct.PyTreeNode):
+    """The first layers of the target's call on [last token, drafts], which a drafter has run.
+
+    Attributes:
+      hidden: their output at each token of the block, [b w+1 d].
+      cache: the target's, with their keys and values of the block written, not committed.
+      num_layers: how many they are.
+    """
+
+    hidden: Float32[Array, "b t d"]
+    cache: Any
+    num_layers: int = struct.field(pytree_node=False)
+
+    def narrow(self, num_tokens: int) -> Self:
+        """Returns the prefix at the first tokens of the block only."""
+        return self.replace(hidden=self.hidden[:, :num_tokens])
 
 
 class AcceptanceNoise(struct.PyTreeNode):
@@ -140,6 +164,23 @@ class TargetView(NamedTuple):
     cache: Any
 
 
+class Kind(NamedTuple):
+    """A kind of proposal, whose drafts are kept about equally often.
+
+    Attributes:
+      drafter: who makes it; kinds of one drafter cost the same.
+      first: how often the first draft is kept, as far as one knows before having tried.
+      later: how often a draft is kept once those before it are, likewise.
+    """
+
+    drafter: str
+    first: float
+    later: float
+
+
+LimitFn = Callable[[RowCounts], RowCounts]
+
+
 @runtime_checkable
 class Drafter(Protocol):
     """A source of drafts, as pure functions over its own state (every leaf per row)."""
@@ -147,6 +188,11 @@ class Drafter(Protocol):
     @property
     def num_draft_tokens(self) -> int:
         """Width of its proposals."""
+        ...
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds of its proposals; at least one."""
         ...
 
     @property
@@ -183,16 +229,22 @@ class Drafter(Protocol):
         state: Any,
         last_token: RowTokens,
         *,
+        limit: LimitFn,
         rng_keys: Key[Array, "b w"],
         settings: SamplingSettings,
         view: TargetView,
     ) -> tuple[Proposal, Any]:
         """Proposes what follows `last_token`, which follows everything observed.
 
+        A row of which nothing is wanted may be left to lag: the drafter then catches up when it is
+        asked again.
+
         Args:
           params: the drafter's parameters.
           state: its state.
           last_token: the newest token, which no model has consumed yet, [b].
+          limit: how many drafts of each row are wanted at most, 0 to w, from a proposal of the
+            given kinds [b]: to be asked before the work is done.
           rng_keys: one for each draft; consumed.
           settings: how the drafter samples; the processors have seen `last_token`.
           view: the target, to read.
@@ -220,6 +272,7 @@ class SpecState(struct.PyTreeNode):
       stop_ids: tokens that end a row, padded with -1, [b e].
       max_length: tokens a row may come to, prompt included, [b].
       is_done: rows that write and emit nothing, [b].
+      control: chooses each row's number of drafts; None where it is fixed.
       last_logprobs: of the newest token where the prefill drew it; None if they are not wanted.
     """
 
@@ -232,6 +285,7 @@ class SpecState(struct.PyTreeNode):
     stop_ids: Int32[Array, "b e"]
     max_length: RowCounts
     is_done: RowFlags
+    control: Control | None = None
     last_logprobs: TokenLogprobs | None = None
 
 
@@ -244,6 +298,7 @@ class StepInfo(struct.PyTreeNode):
       num_proposed: drafts put forward, [b]. Drafts after a row's end are counted here too: for the
         round in which a row ends, whoever counts takes the smaller of this and `num_tokens`.
       num_accepted: drafts kept, [b], likewise.
+      kind: of the proposal, [b].
       logprobs: of the emitted tokens; None if they are not wanted.
     """
 
@@ -251,4 +306,5 @@ class StepInfo(struct.PyTreeNode):
     num_tokens: RowCounts
     num_proposed: RowCounts
     num_accepted: RowCounts
+    kind: RowCounts
     logprobs: TokenLogprobs | None = None

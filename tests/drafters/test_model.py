@@ -25,7 +25,8 @@ def run_propose(drafter, params, state, last_token, temperature=0.0):
         zeros = jnp.zeros([b], jnp.int32)
         keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, drafter.num_draft_tokens)
         return drafter.propose(
-            params, state, last_token, rng_keys=keys, settings=settings_of(b, temperature),
+            params, state, last_token, limit=lambda kind: jnp.full_like(kind, 3), rng_keys=keys,
+            settings=settings_of(b, temperature),
             view=NO_TARGET,
         )  # fmt: skip
 

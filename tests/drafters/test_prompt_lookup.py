@@ -62,6 +62,7 @@ def proposer(min_match):
         zeros = jnp.zeros([b])
         return drafter.propose(
             None, history, last_token,
+            limit=lambda kind: jnp.full_like(kind, WIDTH),
             rng_keys=jax.random.split(jax.random.key(0), (b, WIDTH)),
             settings=SamplingSettings(zeros, zeros.astype(jnp.int32), zeros, zeros),
             view=TargetView(None, lambda: None, None),

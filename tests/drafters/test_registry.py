@@ -20,7 +20,7 @@ SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32)
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_name_builds_a_drafter(name):
     """`none` is plain decoding: no drafter at all."""
-    drafter = make_drafter(name, SPEC)
+    drafter = make_drafter(name, SPEC).drafter
     if name == "none":
         assert drafter is None
     else:
@@ -30,8 +30,8 @@ def test_every_name_builds_a_drafter(name):
 
 def test_names_mean_what_they_say():
     """Two lines of a registry are easily swapped."""
-    assert isinstance(make_drafter("model", SPEC), ModelDrafter)
-    assert isinstance(make_drafter("prompt_lookup", SPEC), PromptLookupDrafter)
+    assert isinstance(make_drafter("model", SPEC).drafter, ModelDrafter)
+    assert isinstance(make_drafter("prompt_lookup", SPEC).drafter, PromptLookupDrafter)
 
 
 def test_a_missing_draft_model_is_named():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import ModelDrafter
+from jspec.drafters.chain import draw_from_law
 from jspec.speculation.types import Proposal
 from tests import tiny
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
@@ -94,13 +95,13 @@ def test_self_draft_accepts_everything_for_many_rounds(make_engine, prompts, tem
 class HoleyDrafter(ModelDrafter):
     """The natural but wrong drafter: it feeds `last` alone and counts all committed as cached."""
 
-    def propose(self, params, state, last_token, *, rng_keys, settings, view):
-        cache = self._catch_up(params, state).rollback(state.history.length)
+    def propose(self, params, state, last_token, *, limit, rng_keys, settings, view):
+        cache = self._catch_up(params, state, last_token >= 0).rollback(state.history.length)
         tokens, probs, token, start = [], [], last_token, cache.length
         for i in range(self.num_draft_tokens):
             logits, _, cache = self.apply(params, token[:, None], cache)
             cache = cache.commit(jnp.ones_like(token))
-            token, law = self._draw(logits, settings, rng_keys[:, i])
+            token, law = draw_from_law(logits[:, 0], settings, rng_keys[:, i])
             tokens.append(token)
             probs.append(law)
         tokens = jnp.stack(tokens, axis=1)

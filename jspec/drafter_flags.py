@@ -1,0 +1,32 @@
+"""Flags that say what drafts are proposed, for the programs that speculate."""
+
+from absl import flags
+
+from jspec.drafters import DRAFTERS, DrafterOptions
+
+_DRAFTER = flags.DEFINE_string(
+    "drafter",
+    None,
+    f"What proposes tokens: {', '.join(DRAFTERS)}, or several joined by +, of which the first that "
+    "has something to say proposes. Default: model with --draft, else prompt_lookup.",
+)
+_DRAFT_CONFIDENCE = flags.DEFINE_float(
+    "draft_confidence", DrafterOptions.draft_confidence, "A draft model stops where its most "
+    "likely token is less likely than this; 0 never stops it."
+)  # fmt: skip
+_LOOKUP_MIN_MATCH = flags.DEFINE_integer(
+    "lookup_min_match", DrafterOptions.lookup_min_match, "Tokens that must match for prompt_lookup."
+)
+
+
+def read_drafter() -> tuple[str | None, DrafterOptions]:
+    """Returns the drafter that the flags ask for, None for the default, and its options.
+
+    Raises:
+      InputError: an option out of its range.
+    """
+    options = DrafterOptions(
+        draft_confidence=_DRAFT_CONFIDENCE.value,
+        lookup_min_match=_LOOKUP_MIN_MATCH.value,
+    )
+    return _DRAFTER.value, options

@@ -1,0 +1,143 @@
+"""Several drafters in order: for each row the first that has something to say proposes.
+
+    lookup  | found a match | nothing       | found         of four rows, one round
+    model   | lags          | proposes      | lags
+
+Every member sees every committed token. One that was not asked leaves its cache where it was and
+catches up when it is asked again: no member ever has a hole, and a draft model's prompt is only
+consumed when the cheaper members fall silent. A row's law is that of the member that proposed.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Key
+
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Drafter, Kind, LimitFn, Proposal, TargetView
+from jspec.typing import DraftProbs, Params, RowCounts, RowFlags, RowTokens, Tokens
+
+
+@dataclasses.dataclass(frozen=True)
+class CascadeDrafter:
+    """Asks its members in order. Its parameters and its state are tuples, one entry a member.
+
+    Attributes:
+      members: the drafters.
+    """
+
+    members: tuple[Drafter, ...]
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The widest member's."""
+        return max(member.num_draft_tokens for member in self.members)
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of the members, one after another."""
+        return tuple(kind for member in self.members for kind in member.kinds)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Silent if every member is."""
+        return all(member.may_be_silent for member in self.members)
+
+    def init(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+        """Returns the state of rows that have seen nothing."""
+        return tuple(member.init(batch_size, capacity) for member in self.members)
+
+    def observe(
+        self,
+        params: Params,
+        state: tuple[Any, ...],
+        tokens: Tokens,
+        hidden: Array,
+        valid: Bool[Array, "b t"],
+    ) -> tuple[Any, ...]:
+        """Shows every member the committed tokens."""
+        return tuple(
+            member.observe(own_params, own, tokens, hidden, valid)
+            for member, own_params, own in zip(self.members, params, state, strict=True)
+        )
+
+    def propose(
+        self,
+        params: Params,
+        state: tuple[Any, ...],
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, tuple[Any, ...]]:
+        """Asks each member for the rows in which those before it had nothing to say."""
+        is_open = jnp.ones_like(last_token, bool)
+        proposals, turns, states, first_kind = [], [], [], 0
+        for member, own_params, own in zip(self.members, params, state, strict=True):
+            proposal, new = member.propose(
+                own_params,
+                own,
+                last_token,
+                limit=_limit_of(member, limit, first_kind, is_open),
+                rng_keys=rng_keys[:, : member.num_draft_tokens],
+                settings=settings,
+                view=view,
+            )
+            kind = jnp.zeros_like(last_token) if proposal.kind is None else proposal.kind
+            is_turn = is_open & (proposal.num_tokens > 0)
+            proposals.append(proposal.replace(kind=kind + first_kind))
+            turns.append(is_turn)
+            states.append(new)
+            is_open &= ~is_turn
+            first_kind += len(member.kinds)
+        return self._merge(proposals, turns), tuple(states)
+
+    def _merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
+        """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""
+        vocab_sizes = {p.probs.shape[-1] for p in proposals if p.probs is not None}
+        laws: list[DraftProbs | None] = [proposal.probs for proposal in proposals]
+        if vocab_sizes:
+            (vocab_size,) = vocab_sizes
+            laws = [
+                jax.nn.one_hot(p.tokens, vocab_size, dtype=jnp.float32) if law is None else law
+                for p, law in zip(proposals, laws, strict=True)
+            ]
+        merged = None
+        for proposal, law, is_turn in zip(proposals, laws, turns, strict=True):
+            wide = self._widen(Proposal(proposal.tokens, proposal.num_tokens, law, proposal.kind))
+            if merged is None:
+                merged = wide
+            else:
+                merged = jax.tree.map(
+                    lambda new, old, is_turn=is_turn: jnp.where(
+                        is_turn.reshape(-1, *[1] * (new.ndim - 1)), new, old
+                    ),
+                    wide,
+                    merged,
+                )
+        assert merged is not None
+        return merged
+
+    def _widen(self, proposal: Proposal) -> Proposal:
+        missing = self.num_draft_tokens - proposal.width
+
+        def pad(leaf: Array) -> Array:
+            return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
+
+        probs = None if proposal.probs is None else pad(proposal.probs)
+        return proposal.replace(tokens=pad(proposal.tokens), probs=probs)
+
+
+def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags) -> LimitFn:
+    """Returns a member's limit: its kinds are counted from 0, and it may not be its turn."""
+
+    def own(kind: RowCounts) -> RowCounts:
+        wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
+        return jnp.where(is_open, wanted, 0)
+
+    return own

@@ -1,0 +1,142 @@
+"""Drawing drafts one after another, each from a law of its own.
+
+A row stops where it has as many as are wanted of it, or where its law's most likely token is less
+likely than `min_confidence`: the law is looked at *before* it is drawn from. (To take back a token
+that was drawn because it looks unlikely would bias the output.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int32, Key
+
+from jspec.sampling import SamplingSettings, sample, sampling_probs
+from jspec.speculation.noise import gumbel_noise
+from jspec.speculation.types import Proposal
+from jspec.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
+
+LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
+DrawFn = Callable[
+    [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
+    tuple[RowTokens, Float32[Array, "b v"]],
+]
+
+
+def draw_from_law(
+    logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
+) -> tuple[RowTokens, Float32[Array, "b v"]]:
+    """Draws one token a row; returns it with the law it was drawn from.
+
+    Args:
+      logits: of the position.
+      settings: at the position.
+      rng_keys: consumed.
+    """
+    probs = sampling_probs(logits[:, None], settings)[:, 0]
+    noise = gumbel_noise(rng_keys, probs.shape[-1], settings.is_random)
+    return sample(probs, noise), probs
+
+
+class _Drafting(struct.PyTreeNode):
+    """A chain in the making.
+
+    Attributes:
+      memory: what the next law follows from, besides the token.
+      token: the newest, [b].
+      settings: at its position.
+      count: calls made so far.
+      tokens: drawn so far, [b w].
+      probs: their laws, [b w v].
+      num_tokens: of each row's that are meant, [b].
+      is_going: rows that want more, [b].
+    """
+
+    memory: Any
+    token: RowTokens
+    settings: SamplingSettings
+    count: Int32[Array, ""]
+    tokens: DraftTokens
+    probs: DraftProbs
+    num_tokens: RowCounts
+    is_going: RowFlags
+
+
+def draw_chain(
+    first: LogitsFn,
+    later: LogitsFn,
+    memory: Any,
+    last_token: RowTokens,
+    *,
+    limit: RowCounts,
+    rng_keys: Key[Array, "b w"],
+    settings: SamplingSettings,
+    vocab_size: int,
+    min_confidence: float = 0.0,
+    draw: DrawFn = draw_from_law,
+) -> tuple[Proposal, Any, Int32[Array, ""]]:
+    """Draws a chain of drafts in loops that stop when no row wants more.
+
+    Args:
+      first: (memory, last token [b]) -> the logits of the first draft [b u], and the memory.
+      later: likewise for every other draft.
+      memory: a pytree, such as a cache.
+      last_token: what the chain follows, [b].
+      limit: drafts wanted of each row, [b]; where it is 0 for all, no call is made.
+      rng_keys: one for each draft; consumed.
+      settings: how to draw; the processors have seen `last_token`.
+      vocab_size: of the laws, u <= v; ids from u on have probability 0.
+      min_confidence: see the module.
+      draw: draws a token and says which law it was drawn from.
+
+    Returns:
+      The proposal; the memory; how many calls were made, which fed the last token and then drafts.
+    """
+    batch_size, width = rng_keys.shape
+    drafting = _Drafting(
+        memory,
+        last_token,
+        settings,
+        count=jnp.int32(0),
+        tokens=jnp.zeros([batch_size, width], jnp.int32),
+        probs=jnp.zeros([batch_size, width, vocab_size], jnp.float32),
+        num_tokens=jnp.zeros([batch_size], jnp.int32),
+        is_going=limit > 0,
+    )
+
+    def grow(call: LogitsFn, drafting: _Drafting) -> _Drafting:
+        logits, memory = call(drafting.memory, drafting.token)
+        padding = ((0, 0), (0, vocab_size - logits.shape[-1]))
+        logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
+        index = drafting.count
+        keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
+        token, probs = draw(logits, drafting.settings, keys)
+        is_meant = drafting.is_going
+        if min_confidence > 0:
+            is_meant &= jnp.max(probs, axis=-1) >= min_confidence
+        num_tokens = drafting.num_tokens + is_meant.astype(jnp.int32)
+        return drafting.replace(
+            memory=memory,
+            token=token,
+            settings=drafting.settings.after(token),
+            count=index + 1,
+            tokens=drafting.tokens.at[:, index].set(token),
+            probs=drafting.probs.at[:, index].set(probs),
+            num_tokens=num_tokens,
+            is_going=is_meant & (num_tokens < limit),
+        )
+
+    def is_first(drafting: _Drafting) -> Bool[Array, ""]:
+        return drafting.is_going.any() & (drafting.count == 0)
+
+    def is_wanted(drafting: _Drafting) -> Bool[Array, ""]:
+        return drafting.is_going.any()
+
+    # Loops of no trips leave the memory where it is; a `lax.cond` would copy a cache.
+    if first is not later:
+        drafting = jax.lax.while_loop(is_first, lambda now: grow(first, now), drafting)
+    drafting = jax.lax.while_loop(is_wanted, lambda now: grow(later, now), drafting)
+    proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
+    return proposal, drafting.memory, drafting.count

@@ -1,0 +1,63 @@
+"""What drafters are built from, and what building one gives."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from jspec.errors import check_range
+from jspec.models import LlamaConfig
+from jspec.speculation.types import Drafter
+from jspec.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterOptions:
+    """Options of all drafters; each reads its own.
+
+    Attributes:
+      draft_confidence: a drafter that samples proposes no further where its law's most likely token
+        is less likely than this; 0 never stops it.
+      lookup_min_match: tokens that must match for `prompt_lookup` to propose.
+    """
+
+    draft_confidence: float = 0.0
+    lookup_min_match: int = 1
+
+    def __post_init__(self) -> None:
+        check_range("draft_confidence", self.draft_confidence, 0, 1)
+        check_range("lookup_min_match", self.lookup_min_match, 1, 8)
+
+
+class DrafterSpec(NamedTuple):
+    """What a drafter may be built from.
+
+    Attributes:
+      num_draft_tokens: drafts a round.
+      target_config: the target's shape.
+      vocab_size: ids that are really used, shared by target and draft.
+      draft_config: the draft model's shape; None without a draft model.
+      dtype: of the caches.
+      draft_params: the draft model's parameters.
+      options: of the drafters.
+      is_member: whether the drafter will be one of several.
+    """
+
+    num_draft_tokens: int
+    target_config: LlamaConfig
+    vocab_size: int
+    draft_config: LlamaConfig | None
+    dtype: Any
+    draft_params: Params = None
+    options: DrafterOptions = DrafterOptions()
+    is_member: bool = False
+
+
+class BuiltDrafter(NamedTuple):
+    """A drafter and its parameters, which are arguments of the compiled programs.
+
+    Attributes:
+      drafter: None for plain decoding.
+      params: a pytree; None without parameters.
+    """
+
+    drafter: Drafter | None
+    params: Params = None

@@ -1,0 +1,118 @@
+"""How many drafts a row asks for, from its own history and recorded costs alone.
+
+A round of n drafts emits 1 + a + a·l + a·l² + ... tokens on average: a is the probability that
+the first draft is kept and l that a later one is, once those before it are. Of a few numbers (those
+for which a verify call is compiled) the one that maximises tokens per second is taken: Theorem 3.8
+of Leviathan et al. (arXiv 2211.17192) with measured costs in the place of c. 0 is a plain step.
+
+Each row estimates a and l from its own rounds, for each kind of proposal apart. The past fades with
+every round towards what was assumed before the first one, so that a drafter which was switched off
+is tried again. No clock is read: the same history and the same costs give the same choice.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float32, Int32
+
+from jspec.typing import RowCounts, RowFlags
+
+_MEMORY = 0.95  # what is left of an observation a round later
+_PRIOR_WEIGHT = 2.0  # the assumption counts like so many observed drafts
+
+
+class Control(struct.PyTreeNode):
+    """The choice of a number of drafts, for each row.
+
+    Attributes:
+      costs: seconds of a round with each of the numbers, by drafter, [b m c].
+      kept: drafts kept of each kind, first and later ones, fading, [b k 2].
+      tried: drafts whose turn came, likewise.
+      forced: a number for each kind where it is at least 0: no choice, [b k].
+      assumed: what `kept / tried` is taken to be at first, k pairs.
+      drafter_of: the drafter of each kind, an index into `costs`.
+      numbers: the numbers to choose from, rising from 0.
+    """
+
+    costs: Float32[Array, "b m c"]
+    kept: Float32[Array, "b k 2"]
+    tried: Float32[Array, "b k 2"]
+    forced: Int32[Array, "b k"]
+    assumed: tuple[tuple[float, float], ...] = struct.field(pytree_node=False)
+    drafter_of: tuple[int, ...] = struct.field(pytree_node=False)
+    numbers: tuple[int, ...] = struct.field(pytree_node=False)
+
+    @classmethod
+    def init(
+        cls,
+        batch_size: int,
+        *,
+        assumed: Sequence[tuple[float, float]],
+        drafter_of: Sequence[int],
+        numbers: Sequence[int],
+    ) -> Self:
+        """Returns rows without a history, all of whose rounds cost the same.
+
+        Args:
+          batch_size: rows.
+          assumed: for each kind how often a first and a later draft is kept.
+          drafter_of: the drafter of each kind, counted from 0.
+          numbers: of drafts, rising from 0.
+        """
+        num_kinds, num_drafters = len(assumed), max(drafter_of) + 1
+        counts = jnp.zeros([batch_size, num_kinds, 2], jnp.float32)
+        return cls(
+            costs=jnp.ones([batch_size, num_drafters, len(numbers)], jnp.float32),
+            kept=counts,
+            tried=counts,
+            forced=jnp.full([batch_size, num_kinds], -1, jnp.int32),
+            assumed=tuple(assumed),
+            drafter_of=tuple(drafter_of),
+            numbers=tuple(numbers),
+        )
+
+    def choose(self, kind: RowCounts) -> RowCounts:
+        """Returns how many drafts of that kind each row wants, one of `numbers`, [b]."""
+        rows = jnp.arange(kind.shape[0])
+        first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
+        expected, gain = [jnp.ones_like(first)], first
+        for _ in range(self.numbers[-1]):
+            expected.append(expected[-1] + gain)
+            gain = gain * later
+        tokens = jnp.stack([expected[number] for number in self.numbers], axis=-1)
+        costs = self.costs[rows, jnp.asarray(self.drafter_of)[kind]]
+        best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmax(tokens / costs, axis=-1)]
+        forced = self.forced[rows, kind]
+        return jnp.where(forced >= 0, forced, best)
+
+    def update(
+        self,
+        kind: RowCounts,
+        num_proposed: RowCounts,
+        num_accepted: RowCounts,
+        is_running: RowFlags,
+    ) -> Self:
+        """Returns the control after a round.
+
+        Args:
+          kind: of each row's proposal, [b].
+          num_proposed: drafts put forward, [b].
+          num_accepted: drafts kept, [b].
+          is_running: rows that had the round at all, [b].
+        """
+        num_tried = jnp.minimum(num_accepted + 1, num_proposed)
+        is_kind = jnp.arange(self.kept.shape[1]) == kind[:, None]
+
+        def fade(old: Float32[Array, "b k 2"], count: RowCounts) -> Float32[Array, "b k 2"]:
+            first = jnp.minimum(count, 1)
+            pair = jnp.stack([first, count - first], axis=-1).astype(jnp.float32)
+            new = _MEMORY * old + jnp.where(is_kind[..., None], pair[:, None], 0.0)
+            return jnp.where(is_running[:, None, None], new, old)
+
+        return self.replace(kept=fade(self.kept, num_accepted), tried=fade(self.tried, num_tried))
+
+    def _rates(self) -> Float32[Array, "b k 2"]:
+        assumed = jnp.asarray(self.assumed, jnp.float32)
+        return (self.kept + _PRIOR_WEIGHT * assumed) / (self.tried + _PRIOR_WEIGHT)
