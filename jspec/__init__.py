@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jspec.errors import InputError
     from jspec.generator import Generator
-    from jspec.request import Piece, Request, Result, Settings, Stats
+    from jspec.request import Piece, Request, Result, Settings
+    from jspec.stats import Stats
 
 _HOMES = {
     "Generator": "jspec.generator",
@@ -18,7 +19,7 @@ _HOMES = {
     "Request": "jspec.request",
     "Result": "jspec.request",
     "Settings": "jspec.request",
-    "Stats": "jspec.request",
+    "Stats": "jspec.stats",
 }
 
 __all__ = ["Generator", "InputError", "Piece", "Request", "Result", "Settings", "Stats"]

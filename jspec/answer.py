@@ -1,13 +1,13 @@
 """The host's side of one row: its tokens, its text, where it ends, its counts."""
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from jspec.compile_clock import compile_clock
+from jspec.compile_clock import Instant
 from jspec.errors import InputError
-from jspec.request import Piece, Request, Result, Stats
+from jspec.request import Piece, Request, Result
 from jspec.sampling import NO_TOKEN
+from jspec.stats import RoundCounts, Stats
 from jspec.stream_text import AnswerText
 from jspec.weights.tokenizer import TokenizerLike
 
@@ -20,12 +20,14 @@ class Round(NamedTuple):
       logprobs: raw and processed, of each of them; None if they are not wanted.
       num_proposed: drafts put forward.
       num_accepted: drafts kept.
+      drafter: who proposed.
     """
 
     token_ids: list[int]
     logprobs: list[tuple[float, float]] | None
     num_proposed: int = 0
     num_accepted: int = 0
+    drafter: str = ""
 
 
 class Answer:
@@ -58,18 +60,18 @@ class Answer:
         self._num_taken = 0
         self._num_drafted = 0
         self._text = AnswerText(tokenizer, request.settings.stop)
-        self._num_proposed = 0
-        self._accepted_per_round: list[int] = []
+        self._rounds: list[RoundCounts] = []
+        self._device_seconds = 0.0
         self._logprobs: list[tuple[float, float]] = []
         self.start()
 
     def start(self) -> None:
         """Starts the clocks: the prefill begins."""
-        self._started = self._prefilled = _Instant()
+        self._started = self._prefilled = Instant()
 
     def add_first(self, first: Round) -> None:
         """Takes the token that the prefill drew."""
-        self._prefilled = _Instant()
+        self._prefilled = Instant()
         self._push_all(first)
 
     def add_round(self, a_round: Round) -> None:
@@ -81,9 +83,12 @@ class Answer:
         if self.finish_reason is not None:
             num_accepted = min(num_accepted, num_emitted)
             num_proposed = min(num_proposed, num_emitted)
-        self._num_proposed += num_proposed
-        self._accepted_per_round.append(num_accepted)
+        self._rounds.append(RoundCounts(num_proposed, num_accepted, a_round.drafter))
         self._num_drafted += num_accepted
+
+    def add_device_seconds(self, seconds: float) -> None:
+        """Counts time in which the device ran rounds for it."""
+        self._device_seconds += seconds
 
     def _push_all(self, a_round: Round) -> int:
         """Takes tokens up to the answer's end; returns how many."""
@@ -129,15 +134,14 @@ class Answer:
 
     def _result(self) -> Result:
         assert self.finish_reason is not None
-        now = _Instant()
+        now = Instant()
         wants_logprobs = self._request.settings.logprobs
         stats = Stats(
-            num_rounds=len(self._accepted_per_round),
-            num_proposed=self._num_proposed,
-            accepted_per_round=tuple(self._accepted_per_round),
+            rounds=tuple(self._rounds),
             num_round_tokens=len(self._token_ids) - 1,
             prefill_seconds=self._prefilled.run_seconds_since(self._started),
             decode_seconds=now.run_seconds_since(self._prefilled),
+            device_seconds=self._device_seconds,
             compile_seconds=now.compile_seconds - self._started.compile_seconds,
             num_draft_tokens=self._num_draft_tokens,
         )
@@ -149,19 +153,7 @@ class Answer:
             finish_reason=self.finish_reason,
             settings=self._request.settings,
             stats=stats,
+            category=self._request.category,
             raw_logprobs=[raw for raw, _ in self._logprobs] if wants_logprobs else None,
             logprobs=[processed for _, processed in self._logprobs] if wants_logprobs else None,
         )
-
-
-class _Instant:
-    """A moment on the wall clock and on the compile clock, in seconds."""
-
-    def __init__(self) -> None:
-        self.seconds = time.perf_counter()
-        self.compile_seconds = compile_clock().seconds
-
-    def run_seconds_since(self, earlier: "_Instant") -> float:
-        """Returns the time between, compilation excluded."""
-        compiled = self.compile_seconds - earlier.compile_seconds
-        return max(self.seconds - earlier.seconds - compiled, 0.0)

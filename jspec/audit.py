@@ -17,6 +17,7 @@ from jspec import cli, drafter_flags, generator, provenance, settings_flags
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
 from jspec.drafter_flags import read_drafter
+from jspec.drafters import choose_drafter
 from jspec.encode_prompt import encode_prompt
 from jspec.errors import InputError
 from jspec.json_lines import JsonLinesWriter
@@ -88,7 +89,7 @@ def make_subject() -> Subject:
     return Subject(
         target=load_model(_TARGET.value, dtype="float32"),
         draft=draft,
-        drafter=generator.choose_drafter(drafter, has_draft=draft is not None),
+        drafter=choose_drafter(drafter, has_draft=draft is not None),
         drafter_options=drafter_options,
         num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
         acceptance=acceptance,

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from jspec.answer import Round
+from jspec.compile_clock import Instant
 from jspec.engine import Engine, Row
 from jspec.processors import PROCESSORS, Processor
 from jspec.request import Settings
@@ -34,6 +35,7 @@ class Batch:
         batch_size: int,
         head_room: int,
         processors: tuple[Processor, ...] = (),
+        drafters: Sequence[str] = (),
     ) -> None:
         """Makes room for the longest of the requests; all rows are empty.
 
@@ -44,9 +46,11 @@ class Batch:
           batch_size: rows at most.
           head_room: tokens of one block, which may stand behind the last token.
           processors: the user's own, which come after jspec's.
+          drafters: who makes each kind of proposal.
         """
         self._engine, self._params, self._rows = engine, params, rows
-        self._capacity = _bucket(max(row.max_length for row in rows) + head_room)
+        self._drafters = drafters
+        self._capacity = capacity_for(max(row.max_length for row in rows), head_room)
         self._switches = needed_switches([row.settings for row in rows], processors)
         # In powers of two: another number of requests rarely means another program.
         self.places = range(min(batch_size, 1 << (len(rows) - 1).bit_length()))
@@ -65,9 +69,11 @@ class Batch:
         logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
         return Round(token.tolist(), _logprobs_of(logprobs, 1))
 
-    def run(self, num_rounds: int) -> None:
-        """Runs at most so many rounds for every row."""
+    def run(self, num_rounds: int) -> float:
+        """Runs at most so many rounds for every row; returns the seconds they took."""
+        begin = Instant()
         self._state, self._infos = self._engine.run(self._params, self._state, num_rounds)
+        return Instant().run_seconds_since(begin)
 
     def rounds(self, place: int) -> Iterator[Round]:
         """Yields what the rounds of the last run did for a row."""
@@ -81,6 +87,7 @@ class Batch:
                 logprobs=_logprobs_of(info.logprobs, info.num_tokens),
                 num_proposed=int(info.num_proposed),
                 num_accepted=int(info.num_accepted),
+                drafter=self._drafters[int(info.kind)] if info.num_proposed else "",
             )
 
     def finish(self, place: int) -> None:
@@ -111,7 +118,13 @@ def needed_switches(
     )
 
 
-def _bucket(num_slots: int) -> int:
-    """Returns the smallest of a few capacities that is enough: 256, 384, 512, 768, 1024, ..."""
+def capacity_for(max_length: int, head_room: int) -> int:
+    """Returns the smallest of a few capacities that is enough: 256, 384, 512, 768, 1024, ...
+
+    Args:
+      max_length: tokens a row may come to.
+      head_room: tokens of one block, which may stand behind the last token.
+    """
+    num_slots = max_length + head_room
     sizes = (_SMALLEST_CAPACITY * 2**i * part // 2 for i in itertools.count() for part in (2, 3))
     return next(size for size in sizes if size >= num_slots)

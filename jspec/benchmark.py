@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from absl import flags
 
-from jspec import cli, generator, provenance
+from jspec import cli, drafter_flags, generator, provenance
 from jspec.analysis.ratios import speed_ratio
-from jspec.drafters import DRAFTERS
+from jspec.drafter_flags import read_drafter
+from jspec.drafters import DrafterOptions, member_names, needs_draft_model
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
@@ -27,9 +28,15 @@ from jspec.prompts import read_prompts
 from jspec.request import Request, Settings
 from jspec.weights.resolver import LoadedModel, load_model
 
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+_PEER_DRAFT_TOKENS = 5
 _TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The model.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model, for the drafter `model`.")
-_DRAFTERS = flags.DEFINE_list("drafters", ["none", "prompt_lookup"], "What to measure.")
+_DRAFTERS = flags.DEFINE_list(
+    "drafters",
+    ["none", "prompt_lookup"],
+    "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto.",
+)
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
@@ -64,29 +71,26 @@ class Timings(NamedTuple):
 
 def main() -> None:
     """Reads the flags, measures, prints a table, writes JSON."""
-    unknown = set(_DRAFTERS.value) - set(DRAFTERS)
-    if unknown or not _DRAFTERS.value:
-        raise InputError(f"expected drafters among {', '.join(DRAFTERS)}; got {sorted(unknown)}")
-    if len(set(_DRAFTERS.value)) < len(_DRAFTERS.value):
-        raise InputError(f"expected each drafter once, got {','.join(_DRAFTERS.value)}")
-    if ("model" in _DRAFTERS.value) != bool(_DRAFT.value):
+    own_ways = parse_ways(_DRAFTERS.value, _NUM_DRAFT_TOKENS.value)
+    needs_draft = any(needs_draft_model(way.drafter) for way in own_ways.values())
+    if needs_draft != bool(_DRAFT.value):
         raise InputError("expected --draft with the drafter 'model', and only with it")
+    _, drafter_options = read_drafter()
     if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
         raise InputError("expected at least one repeat and one prompt")
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)  # refuses a bad number before anything is loaded
-    texts = _spread(list(read_prompts(_PROMPTS_FILE.value)), _NUM_PROMPTS.value)
+    texts = _spread([one.text for one in read_prompts(_PROMPTS_FILE.value)], _NUM_PROMPTS.value)
     if not texts:
         raise InputError(f"expected at least one prompt in {_PROMPTS_FILE.value}, got none")
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
-    num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     draft = load_model(_DRAFT.value, dtype=_DTYPE.value) if _DRAFT.value else None
-    ways = jspec_generators(target, draft, _DRAFTERS.value, num_draft_tokens)
+    ways = jspec_generators(target, draft, own_ways, drafter_options)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
     _warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
     peak_bytes = _peak_bytes()
     if has_transformers() if _TRANSFORMERS.value is None else _TRANSFORMERS.value:
-        peers = transformers_generators(target, num_draft_tokens)
+        peers = transformers_generators(target, _PEER_DRAFT_TOKENS)
         _warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
         ways |= peers
     timings = measure(ways, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value)
@@ -106,17 +110,54 @@ def main() -> None:
             )
 
 
-def jspec_generators(
-    target: LoadedModel, draft: LoadedModel | None, drafters: Sequence[str], num_draft_tokens: int
-) -> dict[str, GenerateFn]:
-    """Returns greedy generation by jspec with each drafter; see `peers.GenerateFn`."""
+class Way(NamedTuple):
+    """One of jspec's ways of generating.
 
-    def make(drafter: str) -> GenerateFn:
+    Attributes:
+      drafter: its name.
+      num_draft_tokens: a round, or "auto".
+    """
+
+    drafter: str
+    num_draft_tokens: int | str
+
+
+def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]:
+    """Returns the ways by the names that the table gives them.
+
+    Args:
+      drafters: DRAFTER or DRAFTER:NUMBER each.
+      num_draft_tokens: the number for those without one.
+
+    Raises:
+      InputError: none at all, one twice, or no such drafter.
+    """
+    if not drafters or len(set(drafters)) < len(drafters):
+        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
+    ways = {}
+    for text in drafters:
+        drafter, _, number = text.partition(":")
+        member_names(drafter)
+        name = "jspec plain" if drafter == "none" else f"jspec {text}"
+        ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or num_draft_tokens))
+    return ways
+
+
+def jspec_generators(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, Way],
+    options: DrafterOptions,
+) -> dict[str, GenerateFn]:
+    """Returns greedy generation by jspec in each way; see `peers.GenerateFn`."""
+
+    def make(way: Way) -> GenerateFn:
         loaded = Generator(
             target,
-            draft if drafter == "model" else None,
-            drafter=drafter,
-            num_draft_tokens=num_draft_tokens,
+            draft if needs_draft_model(way.drafter) else None,
+            drafter=way.drafter,
+            drafter_options=options,
+            num_draft_tokens=way.num_draft_tokens,
         )
 
         def generate(prompt: list[int], max_new_tokens: int) -> list[int]:
@@ -125,9 +166,7 @@ def jspec_generators(
 
         return generate
 
-    names = {drafter: "jspec plain" if drafter == "none" else f"jspec {drafter}"
-             for drafter in drafters}  # fmt: skip
-    return {names[drafter]: make(drafter) for drafter in drafters}
+    return {name: make(way) for name, way in ways.items()}
 
 
 def _warm_up(ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int) -> None:

@@ -58,16 +58,20 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(2)
 
 
-def parse_num_draft_tokens(text: str) -> int:
-    """Returns the number in the flag's text.
+def parse_num_draft_tokens(text: str) -> int | str:
+    """Returns the number in the flag's text, or "auto".
 
     Raises:
-      InputError: not a whole number.
+      InputError: neither.
     """
+    if text == "auto":
+        return text
     try:
         return int(text)
     except ValueError:
-        raise InputError(f"expected num_draft_tokens to be a whole number, got {text!r}") from None
+        raise InputError(
+            f"expected num_draft_tokens to be a whole number or auto, got {text!r}"
+        ) from None
 
 
 def check_prompt_text(text: Any) -> str:

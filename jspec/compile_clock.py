@@ -1,6 +1,7 @@
 """How long and how often JAX compiled, so that compile time is never taken for run time."""
 
 import functools
+import time
 
 import jax
 
@@ -30,3 +31,16 @@ class CompileClock:
 def compile_clock() -> CompileClock:
     """Returns the process's one clock: JAX's listeners cannot be taken back."""
     return CompileClock()
+
+
+class Instant:
+    """A moment on the wall clock and on the compile clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+        self.compile_seconds = compile_clock().seconds
+
+    def run_seconds_since(self, earlier: "Instant") -> float:
+        """Returns the time between, compilation excluded."""
+        compiled = self.compile_seconds - earlier.compile_seconds
+        return max(self.seconds - earlier.seconds - compiled, 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings, Switches
+from jspec.speculation.control import Control
 from jspec.speculation.ends import silence
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.loop import StepFn, run_rounds
@@ -41,12 +42,15 @@ class Row(NamedTuple):
       prompt: token ids.
       stop_ids: every token that ends it, at most MAX_STOP_IDS.
       max_length: tokens it may come to, prompt included.
+      costs: seconds of a round, by drafter and number of drafts, [m c]; None where the number of
+        drafts is fixed.
     """
 
     settings: Settings
     prompt: Sequence[int]
     stop_ids: Sequence[int]
     max_length: int
+    costs: np.ndarray | None = None
 
 
 class Engine:
@@ -65,7 +69,20 @@ class Engine:
         step: StepFn,
         vocab_size: int,
         prefill_width: int,
+        numbers: Sequence[int] = (),
     ) -> None:
+        """Prepares the programs; nothing is compiled yet.
+
+        Args:
+          target: the target's ApplyFn.
+          init_cache: (batch size, capacity) -> its empty cache.
+          drafter: None decodes plainly.
+          step: one round.
+          vocab_size: of the target's laws.
+          prefill_width: tokens of a prompt consumed at a time.
+          numbers: of drafts, among which each row chooses; none if the number is fixed.
+        """
+        self._numbers = numbers
         self._init_cache = init_cache
         self._vocab_size = vocab_size
         self._drafter = drafter
@@ -93,6 +110,9 @@ class Engine:
         """Returns a state of one row that has consumed the prompt and drawn its first token."""
         state = self.empty_state(1, capacity, switches)
         state = state.replace(**_row_leaves(row, switches, self._vocab_size))
+        if state.control is not None and row.costs is not None:
+            costs = jnp.asarray(row.costs, jnp.float32)[None]
+            state = state.replace(control=state.control.replace(costs=costs))
         for begin in range(0, len(row.prompt), self._prefill_width):
             chunk = row.prompt[begin : begin + self._prefill_width]
             tokens = np.zeros([1, self._prefill_width], np.int32)
@@ -135,19 +155,37 @@ class Engine:
             stop_ids=jnp.full([batch_size, MAX_STOP_IDS], -1, jnp.int32),
             max_length=zeros,
             is_done=jnp.ones([batch_size], bool),
+            control=self._empty_control(batch_size),
             last_logprobs=(
                 TokenLogprobs(ones[:, None], ones[:, None]) if switches.logprobs else None
             ),
         )
 
+    def _empty_control(self, batch_size: int) -> Control | None:
+        if self._drafter is None or not self._numbers:
+            return None
+        return Control.init(batch_size, kinds=self._drafter.kinds, numbers=self._numbers)
 
-def make_engine(target: LoadedModel, drafter: Drafter | None, rule: AcceptanceRule) -> Engine:
-    """Returns the programs for a target, a drafter (None decodes plainly) and a rule."""
+
+def make_engine(
+    target: LoadedModel,
+    drafter: Drafter | None,
+    rule: AcceptanceRule,
+    numbers: Sequence[int] = (),
+) -> Engine:
+    """Returns the programs.
+
+    Args:
+      target: the target.
+      drafter: None decodes plainly.
+      rule: what decides.
+      numbers: of drafts, among which each row chooses, rising from 0; none if it is fixed.
+    """
     apply = mask_padding(make_apply(target.config), target)
     if drafter is None:
         step = functools.partial(plain_step, target=apply)
     else:
-        widths = (1,) if drafter.may_be_silent else ()
+        widths = numbers[1:] or ((1,) if drafter.may_be_silent else ())
         step = functools.partial(
             speculative_step, target=apply, drafter=drafter, rule=rule, widths=widths
         )
@@ -163,6 +201,7 @@ def make_engine(target: LoadedModel, drafter: Drafter | None, rule: AcceptanceRu
         step=step,
         vocab_size=target.config.vocab_size,
         prefill_width=_PREFILL_WIDTH,
+        numbers=numbers,
     )
 
 

@@ -9,11 +9,14 @@ import sys
 
 from absl import flags
 
-from jspec import cli, drafter_flags, generator, prompts, settings_flags
+from jspec import cli, drafter_flags, generator, settings_flags
+from jspec.costs import read_costs
 from jspec.drafter_flags import read_drafter
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
+from jspec.monitor import AcceptanceMonitor
+from jspec.prompts import Prompt, read_prompts
 from jspec.request import Piece, Request, Result
 from jspec.settings_flags import read_rule, read_settings
 
@@ -27,8 +30,13 @@ _TARGET = flags.DEFINE_string(
 )
 _DRAFT = flags.DEFINE_string("draft", None, "A cheaper model of the same vocabulary; likewise.")
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
-    "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
-)
+    "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round; auto chooses "
+    "them, round by round, from what has been accepted and what rounds cost on this machine."
+)  # fmt: skip
+_COSTS_FILE = flags.DEFINE_string(
+    "costs_file", None, "What rounds cost, for auto, as `settings` of an answer have it under "
+    "`costs`. Default: measured on this machine, once."
+)  # fmt: skip
 _PROMPT = flags.DEFINE_string("prompt", None, "One prompt.")
 _PROMPTS_FILE = flags.DEFINE_string(
     "prompts_file", None, "JSONL with `prompt` (or Spec-Bench's `turns`) a line; - for standard "
@@ -60,9 +68,11 @@ def main() -> None:
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
     requests = [
-        Request(text, dataclasses.replace(settings, seed=settings.seed + index))
-        for index, text in enumerate(texts)
+        Request(one.text, dataclasses.replace(settings, seed=settings.seed + index), one.category)
+        for index, one in enumerate(texts)
     ]
+    costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
+    monitor = AcceptanceMonitor()
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     with output or contextlib.nullcontext():
         loaded = Generator.load(
@@ -76,6 +86,8 @@ def main() -> None:
             rule_options=rule_options,
             batch_size=_BATCH_SIZE.value,
             max_seq_len=_MAX_SEQ_LEN.value,
+            costs=costs,
+            on_result=monitor.add,
         )
         printer = Printer(
             stream=_STREAM.value and _BATCH_SIZE.value == 1,
@@ -88,11 +100,16 @@ def main() -> None:
                 record = {"index": piece.index, **piece.result.to_json()}
                 output.write(record | {"settings": record["settings"] | loaded.describe()})
             printer.show(piece)
+        if _STATS.value and any(one.category is not None for one in texts):
+            for recommendation in monitor.recommend(loaded.costs):
+                print(f"category {recommendation}", file=sys.stderr, flush=True)
     if problem is not None:
         raise problem
 
 
-def read_texts(prompt: str | None, prompts_file: str | None) -> tuple[list[str], InputError | None]:
+def read_texts(
+    prompt: str | None, prompts_file: str | None
+) -> tuple[list[Prompt], InputError | None]:
     """Returns the prompts, and what is wrong with the file after the last of them.
 
     Raises:
@@ -101,11 +118,11 @@ def read_texts(prompt: str | None, prompts_file: str | None) -> tuple[list[str],
     if (prompt is None) == (prompts_file is None):
         raise InputError("expected either --prompt or --prompts_file")
     if prompts_file is None:
-        return [cli.check_prompt_text(prompt)], None
-    texts: list[str] = []
+        return [Prompt(cli.check_prompt_text(prompt))], None
+    texts: list[Prompt] = []
     problem = None
     try:
-        texts.extend(prompts.read_prompts(prompts_file))
+        texts.extend(read_prompts(prompts_file))
     except InputError as error:
         problem = error
     if not texts:

@@ -3,26 +3,31 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
+import numpy as np
+
 from jspec.answer import Answer
-from jspec.batch import Batch
+from jspec.auto import AUTO
+from jspec.batch import Batch, capacity_for
 from jspec.compile_cache import use_compile_cache
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter, needs_draft_model
+from jspec.costs import RoundCosts
+from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.encode_prompt import encode_prompt
-from jspec.engine import MAX_ROUNDS_PER_VISIT, Row, make_engine
+from jspec.engine import MAX_ROUNDS_PER_VISIT, Row
 from jspec.errors import InputError, check_range
 from jspec.processors import Processor
+from jspec.programs import make_programs
 from jspec.request import Piece, Request, Result, Settings
 from jspec.row_checks import make_row
 from jspec.speculation.acceptance import RuleOptions, get_rule
-from jspec.speculation.types import ModelParams
-from jspec.vocabulary import shared_vocab_size, used_vocab_size
+from jspec.vocabulary import used_vocab_size
 from jspec.weights.resolver import LoadedModel, load_model
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 DEFAULT_NUM_DRAFT_TOKENS = 5
+_COSTLY = ("target", "draft", "drafter", "drafter_options", "dtype", "acceptance")
 _DEFAULTS = Settings()
 _RULE_DEFAULTS = RuleOptions()
 _DRAFTER_DEFAULTS = DrafterOptions()
@@ -41,7 +46,8 @@ class Generator:
         draft: LoadedModel | None = None,
         *,
         drafter: str | None = None,
-        num_draft_tokens: int = DEFAULT_NUM_DRAFT_TOKENS,
+        num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS,
+        costs: RoundCosts | None = None,
         acceptance: str = "rejection",
         rule_options: RuleOptions = _RULE_DEFAULTS,
         drafter_options: DrafterOptions = _DRAFTER_DEFAULTS,
@@ -49,6 +55,7 @@ class Generator:
         max_seq_len: int | None = None,
         rounds_per_visit: int = 8,
         processors: Sequence[Processor] = (),
+        on_result: Callable[[Result], object] | None = None,
     ) -> None:
         """Prepares the models; nothing is compiled yet.
 
@@ -58,7 +65,8 @@ class Generator:
           drafter: a name among `jspec.drafters.DRAFTERS`, or several joined by "+": the first that
             has something to say proposes. None takes "model" where there is a draft, else
             "prompt_lookup".
-          num_draft_tokens: drafts a round.
+          num_draft_tokens: drafts a round; "auto" chooses them, round by round.
+          costs: what rounds cost, for "auto"; None measures them once on this machine.
           acceptance: the rule: "rejection", "block", "coupled", or "greedy" for temperature 0; the
             lossy ones are "lenient", "lenient_argmax" and "typical".
           rule_options: numbers of the lossy rules.
@@ -67,6 +75,7 @@ class Generator:
           max_seq_len: tokens that prompt and answer may come to; None takes the model's context.
           rounds_per_visit: rounds between two looks of the host.
           processors: logits processors of your own; they come after jspec's, before temperature.
+          on_result: called with every answer, such as `AcceptanceMonitor.add`.
 
         Raises:
           InputError: a value out of range, or a draft that does not fit the target.
@@ -78,30 +87,26 @@ class Generator:
         self._draft = draft
         self.max_seq_len = context if max_seq_len is None else max_seq_len
         check_range("max_seq_len", self.max_seq_len, 2, context)
-        check_range("num_draft_tokens", num_draft_tokens, 1, max(self.max_seq_len - 2, 1))
         check_range("batch_size", batch_size, 1, 4096)
         check_range("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
         self._acceptance = acceptance
         self._batch_size = batch_size
         self._rounds_per_visit = rounds_per_visit
-        spec = DrafterSpec(
-            num_draft_tokens=num_draft_tokens,
-            target_config=target.config,
-            vocab_size=shared_vocab_size(target, draft),
-            draft_config=None if draft is None else draft.config,
-            dtype=target.params["embedding"].dtype,
-            draft_params=None if draft is None else draft.params,
-            options=drafter_options,
-        )
-        built = make_drafter(drafter, spec)
-        self._params = ModelParams(target.params, built.params)
-        self._drafter_options = drafter_options
-        self.drafter = drafter
-        self.num_draft_tokens = 0 if built.drafter is None else num_draft_tokens
-        self._rule_options = rule_options
+        self._drafter_options, self._rule_options = drafter_options, rule_options
         self._rule = get_rule(acceptance, rule_options)
-        self._processors = tuple(processors)
-        self._engine = make_engine(target, built.drafter, self._rule)
+        self._programs = make_programs(
+            target,
+            draft,
+            drafter=drafter,
+            drafter_options=drafter_options,
+            num_draft_tokens=num_draft_tokens,
+            costs=costs,
+            rule=self._rule,
+            max_seq_len=self.max_seq_len,
+        )
+        self.drafter = drafter
+        self.num_draft_tokens = self._programs.num_draft_tokens
+        self._processors, self._on_result = tuple(processors), on_result
         self._make_row = functools.partial(
             make_row,
             config=target.config,
@@ -211,18 +216,19 @@ class Generator:
         for index, request in enumerate(requests):
             try:
                 prompt = self.encode_prompt(request.prompt, chat, system)
-                rows.append(self._make_row(prompt, request.settings))
+                row = self._make_row(prompt, request.settings)
             except InputError as error:
                 where = f"prompt {index}: " if len(requests) > 1 else ""
                 raise InputError(f"{where}{error}") from None
-        head_room = self.num_draft_tokens + 1
+            rows.append(row._replace(costs=self._costs_at(row.max_length)))
         batch = Batch(
-            self._engine,
-            self._params,
+            self._programs.engine,
+            self._programs.params,
             rows,
             batch_size=self._batch_size,
-            head_room=head_room,
+            head_room=self.num_draft_tokens + 1,
             processors=self._processors,
+            drafters=self._programs.drafter_of_kind,
         )
         waiting = collections.deque(
             self._new_answer(index, request, rows[index]) for index, request in enumerate(requests)
@@ -238,16 +244,16 @@ class Generator:
                         answers[place] = answer
                     else:
                         batch.finish(place)
-                    yield answer.take_piece()
-            if answers:
-                batch.run(self._rounds_per_visit)
+                    yield self._take_piece(answer)
+            seconds = batch.run(self._rounds_per_visit) if answers else 0.0
             for place, answer in list(answers.items()):
+                answer.add_device_seconds(seconds)
                 for a_round in batch.rounds(place):
                     answer.add_round(a_round)
                 if answer.finish_reason is not None:
                     batch.finish(place)
                     del answers[place]
-                yield answer.take_piece()
+                yield self._take_piece(answer)
 
     @property
     def is_lossless(self) -> bool:
@@ -256,11 +262,13 @@ class Generator:
 
     def describe(self) -> dict[str, Any]:
         """Returns what besides a request decides its answer: models, drafter, rule, dtype."""
+        auto = self._programs.auto
         return {
             "target": self.target.name,
             "draft": None if self._draft is None else self._draft.name,
             "drafter": self.drafter,
-            "num_draft_tokens": self.num_draft_tokens,
+            "num_draft_tokens": self.num_draft_tokens if auto is None else AUTO,
+            "costs": auto and auto.to_json(),
             "acceptance": self._acceptance,
             "is_lossless": self.is_lossless,
             "drafter_options": dataclasses.asdict(self._drafter_options),
@@ -279,6 +287,32 @@ class Generator:
         """
         return encode_prompt(self.target, prompt, chat=chat, system=system)
 
+    @property
+    def costs(self) -> RoundCosts | None:
+        """What rounds cost here; measured now if need be. None with a fixed number of drafts."""
+        if self._programs.auto is None:
+            return None
+        described = self.describe()
+        return self._programs.auto.get(
+            batch_size=self._batch_size,
+            max_context=self._capacity_for(self.max_seq_len),
+            key={name: described[name] for name in _COSTLY},
+        )
+
+    def _capacity_for(self, max_length: int) -> int:
+        return capacity_for(max_length, self.num_draft_tokens + 1)
+
+    def _costs_at(self, max_length: int) -> np.ndarray | None:
+        """Returns the costs for a row: those of its own length, whatever batch it is in."""
+        costs = self.costs
+        return None if costs is None else costs.at(self._capacity_for(max_length))
+
+    def _take_piece(self, answer: Answer) -> Piece:
+        piece = answer.take_piece()
+        if piece.result is not None and self._on_result is not None:
+            self._on_result(piece.result)
+        return piece
+
     def _new_answer(self, index: int, request: Request, row: Row) -> Answer:
         return Answer(
             index,
@@ -289,19 +323,3 @@ class Generator:
             max_new_tokens=row.max_length - len(row.prompt),
             num_draft_tokens=self.num_draft_tokens,
         )
-
-
-def choose_drafter(name: str | None, *, has_draft: bool) -> str:
-    """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
-
-    Raises:
-      InputError: a draft model without the drafter "model", or the other way round.
-    """
-    if name is None:
-        return "model" if has_draft else "prompt_lookup"
-    if has_draft != needs_draft_model(name):
-        found = "a draft model" if has_draft else "none"
-        raise InputError(
-            f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"
-        )
-    return name

@@ -3,17 +3,30 @@
 import json
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from jspec.errors import InputError
 
 
-def read_prompts(path: str) -> Iterator[str]:
+class Prompt(NamedTuple):
+    """One line of a prompts file.
+
+    Attributes:
+      text: the prompt.
+      category: what kind of request it is; None where the line does not say.
+    """
+
+    text: str
+    category: str | None = None
+
+
+def read_prompts(path: str) -> Iterator[Prompt]:
     """Yields the prompts of a JSONL file, line by line, as they are asked for.
 
     Args:
       path: of the file, or "-" for standard input. Each line is an object with `prompt`, or with
-        Spec-Bench's `turns`, of which the first is the prompt. Empty lines are skipped.
+        Spec-Bench's `turns`, of which the first is the prompt, and may have a `category`. Empty
+        lines are skipped.
 
     Raises:
       InputError: an unreadable file or a broken line, by file and line; what came before it has
@@ -33,9 +46,10 @@ def read_prompts(path: str) -> Iterator[str]:
             raise InputError(f"cannot read the prompts file {path}: {error.strerror}") from None
 
 
-def _parse(line: bytes, where: str) -> str:
+def _parse(line: bytes, where: str) -> Prompt:
     try:
-        prompt = _prompt_of(json.loads(line.decode("utf-8-sig")))
+        record = json.loads(line.decode("utf-8-sig"))
+        prompt = _prompt_of(record)
         if not isinstance(prompt, str) or not prompt:
             raise InputError(f'{where}: expected an object with a text "prompt" or a list "turns"')
         prompt.encode("utf-8")  # JSON can spell half a character
@@ -47,7 +61,8 @@ def _parse(line: bytes, where: str) -> str:
         raise InputError(f"{where}: expected a JSON object, got broken JSON ({error})") from None
     except RecursionError:
         raise InputError(f"{where}: expected a JSON object, got broken JSON (nested)") from None
-    return prompt
+    category = record.get("category")
+    return Prompt(prompt, None if category is None else str(category))
 
 
 def _prompt_of(record: Any) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from jspec.errors import InputError
+from jspec.stats import Stats
 
 _MAX_SEED = 2**32
 _FLOAT32_MAX = 2.0**127
@@ -128,83 +129,12 @@ class Request:
     Attributes:
       prompt: text, or token ids, which are taken as they are.
       settings: how to answer.
+      category: of requests whose drafts are kept about equally often; for statistics only.
     """
 
     prompt: str | Sequence[int]
     settings: Settings = Settings()
-
-
-@dataclasses.dataclass(frozen=True)
-class Stats:
-    """Counts and times of one request. Drafts past its end count neither way.
-
-    Attributes:
-      num_rounds: verify calls it took part in.
-      num_proposed: drafts proposed.
-      accepted_per_round: drafts kept, round by round.
-      num_round_tokens: tokens emitted by rounds: all but the first, which the prefill gives.
-      prefill_seconds: time to consume the prompt, compilation excluded.
-      decode_seconds: time from then to the last token, compilation excluded. A draft model catches
-        up on the prompt in it; in a batch, other rows' prefills fall into it.
-      compile_seconds: time spent on compiling meanwhile.
-      num_draft_tokens: drafts a round at most; 0 for plain decoding.
-    """
-
-    num_rounds: int
-    num_proposed: int
-    accepted_per_round: tuple[int, ...]
-    num_round_tokens: int
-    prefill_seconds: float
-    decode_seconds: float
-    compile_seconds: float
-    num_draft_tokens: int
-
-    @property
-    def num_accepted(self) -> int:
-        """Drafts kept."""
-        return sum(self.accepted_per_round)
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Drafts kept of those proposed; None where none were."""
-        return self.num_accepted / self.num_proposed if self.num_proposed else None
-
-    @property
-    def tokens_per_target_call(self) -> float | None:
-        """Tokens emitted by rounds per verify call, prefill excluded; None without a round."""
-        return self.num_round_tokens / self.num_rounds if self.num_rounds else None
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens emitted by rounds per second of decoding; None without a round."""
-        if not self.num_rounds or not self.decode_seconds:
-            return None
-        return self.num_round_tokens / self.decode_seconds
-
-    @property
-    def accepted_histogram(self) -> list[int]:
-        """How many rounds kept 0, 1, ... `num_draft_tokens` drafts."""
-        counts = [0] * (self.num_draft_tokens + 1)
-        for accepted in self.accepted_per_round:
-            counts[accepted] += 1
-        return counts
-
-    def to_json(self) -> dict[str, object]:
-        """Returns all of it as plain values."""
-        return {
-            "num_rounds": self.num_rounds,
-            "num_target_calls": self.num_rounds,
-            "num_proposed": self.num_proposed,
-            "num_accepted": self.num_accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "tokens_per_target_call": self.tokens_per_target_call,
-            "accepted_histogram": self.accepted_histogram,
-            "accepted_per_round": list(self.accepted_per_round),
-            "prefill_seconds": self.prefill_seconds,
-            "decode_seconds": self.decode_seconds,
-            "compile_seconds": self.compile_seconds,
-            "tokens_per_second": self.tokens_per_second,
-        }
+    category: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,6 +153,7 @@ class Result:
       logprobs: natural log-probability of each token under the law that was sampled from, after
         processors, temperature and filters; None if not asked for.
       raw_logprobs: likewise under the model itself.
+      category: of the request.
     """
 
     prompt: str | Sequence[int]
@@ -234,6 +165,7 @@ class Result:
     stats: Stats
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
+    category: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """Returns all of it as plain values."""
@@ -248,6 +180,7 @@ class Result:
             "stats": self.stats.to_json(),
             "logprobs": self.logprobs,
             "raw_logprobs": self.raw_logprobs,
+            "category": self.category,
         }
 
 

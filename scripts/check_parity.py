@@ -48,7 +48,7 @@ def main() -> None:
     """Generates every answer in every way and compares."""
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     plain = Generator(target, drafter="none")
-    prompts = [plain.encode_prompt(text) for text in read_prompts(_PROMPTS_FILE.value)]
+    prompts = [plain.encode_prompt(one.text) for one in read_prompts(_PROMPTS_FILE.value)]
     expected = answers(plain, prompts)
     compare = Comparison(prompts, make_logits_after(target), EXCUSED_GAPS[_DTYPE.value])
     print_rounding(target, prompts, expected)

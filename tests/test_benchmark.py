@@ -66,14 +66,15 @@ def test_bad_input(folder, compile_cache, tmp_path):
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
     cases = {
-        "--drafters=magic": "expected drafters among",
-        "--drafters=": "expected drafters among",
+        "--drafters=magic": "expected a drafter among",
+        "--drafters=": "expected each drafter once, got none",
         "--drafters=none,none": "expected each drafter once, got none,none",
         "--drafters=none,model": "expected --draft with the drafter 'model'",
         f"--draft={folder}": "expected --draft with the drafter 'model'",
         "--repeats=0": "at least one repeat",
         "--num_prompts=0": "at least one repeat and one prompt",
         "--num_draft_tokens=many": "whole number",
+        "--drafters=prompt_lookup:0": "num_draft_tokens from 1",
         "--num_draft_tokens=0": "num_draft_tokens from 1",
         "--max_new_tokens=0": "max_new_tokens of at least 1",
         f"--prompts_file={empty}": "at least one prompt",

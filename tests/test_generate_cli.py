@@ -12,13 +12,15 @@ from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
-    "logprobs", "raw_logprobs",
+    "logprobs", "raw_logprobs", "category",
     "settings", "stats",
 }  # fmt: skip
 _STATS_FIELDS = {
     "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
     "tokens_per_target_call", "accepted_histogram", "accepted_per_round", "prefill_seconds",
-    "decode_seconds", "compile_seconds", "tokens_per_second",
+    "decode_seconds", "compile_seconds", "tokens_per_second", "num_wasted", "proposed_per_round",
+    "acceptance_by_position", "conditional_acceptance_by_position", "by_drafter",
+    "device_seconds", "host_seconds",
 }  # fmt: skip
 _TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"

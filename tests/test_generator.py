@@ -215,5 +215,5 @@ def test_the_cache_has_room_for_a_block_behind_the_longest_answer(monkeypatch):
 
 def test_rows_without_a_request_are_done():
     """Guards against rounds that are run for nobody, in rows that wait for a request."""
-    state = shared_generator("model")._engine.empty_state(3, 256, Switches())
+    state = shared_generator("model")._programs.engine.empty_state(3, 256, Switches())
     assert state.is_done.all()

@@ -29,14 +29,21 @@ def test_prompts_and_turns(tmp_path):
     path = tmp_path / "p.jsonl"
     text = '{"prompt": "a\\nb"}\n\n  \n{"turns": ["c", "d"], "question_id": 1}\r\n{"prompt": "é"}'
     path.write_bytes(text.encode())
-    assert list(read_prompts(str(path))) == ["a\nb", "c", "é"]
+    assert [one.text for one in read_prompts(str(path))] == ["a\nb", "c", "é"]
+
+
+def test_a_category_may_be_given(tmp_path):
+    """Spec-Bench's lines carry one; a number is as good a name as any."""
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "a", "category": "qa"}\n{"turns": ["b"], "category": 7}\n')
+    assert list(read_prompts(str(path))) == [("a", "qa"), ("b", "7")]
 
 
 def test_a_byte_order_mark_is_no_part_of_the_json(tmp_path):
     """Guards against files of editors that begin UTF-8 with a mark."""
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\n')
-    assert list(read_prompts(str(path))) == ["a"]
+    assert list(read_prompts(str(path))) == [("a", None)]
 
 
 def test_standard_input(monkeypatch):
@@ -44,7 +51,7 @@ def test_standard_input(monkeypatch):
     stdin = types.SimpleNamespace(buffer=io.BytesIO(b'{"prompt": "a"}\n{"prom'))
     monkeypatch.setattr(sys, "stdin", stdin)
     prompts = read_prompts("-")
-    assert next(prompts) == "a"
+    assert next(prompts).text == "a"
     with pytest.raises(InputError, match=r"^standard input:2: "):
         next(prompts)
 
@@ -55,7 +62,7 @@ def test_a_broken_line_is_named_and_what_came_before_is_there(tmp_path, line):
     path = tmp_path / "p.jsonl"
     path.write_bytes(b'{"prompt": "a"}\n{"prompt": "b"}\n' + line + b'\n{"prompt": "d"}\n')
     prompts = read_prompts(str(path))
-    assert [next(prompts), next(prompts)] == ["a", "b"]
+    assert [next(prompts).text, next(prompts).text] == ["a", "b"]
     with pytest.raises(InputError) as caught:
         next(prompts)
     assert str(caught.value).startswith(f"{path}:3: ")

@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.auditing.subject import Subject
+from jspec.auto import AUTO, numbers_of
 from jspec.batch import needed_switches
 from jspec.drafters import BuiltDrafter, DrafterSpec, make_drafter
 from jspec.engine import Row, make_engine
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.request import Settings
+from jspec.speculation.control import drafters_of
 from jspec.speculation.types import (
     AcceptanceRule,
     Drafter,
@@ -32,6 +34,7 @@ ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
 _PATHS_A_CALL = 64
 _MAX_NUM_DRAFT_TOKENS = 2
+_COST_OF_A_DRAFT = 0.5  # of a plain step
 
 
 class Context(NamedTuple):
@@ -143,7 +146,10 @@ class Rows:
         self._draft_params = built.params
         self.num_draft_tokens = 0 if self._drafter is None else self._drafter.num_draft_tokens
         self._rule = subject.rule if rule is None else rule
-        self._engine = make_engine(subject.target, self._drafter, self._rule)
+        self._numbers = ()
+        if subject.num_draft_tokens == AUTO and self._drafter is not None:
+            self._numbers = numbers_of(self._drafter)
+        self._engine = make_engine(subject.target, self._drafter, self._rule, self._numbers)
 
     def run(
         self, num_rows: int, *, params: Params | None = None
@@ -193,7 +199,9 @@ class Rows:
         """Returns one row that has emitted the context's first token, its drafter caught up."""
         context = self._context
         num_slots = len(context.prompt) + 1 + self.num_rounds * (self.num_draft_tokens + 1)
-        row = Row(settings, context.prompt, stop_ids=(), max_length=num_slots + 1)
+        row = Row(
+            settings, context.prompt, stop_ids=(), max_length=num_slots + 1, costs=self._costs()
+        )
         state = self._engine.prefill(
             params, row, num_slots + self.num_draft_tokens + 1, needed_switches([settings])
         )
@@ -202,6 +210,13 @@ class Rows:
             return state
         # Done once for all rows: a draft model that has lagged since the prompt catches up.
         return state.replace(draft=jax.jit(self._catch_up)(params, state))
+
+    def _costs(self) -> np.ndarray | None:
+        """Returns costs of rounds under which rows of different fortunes choose differently."""
+        if not self._numbers or self._drafter is None:
+            return None
+        one_drafter = 1 + _COST_OF_A_DRAFT * np.array(self._numbers)
+        return np.tile(one_drafter, (len(drafters_of(self._drafter.kinds)), 1))
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
         assert self._drafter is not None
@@ -234,11 +249,17 @@ def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
     return np.take_along_axis(tokens, order, axis=1)
 
 
+def _few(num_draft_tokens: int | str) -> int:
+    """Returns the number of drafts a round, bounded; the bound where rows choose it themselves."""
+    most = _MAX_NUM_DRAFT_TOKENS
+    return most if isinstance(num_draft_tokens, str) else min(num_draft_tokens, most)
+
+
 def build_drafter(subject: Subject) -> BuiltDrafter:
     """Returns the subject's drafter, of few drafts a round."""
     draft = subject.draft
     spec = DrafterSpec(
-        num_draft_tokens=min(subject.num_draft_tokens, _MAX_NUM_DRAFT_TOKENS),
+        num_draft_tokens=_few(subject.num_draft_tokens),
         target_config=subject.target.config,
         vocab_size=shared_vocab_size(subject.target, draft),
         draft_config=None if draft is None else draft.config,

@@ -22,7 +22,7 @@ class Subject:
       target: the target.
       draft: the draft model, if the drafter has one.
       drafter: its name.
-      num_draft_tokens: drafts a round.
+      num_draft_tokens: drafts a round, or "auto".
       acceptance: the rule's name.
       settings: how tokens are sampled.
       rule_options: numbers of the lossy rules.
@@ -32,7 +32,7 @@ class Subject:
     target: LoadedModel
     draft: LoadedModel | None
     drafter: str
-    num_draft_tokens: int
+    num_draft_tokens: int | str
     acceptance: str
     settings: Settings
     rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)

@@ -87,6 +87,23 @@ def needs_draft_model(name: str) -> bool:
     return not _WITH_DRAFT_MODEL.isdisjoint(member_names(name))
 
 
+def choose_drafter(name: str | None, *, has_draft: bool) -> str:
+    """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
+
+    Raises:
+      InputError: no such drafter, or a draft model without a drafter that drafts with it, or the
+        other way round.
+    """
+    if name is None:
+        return "model" if has_draft else "prompt_lookup"
+    if has_draft != needs_draft_model(name):
+        found = "a draft model" if has_draft else "none"
+        raise InputError(
+            f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"
+        )
+    return name
+
+
 __all__ = [
     "DRAFTERS",
     "BuiltDrafter",
@@ -96,6 +113,7 @@ __all__ = [
     "DrafterSpec",
     "ModelDrafter",
     "PromptLookupDrafter",
+    "choose_drafter",
     "make_drafter",
     "member_names",
     "needs_draft_model",

@@ -11,7 +11,7 @@ is tried again. No clock is read: the same history and the same costs give the s
 """
 
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 from flax import struct
@@ -19,8 +19,27 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.typing import RowCounts, RowFlags
 
-_MEMORY = 0.95  # what is left of an observation a round later
-_PRIOR_WEIGHT = 2.0  # the assumption counts like so many observed drafts
+_MEMORY = 0.97  # what is left of an observation a round later
+_PRIOR_WEIGHT = 1.5  # the assumption counts like so many observed drafts
+
+
+class Kind(NamedTuple):
+    """A kind of proposal, whose drafts are kept about equally often.
+
+    Attributes:
+      drafter: who makes it; kinds of one drafter cost the same.
+      first: how often the first draft is kept, as far as one knows before having tried.
+      later: how often a draft is kept once those before it are, likewise.
+    """
+
+    drafter: str
+    first: float
+    later: float
+
+
+def drafters_of(kinds: Sequence[Kind]) -> list[str]:
+    """Returns the drafters that make proposals of those kinds, in order, each once."""
+    return list(dict.fromkeys(kind.drafter for kind in kinds))
 
 
 class Control(struct.PyTreeNode):
@@ -45,31 +64,23 @@ class Control(struct.PyTreeNode):
     numbers: tuple[int, ...] = struct.field(pytree_node=False)
 
     @classmethod
-    def init(
-        cls,
-        batch_size: int,
-        *,
-        assumed: Sequence[tuple[float, float]],
-        drafter_of: Sequence[int],
-        numbers: Sequence[int],
-    ) -> Self:
+    def init(cls, batch_size: int, *, kinds: Sequence[Kind], numbers: Sequence[int]) -> Self:
         """Returns rows without a history, all of whose rounds cost the same.
 
         Args:
           batch_size: rows.
-          assumed: for each kind how often a first and a later draft is kept.
-          drafter_of: the drafter of each kind, counted from 0.
+          kinds: the drafter's.
           numbers: of drafts, rising from 0.
         """
-        num_kinds, num_drafters = len(assumed), max(drafter_of) + 1
-        counts = jnp.zeros([batch_size, num_kinds, 2], jnp.float32)
+        drafters = drafters_of(kinds)
+        counts = jnp.zeros([batch_size, len(kinds), 2], jnp.float32)
         return cls(
-            costs=jnp.ones([batch_size, num_drafters, len(numbers)], jnp.float32),
+            costs=jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32),
             kept=counts,
             tried=counts,
-            forced=jnp.full([batch_size, num_kinds], -1, jnp.int32),
-            assumed=tuple(assumed),
-            drafter_of=tuple(drafter_of),
+            forced=jnp.full([batch_size, len(kinds)], -1, jnp.int32),
+            assumed=tuple((kind.first, kind.later) for kind in kinds),
+            drafter_of=tuple(drafters.index(kind.drafter) for kind in kinds),
             numbers=tuple(numbers),
         )
 

@@ -9,7 +9,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.sampling import SamplingSettings, sampling_probs
-from jspec.speculation.control import Control
+from jspec.speculation.control import Control, Kind
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.typing import (
     ApplyFn,
@@ -162,20 +162,6 @@ class TargetView(NamedTuple):
     params: Params
     apply: ApplyFn
     cache: Any
-
-
-class Kind(NamedTuple):
-    """A kind of proposal, whose drafts are kept about equally often.
-
-    Attributes:
-      drafter: who makes it; kinds of one drafter cost the same.
-      first: how often the first draft is kept, as far as one knows before having tried.
-      later: how often a draft is kept once those before it are, likewise.
-    """
-
-    drafter: str
-    first: float
-    later: float
 
 
 LimitFn = Callable[[RowCounts], RowCounts]

@@ -132,6 +132,7 @@ def test_first_tokens_are_those_that_count():
         num_tokens=np.array([[1, 2], [3, 1]]),
         num_proposed=np.zeros([2, 2]),
         num_accepted=np.zeros([2, 2]),
+        kind=np.zeros([2, 2]),
     )
     assert first_tokens(infos, 3).tolist() == [[1, 4, 5], [2, 3, 8]]
 
@@ -144,7 +145,7 @@ class FixedRows:
 
     def run_infos(self, num_rows):
         ones = np.ones([self._tokens.shape[1], num_rows], np.int32)
-        yield StepInfo(self._tokens.T[..., None], ones, ones, ones), None
+        yield StepInfo(self._tokens.T[..., None], ones, ones, ones, ones), None
 
 
 @pytest.mark.parametrize("stranger", [-1, 7, 5000])

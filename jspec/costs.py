@@ -1,0 +1,132 @@
+"""What rounds cost on the machine at hand: measured once, kept in a file, an argument of a run."""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from jspec.errors import InputError
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundCosts:
+    """Seconds of a round, by context, drafter and number of drafts.
+
+    Attributes:
+      contexts: slots of the cache for which they were measured, rising.
+      numbers: of drafts.
+      drafters: who drafts.
+      seconds: [contexts][drafters][numbers].
+    """
+
+    contexts: tuple[int, ...]
+    numbers: tuple[int, ...]
+    drafters: tuple[str, ...]
+    seconds: tuple[tuple[tuple[float, ...], ...], ...]
+
+    def __post_init__(self) -> None:
+        found = np.asarray(self.seconds, float).shape
+        expected = len(self.contexts), len(self.drafters), len(self.numbers)
+        if found != expected or 0 in expected:
+            raise InputError(f"expected costs of shape {expected}, got {found}")
+        if not all(math.isfinite(x) and x > 0 for x in np.ravel(self.seconds)):
+            raise InputError("expected costs that are finite numbers of seconds above 0")
+
+    def at(self, context: int) -> np.ndarray:
+        """Returns the costs for that many slots, [drafters numbers]; linear between contexts."""
+        seconds = np.asarray(self.seconds, np.float64)
+        flat = seconds.reshape(len(self.contexts), -1)
+        columns = [np.interp(context, self.contexts, column) for column in flat.T]
+        return np.reshape(columns, seconds.shape[1:]).astype(np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns it as plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Any) -> Self:
+        """Returns the costs in plain values.
+
+        Raises:
+          InputError: they are none.
+        """
+        try:
+            return cls(
+                contexts=tuple(map(int, record["contexts"])),
+                numbers=tuple(map(int, record["numbers"])),
+                drafters=tuple(map(str, record["drafters"])),
+                seconds=tuple(tuple(tuple(map(float, c)) for c in b) for b in record["seconds"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"expected costs of rounds, got something else ({error!r})") from None
+
+
+def recall_or_measure(
+    path: pathlib.Path, key: Mapping[str, Any], measure: Callable[[], RoundCosts]
+) -> RoundCosts:
+    """Returns the costs that a file holds under a key, or measures them and adds them to it.
+
+    A corrupt file is begun anew, with a word on standard error; one that cannot be written costs a
+    measurement at every start.
+
+    Args:
+      path: of the file.
+      key: all that the costs depend on, plain values.
+      measure: measures them.
+    """
+    name = json.dumps(key, sort_keys=True)
+    entries = _read(path)
+    if name in entries:
+        try:
+            return RoundCosts.from_json(entries[name])
+        except InputError as error:
+            print(f"note: {path}: {error}: measuring anew", file=sys.stderr, flush=True)
+    print("measuring what rounds cost on this machine (once)", file=sys.stderr, flush=True)
+    costs = measure()
+    _write(path, _read(path) | {name: costs.to_json()})
+    return costs
+
+
+def read_costs(path: str) -> RoundCosts:
+    """Returns the costs in a JSON file of `RoundCosts.to_json`.
+
+    Raises:
+      InputError: there are none.
+    """
+    try:
+        return RoundCosts.from_json(json.loads(pathlib.Path(path).read_bytes()))
+    except OSError as error:
+        raise InputError(f"cannot read the costs in {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _read(path: pathlib.Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        entries = json.loads(path.read_bytes())
+        if isinstance(entries, dict):
+            return entries
+        problem = "not an object"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    print(f"note: {path} is corrupt ({problem}): begun anew", file=sys.stderr, flush=True)
+    return {}
+
+
+def _write(path: pathlib.Path, entries: Mapping[str, Any]) -> None:
+    """Replaces the file in one step, so that it is never half-written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}")
+        temporary.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        print(f"note: cannot keep costs in {path}: {error.strerror}", file=sys.stderr, flush=True)

@@ -1,0 +1,89 @@
+"""From models and the names of a drafter and a rule to compiled programs and their parameters."""
+
+from typing import NamedTuple
+
+from jspec.auto import AUTO, MOST_DRAFT_TOKENS, AutoCosts, numbers_of
+from jspec.costs import RoundCosts
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.engine import Engine, make_engine
+from jspec.errors import InputError, check_range
+from jspec.speculation.types import AcceptanceRule, Drafter, ModelParams
+from jspec.vocabulary import shared_vocab_size
+from jspec.weights.resolver import LoadedModel
+
+
+class Programs(NamedTuple):
+    """What answers requests.
+
+    Attributes:
+      engine: the compiled programs.
+      params: both sides' parameters.
+      drafter: None decodes plainly.
+      auto: the costs by which the number of drafts is chosen; None where it is fixed.
+    """
+
+    engine: Engine
+    params: ModelParams
+    drafter: Drafter | None
+    auto: AutoCosts | None
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts a round at most; 0 for plain decoding."""
+        return 0 if self.drafter is None else self.drafter.num_draft_tokens
+
+    @property
+    def drafter_of_kind(self) -> list[str]:
+        """Who makes each kind of proposal."""
+        return [] if self.drafter is None else [kind.drafter for kind in self.drafter.kinds]
+
+
+def make_programs(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    *,
+    drafter: str,
+    drafter_options: DrafterOptions,
+    num_draft_tokens: int | str,
+    costs: RoundCosts | None,
+    rule: AcceptanceRule,
+    max_seq_len: int,
+) -> Programs:
+    """Prepares programs; nothing is compiled yet.
+
+    Args:
+      target: the model whose answers are wanted.
+      draft: the draft model, for a drafter that has one.
+      drafter: a drafter's name; see `make_drafter`.
+      drafter_options: options of the drafters.
+      num_draft_tokens: drafts a round, or "auto".
+      costs: what rounds cost, for "auto"; None to measure them.
+      rule: what decides.
+      max_seq_len: tokens that prompt and answer may come to.
+
+    Raises:
+      InputError: a value out of range, or models or costs that do not fit.
+    """
+    is_auto = num_draft_tokens == AUTO
+    most = max(max_seq_len - 2, 1)
+    num_wanted = min(MOST_DRAFT_TOKENS, most) if is_auto else num_draft_tokens
+    if not isinstance(num_wanted, int):
+        raise InputError(f"expected num_draft_tokens as a number or {AUTO!r}, got {num_wanted!r}")
+    check_range("num_draft_tokens", num_wanted, 1, most)
+    spec = DrafterSpec(
+        num_draft_tokens=num_wanted,
+        target_config=target.config,
+        vocab_size=shared_vocab_size(target, draft),
+        draft_config=None if draft is None else draft.config,
+        dtype=target.params["embedding"].dtype,
+        draft_params=None if draft is None else draft.params,
+        options=drafter_options,
+    )
+    built = make_drafter(drafter, spec)
+    params = ModelParams(target.params, built.params)
+    if built.drafter is None or not is_auto:
+        return Programs(make_engine(target, built.drafter, rule), params, built.drafter, None)
+    numbers = numbers_of(built.drafter)
+    engine = make_engine(target, built.drafter, rule, numbers)
+    auto = AutoCosts(engine, params, built.drafter, numbers, costs)
+    return Programs(engine, params, built.drafter, auto)

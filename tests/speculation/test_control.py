@@ -1,0 +1,116 @@
+"""The choice of a number of drafts, against arithmetic by hand and a simulated machine."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.speculation.control import Control, Kind
+
+NUMBERS = (0, 1, 3, 7)
+KINDS = (Kind("lookup", 0.3, 0.7), Kind("lookup", 0.6, 0.9), Kind("model", 0.7, 0.7))
+COSTS = np.array([[1.0, 1.05, 1.2, 1.5], [1.0, 1.4, 2.2, 3.8]], np.float32)
+
+
+def make_control(batch_size=1, costs=COSTS):
+    control = Control.init(batch_size, kinds=KINDS, numbers=NUMBERS)
+    return control.replace(costs=jnp.broadcast_to(costs, (batch_size, *costs.shape)))
+
+
+def as_rows(*values):
+    return jnp.asarray(values, jnp.int32)
+
+
+def best_number(first, later, costs):
+    """Returns the number of drafts with the most expected tokens a second, and all speeds."""
+    speeds = [
+        (1 + first * sum(later**i for i in range(number))) / cost
+        for number, cost in zip(NUMBERS, costs, strict=True)
+    ]
+    return NUMBERS[int(np.argmax(speeds))]
+
+
+def test_the_first_choice_follows_from_assumptions_and_costs():
+    """Theorem 3.8 with measured costs: nothing has been tried yet."""
+    control = make_control(3)
+    expected = [best_number(0.3, 0.7, COSTS[0]), best_number(0.6, 0.9, COSTS[0]),
+                best_number(0.7, 0.7, COSTS[1])]  # fmt: skip
+    assert control.choose(as_rows(0, 1, 2)).tolist() == expected
+    assert len(set(expected)) > 1, "the case should tell kinds and drafters apart"
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 0.6, 0.95])
+def test_it_comes_to_the_best_number(rate):
+    """Any acceptance: after a while most choices are what the true rate asks for.
+
+    0.3 and 0.6 lie where neighbouring numbers are nearly as good: the speed counts, not the number.
+    """
+    rng = np.random.default_rng(0)
+    control, kind, chosen = make_control(), as_rows(2), []
+    step = jax.jit(lambda control, n, k: control.update(kind, n, k, jnp.array([True])))
+    for _ in range(300):
+        number = int(control.choose(kind)[0])
+        kept = int(np.cumprod(rng.uniform(size=8) < rate)[:number].sum())
+        control = step(control, as_rows(number), as_rows(kept))
+        chosen.append(number)
+    spent = [COSTS[1][NUMBERS.index(number)] for number in chosen[50:]]
+    gained = [1 + sum(rate**i for i in range(1, number + 1)) for number in chosen[50:]]
+    best = best_number(rate, rate, COSTS[1])
+    speed = sum(gained) / sum(spent)
+    possible = (1 + sum(rate**i for i in range(1, best + 1))) / COSTS[1][NUMBERS.index(best)]
+    assert speed >= 0.92 * possible
+    assert speed >= 0.96, "never much slower than plain"
+
+
+def test_it_switches_off_and_comes_back():
+    """Refused drafts switch it off; later it tries again, and stays if drafts are kept."""
+    control, kind = make_control(), as_rows(2)
+    update = jax.jit(lambda control, n, k: control.update(kind, n, k, jnp.array([True])))
+    for _ in range(4):
+        control = update(control, control.choose(kind), as_rows(0))
+    assert control.choose(kind).tolist() == [0]
+    silent = 0
+    while int(control.choose(kind)[0]) == 0:
+        control = update(control, as_rows(0), as_rows(0))
+        silent += 1
+        assert silent < 100
+    assert silent >= 3
+    for _ in range(40):
+        control = update(control, control.choose(kind), control.choose(kind))
+    assert control.choose(kind).tolist() == [7]
+
+
+def test_rows_and_kinds_learn_apart():
+    """Guards against a neighbour's luck, or that of another kind, in a row's choice."""
+    control = make_control(3)
+    update = jax.jit(Control.update)
+    for _ in range(5):
+        control = update(
+            control, as_rows(2, 2, 0), as_rows(3, 3, 3), as_rows(0, 3, 3),
+            jnp.array([True, True, False]),
+        )  # fmt: skip
+    alone = make_control()
+    for _ in range(5):
+        alone = update(alone, as_rows(2), as_rows(3), as_rows(0), jnp.array([True]))
+    chosen = control.choose(as_rows(2, 2, 2)).tolist()
+    assert chosen[:1] == alone.choose(as_rows(2)).tolist() == [0]
+    assert chosen[1] == 7
+    assert chosen[2] == make_control().choose(as_rows(2))[0]
+    np.testing.assert_array_equal(control.kept[2], 0)  # that row had no rounds
+    np.testing.assert_array_equal(control.tried[:, 1], 0)  # nobody tried that kind
+
+
+def test_drafts_whose_turn_did_not_come_are_not_counted():
+    """Of seven drafts whose second is refused two were tried: one kept, one not."""
+    control = make_control().update(as_rows(1), as_rows(7), as_rows(1), jnp.array([True]))
+    assert control.kept[0, 1].tolist() == [1, 0]
+    assert control.tried[0, 1].tolist() == [1, 1]
+    control = make_control().update(as_rows(1), as_rows(3), as_rows(3), jnp.array([True]))
+    assert control.kept[0, 1].tolist() == control.tried[0, 1].tolist() == [1, 2]
+
+
+def test_a_forced_number_is_taken():
+    """Costs are measured so."""
+    control = make_control(2)
+    control = control.replace(forced=jnp.asarray([[-1, -1, 3], [-1, -1, 0]], jnp.int32))
+    assert control.choose(as_rows(2, 2)).tolist() == [3, 0]

@@ -1,0 +1,93 @@
+"""Recorded costs: interpolation, the file, and what is wrong with it."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jspec.costs import RoundCosts, read_costs, recall_or_measure
+from jspec.errors import InputError
+
+COSTS = RoundCosts(
+    contexts=(512, 2048),
+    numbers=(0, 1, 3),
+    drafters=("lookup", "model"),
+    seconds=(((1.0, 1.1, 1.3), (1.0, 1.5, 2.5)), ((2.0, 2.2, 2.6), (2.0, 3.0, 5.0))),
+)
+
+
+def test_costs_are_linear_between_contexts():
+    """And constant outside, where nothing was measured."""
+    np.testing.assert_allclose(COSTS.at(1280), [[1.5, 1.65, 1.95], [1.5, 2.25, 3.75]])
+    np.testing.assert_allclose(COSTS.at(64), COSTS.at(512))
+    np.testing.assert_allclose(COSTS.at(9999)[1], [2, 3, 5])
+
+
+def test_they_survive_json():
+    """An answer's settings hold them, so that its run can be repeated elsewhere."""
+    assert RoundCosts.from_json(json.loads(json.dumps(COSTS.to_json()))) == COSTS
+
+
+def never():
+    raise AssertionError("measured again")
+
+
+def test_they_are_measured_once(tmp_path, capsys):
+    """By key: another machine or another drafter measures for itself and keeps the others'."""
+    path = tmp_path / "new" / "costs.json"
+    assert recall_or_measure(path, {"a": 1}, lambda: COSTS) == COSTS
+    assert "measuring" in capsys.readouterr().err
+    other = RoundCosts((512,), (0, 1), ("x",), (((1.0, 2.0),),))
+    assert recall_or_measure(path, {"a": 2}, lambda: other) == other
+    assert recall_or_measure(path, {"a": 1}, never) == COSTS
+    assert recall_or_measure(path, {"a": 2}, never) == other
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b"\xff\xfe", b""])
+def test_a_corrupt_file_is_begun_anew_with_a_word(tmp_path, capsys, content):
+    """Guards against a traceback at every start until someone deletes the file."""
+    path = tmp_path / "costs.json"
+    path.write_bytes(content)
+    assert recall_or_measure(path, {"a": 1}, lambda: COSTS) == COSTS
+    assert f"{path} is corrupt" in capsys.readouterr().err
+    assert recall_or_measure(path, {"a": 1}, never) == COSTS
+
+
+@pytest.mark.parametrize("entry", [None, [], {"contexts": [1]}, COSTS.to_json() | {"numbers": [0]}])
+def test_a_corrupt_entry_is_measured_anew(tmp_path, capsys, entry):
+    """The others stay."""
+    path = tmp_path / "costs.json"
+    recall_or_measure(path, {"b": 1}, lambda: COSTS)
+    entries = json.loads(path.read_text()) | {json.dumps({"a": 1}): entry}
+    path.write_text(json.dumps(entries))
+    assert recall_or_measure(path, {"a": 1}, lambda: COSTS) == COSTS
+    assert "measuring anew" in capsys.readouterr().err
+    assert recall_or_measure(path, {"b": 1}, never) == COSTS
+
+
+def test_a_folder_that_cannot_be_written_costs_a_word(tmp_path, capsys):
+    """A run goes on without its cache."""
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "costs.json"
+    assert recall_or_measure(path, {}, lambda: COSTS) == COSTS
+    assert "cannot keep costs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "No such file"), (b"{", "costs.json"), (b"{}", "expected costs of rounds")],
+)
+def test_a_given_file_must_hold_costs(tmp_path, content, message):
+    """It is not replaced: someone meant it."""
+    path = tmp_path / "costs.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_costs(str(path))
+
+
+@pytest.mark.parametrize("second", [0.0, -1.0, float("nan"), float("inf")])
+def test_costs_are_positive(second):
+    """Guards against a division by 0 on the device."""
+    with pytest.raises(InputError, match="above 0"):
+        RoundCosts((512,), (0, 1), ("x",), (((1.0, second),),))
