@@ -12,13 +12,12 @@ import numpy as np
 from absl import flags
 
 from jspec import cli
-from jspec.drafters import DRAFTERS
 from jspec.errors import check_range
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.request import Request, Settings
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model.")
-_DRAFTER = flags.DEFINE_enum("drafter", "none", DRAFTERS, "none or prompt_lookup.")
+_DRAFTER = flags.DEFINE_string("drafter", "none", "The drafter.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens of an answer.")
 _REPEATS = flags.DEFINE_integer("repeats", 7, "How often each way is timed.")
 

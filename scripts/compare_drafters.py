@@ -1,0 +1,189 @@
+"""Compares drafters on the same prompts: acceptance, tokens per call and speed, by category.
+
+`python scripts/compare_drafters.py --prompts_file=PROMPTS.jsonl --per_category=5 \
+  --drafters=none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto`
+
+Every way answers every prompt in turn, repeat after repeat, after a warm-up; the first one is the
+base of the ratios. Times are those of decoding: a prefill costs all ways the same. Answers are cut
+at --max_new_tokens and may end earlier; at temperature 0 all ways say the same.
+"""
+
+import collections
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from absl import flags
+
+from jspec import cli, drafter_flags, provenance
+from jspec.analysis.ratios import speed_ratio
+from jspec.benchmark import Way, parse_ways
+from jspec.drafter_flags import read_drafter
+from jspec.drafters import DrafterOptions, needs_draft_model
+from jspec.errors import InputError, check_range
+from jspec.generator import DEFAULT_TARGET, Generator
+from jspec.json_lines import JsonLinesWriter
+from jspec.prompts import Prompt, read_prompts
+from jspec.request import Request, Settings
+from jspec.stats import Stats, acceptance_rate
+from jspec.weights.resolver import LoadedModel, load_model
+
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
+_DRAFT = flags.DEFINE_string("draft", None, "A draft model.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
+_DRAFTERS = flags.DEFINE_list("drafters", ["none", "prompt_lookup:auto"], "DRAFTER:NUMBER each.")
+_PROMPTS_FILE = flags.DEFINE_string("prompts_file", "configs/prompts.jsonl", "JSONL.")
+_PER_CATEGORY = flags.DEFINE_integer("per_category", 5, "Prompts of each category.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Prompt k of repeat r has seed 1000 r + k.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
+_MAX_SEQ_LEN = flags.DEFINE_integer("max_seq_len", 2048, "Tokens of prompt and answer.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
+
+
+class Measured(NamedTuple):
+    """One way's answers.
+
+    Attributes:
+      seconds: of decoding, [repeats prompts].
+      tokens: emitted by rounds, likewise.
+      stats: of every answer, [repeats][prompts].
+    """
+
+    seconds: np.ndarray
+    tokens: np.ndarray
+    stats: list[list[Stats]]
+
+
+def main() -> None:
+    """Measures, prints two tables, writes JSON."""
+    check_range("repeats", _REPEATS.value, 1, 1000)
+    check_range("per_category", _PER_CATEGORY.value, 1, 1000)
+    output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
+    ways = parse_ways(_DRAFTERS.value, "5")
+    _, options = read_drafter()
+    prompts = choose_prompts(_PROMPTS_FILE.value, _PER_CATEGORY.value)
+    target = load_model(_TARGET.value, dtype=_DTYPE.value)
+    draft = load_model(_DRAFT.value, dtype=_DTYPE.value) if _DRAFT.value else None
+    generators = {name: make_generator(target, draft, way, options) for name, way in ways.items()}
+    measured = measure(generators, prompts)
+    report = {name: summarise(name, measured, prompts) for name in measured}
+    print_tables(report)
+    if output is not None:
+        with output:
+            settings = {flag.name: flag.value for flag in _RECORDED}
+            costs = {name: loaded.describe()["costs"] for name, loaded in generators.items()}
+            output.write(
+                provenance.environment() | {"flags": settings, "costs": costs, "ways": report}
+            )
+
+
+def choose_prompts(path: str, per_category: int) -> list[Prompt]:
+    """Returns the first prompts of each category of a file.
+
+    Raises:
+      InputError: there are none.
+    """
+    chosen: dict[str | None, list[Prompt]] = collections.defaultdict(list)
+    for prompt in read_prompts(path):
+        if len(chosen[prompt.category]) < per_category:
+            chosen[prompt.category].append(prompt)
+    if not chosen:
+        raise InputError(f"expected at least one prompt in {path}, got none")
+    return [prompt for prompts in chosen.values() for prompt in prompts]
+
+
+def make_generator(
+    target: LoadedModel, draft: LoadedModel | None, way: Way, options: DrafterOptions
+) -> Generator:
+    """Returns the Generator of one way."""
+    return Generator(
+        target,
+        draft if needs_draft_model(way.drafter) else None,
+        drafter=way.drafter,
+        num_draft_tokens=way.num_draft_tokens,
+        drafter_options=options,
+        max_seq_len=_MAX_SEQ_LEN.value,
+    )
+
+
+def measure(generators: Mapping[str, Generator], prompts: Sequence[Prompt]) -> dict[str, Measured]:
+    """Answers every prompt in every way, alternating, after a round that does not count."""
+    shape = _REPEATS.value, len(prompts)
+    measured = {
+        name: Measured(np.zeros(shape), np.zeros(shape), [[] for _ in range(shape[0])])
+        for name in generators
+    }
+    for repeat in range(-1, _REPEATS.value):
+        print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
+        for index, prompt in enumerate(prompts):
+            settings = Settings(
+                max_new_tokens=_MAX_NEW_TOKENS.value,
+                temperature=_TEMPERATURE.value,
+                seed=1000 * max(repeat, 0) + index,
+            )
+            for name, generator in generators.items():
+                stats = generator.generate(Request(prompt.text, settings)).stats
+                if repeat >= 0:
+                    measured[name].seconds[repeat, index] = stats.decode_seconds
+                    measured[name].tokens[repeat, index] = stats.num_round_tokens
+                    measured[name].stats[repeat].append(stats)
+    return measured
+
+
+def summarise(
+    name: str, measured: Mapping[str, Measured], prompts: Sequence[Prompt]
+) -> dict[str, Any]:
+    """Returns one way's numbers over all prompts, and for each category."""
+    categories = np.array([prompt.category or "all" for prompt in prompts])
+    everything = np.ones(len(prompts), bool)
+    groups = {"all": everything} | {
+        category: categories == category for category in dict.fromkeys(categories.tolist())
+    }
+    base = next(iter(measured.values()))
+    report = {}
+    for group, is_in in groups.items():
+        own = measured[name]
+        stats = [s for row in own.stats for s, wanted in zip(row, is_in, strict=True) if wanted]
+        num_rounds = sum(s.num_rounds for s in stats)
+        picked = [leaf[:, is_in] for leaf in (own.seconds, own.tokens, base.seconds, base.tokens)]
+        report[group] = {
+            "tokens_per_second": float(np.median(picked[1].sum(1) / picked[0].sum(1))),
+            "acceptance_rate": acceptance_rate([r for s in stats for r in s.rounds]),
+            "tokens_per_target_call": float(picked[1].sum()) / max(num_rounds, 1),
+            "speedup": speed_ratio(*picked)._asdict(),
+        }
+    return report
+
+
+def print_tables(report: Mapping[str, Mapping[str, Any]]) -> None:
+    """Prints a line a way, and then a line a category with each way's speed-up."""
+    width = max(map(len, report))
+    print(f"{'':<{width}}  tokens/s  accepted  per call  speed-up")
+    for name, groups in report.items():
+        row = groups["all"]
+        rate = row["acceptance_rate"]
+        accepted = "-" if rate is None else f"{rate:.1%}"
+        print(
+            f"{name:<{width}}  {row['tokens_per_second']:8.1f}  {accepted:>8}  "
+            f"{row['tokens_per_target_call']:8.2f}  "
+            + "{median:.2f} [{low:.2f}, {high:.2f}]".format(**row["speedup"])
+        )
+    names = [name.removeprefix("jspec ") for name in report]
+    print("\n" + " " * 20 + "".join(f"  {name:>24}" for name in names))
+    for group in next(iter(report.values())):
+        cells = [
+            "{median:.2f} [{low:.2f}, {high:.2f}]".format(**groups[group]["speedup"])
+            for groups in report.values()
+        ]
+        print(f"{group:<20}" + "".join(f"  {cell:>24}" for cell in cells))
+
+
+_RECORDED = (_TARGET, _DRAFT, _DTYPE, _DRAFTERS, _PER_CATEGORY, _MAX_NEW_TOKENS, _TEMPERATURE,
+             _REPEATS, _MAX_SEQ_LEN)  # fmt: skip
+
+
+if __name__ == "__main__":
+    cli.run_main(main)
