@@ -1,8 +1,11 @@
 """Flags that say what drafts are proposed, for the programs that speculate."""
 
+import re
+
 from absl import flags
 
 from jspec.drafters import DRAFTERS, DrafterOptions
+from jspec.errors import InputError
 
 _DRAFTER = flags.DEFINE_string(
     "drafter",
@@ -17,6 +20,10 @@ _DRAFT_CONFIDENCE = flags.DEFINE_float(
 _LOOKUP_MIN_MATCH = flags.DEFINE_integer(
     "lookup_min_match", DrafterOptions.lookup_min_match, "Tokens that must match for prompt_lookup."
 )
+_DRAFT_LAYERS = flags.DEFINE_string(
+    "draft_layers", None, "The target's layers with which layer_skip drafts: a number takes the "
+    "first so many, a list such as 0-5,28,29 takes those."
+)  # fmt: skip
 
 
 def read_drafter() -> tuple[str | None, DrafterOptions]:
@@ -28,5 +35,21 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
     options = DrafterOptions(
         draft_confidence=_DRAFT_CONFIDENCE.value,
         lookup_min_match=_LOOKUP_MIN_MATCH.value,
+        draft_layers=_parse_layers(_DRAFT_LAYERS.value),
     )
     return _DRAFTER.value, options
+
+
+def _parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """Returns the layers of a list of numbers and ranges; those of one number are the first."""
+    if text is None:
+        return None
+    parts = [re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part) for part in text.split(",")]
+    ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
+    if len(ranges) < len(parts) or any(first > last for first, last in ranges):
+        raise InputError(
+            f"expected draft_layers as a number or a list like 0-5,28,29; got {text!r}"
+        )
+    if text.isdigit():
+        return tuple(range(int(text)))
+    return tuple(layer for first, last in ranges for layer in range(first, last + 1))

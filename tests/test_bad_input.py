@@ -91,6 +91,8 @@ def spoil(tmp_path):
         ("--max_seq_len=5", "num_draft_tokens from 1 to 3, got 5"),
         ("--drafter=model", "expects a draft model"),
         ("--drafter=magic", "drafter"),
+        ("--drafter=layer_skip", "'layer_skip' expects draft_layers"),
+        ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29; got 'few'"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),

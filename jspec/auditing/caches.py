@@ -1,5 +1,8 @@
 """Caches: after many rounds they hold what a fresh prefill of the emitted text would."""
 
+import dataclasses
+from collections.abc import Sequence
+
 import jax
 import numpy as np
 
@@ -14,7 +17,7 @@ _NUM_ROWS = 4
 
 
 def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
-    """Compares the committed slots of the target's cache, and of a draft model's.
+    """Compares the committed slots of the target's cache, and of the drafter's own if it has one.
 
     Args:
       subject: what is audited.
@@ -24,8 +27,10 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
     tokens, state = next(rows.run(1))
     errors = {"target": _largest_error(subject.target, state.target_cache, tokens, context)}
     draft_cache = getattr(state.draft, "cache", None)
-    if subject.draft is not None and isinstance(draft_cache, KVCache):
-        errors["draft"] = _largest_error(subject.draft, draft_cache, tokens, context)
+    layers = subject.drafter_options.draft_layers if subject.drafter == "layer_skip" else None
+    model = subject.draft if layers is None else subject.target
+    if model is not None and isinstance(draft_cache, KVCache):
+        errors["draft"] = _largest_error(model, draft_cache, tokens, context, layers)
     return Check(
         "caches",
         all(error < _TOLERANCE for error in errors.values()),
@@ -37,17 +42,23 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
 
 
 def _largest_error(
-    model: LoadedModel, cache: KVCache, tokens: np.ndarray, context: Context
+    model: LoadedModel,
+    cache: KVCache,
+    tokens: np.ndarray,
+    context: Context,
+    layers: Sequence[int] | None = None,
 ) -> float:
     """Returns the largest difference over a few rows, relative to the largest entry.
 
-    Only slots whose tokens are in `tokens` [b t] are looked at.
+    Only slots whose tokens are in `tokens` [b t] are looked at. `layers` of the model have run;
+    None means all.
     """
     texts = [[*context.prompt, context.first, *row] for row in tokens[:_NUM_ROWS]]
     blocks = np.array(texts, np.int32)
     dtype = model.params["embedding"].dtype
-    empty = init_cache(model.config, batch_size=len(texts), capacity=blocks.shape[1], dtype=dtype)
-    fresh = jax.jit(make_apply(model.config))(model.params, blocks, empty)[2]
+    config = dataclasses.replace(model.config, num_layers=len(cache.keys))
+    empty = init_cache(config, batch_size=len(texts), capacity=blocks.shape[1], dtype=dtype)
+    fresh = jax.jit(make_apply(model.config, layers))(model.params, blocks, empty)[2]
     length = np.minimum(np.asarray(cache.length)[: len(texts)], blocks.shape[1])
     worst = 0.0
     for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
@@ -45,6 +46,7 @@ _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "none": _build_none,
     "model": _build_model,
     "prompt_lookup": _build_prompt_lookup,
+    "layer_skip": build_layer_skip,
 }
 DRAFTERS = tuple(_BUILDERS)
 _WITH_DRAFT_MODEL = {"model"}
@@ -111,6 +113,8 @@ __all__ = [
     "Drafter",
     "DrafterOptions",
     "DrafterSpec",
+    "FirstLayersDrafter",
+    "LayerSubsetDrafter",
     "ModelDrafter",
     "PromptLookupDrafter",
     "choose_drafter",

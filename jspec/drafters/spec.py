@@ -17,10 +17,12 @@ class DrafterOptions:
       draft_confidence: a drafter that samples proposes no further where its law's most likely token
         is less likely than this; 0 never stops it.
       lookup_min_match: tokens that must match for `prompt_lookup` to propose.
+      draft_layers: the target's layers with which `layer_skip` drafts, rising; it expects some.
     """
 
     draft_confidence: float = 0.0
     lookup_min_match: int = 1
+    draft_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_range("draft_confidence", self.draft_confidence, 0, 1)

@@ -6,6 +6,7 @@ import pytest
 from jspec.drafters import (
     DRAFTERS,
     Drafter,
+    DrafterOptions,
     DrafterSpec,
     ModelDrafter,
     PromptLookupDrafter,
@@ -14,7 +15,7 @@ from jspec.drafters import (
 from jspec.errors import InputError
 from tests.tiny import CONFIG
 
-SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32)
+SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32, options=DrafterOptions(draft_layers=(0,)))
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.drafters import (
+    DrafterOptions,
+    DrafterSpec,
+    ModelDrafter,
+    PromptLookupDrafter,
+    make_drafter,
+)
 from jspec.sampling import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.step import speculative_step
@@ -28,13 +34,21 @@ def _conds(jaxpr):
                     yield from _conds(inner)
 
 
-@pytest.mark.parametrize("kind", ["model", "prompt_lookup"])
+def _layer_skip(*layers):
+    options = DrafterOptions(draft_layers=layers)
+    spec = DrafterSpec(3, CONFIG, CONFIG.vocab_size, None, jnp.float32, options=options)
+    return make_drafter("layer_skip", spec).drafter
+
+
+@pytest.mark.parametrize("kind", ["model", "prompt_lookup", "first layers", "other layers"])
 def test_no_branch_carries_a_cache(tiny_pair, kind):
     """Guards against 22 ms a round of copying at batch 8: loops of 0 or 1 trips copy nothing."""
     size = CONFIG.vocab_size
     drafters = {
         "model": ModelDrafter(tiny_pair.apply, empty_cache, 3, size, size),
         "prompt_lookup": PromptLookupDrafter(3),
+        "first layers": _layer_skip(0),
+        "other layers": _layer_skip(1),
     }
     zeros, ones = jnp.zeros([2], jnp.int32), jnp.ones([2], jnp.float32)
     settings = SamplingSettings(ones, zeros, ones, 0 * ones)

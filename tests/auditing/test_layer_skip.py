@@ -1,0 +1,42 @@
+"""The audit of a target that drafts with its own layers: law and caches, right and damaged."""
+
+import pytest
+
+from jspec.auditing.caches import check_caches
+from jspec.auditing.law import check_law
+from jspec.drafters import DrafterOptions
+from tests.auditing.subjects import make_rows, make_subject
+from tests.auditing.test_law import DisturbedRows, values_of_one_slot
+from tests.tiny_models import target
+
+_NUM_ROWS = 2048
+
+
+class DisturbedDrafts(DisturbedRows):
+    """Rows whose drafter's cache is damaged after the rounds."""
+
+    def run(self, num_rows):
+        for tokens, state in self._rows.run(num_rows):
+            cache = self._damage(state.draft.cache)
+            yield tokens, state.replace(draft=state.draft.replace(cache=cache))
+
+
+@pytest.mark.parametrize(
+    ("rule", "layers"),
+    [("rejection", (0,)), pytest.param("block", (1,), marks=pytest.mark.slow)],
+)
+def test_law_and_caches_pass(rule, layers):
+    """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""
+    subject = make_subject(
+        rule, "layer_skip", target=target(), drafter_options=DrafterOptions(draft_layers=layers)
+    )
+    rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
+    caches = check_caches(subject, rows, context)
+    assert caches.has_passed, caches.detail
+    assert set(caches.data) == ({"target"} if layers == (0,) else {"target", "draft"})
+    law, control = check_law(subject, rows, context, _NUM_ROWS)
+    assert law.has_passed, law.detail
+    assert control.has_passed, control.detail
+    for disturbed in (DisturbedRows, DisturbedDrafts)[: len(caches.data)]:
+        check = check_caches(subject, disturbed(rows, values_of_one_slot), context)
+        assert not check.has_passed, check.detail

@@ -1,0 +1,185 @@
+"""The target's own layers as drafter: what is built, and single proposals."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from jspec.drafter_flags import read_drafter
+from jspec.drafters import FirstLayersDrafter, LayerSubsetDrafter
+from jspec.errors import InputError
+from jspec.speculation.noise import Purpose, round_keys
+from jspec.speculation.types import TargetView
+from tests import layered
+from tests.layered import ALL, FIRST, SUBSET, build
+from tests.speculation.drive import QUICK, settings_of
+
+WIDTH, CAPACITY = 3, 24
+LENGTHS = np.array([9, 1, 5, 14])
+ROWS = np.arange(len(LENGTHS))
+_UNSURE = 0.4
+
+
+def test_the_first_layers_alone_share_the_targets_cache():
+    """Others need their own, and so do the first in a cascade, whose block may be another's."""
+    assert isinstance(build(FIRST, WIDTH), FirstLayersDrafter)
+    assert isinstance(build(ALL, WIDTH), FirstLayersDrafter)
+    assert isinstance(build((1, 2), WIDTH), LayerSubsetDrafter)
+    assert isinstance(build(FIRST, WIDTH, is_member=True), LayerSubsetDrafter)
+    cascade = build(FIRST, WIDTH, name="prompt_lookup+layer_skip")
+    assert isinstance(cascade.members[1], LayerSubsetDrafter)
+    cache = build(SUBSET, WIDTH).init(2, CAPACITY).cache
+    assert len(cache.keys) == len(cache.values) == len(SUBSET)
+
+
+@pytest.mark.parametrize("layers", [(), (0, 3), (-1, 0), (2, 2), (1, 0)], ids=str)
+def test_layers_that_cannot_be_are_refused(layers):
+    """None, outside the model, twice, falling: one line that says what was expected."""
+    with pytest.raises(InputError, match=r"draft_layers among 0 to 2, .*; got ") as error:
+        build(layers, WIDTH)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_must_be_given():
+    """No number of layers is good for every model."""
+    with pytest.raises(InputError, match="expects draft_layers, and none were given"):
+        build(None, WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [("8", tuple(range(8))), ("0", ()), ("0-0", (0,)), ("0,1,2,29", (0, 1, 2, 29)),
+     ("0-5,28,29", (0, 1, 2, 3, 4, 5, 28, 29)), ("2-3,1", (2, 3, 1))],
+)  # fmt: skip
+def test_the_flag_is_a_number_or_a_list(text, layers):
+    """A number is how many; whether the model has them is seen later."""
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(draft_layers=text):
+        assert read_drafter()[1].draft_layers == layers
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1,", "3-1", "1-2-3", "1.5", "0-99999999"])
+def test_other_texts_are_refused(text):
+    """One line, and no list of a hundred million layers."""
+    flags.FLAGS.mark_as_parsed()
+    with (
+        flagsaver.flagsaver(draft_layers=text),
+        pytest.raises(InputError, match=r"draft_layers as a number or a list like"),
+    ):
+        read_drafter()
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def cache(text):
+    """Returns the target's cache, which holds another number of tokens of each row."""
+    empty = layered.empty_cache(len(LENGTHS), CAPACITY)
+    full = jax.jit(layered.apply)(layered.params(), jnp.asarray(text), empty)[2]
+    return full.commit(jnp.asarray(LENGTHS, jnp.int32))
+
+
+@functools.cache
+def jit_propose(**options):
+    """Returns a compiled function: (params, cache, last token, limits) -> (proposal, state)."""
+    drafter = build(FIRST, WIDTH, **options)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def propose(params, cache, last_token, limit):
+        zeros = jnp.zeros_like(last_token)
+        keys = round_keys(zeros.astype(jnp.uint32), cache.length, Purpose.DRAFT, WIDTH)
+        return drafter.propose(
+            None, (), last_token, limit=lambda kind: limit + kind, rng_keys=keys,
+            settings=settings_of(len(LENGTHS), 1.0),
+            view=TargetView(params, layered.apply, cache),
+        )  # fmt: skip
+
+    return propose
+
+
+def run_propose(text, cache, limit, **options):
+    """Proposes after each row's committed tokens."""
+    last, limit = jnp.asarray(text[ROWS, LENGTHS]), jnp.asarray(limit, jnp.int32)
+    proposal, state = jit_propose(**options)(layered.params(), cache, last, limit)
+    assert state == ()
+    return np.asarray(last), proposal
+
+
+def check_prefix(cache, last, proposal, num_fed):
+    """Asserts that the target's call has begun on so many tokens of the block, and no further."""
+    prefix = proposal.prefix
+    assert prefix.num_layers == len(FIRST)
+    assert prefix.cache.length.tolist() == LENGTHS.tolist()
+    block = jnp.concatenate([last[:, None], proposal.tokens], axis=1)[:, :num_fed]
+    call = functools.partial(layered.apply, hidden_layers=(len(FIRST),))
+    logits, outputs, whole = jax.jit(call)(layered.params(), block, cache)
+    np.testing.assert_allclose(prefix.hidden[:, :num_fed], outputs[:, :, 0], atol=3e-5)
+    assert not np.asarray(prefix.hidden[:, num_fed:]).any()
+    slots = LENGTHS[:, None] + np.arange(num_fed)
+    for name in ("keys", "values"):
+        ours, before, theirs = (getattr(x, name) for x in (prefix.cache, cache, whole))
+        for layer in range(3):
+            wanted = theirs if layer in FIRST else before
+            np.testing.assert_allclose(
+                np.asarray(ours[layer])[ROWS[:, None], :, slots],
+                np.asarray(wanted[layer])[ROWS[:, None], :, slots],
+                atol=3e-5,
+            )
+    return logits
+
+
+@pytest.mark.parametrize("limit", [[3, 0, 1, 2], [0, 1, 1, 0], [3, 3, 3, 3]], ids=str)
+def test_a_proposal_is_the_beginning_of_the_targets_call(text, cache, limit):
+    """Also where rows want different numbers of drafts: the others go on with them."""
+    last, proposal = run_propose(text, cache, limit)
+    assert proposal.num_tokens.tolist() == limit
+    logits = check_prefix(cache, last, proposal, max(limit) + 1)
+    verify = functools.partial(layered.apply, first_layer=len(FIRST))
+    begun = jax.jit(verify)(layered.params(), proposal.prefix.hidden, proposal.prefix.cache)
+    np.testing.assert_allclose(begun[0][:, : max(limit) + 1], logits, atol=1e-4)
+
+
+def test_where_nothing_is_wanted_the_last_token_alone_is_fed(text, cache):
+    """The verify call needs its hidden state; a plain step costs no more."""
+    last, proposal = run_propose(text, cache, [0, 0, 0, 0])
+    assert not proposal.num_tokens.any()
+    check_prefix(cache, last, proposal, 1)
+
+
+def test_an_unsure_row_stops_before_it_draws(text, cache):
+    """Fewer drafts are meant than calls were made; what was fed is still whole."""
+    last, proposal = run_propose(text, cache, [3, 3, 3, 3], draft_confidence=_UNSURE)
+    counts = np.asarray(proposal.num_tokens)
+    assert 0 in counts
+    assert counts.max() > 0
+    highest = np.asarray(proposal.probs).max(axis=-1)
+    for row, count in enumerate(counts):
+        assert (highest[row, :count] >= _UNSURE).all()
+        assert count == WIDTH or highest[row, count] < _UNSURE
+    num_fed = int((np.asarray(proposal.prefix.hidden) != 0).any(axis=(0, 2)).sum())
+    assert num_fed > counts.max()
+    check_prefix(cache, last, proposal, num_fed)
+
+
+def test_padding_of_the_vocabulary_is_never_proposed(text, cache):
+    """The target's own padding is masked outside of its layers; the drafter cuts its own."""
+    _, proposal = run_propose(text, cache, [3, 3, 3, 3], vocab_size=5)
+    assert proposal.probs.shape == (len(LENGTHS), WIDTH, 61)
+    assert (np.asarray(proposal.tokens) < 5).all()
+    assert (np.asarray(proposal.probs)[..., 5:] == 0).all()
+    np.testing.assert_allclose(proposal.probs.sum(axis=-1), 1, rtol=1e-5)
+
+
+def test_the_last_call_is_spared_the_head(text, cache):
+    """Its logits are not read: one product with the head, in the loop, is all there is."""
+    last = jnp.asarray(text[ROWS, LENGTHS])
+    program = jit_propose().lower(layered.params(), cache, last, last).compile().as_text()
+    assert len(re.findall(r"f32\[\d+,61\]\S* dot\(", program)) == 1
