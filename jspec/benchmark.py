@@ -18,7 +18,7 @@ from absl import flags
 
 from jspec import cli, generator, provenance
 from jspec.analysis.ratios import speed_ratio
-from jspec.drafters import DRAFTERS
+from jspec.drafters import DRAFTERS, WITH_DRAFT_MODEL, needs_draft_model
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
@@ -69,8 +69,9 @@ def main() -> None:
         raise InputError(f"expected drafters among {', '.join(DRAFTERS)}; got {sorted(unknown)}")
     if len(set(_DRAFTERS.value)) < len(_DRAFTERS.value):
         raise InputError(f"expected each drafter once, got {','.join(_DRAFTERS.value)}")
-    if ("model" in _DRAFTERS.value) != bool(_DRAFT.value):
-        raise InputError("expected --draft with the drafter 'model', and only with it")
+    if any(map(needs_draft_model, _DRAFTERS.value)) != bool(_DRAFT.value):
+        names = ", ".join(WITH_DRAFT_MODEL)
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
     if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
         raise InputError("expected at least one repeat and one prompt")
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)  # refuses a bad number before anything is loaded
@@ -114,7 +115,7 @@ def jspec_generators(
     def make(drafter: str) -> GenerateFn:
         loaded = Generator(
             target,
-            draft if drafter == "model" else None,
+            draft if needs_draft_model(drafter) else None,
             drafter=drafter,
             num_draft_tokens=num_draft_tokens,
         )

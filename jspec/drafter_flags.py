@@ -17,6 +17,13 @@ _DRAFT_CONFIDENCE = flags.DEFINE_float(
 _LOOKUP_MIN_MATCH = flags.DEFINE_integer(
     "lookup_min_match", DrafterOptions.lookup_min_match, "Tokens that must match for prompt_lookup."
 )
+_INNER_DRAFTER = flags.DEFINE_string(
+    "inner_drafter", DrafterOptions.inner_drafter, "What guesses the draft model's tokens for "
+    "hierarchical."
+)  # fmt: skip
+_INNER_NUM_DRAFT_TOKENS = flags.DEFINE_integer(
+    "inner_num_draft_tokens", DrafterOptions.inner_num_draft_tokens, "How many of them at a time."
+)
 
 
 def read_drafter() -> tuple[str | None, DrafterOptions]:
@@ -28,5 +35,7 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
     options = DrafterOptions(
         draft_confidence=_DRAFT_CONFIDENCE.value,
         lookup_min_match=_LOOKUP_MIN_MATCH.value,
+        inner_drafter=_INNER_DRAFTER.value,
+        inner_num_draft_tokens=_INNER_NUM_DRAFT_TOKENS.value,
     )
     return _DRAFTER.value, options

@@ -9,7 +9,13 @@ from typing import Any, overload
 from jspec.answer import Answer
 from jspec.batch import Batch
 from jspec.compile_cache import use_compile_cache
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter, needs_draft_model
+from jspec.drafters import (
+    WITH_DRAFT_MODEL,
+    DrafterOptions,
+    DrafterSpec,
+    make_drafter,
+    needs_draft_model,
+)
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row, make_engine
 from jspec.errors import InputError, check_range
@@ -54,7 +60,8 @@ class Generator:
 
         Args:
           target: the model whose answers are wanted.
-          draft: a cheaper model with the same vocabulary, for the drafter "model".
+          draft: a cheaper model with the same vocabulary, for the drafters "model" and
+            "hierarchical".
           drafter: a name among `jspec.drafters.DRAFTERS`, or several joined by "+": the first that
             has something to say proposes. None takes "model" where there is a draft, else
             "prompt_lookup".
@@ -295,13 +302,14 @@ def choose_drafter(name: str | None, *, has_draft: bool) -> str:
     """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
 
     Raises:
-      InputError: a draft model without the drafter "model", or the other way round.
+      InputError: a draft model without a drafter that uses it, or the other way round.
     """
     if name is None:
         return "model" if has_draft else "prompt_lookup"
     if has_draft != needs_draft_model(name):
         found = "a draft model" if has_draft else "none"
         raise InputError(
-            f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"
+            f"a drafter among {', '.join(WITH_DRAFT_MODEL)}, and no other, expects a draft model; "
+            f"got {found} and {name!r}"
         )
     return name

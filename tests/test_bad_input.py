@@ -91,6 +91,8 @@ def spoil(tmp_path):
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
         ("--max_seq_len=5", "num_draft_tokens from 1 to 3, got 5"),
         ("--drafter=model", "expects a draft model"),
+        ("--drafter=hierarchical", "expects a draft model"),
+        ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
         ("--drafter=magic", "drafter"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
@@ -214,6 +216,8 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     path.unlink()
     assert "no tokenizer.json" in refuse(other)
     assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
+    inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
+    assert "expected an inner drafter without a model" in inner
 
 
 def test_ids_beyond_the_model(refuse, tmp_path):

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
@@ -17,15 +18,15 @@ def _build_none(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(None)
 
 
-def _build_model(spec: DrafterSpec) -> BuiltDrafter:
+def _model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
     config = spec.draft_config
     if config is None:
-        raise InputError("the drafter 'model' expects a draft model, and none was given")
+        raise InputError(f"the drafter {name!r} expects a draft model, and none was given")
 
     def empty_cache(batch_size: int, capacity: int) -> Any:
         return init_cache(config, batch_size=batch_size, capacity=capacity, dtype=spec.dtype)
 
-    drafter = ModelDrafter(
+    return ModelDrafter(
         apply=make_apply(config),
         init_cache=empty_cache,
         num_draft_tokens=spec.num_draft_tokens,
@@ -33,7 +34,23 @@ def _build_model(spec: DrafterSpec) -> BuiltDrafter:
         target_vocab_size=spec.target_config.vocab_size,
         min_confidence=spec.options.draft_confidence,
     )
-    return BuiltDrafter(drafter, spec.draft_params)
+
+
+def _build_model(spec: DrafterSpec) -> BuiltDrafter:
+    return BuiltDrafter(_model_drafter(spec), spec.draft_params)
+
+
+def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
+    model, name = _model_drafter(spec, "hierarchical"), spec.options.inner_drafter
+    if not _FROM_TEXT_ALONE.issuperset(name.split("+")):
+        known = ", ".join(sorted(_FROM_TEXT_ALONE))
+        raise InputError(f"expected an inner drafter without a model, among {known}; got {name!r}")
+    # The last draft of a round comes with the guesses before it.
+    num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
+    inner = make_drafter(name, spec._replace(num_draft_tokens=num_guesses, is_member=True))
+    assert inner.drafter is not None
+    params = HierarchicalParams(spec.draft_params, inner.params)
+    return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
 def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
@@ -45,9 +62,11 @@ _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "none": _build_none,
     "model": _build_model,
     "prompt_lookup": _build_prompt_lookup,
+    "hierarchical": _build_hierarchical,
 }
 DRAFTERS = tuple(_BUILDERS)
-_WITH_DRAFT_MODEL = {"model"}
+WITH_DRAFT_MODEL = ("model", "hierarchical")
+_FROM_TEXT_ALONE = {"prompt_lookup"}
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -84,16 +103,19 @@ def member_names(name: str) -> list[str]:
 
 def needs_draft_model(name: str) -> bool:
     """Returns whether a drafter of that name drafts with a second model; see `member_names`."""
-    return not _WITH_DRAFT_MODEL.isdisjoint(member_names(name))
+    return not set(WITH_DRAFT_MODEL).isdisjoint(member_names(name))
 
 
 __all__ = [
     "DRAFTERS",
+    "WITH_DRAFT_MODEL",
     "BuiltDrafter",
     "CascadeDrafter",
     "Drafter",
     "DrafterOptions",
     "DrafterSpec",
+    "HierarchicalDrafter",
+    "HierarchicalParams",
     "ModelDrafter",
     "PromptLookupDrafter",
     "make_drafter",

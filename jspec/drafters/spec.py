@@ -17,14 +17,19 @@ class DrafterOptions:
       draft_confidence: a drafter that samples proposes no further where its law's most likely token
         is less likely than this; 0 never stops it.
       lookup_min_match: tokens that must match for `prompt_lookup` to propose.
+      inner_drafter: what guesses the draft model's tokens under `hierarchical`.
+      inner_num_draft_tokens: how many of them it guesses at a time, at most.
     """
 
     draft_confidence: float = 0.0
     lookup_min_match: int = 1
+    inner_drafter: str = "prompt_lookup"
+    inner_num_draft_tokens: int = 4
 
     def __post_init__(self) -> None:
         check_range("draft_confidence", self.draft_confidence, 0, 1)
         check_range("lookup_min_match", self.lookup_min_match, 1, 8)
+        check_range("inner_num_draft_tokens", self.inner_num_draft_tokens, 1, 64)
 
 
 class DrafterSpec(NamedTuple):
