@@ -24,6 +24,13 @@ _INNER_DRAFTER = flags.DEFINE_string(
 _INNER_NUM_DRAFT_TOKENS = flags.DEFINE_integer(
     "inner_num_draft_tokens", DrafterOptions.inner_num_draft_tokens, "How many of them at a time."
 )
+_DRAFT_PATTERN = flags.DEFINE_string(
+    "draft_pattern", None, "A regular expression whose forced tokens pattern proposes."
+)
+_DRAFT_JSON = flags.DEFINE_string(
+    "draft_json", None, 'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; '
+    "placeholders: <string>, <number>, <integer>, <boolean>."
+)  # fmt: skip
 
 
 def read_drafter() -> tuple[str | None, DrafterOptions]:
@@ -37,5 +44,7 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
         lookup_min_match=_LOOKUP_MIN_MATCH.value,
         inner_drafter=_INNER_DRAFTER.value,
         inner_num_draft_tokens=_INNER_NUM_DRAFT_TOKENS.value,
+        pattern=_DRAFT_PATTERN.value,
+        json_skeleton=_DRAFT_JSON.value,
     )
     return _DRAFTER.value, options

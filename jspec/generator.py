@@ -99,6 +99,7 @@ class Generator:
             dtype=target.params["embedding"].dtype,
             draft_params=None if draft is None else draft.params,
             options=drafter_options,
+            tokenizer=target.tokenizer,
         )
         built = make_drafter(drafter, spec)
         self._params = ModelParams(target.params, built.params)

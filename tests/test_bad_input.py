@@ -93,6 +93,7 @@ def spoil(tmp_path):
         ("--drafter=model", "expects a draft model"),
         ("--drafter=hierarchical", "expects a draft model"),
         ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
+        ("--drafter=pattern", "expects a regular expression or a JSON skeleton, got neither"),
         ("--drafter=magic", "drafter"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
@@ -218,6 +219,14 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
     inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
     assert "expected an inner drafter without a model" in inner
+
+
+def test_patterns(refuse, folder):
+    """Guards against a pattern that is taken for another one, or ends in a traceback."""
+    found = refuse(folder, "--drafter=pattern", "--draft_pattern=(ab")
+    assert "'(ab': missing ), unterminated subpattern at position 0" in found
+    found = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')
+    assert "expected placeholders among <string>" in found
 
 
 def test_ids_beyond_the_model(refuse, tmp_path):

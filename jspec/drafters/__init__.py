@@ -6,6 +6,8 @@ from typing import Any
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.model import ModelDrafter
+from jspec.drafters.pattern import PatternDrafter, make_tables
+from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
 from jspec.errors import InputError
@@ -58,15 +60,36 @@ def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(PromptLookupDrafter(spec.num_draft_tokens, min_match=min_match))
 
 
+def _build_pattern(spec: DrafterSpec) -> BuiltDrafter:
+    pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
+    if (pattern is None) == (skeleton is None):
+        found = "neither" if pattern is None else "both"
+        raise InputError(
+            f"the drafter 'pattern' expects a regular expression or a JSON skeleton, got {found}"
+        )
+    if skeleton is not None:
+        pattern = skeleton_pattern(skeleton)
+    assert pattern is not None
+    assert spec.tokenizer is not None
+    tables = make_tables(
+        pattern,
+        spec.tokenizer,
+        vocab_size=spec.target_config.vocab_size,
+        num_draft_tokens=spec.num_draft_tokens,
+    )
+    return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)
+
+
 _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "none": _build_none,
     "model": _build_model,
     "prompt_lookup": _build_prompt_lookup,
     "hierarchical": _build_hierarchical,
+    "pattern": _build_pattern,
 }
 DRAFTERS = tuple(_BUILDERS)
 WITH_DRAFT_MODEL = ("model", "hierarchical")
-_FROM_TEXT_ALONE = {"prompt_lookup"}
+_FROM_TEXT_ALONE = {"pattern", "prompt_lookup"}
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -117,6 +140,7 @@ __all__ = [
     "HierarchicalDrafter",
     "HierarchicalParams",
     "ModelDrafter",
+    "PatternDrafter",
     "PromptLookupDrafter",
     "make_drafter",
     "member_names",

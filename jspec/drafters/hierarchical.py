@@ -202,7 +202,7 @@ class HierarchicalDrafter:
         is_meant = is_reached & _leading(is_sure)
         num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
         num_tokens = now.num_tokens + num_new
-        is_open = ~(is_reached & ~is_sure).any(axis=1) & (num_tokens < a_round.wanted)
+        is_stopped = (is_reached & ~is_sure).any(axis=1) | (num_tokens >= a_round.wanted)
         slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
         chain = jnp.concatenate([now.newest, tokens], axis=1)
         return _Drafting(
@@ -214,7 +214,7 @@ class HierarchicalDrafter:
             probs=now.probs.at[rows, slots].set(probs, mode="drop"),
             num_tokens=num_tokens,
             fed=now.fed.at[rows, offsets].set(block, mode="drop"),
-            is_going=now.is_going & is_open,
+            is_going=now.is_going & ~is_stopped,
         )
 
     def _guess(self, a_round: _Round, now: _Drafting) -> tuple[Proposal, Any]:

@@ -24,6 +24,7 @@ from jspec.request import Settings
 from jspec.sampling import SamplingSettings
 from jspec.speculation.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
+from jspec.weights.byte_tokenizer import ByteTokenizer
 from tests import tiny
 from tests.speculation.drive import QUICK, assert_committed_equal
 from tests.speculation.toys import VOCAB as TOY_VOCAB
@@ -244,6 +245,19 @@ def test_wrong_guesses_change_nothing(tiny_pair):
     for theirs, ours in rounds(np.random.default_rng(1), runs):
         assert_same(ours, theirs)
     check_state(runs[1], tiny_pair.draft, tiny_pair.apply)
+
+
+def test_a_cascade_with_parameters_may_guess(tiny_pair):
+    """Built by name: the tables of `pattern` are found, and its state follows the drafts."""
+    options = DrafterOptions(inner_drafter="pattern+prompt_lookup", pattern="[0-8]+99|5+6")
+    spec = DrafterSpec(WIDTH, tiny.CONFIG, VOCAB, tiny.CONFIG, jnp.float32, tiny_pair.draft,
+                       options, tokenizer=ByteTokenizer(PADDED_VOCAB))  # fmt: skip
+    runs = [
+        Run(built.drafter, built.params, SETTINGS["sampled"])
+        for built in (make_drafter(name, spec) for name in ("model", "hierarchical"))
+    ]
+    for theirs, ours in rounds(np.random.default_rng(2), runs):
+        assert_same(ours, theirs)
 
 
 SPEC = DrafterSpec(5, tiny.CONFIG, VOCAB, tiny.CONFIG, jnp.float32)

@@ -6,15 +6,20 @@ import pytest
 from jspec.drafters import (
     DRAFTERS,
     Drafter,
+    DrafterOptions,
     DrafterSpec,
     ModelDrafter,
     PromptLookupDrafter,
     make_drafter,
 )
 from jspec.errors import InputError
+from jspec.weights.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 
-SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32)
+SPEC = DrafterSpec(
+    3, CONFIG, 61, CONFIG, jnp.float32,
+    options=DrafterOptions(pattern="ab|c"), tokenizer=ByteTokenizer(61),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
