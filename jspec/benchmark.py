@@ -19,7 +19,7 @@ from absl import flags
 from jspec import cli, drafter_flags, generator, provenance
 from jspec.analysis.ratios import speed_ratio
 from jspec.drafter_flags import read_drafter
-from jspec.drafters import DrafterOptions, member_names, needs_draft_model
+from jspec.drafters import WITH_DRAFT_MODEL, DrafterOptions, member_names, needs_draft_model
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
@@ -74,7 +74,8 @@ def main() -> None:
     own_ways = parse_ways(_DRAFTERS.value, _NUM_DRAFT_TOKENS.value)
     needs_draft = any(needs_draft_model(way.drafter) for way in own_ways.values())
     if needs_draft != bool(_DRAFT.value):
-        raise InputError("expected --draft with the drafter 'model', and only with it")
+        names = ", ".join(WITH_DRAFT_MODEL)
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
     _, drafter_options = read_drafter()
     if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
         raise InputError("expected at least one repeat and one prompt")

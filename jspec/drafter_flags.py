@@ -24,6 +24,20 @@ _DRAFT_LAYERS = flags.DEFINE_string(
     "draft_layers", None, "The target's layers with which layer_skip drafts: a number takes the "
     "first so many, a list such as 0-5,28,29 takes those."
 )  # fmt: skip
+_INNER_DRAFTER = flags.DEFINE_string(
+    "inner_drafter", DrafterOptions.inner_drafter, "What guesses the draft model's tokens for "
+    "hierarchical."
+)  # fmt: skip
+_INNER_NUM_DRAFT_TOKENS = flags.DEFINE_integer(
+    "inner_num_draft_tokens", DrafterOptions.inner_num_draft_tokens, "How many of them at a time."
+)
+_DRAFT_PATTERN = flags.DEFINE_string(
+    "draft_pattern", None, "A regular expression whose forced tokens pattern proposes."
+)
+_DRAFT_JSON = flags.DEFINE_string(
+    "draft_json", None, 'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; '
+    "placeholders: <string>, <number>, <integer>, <boolean>."
+)  # fmt: skip
 
 
 def read_drafter() -> tuple[str | None, DrafterOptions]:
@@ -36,6 +50,10 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
         draft_confidence=_DRAFT_CONFIDENCE.value,
         lookup_min_match=_LOOKUP_MIN_MATCH.value,
         draft_layers=_parse_layers(_DRAFT_LAYERS.value),
+        inner_drafter=_INNER_DRAFTER.value,
+        inner_num_draft_tokens=_INNER_NUM_DRAFT_TOKENS.value,
+        pattern=_DRAFT_PATTERN.value,
+        json_skeleton=_DRAFT_JSON.value,
     )
     return _DRAFTER.value, options
 

@@ -61,7 +61,8 @@ class Generator:
 
         Args:
           target: the model whose answers are wanted.
-          draft: a cheaper model with the same vocabulary, for the drafter "model".
+          draft: a cheaper model with the same vocabulary, for the drafters "model" and
+            "hierarchical".
           drafter: a name among `jspec.drafters.DRAFTERS`, or several joined by "+": the first that
             has something to say proposes. None takes "model" where there is a draft, else
             "prompt_lookup".

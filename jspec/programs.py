@@ -78,6 +78,7 @@ def make_programs(
         dtype=target.params["embedding"].dtype,
         draft_params=None if draft is None else draft.params,
         options=drafter_options,
+        tokenizer=target.tokenizer,
     )
     built = make_drafter(drafter, spec)
     params = ModelParams(target.params, built.params)

@@ -18,7 +18,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.processors.types import Processor, ProcessorState
-from jspec.typing import Logits, Probs, RowTokens, Tokens
+from jspec.typing import DraftTokens, Logits, Probs, RowTokens, Tokens
 
 _INT_BITS = 32
 
@@ -113,13 +113,30 @@ def process_block(
       tokens: the block, [b t].
       parents: the parent of each token but the first, counted from -1; None for a chain.
     """
+    return process_drafts(logits, settings.after(tokens[:, 0]), tokens[:, 1:], parents)
+
+
+def process_drafts(
+    logits: Logits,
+    settings: SamplingSettings,
+    drafts: DraftTokens,
+    parents: tuple[int, ...] | None = None,
+) -> Logits:
+    """Does the same for a block whose first token the processors have seen.
+
+    Args:
+      logits: at every token of the block, [b w+1 v].
+      settings: behind its first token.
+      drafts: the rest of the block, [b w].
+      parents: see `process_block`.
+    """
     if not settings.switches.processors:
         return logits
     if parents is None:
-        parents = tuple(range(-1, tokens.shape[1] - 2))
-    path = [settings.after(tokens[:, 0])]
+        parents = tuple(range(-1, drafts.shape[1] - 1))
+    path = [settings]
     for i, parent in enumerate(parents):
-        path.append(path[parent + 1].after(tokens[:, i + 1]))
+        path.append(path[parent + 1].after(drafts[:, i]))
     return jnp.stack([here.process(logits[:, i]) for i, here in enumerate(path)], axis=1)
 
 

@@ -90,6 +90,9 @@ def spoil(tmp_path):
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
         ("--max_seq_len=5", "num_draft_tokens from 1 to 3, got 5"),
         ("--drafter=model", "expects a draft model"),
+        ("--drafter=hierarchical", "expects a draft model"),
+        ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
+        ("--drafter=pattern", "expects a regular expression or a JSON skeleton, got neither"),
         ("--drafter=magic", "drafter"),
         ("--drafter=layer_skip", "'layer_skip' expects draft_layers"),
         ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29; got 'few'"),
@@ -215,6 +218,16 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     path.unlink()
     assert "no tokenizer.json" in refuse(other)
     assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
+    inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
+    assert "expected an inner drafter without a model" in inner
+
+
+def test_patterns(refuse, folder):
+    """Guards against a pattern that is taken for another one, or ends in a traceback."""
+    found = refuse(folder, "--drafter=pattern", "--draft_pattern=(ab")
+    assert "'(ab': missing ), unterminated subpattern at position 0" in found
+    found = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')
+    assert "expected placeholders among <string>" in found
 
 
 def test_ids_beyond_the_model(refuse, tmp_path):

@@ -6,6 +6,7 @@ from jspec.request import Request, Settings
 from tests.tiny_models import make_generator, shared_generator
 
 PROMPTS = [list(b"say it once"), list(b"and say it again"), list(b"a"), list(b"to the end of it")]
+_HOW = [(1, 4), (3, 1), (7, 4)]  # drafts a round, batch size
 SETTINGS = Settings(max_new_tokens=32, temperature=0.8, seed=7)
 
 
@@ -16,8 +17,13 @@ def plain():
     return [generator.generate(Request(prompt, SETTINGS)) for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize(("num_draft_tokens", "batch_size"), [(1, 4), (3, 1), (7, 4)])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+@pytest.mark.parametrize(
+    ("drafter", "num_draft_tokens", "batch_size"),
+    [
+        *[(drafter, *how) for drafter in ("prompt_lookup", "model") for how in _HOW],
+        ("hierarchical", 7, 4),
+    ],
+)
 def test_one_seed_gives_one_text(plain, drafter, num_draft_tokens, batch_size):
     """Guards against noise that depends on the round, the drafter, the batch or the proposal."""
     generator = make_generator(

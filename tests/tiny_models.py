@@ -24,7 +24,7 @@ CONFIG = LlamaConfig(
     vocab_size=128, embed_dim=32, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=8, max_seq_len=200, eos_ids=(0,),
 )  # fmt: skip
-DRAFTERS = ("none", "prompt_lookup", "self", "model")
+DRAFTERS = ("none", "prompt_lookup", "self", "model", "hierarchical")
 NUM_DRAFT_TOKENS = 4
 _STD = 0.25
 _FAVOUR = 0.5
@@ -75,9 +75,9 @@ def with_eos(model, *eos_ids):
 def make_generator(drafter, model=None, **options):
     """Returns a new Generator; the drafter "self" is the target drafting for itself."""
     model = model or target()
-    drafts = {"self": model, "model": draft()}
+    drafts = {"self": model, "model": draft(), "hierarchical": draft()}
     options = {"num_draft_tokens": NUM_DRAFT_TOKENS} | options
-    kind = "model" if drafter in drafts else drafter
+    kind = "model" if drafter == "self" else drafter
     return Generator(model, drafts.get(drafter), drafter=kind, **options)
 
 

@@ -266,5 +266,6 @@ def build_drafter(subject: Subject) -> BuiltDrafter:
         dtype=subject.target.params["embedding"].dtype,
         draft_params=None if draft is None else draft.params,
         options=subject.drafter_options,
+        tokenizer=subject.target.tokenizer,
     )
     return make_drafter(subject.drafter, spec)

@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
 from jspec.drafters.model import ModelDrafter
+from jspec.drafters.pattern import PatternDrafter, make_tables
+from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
 from jspec.errors import InputError
@@ -18,15 +21,15 @@ def _build_none(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(None)
 
 
-def _build_model(spec: DrafterSpec) -> BuiltDrafter:
+def _model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
     config = spec.draft_config
     if config is None:
-        raise InputError("the drafter 'model' expects a draft model, and none was given")
+        raise InputError(f"the drafter {name!r} expects a draft model, and none was given")
 
     def empty_cache(batch_size: int, capacity: int) -> Any:
         return init_cache(config, batch_size=batch_size, capacity=capacity, dtype=spec.dtype)
 
-    drafter = ModelDrafter(
+    return ModelDrafter(
         apply=make_apply(config),
         init_cache=empty_cache,
         num_draft_tokens=spec.num_draft_tokens,
@@ -34,7 +37,23 @@ def _build_model(spec: DrafterSpec) -> BuiltDrafter:
         target_vocab_size=spec.target_config.vocab_size,
         min_confidence=spec.options.draft_confidence,
     )
-    return BuiltDrafter(drafter, spec.draft_params)
+
+
+def _build_model(spec: DrafterSpec) -> BuiltDrafter:
+    return BuiltDrafter(_model_drafter(spec), spec.draft_params)
+
+
+def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
+    model, name = _model_drafter(spec, "hierarchical"), spec.options.inner_drafter
+    if not _FROM_TEXT_ALONE.issuperset(name.split("+")):
+        known = ", ".join(sorted(_FROM_TEXT_ALONE))
+        raise InputError(f"expected an inner drafter without a model, among {known}; got {name!r}")
+    # The last draft of a round comes with the guesses before it.
+    num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
+    inner = make_drafter(name, spec._replace(num_draft_tokens=num_guesses, is_member=True))
+    assert inner.drafter is not None
+    params = HierarchicalParams(spec.draft_params, inner.params)
+    return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
 def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
@@ -42,14 +61,37 @@ def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(PromptLookupDrafter(spec.num_draft_tokens, min_match=min_match))
 
 
+def _build_pattern(spec: DrafterSpec) -> BuiltDrafter:
+    pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
+    if (pattern is None) == (skeleton is None):
+        found = "neither" if pattern is None else "both"
+        raise InputError(
+            f"the drafter 'pattern' expects a regular expression or a JSON skeleton, got {found}"
+        )
+    if skeleton is not None:
+        pattern = skeleton_pattern(skeleton)
+    assert pattern is not None
+    assert spec.tokenizer is not None
+    tables = make_tables(
+        pattern,
+        spec.tokenizer,
+        vocab_size=spec.target_config.vocab_size,
+        num_draft_tokens=spec.num_draft_tokens,
+    )
+    return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)
+
+
 _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "none": _build_none,
     "model": _build_model,
     "prompt_lookup": _build_prompt_lookup,
     "layer_skip": build_layer_skip,
+    "hierarchical": _build_hierarchical,
+    "pattern": _build_pattern,
 }
 DRAFTERS = tuple(_BUILDERS)
-_WITH_DRAFT_MODEL = {"model"}
+WITH_DRAFT_MODEL = ("model", "hierarchical")
+_FROM_TEXT_ALONE = {"pattern", "prompt_lookup"}
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -86,7 +128,7 @@ def member_names(name: str) -> list[str]:
 
 def needs_draft_model(name: str) -> bool:
     """Returns whether a drafter of that name drafts with a second model; see `member_names`."""
-    return not _WITH_DRAFT_MODEL.isdisjoint(member_names(name))
+    return not set(WITH_DRAFT_MODEL).isdisjoint(member_names(name))
 
 
 def choose_drafter(name: str | None, *, has_draft: bool) -> str:
@@ -101,21 +143,26 @@ def choose_drafter(name: str | None, *, has_draft: bool) -> str:
     if has_draft != needs_draft_model(name):
         found = "a draft model" if has_draft else "none"
         raise InputError(
-            f"the drafter 'model', and no other, expects a draft model; got {found} and {name!r}"
+            f"a drafter among {', '.join(WITH_DRAFT_MODEL)}, and no other, expects a draft model; "
+            f"got {found} and {name!r}"
         )
     return name
 
 
 __all__ = [
     "DRAFTERS",
+    "WITH_DRAFT_MODEL",
     "BuiltDrafter",
     "CascadeDrafter",
     "Drafter",
     "DrafterOptions",
     "DrafterSpec",
     "FirstLayersDrafter",
+    "HierarchicalDrafter",
+    "HierarchicalParams",
     "LayerSubsetDrafter",
     "ModelDrafter",
+    "PatternDrafter",
     "PromptLookupDrafter",
     "choose_drafter",
     "make_drafter",

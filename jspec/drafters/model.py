@@ -121,11 +121,6 @@ class ModelDrafter:
         del view
         wanted = limit(jnp.zeros_like(last_token))
         history, is_wanted = state.history, wanted > 0
-        cache = self._catch_up(params, state, is_wanted)
-        # The two-token call rewrites the newest committed slot: an up-to-date row steps back.
-        cache = cache.rollback(
-            jnp.where(is_wanted, jnp.maximum(history.length - 1, 0), cache.length)
-        )
 
         def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
             block = jnp.stack([history.newest(), token], axis=1)
@@ -139,7 +134,7 @@ class ModelDrafter:
         proposal, cache, num_calls = draw_chain(
             first,
             later,
-            cache,
+            self.ready_cache(params, state, is_wanted),
             last_token,
             limit=wanted,
             rng_keys=rng_keys,
@@ -148,10 +143,34 @@ class ModelDrafter:
             min_confidence=self.min_confidence,
             draw=self.draw,
         )
-        cache = cache.rollback(jnp.where(is_wanted, history.length, state.cache.length))
         fed = jnp.concatenate([last_token[:, None], proposal.tokens[:, :-1]], axis=1)
-        is_fed = is_wanted[:, None] & (jnp.arange(fed.shape[1]) < num_calls)
-        return proposal, ModelState(history, cache, jnp.where(is_fed, fed, -1))
+        fed = jnp.where(jnp.arange(fed.shape[1]) < num_calls, fed, -1)
+        return proposal, self.remember(state, cache, fed, is_wanted)
+
+    def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
+        """Catches up; returns the cache without the newest committed token.
+
+        The round's first call begins with that token and rewrites its slot: an up-to-date row steps
+        back. Rows that are not wanted stay as they are.
+        """
+        cache = self._catch_up(params, state, is_wanted)
+        before_newest = jnp.maximum(state.history.length - 1, 0)
+        return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
+
+    def remember(
+        self, state: ModelState, cache: KVCache, fed: Int32[Array, "b w"], is_wanted: RowFlags
+    ) -> ModelState:
+        """Returns the state after a round's drafts.
+
+        Args:
+          state: before it.
+          cache: with what was fed in it, whatever its length.
+          fed: what stands behind the committed tokens of the rows that drafted, -1 where nothing.
+          is_wanted: those rows, [b].
+        """
+        length = jnp.where(is_wanted, state.history.length, state.cache.length)
+        fed = jnp.where(is_wanted[:, None], fed, -1)
+        return ModelState(state.history, cache.rollback(length), fed)
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Feeds committed tokens until only the newest may be missing. Usually nothing to do.

@@ -7,6 +7,7 @@ from jspec.errors import check_range
 from jspec.models import LlamaConfig
 from jspec.speculation.types import Drafter
 from jspec.typing import Params
+from jspec.weights.tokenizer import TokenizerLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,15 +19,24 @@ class DrafterOptions:
         is less likely than this; 0 never stops it.
       lookup_min_match: tokens that must match for `prompt_lookup` to propose.
       draft_layers: the target's layers with which `layer_skip` drafts, rising; it expects some.
+      inner_drafter: what guesses the draft model's tokens under `hierarchical`.
+      inner_num_draft_tokens: how many of them it guesses at a time, at most.
+      pattern: a regular expression for `pattern`; see `pattern_regex`.
+      json_skeleton: or a JSON text with placeholders; see `pattern_json`.
     """
 
     draft_confidence: float = 0.0
     lookup_min_match: int = 1
     draft_layers: tuple[int, ...] | None = None
+    inner_drafter: str = "prompt_lookup"
+    inner_num_draft_tokens: int = 4
+    pattern: str | None = None
+    json_skeleton: str | None = None
 
     def __post_init__(self) -> None:
         check_range("draft_confidence", self.draft_confidence, 0, 1)
         check_range("lookup_min_match", self.lookup_min_match, 1, 8)
+        check_range("inner_num_draft_tokens", self.inner_num_draft_tokens, 1, 64)
 
 
 class DrafterSpec(NamedTuple):
@@ -41,6 +51,7 @@ class DrafterSpec(NamedTuple):
       draft_params: the draft model's parameters.
       options: of the drafters.
       is_member: whether the drafter will be one of several.
+      tokenizer: the target's.
     """
 
     num_draft_tokens: int
@@ -51,6 +62,7 @@ class DrafterSpec(NamedTuple):
     draft_params: Params = None
     options: DrafterOptions = DrafterOptions()
     is_member: bool = False
+    tokenizer: TokenizerLike | None = None
 
 
 class BuiltDrafter(NamedTuple):

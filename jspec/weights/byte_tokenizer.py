@@ -81,3 +81,11 @@ class ByteTokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Returns every id under its own name."""
         return {f"<{token_id}>": token_id for token_id in range(self.vocab_size)}
+
+    def token_bytes(self) -> list[bytes | None]:
+        """Returns the bytes of every id, None where it has no text."""
+        silent = {*self.eos_ids, self.bos_id}
+        return [
+            None if token_id in silent or token_id > 255 else bytes([token_id])
+            for token_id in range(self.vocab_size)
+        ]

@@ -5,12 +5,13 @@ import json
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jspec.errors import InputError
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from jspec.weights.chat_template import render_chat
 from jspec.weights.text_stream import TextStream
+from jspec.weights.token_bytes import backend_token_bytes
 
 
 class TextStreamLike(Protocol):
@@ -25,6 +26,7 @@ class TextStreamLike(Protocol):
         ...
 
 
+@runtime_checkable
 class TokenizerLike(Protocol):
     """What the programs need of a tokenizer; see `Tokenizer` for the meanings."""
 
@@ -41,6 +43,7 @@ class TokenizerLike(Protocol):
     def stream(self) -> TextStreamLike: ...  # noqa: D102
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str: ...  # noqa: D102
     def vocabulary(self) -> dict[str, int]: ...  # noqa: D102
+    def token_bytes(self) -> list[bytes | None]: ...  # noqa: D102
 
 
 class Tokenizer:
@@ -138,6 +141,10 @@ class Tokenizer:
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of every token."""
         return self._backend.get_vocab(with_added_tokens=True)
+
+    def token_bytes(self) -> list[bytes | None]:
+        """Returns the bytes of every id, None where it has no text; see `backend_token_bytes`."""
+        return backend_token_bytes(self._backend, self._vocab_size)
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes tokenizer.json and the two config files that belong to it into a folder."""

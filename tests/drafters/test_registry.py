@@ -13,9 +13,13 @@ from jspec.drafters import (
     make_drafter,
 )
 from jspec.errors import InputError
+from jspec.weights.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 
-SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32, options=DrafterOptions(draft_layers=(0,)))
+SPEC = DrafterSpec(
+    3, CONFIG, 61, CONFIG, jnp.float32,
+    options=DrafterOptions(draft_layers=(0,), pattern="ab|c"), tokenizer=ByteTokenizer(61),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

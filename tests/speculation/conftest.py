@@ -5,7 +5,12 @@ import functools
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.drafters import (
+    HierarchicalDrafter,
+    HierarchicalParams,
+    ModelDrafter,
+    PromptLookupDrafter,
+)
 from tests import tiny
 from tests.speculation.drive import Engine
 
@@ -37,8 +42,12 @@ def make_engine(tiny_pair, model_drafter):
             "plain": lambda: None,
             "model": lambda: model_drafter(width),
             "prompt_lookup": lambda: PromptLookupDrafter(width, min_match=1),
+            "hierarchical": lambda: HierarchicalDrafter(
+                model_drafter(width), PromptLookupDrafter(max(width - 1, 1))
+            ),
         }[name]()
-        params = tiny_pair.target, tiny_pair.draft
+        draft = HierarchicalParams(tiny_pair.draft) if name == "hierarchical" else tiny_pair.draft
+        params = tiny_pair.target, draft
         return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
 
     return build

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter
+from jspec.drafters import HierarchicalParams, ModelDrafter
 from jspec.drafters.chain import draw_from_law
 from jspec.speculation.types import Proposal
 from tests import tiny
@@ -35,12 +35,15 @@ def check_caches(engine, state, texts, fresh_cache):
     """Asserts that both caches equal a fresh prefill; `texts` end with the newest token."""
     lengths = [len(text) - 1 for text in texts]
     assert state.target_cache.length.tolist() == lengths
-    assert state.draft.history.length.tolist() == lengths
+    draft, params = state.draft, engine.params.draft
+    if isinstance(params, HierarchicalParams):
+        draft, params = draft.model, params.draft
+    assert draft.history.length.tolist() == lengths
     for row, text in enumerate(texts):
-        assert state.draft.history.tokens[row, : lengths[row]].tolist() == text[:-1]
+        assert draft.history.tokens[row, : lengths[row]].tolist() == text[:-1]
     assert_committed_equal(state.target_cache, fresh_cache(engine.params.target, texts))
-    assert (np.asarray(state.draft.cache.length) <= lengths).all()
-    assert_committed_equal(state.draft.cache, fresh_cache(engine.params.draft, texts))
+    assert (np.asarray(draft.cache.length) <= lengths).all()
+    assert_committed_equal(draft.cache, fresh_cache(params, texts))
 
 
 def run_checked(engine, prompts, num_rounds, fresh_cache, **options):
@@ -57,26 +60,31 @@ def run_checked(engine, prompts, num_rounds, fresh_cache, **options):
     return np.array(accepted), np.array(proposed)
 
 
+@pytest.mark.parametrize("name", ["model", "hierarchical"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_caches_equal_a_fresh_prefill_after_every_round(
-    make_engine, tiny_pair, prompts, fresh_cache, temperature
+    make_engine, tiny_pair, prompts, fresh_cache, temperature, name
 ):
     """Rounds with all, some and none of the drafts kept: refused ones leave nothing behind."""
     nearer = jax.tree.map(lambda a, b: 0.7 * a + 0.3 * b, tiny_pair.target, tiny_pair.draft)
-    engine = make_engine("model", WIDTH).with_params(tiny_pair.target, nearer)
+    nearer = HierarchicalParams(nearer) if name == "hierarchical" else nearer
+    engine = make_engine(name, WIDTH).with_params(tiny_pair.target, nearer)
     accepted, _ = run_checked(engine, prompts, 10, fresh_cache, temperature=temperature)
     assert set(accepted.flat) >= {0, 1, 2, WIDTH}
 
 
+@pytest.mark.parametrize("name", ["self", "hierarchical"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_self_draft_accepts_everything_and_leaves_no_hole(
-    make_engine, prompts, fresh_cache, temperature
+    make_engine, tiny_pair, prompts, fresh_cache, temperature, name
 ):
     """When all drafts are kept the last was never fed to the draft model: the draft hole.
 
     Sampled acceptance may fail where rounding differs, with odds of about 1e-6 a draft.
     """
-    engine = make_engine("self", WIDTH)
+    engine = make_engine(name, WIDTH)
+    if name == "hierarchical":
+        engine = engine.with_params(tiny_pair.target, HierarchicalParams(tiny_pair.target))
     accepted, _ = run_checked(engine, prompts, 10, fresh_cache, temperature=temperature)
     assert (accepted == WIDTH).all()
 

@@ -1,5 +1,7 @@
 """Law 2: at temperature 0 speculation says what plain decoding says, token for token (float32)."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -27,8 +29,13 @@ def test_plain_decoding_equals_the_argmax_of_full_passes(plain, tiny_pair, promp
         assert emitted == expected.tolist()
 
 
-@pytest.mark.parametrize("width", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["model", "prompt_lookup"])
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        *itertools.product(["model", "prompt_lookup"], [1, 2, 3, 4, 5]),
+        *itertools.product(["hierarchical"], [1, 2, 5]),
+    ],
+)
 def test_greedy_output_equals_plain_decoding(make_engine, prompts, plain, name, width):
     """Any slip in cache, positions, acceptance or ends changes a token sooner or later."""
     result = make_engine(name, width).generate(prompts, max_length=MAX_LENGTHS)

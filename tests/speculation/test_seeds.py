@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-ENGINES = [("plain", 0), ("model", 4), ("prompt_lookup", 4)]
+ENGINES = [("plain", 0), ("model", 4), ("prompt_lookup", 4), ("hierarchical", 4)]
 SEEDS = np.array([11, 22, 33, 44])
 MAX_LENGTH = 40
 

@@ -19,7 +19,12 @@ from jspec.auditing import controls
 from jspec.auditing.law import joint_law
 from jspec.auditing.rows import Context, first_tokens
 from jspec.batch import needed_switches
-from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.drafters import (
+    HierarchicalDrafter,
+    HierarchicalParams,
+    ModelDrafter,
+    PromptLookupDrafter,
+)
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings
 from jspec.speculation.acceptance import get_rule
@@ -36,6 +41,7 @@ RULES = {name: get_rule(name) for name in ("rejection", "block", "coupled")}
 REJECTION, BLOCK = RULES["rejection"], RULES["block"]
 LOOKUP = PromptLookupDrafter(2, min_match=1)
 MODEL = ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)
+HIERARCHICAL = HierarchicalDrafter(MODEL, LOOKUP)
 SETTINGS = {
     "temperature": Settings(temperature=1.2),
     "top_k": Settings(temperature=1.0, top_k=3),
@@ -51,6 +57,7 @@ DRAFTERS = {  # with the drafter's own temperature
     "model": (MODEL, None),
     "cooler model": (MODEL, 0.5),
     "greedy model": (MODEL, 0.0),
+    "hierarchical": (HIERARCHICAL, None),
 }
 # Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all.
 RIGHT = [
@@ -64,7 +71,9 @@ FALSE_ALARM = 1e-5 / NUM_RIGHT
 @functools.cache
 def engine_of(drafter, rule):
     """Returns the compiled rounds; how tokens are sampled is data."""
-    return Engine(toy_apply, toy_cache, TABLES, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
+    target, draft = TABLES
+    params = target, HierarchicalParams(draft) if drafter is HIERARCHICAL else draft
+    return Engine(toy_apply, toy_cache, params, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
 
 
 @functools.cache

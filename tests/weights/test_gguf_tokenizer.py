@@ -60,6 +60,20 @@ def test_decoding_inverts_encoding_and_streams(tmp_path, kind, text):
     assert "".join([stream.push(i) for i in ids]) + stream.flush() == text
 
 
+@pytest.mark.parametrize("kind", ["gpt-2", "sentencepiece"])
+def test_bytes_of_tokens_add_up_to_the_text(tmp_path, kind):
+    """Special tokens have none; SentencePiece puts a space before a text."""
+    is_spaced = kind == "sentencepiece"
+    tokenizer = _build(tmp_path, _sentencepiece() if is_spaced else _byte_level())
+    found = tokenizer.token_bytes()
+    assert len(found) == tokenizer.vocab_size
+    assert found[: len(_SPECIAL)] == [b"<unk>" if is_spaced else None, None, None, None]
+    for text in ODD_TEXTS:
+        ids = tokenizer.encode(text, add_bos=False)
+        space = " " if is_spaced and text else ""
+        assert b"".join(found[i] for i in ids) == (space + text).encode()
+
+
 def test_pre_tokenizers_differ_as_their_models_do(tmp_path):
     """Guards against digits joined where SmolLM splits them, and split where Llama 3 joins them."""
     found = {

@@ -1,0 +1,125 @@
+"""Structured output: propose what a pattern leaves no choice about.
+
+An automaton follows the text, prompt included; where the pattern has begun and only one text can
+come next, the tokens of that text are proposed. Nothing is enforced: the target says what it says,
+and a text that leaves the pattern is looked at anew from the pattern's beginning. Drafts follow
+from the text alone, so their law is one-hot. (The automaton over tokens is that of arXiv
+2307.09702, which constrains the model with it.)
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int16, Int32, Key
+
+from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
+from jspec.typing import RowCounts, RowTokens, Tokens
+from jspec.weights.tokenizer import TokenizerLike
+
+_ASSUMED = 0.8, 0.9  # acceptance of first and later drafts, before it is known
+
+
+class PatternParams(NamedTuple):
+    """The automaton's tables.
+
+    Attributes:
+      next_state: behind each token, [n v].
+      forced: the tokens that have to come, [n w].
+      num_forced: how many they are, [n].
+    """
+
+    next_state: Int16[Array, "n v"]
+    forced: Int32[Array, "n w"]
+    num_forced: Int32[Array, "n"]
+
+
+def make_tables(
+    pattern: str, tokenizer: TokenizerLike, *, vocab_size: int, num_draft_tokens: int
+) -> PatternParams:
+    """Returns the tables of a regular expression.
+
+    Args:
+      pattern: the expression; see `pattern_regex`.
+      tokenizer: of the target.
+      vocab_size: ids of the target.
+      num_draft_tokens: of a proposal.
+
+    Raises:
+      InputError: an expression that is not supported or too large, or such a tokenizer.
+    """
+    automaton, token_bytes = compile_pattern(pattern), tokenizer.token_bytes()
+    tokens, counts = forced_tokens(
+        automaton,
+        token_bytes,
+        lambda text: tokenizer.encode(text, add_bos=False),
+        num_draft_tokens,
+    )
+    table = token_table(automaton, token_bytes, vocab_size)
+    return PatternParams(jnp.asarray(table), jnp.asarray(tokens), jnp.asarray(counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternDrafter:
+    """Proposes forced tokens. Its state is the automaton's, [b].
+
+    Attributes:
+      num_draft_tokens: drafts a round.
+    """
+
+    num_draft_tokens: int
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One."""
+        return (Kind("pattern", *_ASSUMED),)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Most texts leave a choice."""
+        return True
+
+    def init(self, batch_size: int, capacity: int) -> RowCounts:
+        """Returns the state of rows that have seen nothing."""
+        del capacity
+        return jnp.zeros([batch_size], jnp.int32)
+
+    def observe(
+        self,
+        params: PatternParams,
+        state: RowCounts,
+        tokens: Tokens,
+        hidden: Array,
+        valid: Bool[Array, "b t"],
+    ) -> RowCounts:
+        """Follows committed tokens."""
+        del hidden
+
+        def follow(i: Int32[Array, ""], state: RowCounts) -> RowCounts:
+            return jnp.where(valid[:, i], _advance(params, state, tokens[:, i]), state)
+
+        return jax.lax.fori_loop(0, tokens.shape[1], follow, state)
+
+    def propose(
+        self,
+        params: PatternParams,
+        state: RowCounts,
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, RowCounts]:
+        """Looks up what the state behind `last_token` forces."""
+        del rng_keys, settings, view
+        here = _advance(params, state, last_token)
+        num_tokens = jnp.minimum(params.num_forced[here], limit(jnp.zeros_like(here)))
+        return Proposal(params.forced[here], num_tokens), state
+
+
+def _advance(params: PatternParams, state: RowCounts, token: RowTokens) -> RowCounts:
+    return params.next_state[state, token].astype(jnp.int32)
