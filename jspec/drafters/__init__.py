@@ -5,8 +5,10 @@ from typing import Any
 
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.model import ModelDrafter
+from jspec.drafters.ngram import NgramDrafter, build_ngram
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
+from jspec.drafters.tables import TableDrafter, build_bigram, build_random, build_unigram
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.speculation.types import Drafter
@@ -37,14 +39,21 @@ def _build_model(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
-    min_match = spec.options.lookup_min_match
-    return BuiltDrafter(PromptLookupDrafter(spec.num_draft_tokens, min_match=min_match))
+    options = spec.options
+    drafter = PromptLookupDrafter(
+        spec.num_draft_tokens, min_match=options.lookup_min_match, growth=options.lookup_growth
+    )
+    return BuiltDrafter(drafter)
 
 
 _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "none": _build_none,
     "model": _build_model,
     "prompt_lookup": _build_prompt_lookup,
+    "ngram": build_ngram,
+    "unigram": build_unigram,
+    "bigram": build_bigram,
+    "random": build_random,
 }
 DRAFTERS = tuple(_BUILDERS)
 _WITH_DRAFT_MODEL = {"model"}
@@ -95,7 +104,9 @@ __all__ = [
     "DrafterOptions",
     "DrafterSpec",
     "ModelDrafter",
+    "NgramDrafter",
     "PromptLookupDrafter",
+    "TableDrafter",
     "make_drafter",
     "member_names",
     "needs_draft_model",
