@@ -5,6 +5,7 @@ import re
 from absl import flags
 
 from jspec.drafters import DRAFTERS, DrafterOptions
+from jspec.drafters.spec import NGRAM_LAWS
 from jspec.errors import InputError
 
 _DRAFTER = flags.DEFINE_string(
@@ -38,6 +39,29 @@ _DRAFT_JSON = flags.DEFINE_string(
     "draft_json", None, 'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; '
     "placeholders: <string>, <number>, <integer>, <boolean>."
 )  # fmt: skip
+_LOOKUP_GROWTH = flags.DEFINE_float(
+    "lookup_growth", DrafterOptions.lookup_growth, "prompt_lookup proposes at most this times the "
+    "length of the match; 0 sets no such limit."
+)  # fmt: skip
+_NGRAM_MIN_ORDER = flags.DEFINE_integer(
+    "ngram_min_order", DrafterOptions.ngram_min_order, "n of the shortest n-grams of ngram."
+)
+_NGRAM_MAX_ORDER = flags.DEFINE_integer(
+    "ngram_max_order", DrafterOptions.ngram_max_order, "n of the longest."
+)
+_NGRAM_WINDOW = flags.DEFINE_integer(
+    "ngram_window", DrafterOptions.ngram_window, "Tokens at the text's end in which it counts."
+)
+_NGRAM_MAX_TOKENS = flags.DEFINE_integer(
+    "ngram_max_tokens", DrafterOptions.ngram_max_tokens, "Its drafts a round, at most."
+)
+_NGRAM_LAW = flags.DEFINE_enum(
+    "ngram_law", DrafterOptions.ngram_law, NGRAM_LAWS, "It proposes the most frequent token, or "
+    "draws in proportion to the counts."
+)  # fmt: skip
+_DRAFT_TABLE = flags.DEFINE_string(
+    "draft_table", None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
+)
 
 
 def read_drafter() -> tuple[str | None, DrafterOptions]:
@@ -54,6 +78,13 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
         inner_num_draft_tokens=_INNER_NUM_DRAFT_TOKENS.value,
         pattern=_DRAFT_PATTERN.value,
         json_skeleton=_DRAFT_JSON.value,
+        lookup_growth=_LOOKUP_GROWTH.value,
+        ngram_min_order=_NGRAM_MIN_ORDER.value,
+        ngram_max_order=_NGRAM_MAX_ORDER.value,
+        ngram_window=_NGRAM_WINDOW.value,
+        ngram_max_tokens=_NGRAM_MAX_TOKENS.value,
+        ngram_law=_NGRAM_LAW.value,
+        draft_table=_DRAFT_TABLE.value,
     )
     return _DRAFTER.value, options
 

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from jspec.weights.count_ngrams import count_ngrams
+from jspec.weights.ngram_table import save_table
 from tests.programs import call_generate, check_refusal, environment, run
 from tests.tiny_models import save_folder
 
@@ -96,6 +98,12 @@ def spoil(tmp_path):
         ("--drafter=magic", "drafter"),
         ("--drafter=layer_skip", "'layer_skip' expects draft_layers"),
         ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29; got 'few'"),
+        ("--drafter=bigram", "'bigram' expects a table that scripts/count_ngrams.py has made"),
+        ("--lookup_growth=-1", "lookup_growth from 0 to 100, got -1"),
+        ("--ngram_window=0", "ngram_window from 2 to 32768, got 0"),
+        ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
+        ("--ngram_max_order=1", "ngram_max_order from 2 to 16, got 1"),
+        ("--ngram_law=martial", "<deterministic|sampled>"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
@@ -106,6 +114,17 @@ def spoil(tmp_path):
 def test_flags(refuse, folder, flag, message):
     """Guards against values that are clamped, ignored, or end in a traceback."""
     assert message in refuse(folder, flag)
+
+
+def test_draft_tables(refuse, folder, tmp_path):
+    """Guards against counts of another model's tokens, and tracebacks of the file's library."""
+    path = tmp_path / "table"
+    flags = ("--drafter=bigram", f"--draft_table={path}")
+    assert "table: no such file" in refuse(folder, *flags)
+    save_table(count_ngrams([[1, 2]], 259), path)
+    assert "target's vocabulary of 258 tokens, got one of 259" in refuse(folder, *flags)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert "truncated or damaged table" in refuse(folder, *flags)
 
 
 @pytest.mark.parametrize(

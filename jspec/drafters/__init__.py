@@ -7,10 +7,12 @@ from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
 from jspec.drafters.model import ModelDrafter
+from jspec.drafters.ngram import NgramDrafter, build_ngram
 from jspec.drafters.pattern import PatternDrafter, make_tables
 from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
+from jspec.drafters.tables import TableDrafter, build_bigram, build_random, build_unigram
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.speculation.types import Drafter
@@ -57,8 +59,11 @@ def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
-    min_match = spec.options.lookup_min_match
-    return BuiltDrafter(PromptLookupDrafter(spec.num_draft_tokens, min_match=min_match))
+    options = spec.options
+    drafter = PromptLookupDrafter(
+        spec.num_draft_tokens, min_match=options.lookup_min_match, growth=options.lookup_growth
+    )
+    return BuiltDrafter(drafter)
 
 
 def _build_pattern(spec: DrafterSpec) -> BuiltDrafter:
@@ -88,6 +93,10 @@ _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "layer_skip": build_layer_skip,
     "hierarchical": _build_hierarchical,
     "pattern": _build_pattern,
+    "ngram": build_ngram,
+    "unigram": build_unigram,
+    "bigram": build_bigram,
+    "random": build_random,
 }
 DRAFTERS = tuple(_BUILDERS)
 WITH_DRAFT_MODEL = ("model", "hierarchical")
@@ -162,8 +171,10 @@ __all__ = [
     "HierarchicalParams",
     "LayerSubsetDrafter",
     "ModelDrafter",
+    "NgramDrafter",
     "PatternDrafter",
     "PromptLookupDrafter",
+    "TableDrafter",
     "choose_drafter",
     "make_drafter",
     "member_names",

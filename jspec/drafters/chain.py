@@ -1,8 +1,9 @@
 """Drawing drafts one after another, each from a law of its own.
 
-A row stops where it has as many as are wanted of it, or where its law's most likely token is less
-likely than `min_confidence`: the law is looked at *before* it is drawn from. (To take back a token
-that was drawn because it looks unlikely would bias the output.)
+A row stops where it has as many as are wanted of it, where there is no law (all logits -inf: a
+table that has nothing to say, or only what the processors forbid), or where its law's most likely
+token is less likely than `min_confidence`: the law is looked at *before* it is drawn from. (To take
+back a token that was drawn because it looks unlikely would bias the output.)
 """
 
 from collections.abc import Callable
@@ -113,10 +114,11 @@ def draw_chain(
         index = drafting.count
         keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
         token, probs = draw(logits, drafting.settings, keys)
-        is_meant = drafting.is_going
+        is_meant = drafting.is_going & (token >= 0)  # NO_TOKEN comes from no law only
         if min_confidence > 0:
             is_meant &= jnp.max(probs, axis=-1) >= min_confidence
         num_tokens = drafting.num_tokens + is_meant.astype(jnp.int32)
+        token = jnp.maximum(token, 0)
         return drafting.replace(
             memory=memory,
             token=token,

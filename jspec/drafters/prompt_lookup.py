@@ -28,11 +28,13 @@ class PromptLookupDrafter:
       num_draft_tokens: drafts a round.
       min_match: tokens that must match for a draft to be made.
       max_match: matches longer than this count as this long.
+      growth: at most this times the length of the match are proposed; 0 sets no such limit.
     """
 
     num_draft_tokens: int
     min_match: int = 1
     max_match: int = 8
+    growth: float = 0.0
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -81,6 +83,9 @@ class PromptLookupDrafter:
         tokens = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
         kind = jnp.maximum(match_length, 1) - 1
         num_tokens = jnp.where(match_length >= self.min_match, limit(kind), 0)
+        if self.growth > 0:
+            most = [int(self.growth * length) for length in range(self.max_match + 1)]
+            num_tokens = jnp.minimum(num_tokens, jnp.asarray(most, jnp.int32)[match_length])
         return Proposal(tokens, num_tokens, kind=kind), state
 
 

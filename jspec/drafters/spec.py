@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from jspec.errors import check_range
+from jspec.errors import InputError, check_range
 from jspec.models import LlamaConfig
 from jspec.speculation.types import Drafter
 from jspec.typing import Params
 from jspec.weights.tokenizer import TokenizerLike
+
+NGRAM_LAWS = ("deterministic", "sampled")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +25,14 @@ class DrafterOptions:
       inner_num_draft_tokens: how many of them it guesses at a time, at most.
       pattern: a regular expression for `pattern`; see `pattern_regex`.
       json_skeleton: or a JSON text with placeholders; see `pattern_json`.
+      lookup_growth: `prompt_lookup` proposes at most this times the length of the match; 0 sets no
+        such limit.
+      ngram_min_order: n of the shortest n-grams that `ngram` counts.
+      ngram_max_order: n of the longest.
+      ngram_window: tokens at the text's end in which it counts.
+      ngram_max_tokens: its drafts a round, at most.
+      ngram_law: "deterministic", the most frequent token, or "sampled" in proportion to the counts.
+      draft_table: the file with the counts of `unigram` and `bigram`.
     """
 
     draft_confidence: float = 0.0
@@ -32,11 +42,31 @@ class DrafterOptions:
     inner_num_draft_tokens: int = 4
     pattern: str | None = None
     json_skeleton: str | None = None
+    lookup_growth: float = 0.0
+    ngram_min_order: int = 2
+    ngram_max_order: int = 4
+    ngram_window: int = 512
+    ngram_max_tokens: int = 4
+    ngram_law: str = "deterministic"
+    draft_table: str | None = None
 
     def __post_init__(self) -> None:
         check_range("draft_confidence", self.draft_confidence, 0, 1)
         check_range("lookup_min_match", self.lookup_min_match, 1, 8)
         check_range("inner_num_draft_tokens", self.inner_num_draft_tokens, 1, 64)
+        check_range("lookup_growth", self.lookup_growth, 0, 100)
+        check_range("ngram_max_order", self.ngram_max_order, 2, 16)
+        if not 2 <= self.ngram_min_order <= self.ngram_max_order:
+            raise InputError(
+                f"expected ngram_min_order from 2 to ngram_max_order, {self.ngram_max_order}; got "
+                f"{self.ngram_min_order}"
+            )
+        check_range("ngram_window", self.ngram_window, 2, 32768)
+        check_range("ngram_max_tokens", self.ngram_max_tokens, 1, 64)
+        if self.ngram_law not in NGRAM_LAWS:
+            raise InputError(
+                f"expected an ngram_law among {', '.join(NGRAM_LAWS)}; got {self.ngram_law!r}"
+            )
 
 
 class DrafterSpec(NamedTuple):

@@ -53,8 +53,8 @@ def reference_drafts(text, min_match):
 
 
 @functools.cache
-def proposer(min_match):
-    drafter = PromptLookupDrafter(WIDTH, min_match=min_match, max_match=MAX_MATCH)
+def proposer(min_match, growth=0.0):
+    drafter = PromptLookupDrafter(WIDTH, min_match, MAX_MATCH, growth)
 
     @jax.jit
     def propose(history, last_token):
@@ -71,10 +71,10 @@ def proposer(min_match):
     return propose
 
 
-def drafts_of(rows, min_match):
+def drafts_of(rows, min_match, growth=0.0):
     """Returns each row's drafts; the row's last token is the one not yet committed."""
     last = jnp.asarray([text[-1] for text in rows], jnp.int32)
-    proposal, state = proposer(min_match)(as_history([text[:-1] for text in rows]), last)
+    proposal, state = proposer(min_match, growth)(as_history([text[:-1] for text in rows]), last)
     assert proposal.probs is None, "drafts that follow from the text have a one-hot law"
     assert state.length.tolist() == [len(text) - 1 for text in rows]
     return [
@@ -131,6 +131,13 @@ def test_no_match_no_draft():
 def test_matches_shorter_than_the_minimum_do_not_count():
     """One common token is no reason for four drafts."""
     assert drafts_of(padded([5, 1, 7, 1], [5, 1, 2, 7, 5, 1, 2]), 3) == [[], [7, 5, 1, 2], [], []]
+
+
+def test_growth_bounds_the_drafts_by_the_match():
+    """Matches of one, two and five tokens, 1.5 drafts for each; the width bounds them as before."""
+    rows = [[5, 1, 7, 1], [6, 1, 2, 7, 5, 1, 2], [0, 1, 2, 1, 0, 2, 3, 0, 1, 2, 1, 0], [4, 5, 6]]
+    assert [len(drafts) for drafts in drafts_of(rows, 1, 1.5)] == [1, 3, 4, 0]
+    assert drafts_of(rows, 1, 1.5)[1] == drafts_of(rows, 1)[1][:3]
 
 
 def test_a_repetition_is_continued():

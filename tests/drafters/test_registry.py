@@ -1,5 +1,8 @@
 """Drafters by name."""
 
+import dataclasses
+import pathlib
+
 import jax.numpy as jnp
 import pytest
 
@@ -9,11 +12,15 @@ from jspec.drafters import (
     DrafterOptions,
     DrafterSpec,
     ModelDrafter,
+    NgramDrafter,
     PromptLookupDrafter,
+    TableDrafter,
     make_drafter,
 )
 from jspec.errors import InputError
 from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights.count_ngrams import count_ngrams
+from jspec.weights.ngram_table import save_table
 from tests.tiny import CONFIG
 
 SPEC = DrafterSpec(
@@ -22,10 +29,24 @@ SPEC = DrafterSpec(
 )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    """What every drafter can be built from."""
+    table = write_table(tmp_path_factory.mktemp("table")).draft_table
+    return SPEC._replace(options=dataclasses.replace(SPEC.options, draft_table=table))
+
+
+def write_table(folder, vocab_size=61, order=2):
+    """Writes a table; returns options that name it."""
+    path = pathlib.Path(folder, "table.safetensors")
+    save_table(count_ngrams([[1, 2, 3, 1, 2]], vocab_size, order=order), path)
+    return DrafterOptions(draft_table=str(path))
+
+
 @pytest.mark.parametrize("name", DRAFTERS)
-def test_every_name_builds_a_drafter(name):
+def test_every_name_builds_a_drafter(name, spec):
     """`none` is plain decoding: no drafter at all."""
-    drafter = make_drafter(name, SPEC).drafter
+    drafter = make_drafter(name, spec).drafter
     if name == "none":
         assert drafter is None
     else:
@@ -33,10 +54,71 @@ def test_every_name_builds_a_drafter(name):
         assert drafter.num_draft_tokens == 3
 
 
-def test_names_mean_what_they_say():
+def test_names_mean_what_they_say(spec):
     """Two lines of a registry are easily swapped."""
     assert isinstance(make_drafter("model", SPEC).drafter, ModelDrafter)
     assert isinstance(make_drafter("prompt_lookup", SPEC).drafter, PromptLookupDrafter)
+    assert isinstance(make_drafter("ngram", SPEC).drafter, NgramDrafter)
+    for name in ("unigram", "bigram", "random"):
+        drafter = make_drafter(name, spec).drafter
+        assert isinstance(drafter, TableDrafter)
+        assert drafter.name == drafter.kinds[0].drafter == name
+
+
+def test_ngram_reads_its_options():
+    """Its width has a bound of its own; it has a kind for each order."""
+    options = DrafterOptions(
+        ngram_min_order=3, ngram_max_order=7, ngram_window=99, ngram_max_tokens=2,
+        ngram_law="sampled", draft_confidence=0.25,
+    )  # fmt: skip
+    drafter = make_drafter("ngram", SPEC._replace(options=options)).drafter
+    assert drafter == NgramDrafter(2, 61, 3, 7, 99, is_sampled=True, min_confidence=0.25)
+    assert len(drafter.kinds) == 5
+    assert not make_drafter("ngram", SPEC).drafter.is_sampled
+
+
+def test_prompt_lookup_reads_its_options():
+    """Guards against a flag that goes nowhere."""
+    options = DrafterOptions(lookup_min_match=2, lookup_growth=1.5)
+    drafter = make_drafter("prompt_lookup", SPEC._replace(options=options)).drafter
+    assert drafter == PromptLookupDrafter(3, min_match=2, growth=1.5)
+
+
+@pytest.mark.parametrize("name", ["unigram", "bigram"])
+def test_tables_are_asked_for_and_checked(name, tmp_path):
+    """Guards against counts of other tokens, and against a table of nothing."""
+    with pytest.raises(InputError, match=f"'{name}' expects a table that scripts/count_ngrams"):
+        make_drafter(name, SPEC)
+    other = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
+    with pytest.raises(InputError, match="vocabulary of 61 tokens, got one of 60"):
+        make_drafter(name, other)
+
+
+def test_bigram_expects_bigrams(tmp_path):
+    """A table of order 1 serves `unigram` only."""
+    spec = SPEC._replace(options=write_table(tmp_path, order=1))
+    assert make_drafter("unigram", spec).drafter is not None
+    with pytest.raises(InputError, match="expects a table with bigrams"):
+        make_drafter("bigram", spec)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lookup_growth": -1}, "lookup_growth from 0 to 100, got -1"),
+        ({"ngram_min_order": 1}, "ngram_min_order from 2 to ngram_max_order, 4; got 1"),
+        ({"ngram_min_order": 5}, "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
+        ({"ngram_max_order": 1}, "ngram_max_order from 2 to 16, got 1"),
+        ({"ngram_max_order": 17}, "ngram_max_order from 2 to 16, got 17"),
+        ({"ngram_window": 0}, "ngram_window from 2 to 32768, got 0"),
+        ({"ngram_max_tokens": 0}, "ngram_max_tokens from 1 to 64, got 0"),
+        ({"ngram_law": "martial"}, "ngram_law among deterministic, sampled; got 'martial'"),
+    ],
+)
+def test_options_out_of_range_are_named(options, message):
+    """Guards against values that are clamped or end in a shape of zero."""
+    with pytest.raises(InputError, match=message):
+        DrafterOptions(**options)
 
 
 def test_a_missing_draft_model_is_named():

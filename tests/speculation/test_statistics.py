@@ -23,13 +23,17 @@ from jspec.drafters import (
     HierarchicalDrafter,
     HierarchicalParams,
     ModelDrafter,
+    NgramDrafter,
     PromptLookupDrafter,
+    TableDrafter,
+    tables,
 )
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.noise import Purpose, acceptance_noise, gumbel_noise, round_keys
 from jspec.speculation.types import AcceptanceNoise
+from jspec.weights.count_ngrams import count_ngrams
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 
@@ -42,6 +46,13 @@ REJECTION, BLOCK = RULES["rejection"], RULES["block"]
 LOOKUP = PromptLookupDrafter(2, min_match=1)
 MODEL = ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)
 HIERARCHICAL = HierarchicalDrafter(MODEL, LOOKUP)
+NGRAM = NgramDrafter(2, VOCAB, window=8, is_sampled=True)
+BIGRAM = TableDrafter("bigram", tables.bigram_logits, 2, VOCAB)
+UNIGRAM = TableDrafter("unigram", tables.unigram_logits, 2, VOCAB)
+ANYTHING = functools.partial(tables.uniform_logits, vocab_size=VOCAB)
+RANDOM = TableDrafter("random", ANYTHING, 2, VOCAB)
+TEXT = np.random.default_rng(0).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=60)
+COUNTS = count_ngrams([TEXT.tolist()], VOCAB, num_continuations=3)  # nothing follows 4
 SETTINGS = {
     "temperature": Settings(temperature=1.2),
     "top_k": Settings(temperature=1.0, top_k=3),
@@ -59,10 +70,16 @@ DRAFTERS = {  # with the drafter's own temperature
     "greedy model": (MODEL, 0.0),
     "hierarchical": (HIERARCHICAL, None),
 }
-# Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all.
+COUNTING = {"ngram": NGRAM, "bigram": BIGRAM, "unigram": UNIGRAM, "random": RANDOM}
+# Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all;
+# drafters that count meet one rule each.
 RIGHT = [
     (tuple(RULES)[(i + j) % 3], drafter, settings)
     for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))
+]
+RIGHT += [
+    (tuple(RULES)[i % 3], drafter, settings)
+    for (i, drafter), settings in itertools.product(enumerate(COUNTING), SETTINGS)
 ]
 NUM_RIGHT = len(RIGHT) + len(SETTINGS)  # and plain decoding
 FALSE_ALARM = 1e-5 / NUM_RIGHT
@@ -71,8 +88,11 @@ FALSE_ALARM = 1e-5 / NUM_RIGHT
 @functools.cache
 def engine_of(drafter, rule):
     """Returns the compiled rounds; how tokens are sampled is data."""
-    target, draft = TABLES
-    params = target, HierarchicalParams(draft) if drafter is HIERARCHICAL else draft
+    target, draft = params = TABLES
+    if drafter is HIERARCHICAL:
+        params = target, HierarchicalParams(draft)
+    if isinstance(drafter, TableDrafter) and drafter.name != "random":
+        params = target, tables.table_params(COUNTS, drafter.name)
     return Engine(toy_apply, toy_cache, params, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
 
 
@@ -148,7 +168,8 @@ def check(drafter, rule, name, draft_temperature, first_seed):
 def test_samples_follow_the_targets_law(rule, drafter, settings):
     """The whole path: noise, drafts, processors, filters, verdicts, caches, loop."""
     first_seed = NUM_ROWS * RIGHT.index((rule, drafter, settings))
-    check(DRAFTERS[drafter][0], RULES[rule], settings, DRAFTERS[drafter][1], first_seed)
+    source, draft_temperature = (DRAFTERS | {n: (d, None) for n, d in COUNTING.items()})[drafter]
+    check(source, RULES[rule], settings, draft_temperature, first_seed)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -161,8 +182,10 @@ def test_the_right_cells_cover_every_pair():
     """Guards against a rule that never meets a drafter, or a filter."""
     for one, other in itertools.combinations(range(3), 2):
         names = (tuple(RULES), tuple(DRAFTERS), tuple(SETTINGS))
-        pairs = {(cell[one], cell[other]) for cell in RIGHT}
+        pairs = {(cell[one], cell[other]) for cell in RIGHT if cell[1] in DRAFTERS}
         assert pairs == set(itertools.product(names[one], names[other]))
+    counting = {cell[1:] for cell in RIGHT if cell[1] in COUNTING}
+    assert counting == set(itertools.product(COUNTING, SETTINGS))
 
 
 @pytest.mark.parametrize("drafter", [MODEL, LOOKUP], ids=["model", "prompt lookup"])
@@ -234,8 +257,18 @@ class DroppingDrafter(ModelDrafter):
         (controls.misreporting(MODEL, reported=controls.unprocessed), "penalties"),
         (controls.misreporting(MODEL, drawn=controls.unprocessed), "penalties"),
         (DroppingDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB), "temperature"),
+        (controls.misreporting(NGRAM, drawn=controls.greedily), "temperature"),
+        (controls.misreporting(BIGRAM, reported=controls.unprocessed), "penalties"),
     ],
-    ids=["hotter", "greedy", "reported unprocessed", "drawn unprocessed", "dropping"],
+    ids=[
+        "hotter",
+        "greedy",
+        "reported unprocessed",
+        "drawn unprocessed",
+        "dropping",
+        "greedy ngram",
+        "bigram reported unprocessed",
+    ],
 )
 def test_drafters_that_misreport_their_law_are_rejected(drafter, settings):
     """Negative control: the law must be the one the tokens were really drawn from."""

@@ -1,0 +1,171 @@
+"""Counts of n-grams over prompt and output as they grow, as a drafter that needs no training.
+
+Of the n-grams in the last tokens of the text, those that begin with the n - 1 tokens at its end say
+what may follow; the longest n of which there is any decides. One of two laws:
+
+* deterministic: the most frequent continuation, of equals the most recent. Drafts follow from the
+  text alone, so that their law is one-hot.
+* sampled: a continuation is drawn in proportion to its count (under the row's processors,
+  temperature and filters, as from any other law), and that law is reported.
+
+The next draft is predicted likewise from a context that ends with this one; counts come from the
+committed text alone. No n-gram, no draft. Leviathan et al. (arXiv 2211.17192, §4.1) suggest such a
+trivial approximation model; counting in the text itself is close to prompt lookup, which takes the
+most recent continuation of the longest match where this takes the most frequent.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32, Key
+
+from jspec.drafters.chain import DrawFn, draw_chain
+from jspec.drafters.history import History
+from jspec.drafters.ngram_draw import make_draw
+from jspec.drafters.ngram_matches import (
+    Window,
+    count_followed,
+    first_matches,
+    last_window,
+    lengthen,
+    longest_matches,
+    most_frequent,
+)
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
+from jspec.typing import Params, RowCounts, RowTokens, Tokens
+
+_ASSUMED = 0.4, 0.6  # acceptance of first and later drafts, before it is known
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramDrafter:
+    """Proposes what followed the last few tokens most often, or in proportion.
+
+    Attributes:
+      num_draft_tokens: drafts a round.
+      vocab_size: width of the target's laws.
+      min_order: n of the shortest n-grams.
+      max_order: n of the longest.
+      window: tokens of the text's end that are counted in.
+      is_sampled: which of the two laws.
+      min_confidence: of the sampled law: see `draw_chain`.
+      draw: of the sampled law: see `draw_chain`; None draws among the window's tokens.
+    """
+
+    num_draft_tokens: int
+    vocab_size: int
+    min_order: int = 2
+    max_order: int = 4
+    window: int = 512
+    is_sampled: bool = False
+    min_confidence: float = 0.0
+    draw: DrawFn | None = None
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One for each n of the first draft's n-gram: a longer one is followed more faithfully."""
+        return tuple(Kind("ngram", *_ASSUMED) for _ in range(self.min_order, self.max_order + 1))
+
+    @property
+    def may_be_silent(self) -> bool:
+        """A text need not repeat itself."""
+        return True
+
+    def init(self, batch_size: int, capacity: int) -> History:
+        """Returns the state of rows that have seen nothing."""
+        return History.init(batch_size, capacity)
+
+    def observe(
+        self,
+        params: Params,
+        state: History,
+        tokens: Tokens,
+        hidden: Array,
+        valid: Bool[Array, "b t"],
+    ) -> History:
+        """Remembers committed tokens."""
+        del params, hidden
+        return state.append(tokens, valid)
+
+    def propose(
+        self,
+        params: Params,
+        state: History,
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, History]:
+        """Predicts token after token from the counts."""
+        del params, view
+        window = last_window(state, last_token, self.window, self.vocab_size)
+        lengths = first_matches(window, self.max_order - 1)
+        _, length, _ = self._follow(window, lengths, last_token)
+        kind = jnp.maximum(length - (self.min_order - 1), 0)
+        wanted = jnp.where(length > 0, limit(kind), 0)
+        if not self.is_sampled:
+            return self._predict(window, lengths, last_token, wanted, kind), state
+
+        def count(
+            lengths: Int32[Array, "b p"], token: RowTokens
+        ) -> tuple[Float32[Array, "b v"], Int32[Array, "b p"]]:
+            lengths, _, is_match = self._follow(window, lengths, token)
+            return jnp.log(count_followed(window, is_match, self.vocab_size)), lengths
+
+        proposal, _, _ = draw_chain(
+            count,
+            count,
+            lengths,
+            last_token,
+            limit=wanted,
+            rng_keys=rng_keys,
+            settings=settings,
+            vocab_size=self.vocab_size,
+            min_confidence=self.min_confidence,
+            draw=self.draw or make_draw(window, self.window - 1),
+        )
+        return proposal.replace(kind=kind), state
+
+    def _follow(
+        self, window: Window, lengths: Int32[Array, "b p"], token: RowTokens
+    ) -> tuple[Int32[Array, "b p"], RowCounts, Bool[Array, "b p"]]:
+        """Returns the matches once a token follows; the longest's length; where it stands."""
+        lengths = lengthen(window, lengths, token, self.max_order - 1)
+        return lengths, *longest_matches(lengths, self.min_order - 1)
+
+    def _predict(
+        self,
+        window: Window,
+        lengths: Int32[Array, "b p"],
+        token: RowTokens,
+        wanted: RowCounts,
+        kind: RowCounts,
+    ) -> Proposal:
+        """Returns the most frequent continuations, as many as are wanted or as there are."""
+        tokens, is_going, num_tokens = [], wanted > 0, jnp.zeros_like(wanted)
+        for _ in range(self.num_draft_tokens):
+            lengths, length, is_match = self._follow(window, lengths, token)
+            is_going &= (length > 0) & (num_tokens < wanted)
+            token = jnp.where(is_going, most_frequent(window, is_match), 0)
+            num_tokens += is_going.astype(jnp.int32)
+            tokens.append(token)
+        return Proposal(jnp.stack(tokens, axis=1), num_tokens, kind=kind)
+
+
+def build_ngram(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter that the options ask for."""
+    options = spec.options
+    drafter = NgramDrafter(
+        num_draft_tokens=min(spec.num_draft_tokens, options.ngram_max_tokens),
+        vocab_size=spec.target_config.vocab_size,
+        min_order=options.ngram_min_order,
+        max_order=options.ngram_max_order,
+        window=options.ngram_window,
+        is_sampled=options.ngram_law == "sampled",
+        min_confidence=options.draft_confidence,
+    )
+    return BuiltDrafter(drafter)

@@ -1,0 +1,124 @@
+"""Where the last tokens of a text agree with the text's end, and what followed there.
+
+    place       0  1  2  3  4  5  6  7  8
+    window      a  b  c  x  b  c  y  b  c   the text's last tokens; it goes on with ...?
+    lengths     0  1  2  0  1  2  0  1      tokens that agree with the end, up to each place
+    followed    b  c  x  b  c  y  b  c      after [b c] x came once, and y once, more recently
+
+Everything is linear in the window: one more token of the text, or of the drafts that shall follow
+it, lengthens each match or ends it, and equal continuations are counted in a table of the window's
+size.
+"""
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.drafters.history import History
+from jspec.typing import RowCounts, RowTokens
+
+_NO_TEXT = -1
+
+
+class Window(struct.PyTreeNode):
+    """The last tokens of each text.
+
+    Attributes:
+      tokens: ending with the newest, [b u]; negative before the beginning of the text.
+      followed: what stands after each place but the last, [b u-1].
+      label: of what stands there, a number below u that equal tokens share, [b u-1].
+    """
+
+    tokens: Int32[Array, "b u"]
+    followed: Int32[Array, "b p"]
+    label: Int32[Array, "b p"]
+
+
+def last_window(history: History, last_token: RowTokens, width: int, vocab_size: int) -> Window:
+    """Returns the last `width` tokens of each text.
+
+    Args:
+      history: the texts but for the newest token.
+      last_token: the newest, [b].
+      width: how many, at least 2; no more than the history has room for are looked at.
+      vocab_size: ids are below it.
+    """
+    width = min(width, history.tokens.shape[1])
+    start = history.length - (width - 1)
+    places = jnp.arange(width - 1)
+    tokens = jnp.where(
+        start[:, None] + places >= 0, history.window(start, width - 1), _NO_TEXT
+    )  # a window that begins before the text
+    tokens = jnp.concatenate([tokens, last_token[:, None]], axis=1)
+    followed = tokens[:, 1:]
+    rows = jnp.arange(followed.shape[0])[:, None]
+    # The last place of each token; what is no text comes under some label or other.
+    last_place = jnp.zeros([followed.shape[0], vocab_size], jnp.int32)
+    last_place = last_place.at[rows, followed].max(jnp.broadcast_to(places, followed.shape))
+    label = jnp.take_along_axis(last_place, followed, axis=1, mode="clip")
+    return Window(tokens, followed, label)
+
+
+def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
+    """Returns the lengths of the matches with the text's end, its newest token left out.
+
+    Args:
+      window: the texts.
+      longest: longer matches count as this long.
+    """
+    lengths = jnp.zeros(window.followed.shape, jnp.int32)
+    width = window.tokens.shape[1]
+    for place in range(max(width - longest, 0), width - 1):
+        lengths = lengthen(window, lengths, window.tokens[:, place], longest)
+    return lengths
+
+
+def lengthen(
+    window: Window, lengths: Int32[Array, "b p"], token: RowTokens, longest: int
+) -> Int32[Array, "b p"]:
+    """Returns the lengths of the matches once a token follows the end that they agree with.
+
+    Args:
+      window: the texts.
+      lengths: of the matches that end at each place.
+      token: what follows, [b].
+      longest: longer matches count as this long.
+    """
+    before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
+    agrees = (window.tokens[:, :-1] == token[:, None]) & (token >= 0)[:, None]
+    return jnp.where(agrees, jnp.minimum(before + 1, longest), 0)
+
+
+def longest_matches(
+    lengths: Int32[Array, "b p"], shortest: int
+) -> tuple[RowCounts, Bool[Array, "b p"]]:
+    """Returns the length of each row's longest match, [b], and where there is one of it, [b p].
+
+    Args:
+      lengths: of the matches.
+      shortest: shorter ones do not count, and the length is then 0.
+    """
+    length = jnp.max(lengths, axis=1)
+    length = jnp.where(length >= shortest, length, 0)
+    return length, (lengths == length[:, None]) & (length > 0)[:, None]
+
+
+def most_frequent(window: Window, is_match: Bool[Array, "b p"]) -> RowTokens:
+    """Returns what followed most often where there is a match, [b]; of equals the most recent."""
+    num_places = is_match.shape[1]
+    rows = jnp.arange(is_match.shape[0])[:, None]
+    matches = is_match.astype(jnp.int32)
+    counts = jnp.zeros_like(window.label).at[rows, window.label].add(matches)
+    counts = jnp.take_along_axis(counts, window.label, axis=1)
+    score = jnp.where(is_match, counts * num_places + jnp.arange(num_places), 0)
+    place = jnp.max(score, axis=1, keepdims=True) % num_places
+    return jnp.take_along_axis(window.followed, place, axis=1)[:, 0]
+
+
+def count_followed(
+    window: Window, is_match: Bool[Array, "b p"], vocab_size: int
+) -> Float32[Array, "b v"]:
+    """Returns how often each token followed where there is a match."""
+    rows = jnp.arange(is_match.shape[0])[:, None]
+    counts = jnp.zeros([is_match.shape[0], vocab_size], jnp.float32)
+    return counts.at[rows, window.followed].add(is_match.astype(jnp.float32))

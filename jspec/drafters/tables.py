@@ -1,0 +1,202 @@
+"""Trivial approximation models: tables of counts, and no model at all.
+
+Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
+nothing, makes decoding a little faster, and that a model which says anything at random is the limit
+of no cost and no skill. A table's law for the next token follows from the last one alone; it goes
+through the row's processors, temperature and filters like any other. `scripts/count_ngrams.py`
+makes tables. They are parameters, not constants of the compiled program.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Key
+
+from jspec.drafters.chain import DrawFn, draw_chain, draw_from_law
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.errors import InputError
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
+from jspec.typing import Params, RowTokens, Tokens
+from jspec.weights.ngram_table import NgramTable, load_table
+
+TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
+_ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, before it is known
+
+
+@dataclasses.dataclass(frozen=True)
+class TableDrafter:
+    """Proposes a chain drawn from laws of the last token alone. It has no state.
+
+    Attributes:
+      name: of the drafter.
+      logits: (parameters, tokens [b]) -> logits of what follows each, [b u], u <= v.
+      num_draft_tokens: drafts a round.
+      vocab_size: width of the target's laws; the ids from u on are never proposed.
+      min_confidence: see `draw_chain`.
+      draw: see `draw_chain`.
+    """
+
+    name: str
+    logits: TableLogitsFn
+    num_draft_tokens: int
+    vocab_size: int
+    min_confidence: float = 0.0
+    draw: DrawFn = draw_from_law
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One."""
+        return (Kind(self.name, _ASSUMED[self.name], _ASSUMED[self.name]),)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """A table always has something to say, unless it shall only speak when it is sure."""
+        return self.min_confidence > 0
+
+    def init(self, batch_size: int, capacity: int) -> tuple[()]:
+        """Returns no state."""
+        del batch_size, capacity
+        return ()
+
+    def observe(
+        self,
+        params: Params,
+        state: tuple[()],
+        tokens: Tokens,
+        hidden: Array,
+        valid: Bool[Array, "b t"],
+    ) -> tuple[()]:
+        """Takes no notice."""
+        del params, tokens, hidden, valid
+        return state
+
+    def propose(
+        self,
+        params: Params,
+        state: tuple[()],
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, tuple[()]]:
+        """Draws one token after another."""
+        del view
+
+        def look_up(memory: tuple[()], token: RowTokens) -> tuple[Float32[Array, "b u"], tuple[()]]:
+            return self.logits(params, token), memory
+
+        proposal, _, _ = draw_chain(
+            look_up,
+            look_up,
+            state,
+            last_token,
+            limit=limit(jnp.zeros_like(last_token)),
+            rng_keys=rng_keys,
+            settings=settings,
+            vocab_size=self.vocab_size,
+            min_confidence=self.min_confidence,
+            draw=self.draw,
+        )
+        return proposal, state
+
+
+def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
+    """Returns the logarithm of how often each token comes, whatever came before.
+
+    Args:
+      params: `probs` [u].
+      token: [b].
+    """
+    return jnp.broadcast_to(jnp.log(params["probs"]), (*token.shape, *params["probs"].shape))
+
+
+def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
+    """Returns log counts of what followed each token; the unigrams' after one never seen.
+
+    Args:
+      params: `probs` [u], of the unigrams; `ids` [u k] and `counts` [u k] of what followed each
+        token most often, counts of 0 behind them.
+      token: [b].
+    """
+    ids, counts = params["ids"][token], params["counts"][token]
+    rows = jnp.arange(token.shape[0])[:, None]
+    followed = jnp.zeros((*token.shape, *params["probs"].shape), jnp.float32)
+    followed = followed.at[rows, ids].add(counts)
+    is_seen = counts[:, 0] > 0
+    return jnp.log(jnp.where(is_seen[:, None], followed, params["probs"]))
+
+
+def uniform_logits(params: Params, token: RowTokens, *, vocab_size: int) -> Float32[Array, "b u"]:
+    """Returns the same for every token of a vocabulary."""
+    del params
+    return jnp.zeros((*token.shape, vocab_size), jnp.float32)
+
+
+def table_params(table: NgramTable, name: str) -> dict[str, Any]:
+    """Returns the parameters of the drafter "unigram" or "bigram"."""
+    probs = table.unigrams / table.unigrams.sum()
+    params = {"probs": jnp.asarray(probs, jnp.float32)}
+    if name == "bigram":
+        params["ids"] = jnp.asarray(table.ids)
+        params["counts"] = jnp.asarray(table.counts, jnp.float32)
+    return params
+
+
+def build_unigram(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of unigrams; see `_read_table`."""
+    params = table_params(_read_table(spec, "unigram"), "unigram")
+    return BuiltDrafter(_make(spec, "unigram", unigram_logits), params)
+
+
+def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter of bigrams; see `_read_table`."""
+    table = _read_table(spec, "bigram")
+    if table.ids is None:
+        raise InputError(
+            f"the drafter 'bigram' expects a table with bigrams; {spec.options.draft_table} has "
+            "unigrams only"
+        )
+    return BuiltDrafter(_make(spec, "bigram", bigram_logits), table_params(table, "bigram"))
+
+
+def build_random(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter that says anything."""
+    logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
+    return BuiltDrafter(_make(spec, "random", logits))
+
+
+def _make(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> TableDrafter:
+    return TableDrafter(
+        name=name,
+        logits=logits,
+        num_draft_tokens=spec.num_draft_tokens,
+        vocab_size=spec.target_config.vocab_size,
+        min_confidence=spec.options.draft_confidence,
+    )
+
+
+def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
+    """Returns the table that the options name.
+
+    Raises:
+      InputError: none is named, it cannot be read, or it is of another vocabulary.
+    """
+    path = spec.options.draft_table
+    if path is None:
+        raise InputError(
+            f"the drafter {name!r} expects a table that scripts/count_ngrams.py has made "
+            "(draft_table), and none was given"
+        )
+    table = load_table(path)
+    if table.vocab_size != spec.vocab_size:
+        raise InputError(
+            f"{path}: expected a table of the target's vocabulary of {spec.vocab_size} tokens, got "
+            f"one of {table.vocab_size}"
+        )
+    return table

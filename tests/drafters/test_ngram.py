@@ -1,0 +1,268 @@
+"""Counts of n-grams against plain Python: the choice, the chain, the window and the sampled law."""
+
+import collections
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jspec.analysis.goodness import goodness_of_fit
+from jspec.drafters.ngram import NgramDrafter
+from jspec.processors import Processor
+from jspec.sampling import Switches
+from jspec.speculation.noise import independent_draft_keys
+from jspec.speculation.types import TargetView
+from tests.drafters.test_prompt_lookup import CAPACITY, as_history
+from tests.speculation.drive import QUICK, settings_of
+
+WIDTH, VOCAB, BATCH = 4, 5, 4
+FALSE_ALARM = 1e-6
+
+# Windows shorter than the context, than the text, and than the capacity; the last is longer.
+DRAFTERS = [
+    NgramDrafter(WIDTH, VOCAB, min_order, max_order, window)
+    for min_order, max_order, window in ((2, 4, 64), (2, 3, 9), (3, 4, 3), (2, 2, CAPACITY))
+]
+
+
+def reference_counts(drafter, committed, drafts):
+    """Returns the order and the counts, {token: (count, last place)}, of the longest context."""
+    window, text = committed[-drafter.window :], [*committed, *drafts]
+    for order in range(drafter.max_order, drafter.min_order - 1, -1):
+        context, found = text[len(text) - order + 1 :], collections.defaultdict(lambda: (0, 0))
+        for begin in range(len(window) - order + 1):
+            if window[begin : begin + order - 1] == context:
+                token = window[begin + order - 1]
+                found[token] = (found[token][0] + 1, begin)
+        if found:
+            return order, dict(found)
+    return 0, {}
+
+
+def reference_drafts(drafter, text, limit=WIDTH):
+    """Returns the most frequent continuations, one after another."""
+    drafts = []
+    while len(drafts) < limit:
+        _, found = reference_counts(drafter, text, drafts)
+        if not found:
+            break
+        drafts.append(max(found, key=lambda token: found[token]))
+    return drafts
+
+
+@functools.cache
+def proposer(drafter, switches=Switches()):  # noqa: B008 (immutable)
+    """Returns the compiled proposal of BATCH rows; the temperature is data."""
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def propose(history, last_token, seeds, temperature, limit):
+        b = last_token.shape[0]
+        settings = settings_of(b, 0.0).replace(
+            temperature=jnp.full([b], temperature), switches=switches,
+            states=tuple(jnp.zeros([b, 1]) for _ in switches.processors),
+        )  # fmt: skip
+        keys = independent_draft_keys(seeds, jnp.zeros_like(last_token), WIDTH)
+        return drafter.propose(
+            None, history, last_token, limit=lambda kind: jnp.full_like(kind, limit),
+            rng_keys=keys, settings=settings, view=TargetView(None, lambda: None, None),
+        )  # fmt: skip
+
+    return propose
+
+
+def propose(drafter, rows, *, temperature=0.0, limit=WIDTH, seed=0, switches=Switches()):  # noqa: B008
+    """Returns the proposal for texts, the last token of each not yet committed."""
+    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
+    seeds = jnp.arange(seed, seed + len(rows), dtype=jnp.uint32)
+    history = as_history([text[:-1] for text in rows])
+    proposal, state = proposer(drafter, switches)(
+        history, last, seeds, jnp.float32(temperature), jnp.int32(limit)
+    )
+    assert state.length.tolist() == [len(text) - 1 for text in rows]
+    return proposal
+
+
+def drafts_of(proposal):
+    """Returns each row's drafts."""
+    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
+    return [tokens[:count] for tokens, count in pairs]
+
+
+def padded(*rows):
+    """Returns BATCH rows, so that one compiled program serves all tests."""
+    return [*rows, *[[0]] * (BATCH - len(rows))]
+
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
+batches = st.lists(texts, min_size=BATCH, max_size=BATCH)
+
+
+@hypothesis.settings(deadline=None, max_examples=150, derandomize=True)
+@hypothesis.given(rows=batches, drafter=st.sampled_from(DRAFTERS), limit=st.integers(0, WIDTH))
+def test_drafts_equal_plain_counting(rows, drafter, limit):
+    """Three letters, so that every order, many ties and many counts occur."""
+    proposal = propose(drafter, rows, limit=limit)
+    assert proposal.probs is None, "drafts that follow from the text have a one-hot law"
+    assert drafts_of(proposal) == [reference_drafts(drafter, text, limit) for text in rows]
+    orders = [reference_counts(drafter, text, [])[0] for text in rows]
+    kinds = [max(order - drafter.min_order, 0) for order in orders]
+    assert proposal.kind.tolist() == kinds
+
+
+def test_the_most_frequent_beats_the_most_recent():
+    """[1 2] was followed by 3, by 3 and by 4: prompt lookup would say 4."""
+    text = [1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2]
+    assert drafts_of(propose(DRAFTERS[0], padded(text)))[0][0] == 3
+    assert drafts_of(propose(DRAFTERS[0], padded(text[3:])))[0][0] == 4  # a tie
+
+
+def test_a_longer_context_beats_a_higher_count():
+    """After [2] came 4 most often, after [0 1 2] came 3."""
+    text = [0, 1, 2, 3, 2, 4, 2, 4, 2, 4, 0, 1, 2]
+    assert drafts_of(propose(DRAFTERS[0], padded(text)))[0][0] == 3
+
+
+def test_no_match_no_draft():
+    """A row that has nothing to say proposes nothing; its neighbours are untouched."""
+    drafts = drafts_of(propose(DRAFTERS[0], [[1, 2, 3, 4], [1, 2, 1], [4], [0, 0]]))
+    assert drafts == [[], [2, 1, 2, 1], [], [0, 0, 0, 0]]
+
+
+def test_what_left_the_window_is_forgotten():
+    """A window of nine tokens."""
+    seen = [1, 2, 4, 0, 3, 0, 3, 0, 1]
+    assert drafts_of(propose(DRAFTERS[1], padded(seen)))[0][:1] == [2]
+    assert drafts_of(propose(DRAFTERS[1], padded([*seen[:-1], 3, 1])))[0] == []
+
+
+def test_a_text_longer_than_the_window_is_counted_at_its_end():
+    """What lies before the window decides nothing, whatever the capacity."""
+    drafter, tail = DRAFTERS[1], [0, 1, 2, 0, 1, 3, 0, 1, 2]
+    rows = [tail, [4] * 5 + tail, [2, 0, 3, 1, *tail], [1] * 15 + tail]
+    expected = reference_drafts(drafter, tail)
+    assert drafts_of(propose(drafter, rows)) == [expected] * BATCH
+
+
+SAMPLED = NgramDrafter(WIDTH, VOCAB, 2, 3, 20, is_sampled=True)
+
+
+def law_of(counts, temperature):
+    """Returns counts as probabilities, sharpened by the temperature."""
+    law = np.zeros(VOCAB)
+    for token, (count, _) in counts.items():
+        law[token] = count ** (1 / temperature)
+    return law / max(law.sum(), 1)
+
+
+@hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
+@hypothesis.given(
+    rows=batches, temperature=st.sampled_from([0.5, 1.0, 2.0]), seed=st.integers(0, 1000)
+)
+def test_the_reported_law_is_the_counts(rows, temperature, seed):
+    """At every draft, given those before it; the row ends where nothing was counted."""
+    proposal = propose(SAMPLED, rows, temperature=temperature, seed=seed)
+    for row, drafts in enumerate(drafts_of(proposal)):
+        for i in range(len(drafts)):
+            _, counts = reference_counts(SAMPLED, rows[row], drafts[:i])
+            np.testing.assert_allclose(
+                proposal.probs[row, i], law_of(counts, temperature), rtol=1e-5, atol=1e-7
+            )
+            assert drafts[i] in counts
+        if len(drafts) < WIDTH:
+            assert reference_counts(SAMPLED, rows[row], drafts) == (0, {})
+
+
+@hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
+@hypothesis.given(rows=batches)
+def test_the_sampled_law_at_temperature_zero_is_a_most_frequent_token(rows):
+    """With a one-hot law; of equals the smallest id, as everywhere."""
+    proposal = propose(SAMPLED, rows)
+    for row, drafts in enumerate(drafts_of(proposal)):
+        for i, token in enumerate(drafts):
+            _, counts = reference_counts(SAMPLED, rows[row], drafts[:i])
+            assert token == min(counts, key=lambda t: (-counts[t][0], t))
+            assert proposal.probs[row, i, token] == 1
+
+
+TEXT = [2, 1, 0, 2, 1, 3, 2, 0, 0, 2, 1, 0, 4, 2]  # shorter than the window
+
+
+def joint_counts(drafter, num_rows=20_000, temperature=1.0):
+    """Returns how often each pair of first drafts was drawn, [v v]."""
+    proposal = propose(drafter, [TEXT] * num_rows, temperature=temperature)
+    counts = np.zeros([VOCAB, VOCAB])
+    assert (proposal.num_tokens >= 2).all()
+    np.add.at(counts, tuple(np.asarray(proposal.tokens[:, :2]).T), 1)
+    return counts
+
+
+def joint_law(temperature):
+    """Returns the law of the first two drafts after TEXT, [v v]."""
+    law = np.zeros([VOCAB, VOCAB])
+    first = law_of(reference_counts(SAMPLED, TEXT, [])[1], temperature)
+    for token in np.flatnonzero(first):
+        second = law_of(reference_counts(SAMPLED, TEXT, [int(token)])[1], temperature)
+        law[token] = first[token] * second
+    return law
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_draws_follow_the_reported_law(temperature):
+    """20,000 rows; one false alarm in a million. A place is drawn, a law of tokens reported.
+
+    Negative control: draws of another temperature are refused.
+    """
+    counts = joint_counts(SAMPLED, temperature=temperature)
+    assert goodness_of_fit(counts, joint_law(temperature)).p_value > FALSE_ALARM
+    assert goodness_of_fit(counts, joint_law(1.2 * temperature)).p_value < FALSE_ALARM
+
+
+def test_draws_do_not_depend_on_the_capacity():
+    """A neighbour's long prompt makes room for more tokens, and must not change the noise."""
+    last, seeds = jnp.asarray([TEXT[-1]] * 64, jnp.int32), jnp.arange(64, dtype=jnp.uint32)
+    drawn = []
+    for room in (0, 9):
+        history = as_history([TEXT[:-1]] * 64)
+        history = history.replace(tokens=jnp.pad(history.tokens[:, :14], ((0, 0), (0, room))))
+        found, _ = proposer(SAMPLED)(history, last, seeds, jnp.float32(1), jnp.int32(WIDTH))
+        drawn.append(found.tokens.tolist())
+    assert drawn[0] == drawn[1]
+    assert len({tuple(row) for row in drawn[0]}) > 2
+
+
+def forbid(*tokens):
+    """Returns the switches of a processor that forbids tokens."""
+    mask = np.isin(np.arange(VOCAB), tokens)
+    return Switches(
+        processors=(
+            Processor(
+                "forbid", lambda settings: True, init=lambda *_, **__: None,
+                apply=lambda _, logits: jnp.where(mask, -jnp.inf, logits),
+                update=lambda state, token: state,
+            ),
+        )
+    )  # fmt: skip
+
+
+def test_a_law_of_forbidden_tokens_only_is_no_law():
+    """The row proposes nothing, rather than NaN or a token that cannot be kept."""
+    rows = [[1, 0, 1], [3, 4, 3], TEXT, [2]]
+    for temperature in (0.0, 1.0):
+        found = propose(SAMPLED, rows, temperature=temperature, switches=forbid(0))
+        drafts = drafts_of(found)
+        assert drafts[0] == drafts[3] == []
+        assert drafts[1] == [4, 3, 4, 3]
+        assert drafts[2]
+        assert 0 not in drafts[2]
+        assert (np.asarray(found.tokens) >= 0).all()
+
+
+def test_an_unsure_row_stops_before_it_draws():
+    """`draft_confidence` holds for this drafter, too."""
+    sure = NgramDrafter(WIDTH, VOCAB, 2, 3, 20, is_sampled=True, min_confidence=0.9)
+    rows = [[1, 2, 1, 2, 1], [1, 2, 1, 3, 1], [0], [1, 2, 1, 2, 1]]
+    assert [len(d) for d in drafts_of(propose(sure, rows, temperature=1.0))] == [4, 0, 0, 4]
