@@ -1,20 +1,17 @@
 """Drafters by name."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
-from jspec.drafters.model import ModelDrafter
+from jspec.drafters.model import ModelDrafter, build_model, make_model_drafter
 from jspec.drafters.ngram import NgramDrafter, build_ngram
-from jspec.drafters.pattern import PatternDrafter, make_tables
-from jspec.drafters.pattern_json import skeleton_pattern
-from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.pattern import PatternDrafter, build_pattern
+from jspec.drafters.prompt_lookup import PromptLookupDrafter, build_prompt_lookup
 from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
 from jspec.drafters.tables import TableDrafter, build_bigram, build_random, build_unigram
 from jspec.errors import InputError
-from jspec.models import init_cache, make_apply
 from jspec.speculation.types import Drafter
 
 
@@ -23,32 +20,10 @@ def _build_none(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(None)
 
 
-def _model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
-    config = spec.draft_config
-    if config is None:
-        raise InputError(f"the drafter {name!r} expects a draft model, and none was given")
-
-    def empty_cache(batch_size: int, capacity: int) -> Any:
-        return init_cache(config, batch_size=batch_size, capacity=capacity, dtype=spec.dtype)
-
-    return ModelDrafter(
-        apply=make_apply(config),
-        init_cache=empty_cache,
-        num_draft_tokens=spec.num_draft_tokens,
-        vocab_size=spec.vocab_size,
-        target_vocab_size=spec.target_config.vocab_size,
-        min_confidence=spec.options.draft_confidence,
-    )
-
-
-def _build_model(spec: DrafterSpec) -> BuiltDrafter:
-    return BuiltDrafter(_model_drafter(spec), spec.draft_params)
-
-
 def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
-    model, name = _model_drafter(spec, "hierarchical"), spec.options.inner_drafter
-    if not _FROM_TEXT_ALONE.issuperset(name.split("+")):
-        known = ", ".join(sorted(_FROM_TEXT_ALONE))
+    model, name = make_model_drafter(spec, "hierarchical"), spec.options.inner_drafter
+    if not set(_WITHOUT_MODEL).issuperset(name.split("+")):
+        known = ", ".join(_WITHOUT_MODEL)
         raise InputError(f"expected an inner drafter without a model, among {known}; got {name!r}")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
@@ -58,41 +33,13 @@ def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
-def _build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
-    options = spec.options
-    drafter = PromptLookupDrafter(
-        spec.num_draft_tokens, min_match=options.lookup_min_match, growth=options.lookup_growth
-    )
-    return BuiltDrafter(drafter)
-
-
-def _build_pattern(spec: DrafterSpec) -> BuiltDrafter:
-    pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
-    if (pattern is None) == (skeleton is None):
-        found = "neither" if pattern is None else "both"
-        raise InputError(
-            f"the drafter 'pattern' expects a regular expression or a JSON skeleton, got {found}"
-        )
-    if skeleton is not None:
-        pattern = skeleton_pattern(skeleton)
-    assert pattern is not None
-    assert spec.tokenizer is not None
-    tables = make_tables(
-        pattern,
-        spec.tokenizer,
-        vocab_size=spec.target_config.vocab_size,
-        num_draft_tokens=spec.num_draft_tokens,
-    )
-    return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)
-
-
 _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "none": _build_none,
-    "model": _build_model,
-    "prompt_lookup": _build_prompt_lookup,
+    "model": build_model,
+    "prompt_lookup": build_prompt_lookup,
     "layer_skip": build_layer_skip,
     "hierarchical": _build_hierarchical,
-    "pattern": _build_pattern,
+    "pattern": build_pattern,
     "ngram": build_ngram,
     "unigram": build_unigram,
     "bigram": build_bigram,
@@ -100,7 +47,7 @@ _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
 }
 DRAFTERS = tuple(_BUILDERS)
 WITH_DRAFT_MODEL = ("model", "hierarchical")
-_FROM_TEXT_ALONE = {"pattern", "prompt_lookup"}
+_WITHOUT_MODEL = ("prompt_lookup", "ngram", "unigram", "bigram", "random", "pattern")
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:

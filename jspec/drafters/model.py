@@ -22,7 +22,9 @@ from jaxtyping import Array, Bool, Int32, Key
 
 from jspec.drafters.chain import DrawFn, draw_chain, draw_from_law
 from jspec.drafters.history import History
-from jspec.models import KVCache
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.errors import InputError
+from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import ApplyFn, Params, RowFlags, RowTokens, Tokens
@@ -188,3 +190,35 @@ class ModelDrafter:
             return fed.commit(jnp.minimum(missing(cache), CATCH_UP_WIDTH))
 
         return jax.lax.while_loop(lambda cache: (missing(cache) > 0).any(), feed, state.cache)
+
+
+def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
+    """Returns the drafter over the draft model.
+
+    Args:
+      spec: what it is built from.
+      name: of the drafter that uses it, for the message.
+
+    Raises:
+      InputError: there is no draft model.
+    """
+    config = spec.draft_config
+    if config is None:
+        raise InputError(f"the drafter {name!r} expects a draft model, and none was given")
+
+    def empty_cache(batch_size: int, capacity: int) -> KVCache:
+        return init_cache(config, batch_size=batch_size, capacity=capacity, dtype=spec.dtype)
+
+    return ModelDrafter(
+        apply=make_apply(config),
+        init_cache=empty_cache,
+        num_draft_tokens=spec.num_draft_tokens,
+        vocab_size=spec.vocab_size,
+        target_vocab_size=spec.target_config.vocab_size,
+        min_confidence=spec.options.draft_confidence,
+    )
+
+
+def build_model(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over the draft model, with the draft model's parameters."""
+    return BuiltDrafter(make_model_drafter(spec), spec.draft_params)

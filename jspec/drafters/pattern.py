@@ -15,6 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int16, Int32, Key
 
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
+from jspec.drafters.pattern_json import skeleton_pattern
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.errors import InputError
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import RowCounts, RowTokens, Tokens
@@ -123,3 +126,28 @@ class PatternDrafter:
 
 def _advance(params: PatternParams, state: RowCounts, token: RowTokens) -> RowCounts:
     return params.next_state[state, token].astype(jnp.int32)
+
+
+def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter and its tables.
+
+    Raises:
+      InputError: neither a regular expression nor a JSON skeleton, both, or a bad one.
+    """
+    pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
+    if (pattern is None) == (skeleton is None):
+        found = "neither" if pattern is None else "both"
+        raise InputError(
+            f"the drafter 'pattern' expects a regular expression or a JSON skeleton, got {found}"
+        )
+    if skeleton is not None:
+        pattern = skeleton_pattern(skeleton)
+    assert pattern is not None
+    assert spec.tokenizer is not None
+    tables = make_tables(
+        pattern,
+        spec.tokenizer,
+        vocab_size=spec.target_config.vocab_size,
+        num_draft_tokens=spec.num_draft_tokens,
+    )
+    return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)

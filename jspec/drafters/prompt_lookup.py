@@ -13,11 +13,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int32, Key
 
 from jspec.drafters.history import History
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import Params, RowCounts, RowTokens, Tokens
 
-_ASSUMED = 0.4, 0.7  # acceptance of first and later drafts, before it is known
+# How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on
+# 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
+_ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (0.7, 0.75),
+            (0.75, 0.85), (0.9, 0.9))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +43,10 @@ class PromptLookupDrafter:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One for each length of match: a longer one is followed more faithfully."""
-        return tuple(Kind("prompt_lookup", *_ASSUMED) for _ in range(self.max_match))
+        return tuple(
+            Kind("prompt_lookup", *_ASSUMED[min(length, len(_ASSUMED) - 1)])
+            for length in range(self.max_match)
+        )
 
     @property
     def may_be_silent(self) -> bool:
@@ -111,3 +118,12 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
         match_length += agrees.astype(jnp.int32)
     best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)
     return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best
+
+
+def build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter with the options of `spec`."""
+    options = spec.options
+    drafter = PromptLookupDrafter(
+        spec.num_draft_tokens, min_match=options.lookup_min_match, growth=options.lookup_growth
+    )
+    return BuiltDrafter(drafter)
