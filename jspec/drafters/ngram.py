@@ -24,10 +24,10 @@ from jspec.drafters.history import History
 from jspec.drafters.ngram_draw import make_draw
 from jspec.drafters.ngram_matches import (
     Window,
-    count_followed,
     first_matches,
     last_window,
     lengthen,
+    log_counts,
     longest_matches,
     most_frequent,
 )
@@ -114,7 +114,7 @@ class NgramDrafter:
             lengths: Int32[Array, "b p"], token: RowTokens
         ) -> tuple[Float32[Array, "b v"], Int32[Array, "b p"]]:
             lengths, _, is_match = self._follow(window, lengths, token)
-            return jnp.log(count_followed(window, is_match, self.vocab_size)), lengths
+            return log_counts(window, is_match, self.vocab_size), lengths
 
         proposal, _, _ = draw_chain(
             count,

@@ -106,19 +106,24 @@ def longest_matches(
 def most_frequent(window: Window, is_match: Bool[Array, "b p"]) -> RowTokens:
     """Returns what followed most often where there is a match, [b]; of equals the most recent."""
     num_places = is_match.shape[1]
-    rows = jnp.arange(is_match.shape[0])[:, None]
-    matches = is_match.astype(jnp.int32)
-    counts = jnp.zeros_like(window.label).at[rows, window.label].add(matches)
-    counts = jnp.take_along_axis(counts, window.label, axis=1)
+    counts = _count_equals(window, is_match)
     score = jnp.where(is_match, counts * num_places + jnp.arange(num_places), 0)
     place = jnp.max(score, axis=1, keepdims=True) % num_places
     return jnp.take_along_axis(window.followed, place, axis=1)[:, 0]
 
 
-def count_followed(
+def log_counts(
     window: Window, is_match: Bool[Array, "b p"], vocab_size: int
 ) -> Float32[Array, "b v"]:
-    """Returns how often each token followed where there is a match."""
+    """Returns the logarithm of how often each token followed where there is a match."""
     rows = jnp.arange(is_match.shape[0])[:, None]
-    counts = jnp.zeros([is_match.shape[0], vocab_size], jnp.float32)
-    return counts.at[rows, window.followed].add(is_match.astype(jnp.float32))
+    here = jnp.log(_count_equals(window, is_match).astype(jnp.float32))
+    nothing = jnp.full([is_match.shape[0], vocab_size], -jnp.inf, jnp.float32)
+    return nothing.at[rows, window.followed].max(jnp.where(is_match, here, -jnp.inf))
+
+
+def _count_equals(window: Window, is_match: Bool[Array, "b p"]) -> Int32[Array, "b p"]:
+    """Returns how often what followed each place followed where there is a match."""
+    rows = jnp.arange(is_match.shape[0])[:, None]
+    counts = jnp.zeros_like(window.label).at[rows, window.label].add(is_match.astype(jnp.int32))
+    return jnp.take_along_axis(counts, window.label, axis=1)
