@@ -26,16 +26,7 @@ from jspec.models import KVCache
 from jspec.sampling import SamplingSettings, process_drafts, sample, sampling_probs
 from jspec.speculation.noise import gumbel_noise
 from jspec.speculation.types import Drafter, Kind, LimitFn, Proposal, TargetView
-from jspec.typing import (
-    DraftProbs,
-    DraftTokens,
-    Params,
-    Probs,
-    RowCounts,
-    RowFlags,
-    RowTokens,
-    Tokens,
-)
+from jspec.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags, RowTokens, Tokens
 
 _ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
 
@@ -237,7 +228,7 @@ class HierarchicalDrafter:
 
     def _laws(
         self, logits: Float32[Array, "b t u"], settings: SamplingSettings, guesses: DraftTokens
-    ) -> Probs:
+    ) -> Float32[Array, "b t v"]:
         """Returns the laws behind the newest token and behind each guess, as wide as a target's."""
         missing = self.model.target_vocab_size - self.model.vocab_size
         logits = logits[..., : self.model.vocab_size]
