@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jspec.generator import Generator
+from jspec.models import QuantizedKernel
 from jspec.request import Settings
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.types import AcceptanceRule
@@ -61,5 +62,9 @@ def cast(model: LoadedModel, dtype: str) -> LoadedModel:
     wanted = jnp.dtype(dtype)
     if model.params["embedding"].dtype == wanted:
         return model
-    params = jax.tree.map(lambda leaf: leaf.astype(wanted), model.params)
+    params = jax.tree.map(
+        lambda leaf: leaf.astype(wanted),
+        model.params,
+        is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
+    )
     return dataclasses.replace(model, params=params)
