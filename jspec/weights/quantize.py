@@ -52,7 +52,7 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
 
 
 def quantize(kernel: "jax.Array", path: Path, kind: str, dtype: Any) -> "QuantizedKernel":
-    """Returns a kernel in integers.
+    """Returns a kernel in integers, computed: the floats can go before the next are made.
 
     Args:
       kernel: floats, as `layers.linear` takes them.
@@ -60,10 +60,12 @@ def quantize(kernel: "jax.Array", path: Path, kind: str, dtype: Any) -> "Quantiz
       kind: "int8" or "int4"; see `check_kind`.
       dtype: of the model: bfloat16 or float32.
     """
+    import jax
     import jax.numpy as jnp
 
     kind = "int8" if path[-1] in _TABLES else kind
-    return _quantizer()(kernel, _NUM_CONTRACTED[path[-1]], kind, jnp.dtype(dtype))
+    run = _quantizer()
+    return jax.block_until_ready(run(kernel, _NUM_CONTRACTED[path[-1]], kind, jnp.dtype(dtype)))
 
 
 def quantize_leaves(leaves: dict[Path, Any], config: LlamaConfig, kind: str) -> dict[Path, Any]:
