@@ -26,7 +26,7 @@ from jspec.row_checks import check_temperature
 from jspec.settings_flags import read_rule, read_settings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import Temperatures
-from jspec.weights.resolver import load_model
+from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(settings_flags)
@@ -34,6 +34,12 @@ _TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The target; s
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model; likewise.")
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
+)
+_TARGET_QUANTIZATION = flags.DEFINE_enum(
+    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+)
+_DRAFT_QUANTIZATION = flags.DEFINE_enum(
+    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
 )
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 1024, "Independent rows of the test of the law.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
@@ -85,9 +91,11 @@ def make_subject() -> Subject:
         print("note: the law is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
     drafter, drafter_options = read_drafter()
-    draft = None if _DRAFT.value is None else load_model(_DRAFT.value, dtype="float32")
+    if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
+        raise InputError("expected --draft with --draft_quantization")
+    draft = None if _DRAFT.value is None else _load(_DRAFT.value, _DRAFT_QUANTIZATION.value)
     return Subject(
-        target=load_model(_TARGET.value, dtype="float32"),
+        target=_load(_TARGET.value, _TARGET_QUANTIZATION.value),
         draft=draft,
         drafter=choose_drafter(drafter, has_draft=draft is not None),
         drafter_options=drafter_options,
@@ -96,6 +104,10 @@ def make_subject() -> Subject:
         rule_options=rule_options,
         settings=settings,
     )
+
+
+def _load(name: str, quantization: str) -> LoadedModel:
+    return load_model(name, dtype="float32", quantization=cli.parse_quantization(quantization))
 
 
 def run_checks(subject: Subject) -> Iterator[Check]:
@@ -128,11 +140,15 @@ def describe(subject: Subject) -> str:
         and field.name != "max_new_tokens"
     }
     listed = ", ".join(f"{name}={value}" for name, value in changed.items())
-    draft = "" if subject.draft is None else f" with {subject.draft.name}"
+    draft = "" if subject.draft is None else f" with {_title(subject.draft)}"
     return (
-        f"{subject.target.name}, drafter {subject.drafter}{draft}, rule {subject.acceptance}, "
+        f"{_title(subject.target)}, drafter {subject.drafter}{draft}, rule {subject.acceptance}, "
         f"{listed or 'default settings'}"
     )
+
+
+def _title(model: LoadedModel) -> str:
+    return model.name if model.quantization is None else f"{model.name} in {model.quantization}"
 
 
 def make_record(

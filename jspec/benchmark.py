@@ -49,6 +49,12 @@ _NUM_PROMPTS = flags.DEFINE_integer(
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens an answer may have.")
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
+_TARGET_QUANTIZATION = flags.DEFINE_enum(
+    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+)
+_DRAFT_QUANTIZATION = flags.DEFINE_enum(
+    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+)
 _TRANSFORMERS = flags.DEFINE_bool(
     "transformers", None, "Measure transformers too. Default: if torch is installed."
 )
@@ -72,6 +78,8 @@ class Timings(NamedTuple):
 def main() -> None:
     """Reads the flags, measures, prints a table, writes JSON."""
     own_ways = parse_ways(_DRAFTERS.value, _NUM_DRAFT_TOKENS.value)
+    if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
+        raise InputError("expected --draft with --draft_quantization")
     needs_draft = any(needs_draft_model(way.drafter) for way in own_ways.values())
     if needs_draft != bool(_DRAFT.value):
         names = ", ".join(WITH_DRAFT_MODEL)
@@ -84,8 +92,8 @@ def main() -> None:
     if not texts:
         raise InputError(f"expected at least one prompt in {_PROMPTS_FILE.value}, got none")
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
-    target = load_model(_TARGET.value, dtype=_DTYPE.value)
-    draft = load_model(_DRAFT.value, dtype=_DTYPE.value) if _DRAFT.value else None
+    target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
+    draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     ways = jspec_generators(target, draft, own_ways, drafter_options)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
     _warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
@@ -109,6 +117,11 @@ def main() -> None:
                     "timings": _plain(timings),
                 }
             )
+
+
+def _load(name: str, quantization: str) -> LoadedModel:
+    kind = cli.parse_quantization(quantization)
+    return load_model(name, dtype=_DTYPE.value, quantization=kind)
 
 
 class Way(NamedTuple):
@@ -264,8 +277,9 @@ def _plain(timings: Mapping[str, Timings]) -> dict[str, dict[str, Any]]:
 
 
 def _flag_values() -> dict[str, Any]:
-    own = (_TARGET, _DRAFT, _DRAFTERS, _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS,
-           _MAX_NEW_TOKENS, _REPEATS, _DTYPE)  # fmt: skip
+    own = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DRAFTERS,
+           _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS,
+           _DTYPE)  # fmt: skip
     return {flag.name: flag.value for flag in own}
 
 

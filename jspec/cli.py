@@ -10,6 +10,7 @@ from absl import app, flags, logging
 
 from jspec.errors import InputError
 
+QUANTIZATIONS = ("none", "int8", "int4")
 INTERRUPTED = 130
 
 
@@ -72,6 +73,11 @@ def parse_num_draft_tokens(text: str) -> int | str:
         raise InputError(
             f"expected num_draft_tokens to be a whole number or auto, got {text!r}"
         ) from None
+
+
+def parse_quantization(text: str) -> str | None:
+    """Returns what `load_model` takes for one of QUANTIZATIONS."""
+    return None if text == "none" else text
 
 
 def check_prompt_text(text: Any) -> str:

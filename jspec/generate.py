@@ -53,6 +53,12 @@ _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of wei
 _MAX_SEQ_LEN = flags.DEFINE_integer(
     "max_seq_len", None, "Tokens that prompt and answer may come to. Default: the model's context."
 )
+_TARGET_QUANTIZATION = flags.DEFINE_enum(
+    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+)
+_DRAFT_QUANTIZATION = flags.DEFINE_enum(
+    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+)
 _STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt at a time).")
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write one JSON object a prompt to this file, as each is finished."
@@ -79,6 +85,8 @@ def main() -> None:
             _TARGET.value,
             _DRAFT.value,
             dtype=_DTYPE.value,
+            target_quantization=cli.parse_quantization(_TARGET_QUANTIZATION.value),
+            draft_quantization=cli.parse_quantization(_DRAFT_QUANTIZATION.value),
             drafter=drafter,
             drafter_options=drafter_options,
             num_draft_tokens=num_draft_tokens,
@@ -92,7 +100,7 @@ def main() -> None:
         printer = Printer(
             stream=_STREAM.value and _BATCH_SIZE.value == 1,
             stats=_STATS.value,
-            note=None if loaded.is_lossless else f"the acceptance rule {acceptance!r} is lossy",
+            notes=list_notes(loaded),
             has_titles=_PROMPTS_FILE.value is not None,
         )
         for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
@@ -105,6 +113,20 @@ def main() -> None:
                 print(f"category {recommendation}", file=sys.stderr, flush=True)
     if problem is not None:
         raise problem
+
+
+def list_notes(loaded: Generator) -> list[str]:
+    """Returns what a reader of the answers has to know about the law they follow."""
+    settings = loaded.describe()
+    notes = []
+    if settings["target_quantization"] is not None:
+        notes.append(
+            f"the target is quantised to {settings['target_quantization']}: another model than "
+            f"{settings['target']}"
+        )
+    if not settings["is_lossless"]:
+        notes.append(f"the acceptance rule {settings['acceptance']!r} is lossy")
+    return notes
 
 
 def read_texts(
@@ -136,20 +158,20 @@ class Printer:
     Attributes:
       stream: print text as it comes, not answer by answer.
       stats: print statistics after each answer.
-      note: a line to begin with, on standard error.
+      notes: lines to begin with, on standard error.
       has_titles: print a line with the prompt's number before each answer.
     """
 
-    def __init__(self, *, stream: bool, stats: bool, note: str | None, has_titles: bool) -> None:
+    def __init__(self, *, stream: bool, stats: bool, notes: list[str], has_titles: bool) -> None:
         self._stream, self._stats, self._has_titles = stream, stats, has_titles
-        self._note = note
+        self._notes = notes
         self._begun: set[int] = set()
 
     def show(self, piece: Piece) -> None:
         """Prints what is new."""
-        if self._note is not None:
-            print(f"note: {self._note}", file=sys.stderr, flush=True)
-            self._note = None
+        for note in self._notes:
+            print(f"note: {note}", file=sys.stderr, flush=True)
+        self._notes = []
         if not self._stream and piece.result is None:
             return
         if self._has_titles and piece.index not in self._begun:

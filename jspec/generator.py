@@ -124,6 +124,8 @@ class Generator:
         draft: str | None = None,
         *,
         dtype: str = "bfloat16",
+        target_quantization: str | None = None,
+        draft_quantization: str | None = None,
         **options: Any,
     ) -> "Generator":
         """Loads models by name and returns a Generator.
@@ -133,14 +135,22 @@ class Generator:
             "smollm2-135m-instruct", or "random:" and a preset's name.
           draft: likewise, or None.
           dtype: "bfloat16" or "float32", of weights and caches.
+          target_quantization: "int8" or "int4" rounds the target's weights: another model, whose
+            law is then the one that is kept; None leaves them alone.
+          draft_quantization: likewise of the draft, which changes no law.
           **options: of the constructor.
 
         Raises:
           InputError: a model that cannot be loaded, or an option out of range.
         """
         options["drafter"] = choose_drafter(options.get("drafter"), has_draft=draft is not None)
-        loaded = load_model(target, dtype=dtype)
-        return cls(loaded, None if draft is None else load_model(draft, dtype=dtype), **options)
+        if draft is None and draft_quantization is not None:
+            raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
+        loaded = load_model(target, dtype=dtype, quantization=target_quantization)
+        if draft is None:
+            return cls(loaded, **options)
+        quantized = load_model(draft, dtype=dtype, quantization=draft_quantization)
+        return cls(loaded, quantized, **options)
 
     @overload
     def generate(
@@ -266,7 +276,9 @@ class Generator:
         auto = self._programs.auto
         return {
             "target": self.target.name,
+            "target_quantization": self.target.quantization,
             "draft": None if self._draft is None else self._draft.name,
+            "draft_quantization": None if self._draft is None else self._draft.quantization,
             "drafter": self.drafter,
             "num_draft_tokens": self.num_draft_tokens if auto is None else AUTO,
             "costs": auto and auto.to_json(),

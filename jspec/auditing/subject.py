@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jspec.drafters import DrafterOptions, needs_draft_model
 from jspec.generator import Generator
+from jspec.models import QuantizedKernel
 from jspec.request import Settings
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.types import AcceptanceRule
@@ -65,5 +66,9 @@ def cast(model: LoadedModel, dtype: str) -> LoadedModel:
     wanted = jnp.dtype(dtype)
     if model.params["embedding"].dtype == wanted:
         return model
-    params = jax.tree.map(lambda leaf: leaf.astype(wanted), model.params)
+    params = jax.tree.map(
+        lambda leaf: leaf.astype(wanted),
+        model.params,
+        is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
+    )
     return dataclasses.replace(model, params=params)

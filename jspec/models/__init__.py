@@ -4,12 +4,14 @@ from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import PRESETS, LlamaConfig, RopeScaling, get_preset
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.models.llama import Llama, init_cache, init_params, make_apply
+from jspec.models.quantized import QuantizedKernel
 
 __all__ = [
     "PRESETS",
     "KVCache",
     "Llama",
     "LlamaConfig",
+    "QuantizedKernel",
     "RopeScaling",
     "causal_mask",
     "from_hf_config",

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float32
 
 from jspec.models.cache import KVCache
 from jspec.models.config import LlamaConfig
-from jspec.models.layers import linear
+from jspec.models.layers import kernel_param, linear
 from jspec.models.rope import apply_rope
 
 
@@ -37,8 +37,7 @@ class Attention(nn.Module):
         cfg = self.config
         k, g, h, d = cfg.num_kv_heads, cfg.num_groups, cfg.head_dim, cfg.embed_dim
         b, t = inputs.shape[:2]
-        init = nn.initializers.normal(0.02)
-        qkv = linear(inputs, self.param("qkv", init, (k, g + 2, h, d)))
+        qkv = linear(inputs, kernel_param(self, "qkv", (k, g + 2, h, d)))
         if cfg.attention_bias:
             qkv += self.param("qkv_bias", nn.initializers.zeros, (k, g + 2, h))
         rotated = apply_rope(qkv[:, :, :, : g + 1].reshape(b, t, k * (g + 1), h), *rope)
@@ -47,7 +46,7 @@ class Attention(nn.Module):
         cache = cache.write(self.layer, rotated[:, :, :, g], qkv[:, :, :, g + 1], block_offset)
         mixed = cache.attend(self.layer, queries, visible)
         outputs = linear(
-            mixed.reshape(b, t, k, g, h), self.param("out", init, (d, k, g, h)), num_contracted=3
+            mixed.reshape(b, t, k, g, h), kernel_param(self, "out", (d, k, g, h)), num_contracted=3
         )
         if cfg.attention_bias:
             outputs += self.param("out_bias", nn.initializers.zeros, (d,))

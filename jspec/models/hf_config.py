@@ -21,8 +21,20 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "rope_interleaved": (False,),
     "is_llama_config": (True,),
-    "quantization_config": (None,),
 }
+
+
+def _refuse_quantized(quantization: Any) -> None:
+    """Refuses weights that another library has quantised, by its name for the method."""
+    if quantization is None:
+        return
+    method = quantization
+    if isinstance(quantization, Mapping):
+        method = quantization.get("quant_method", "an unnamed method")
+    raise ValueError(
+        f"quantization_config: cannot read weights quantised by {method}; take the float "
+        "checkpoint, which can be quantised to int8 or int4 as it is loaded"
+    )
 
 
 def _read_rope(raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
@@ -94,6 +106,7 @@ def from_hf_config(raw: Mapping[str, Any]) -> LlamaConfig:
         value = raw.pop(key, values[0])
         if value not in values:
             raise ValueError(f"expected {key} to be {values[0]!r}, got {value!r}")
+    _refuse_quantized(raw.pop("quantization_config", None))
     rope_theta, rope_scaling = _read_rope(raw)
     num_heads = _pop_size(raw, "num_attention_heads")
     embed_dim = _pop_size(raw, "hidden_size")

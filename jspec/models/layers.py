@@ -1,23 +1,45 @@
 """The small parts of a Llama: products, RMSNorm, the SwiGLU feed-forward layer."""
 
+from typing import TypeAlias
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int
 
 from jspec.models.config import LlamaConfig
+from jspec.models.precision import exact_float32
+from jspec.models.quantized import QuantizedKernel, quantized_product, quantized_rows
+
+Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
+
+
+def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
+    """Returns a module's kernel of that shape, a float array or a quantised one.
+
+    Flax compares a parameter leaf by leaf with what its initialiser gives, and that is a float
+    array: a quantised kernel is compared here.
+
+    Raises:
+      ValueError: the quantised kernel has another shape.
+    """
+    kernel = module.get_variable("params", name)
+    if not isinstance(kernel, QuantizedKernel):
+        return module.param(name, nn.initializers.normal(0.02), shape)
+    if kernel.shape != shape:
+        raise ValueError(f"expected {name} of shape {shape}, got {kernel.shape}")
+    return kernel
 
 
 def linear(
-    inputs: Float[Array, "b t *in"], kernel: Float[Array, "..."], num_contracted: int = 1
+    inputs: Float[Array, "b t *in"], kernel: Kernel, num_contracted: int = 1
 ) -> Float32[Array, "b t *out"]:
     """Returns inputs · kernelᵀ, accumulated in float32.
 
     Args:
       inputs: [b t] and then `num_contracted` axes.
       kernel: the output axes and then the same `num_contracted` axes: rows are outputs, as in
-        PyTorch, which is the faster layout for few rows.
+        PyTorch, which is the faster layout for few rows. Or a quantised one of that shape.
       num_contracted: how many trailing axes are summed over.
 
     Returns:
@@ -25,7 +47,10 @@ def linear(
     """
     b, t = inputs.shape[:2]
     out_axes = kernel.shape[:-num_contracted]
-    rows = inputs.astype(kernel.dtype).reshape(b * t, -1)
+    rows = inputs.reshape(b * t, -1)
+    if isinstance(kernel, QuantizedKernel):
+        return quantized_product(rows, kernel).reshape(b, t, *out_axes)
+    rows = rows.astype(kernel.dtype)
     kernel = kernel.reshape(-1, rows.shape[1])
     outputs = jax.lax.dot_general(
         _at_least_two_rows(rows),
@@ -37,11 +62,6 @@ def linear(
     return outputs[: b * t].reshape(b, t, *out_axes)
 
 
-def exact_float32(dtype: DTypeLike) -> jax.lax.Precision | None:
-    """Returns the precision of products of that type: float32 means float32, not a GPU's TF32."""
-    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-
-
 def _at_least_two_rows(rows: Float[Array, "r in"]) -> Float[Array, "r2 in"]:
     """Pads one bfloat16 row to two: XLA on CPU is ten times slower with one."""
     if rows.shape[0] > 1 or rows.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
@@ -49,15 +69,15 @@ def _at_least_two_rows(rows: Float[Array, "r in"]) -> Float[Array, "r2 in"]:
     return jnp.concatenate([rows, jnp.zeros_like(rows)])
 
 
-def look_up(table: Float[Array, "v d"], ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-    """Returns the rows of a table.
+def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+    """Returns the rows of a table [v d], in its type; those of a quantised one in float32.
 
     XLA on CPU gathers bfloat16 in float32, and moves the conversion of the whole table out of the
     decoding loop, where it lives as a second copy. Behind the barrier the table depends on the ids:
     only the rows are converted.
     """
     table, ids = jax.lax.optimization_barrier((table, ids))
-    return table[ids]
+    return quantized_rows(table, ids) if isinstance(table, QuantizedKernel) else table[ids]
 
 
 class RMSNorm(nn.Module):
@@ -90,12 +110,12 @@ class FeedForward(nn.Module):
     def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
         """Applies the layer to every token."""
         cfg = self.config
-        init = nn.initializers.normal(0.02)
-        gate_up = linear(inputs, self.param("gate_up", init, (2, cfg.hidden_dim, cfg.embed_dim)))
+        gate_up = kernel_param(self, "gate_up", (2, cfg.hidden_dim, cfg.embed_dim))
+        gate_up = linear(inputs, gate_up)
         if cfg.mlp_bias:
             gate_up += self.param("gate_up_bias", nn.initializers.zeros, (2, cfg.hidden_dim))
         hidden = jax.nn.silu(gate_up[:, :, 0]) * gate_up[:, :, 1]
-        outputs = linear(hidden, self.param("down", init, (cfg.embed_dim, cfg.hidden_dim)))
+        outputs = linear(hidden, kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim)))
         if cfg.mlp_bias:
             outputs += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))
         return outputs

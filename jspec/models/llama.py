@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import LlamaConfig
-from jspec.models.layers import FeedForward, RMSNorm, linear, look_up
+from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up
 from jspec.models.rope import rope_cos_sin
 from jspec.typing import ApplyFn, Params
 
@@ -45,9 +45,7 @@ class Llama(nn.Module):
         """Runs one block of tokens; see `ApplyFn`."""
         cfg = self.config
         layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
-        embedding = self.param(
-            "embedding", nn.initializers.normal(0.02), (cfg.vocab_size, cfg.embed_dim)
-        )
+        embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
         x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
         x = x.astype(jnp.float32)
         num_tokens = x.shape[1]
@@ -69,7 +67,7 @@ class Llama(nn.Module):
             x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
         head = embedding
         if not cfg.tie_embeddings:
-            head = self.param("head", nn.initializers.normal(0.02), embedding.shape)
+            head = kernel_param(self, "head", (cfg.vocab_size, cfg.embed_dim))
         return linear(x, head), hidden, cache
 
 

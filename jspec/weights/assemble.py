@@ -9,6 +9,7 @@ import numpy as np
 
 from jspec.errors import InputError
 from jspec.models.config import LlamaConfig
+from jspec.weights.quantize import check_kind, is_quantizable, quantize
 from jspec.weights.rules import Part, Rule, Shape, flatten, make_rules, nest
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -97,31 +98,39 @@ def check_tensors(config: LlamaConfig, source: TensorSource) -> None:
         raise InputError(f"{source.where}: {'; '.join(problems)}")
 
 
-def load_params(config: LlamaConfig, source: TensorSource, dtype: Any) -> dict[str, Any]:
+def load_params(
+    config: LlamaConfig, source: TensorSource, dtype: Any, quantization: str | None = None
+) -> dict[str, Any]:
     """Reads a checkpoint into parameters on the default device.
 
     Tensors are read one by one, a few at a time in threads, each already in the final dtype: the
-    whole model is never held twice.
+    whole model is never held twice. Kernels to be quantised are read in float32, so that they are
+    rounded once.
 
     Args:
       config: the model.
       source: the open checkpoint.
       dtype: bfloat16 or float32.
+      quantization: of the kernels; see `quantize.KINDS`.
 
     Returns:
       The nested dict of `rules.make_rules`.
 
     Raises:
-      InputError: see `check_tensors`.
+      InputError: see `check_tensors` and `quantize.check_kind`.
     """
     import jax
 
     check_tensors(config, source)
-    dtype = as_dtype(dtype)
+    check_kind(config, quantization)
+    dtype, float32 = as_dtype(dtype), np.dtype(np.float32)
 
-    def load(rule: Rule) -> jax.Array:
-        tensors = {part.name: source.read(part.name, dtype) for part in rule.parts}
-        return jax.device_put(rule.pack(tensors, dtype))
+    def load(rule: Rule) -> Any:
+        kind = quantization if is_quantizable(rule) else None
+        read_as = dtype if kind is None else float32
+        tensors = {part.name: source.read(part.name, read_as) for part in rule.parts}
+        leaf = jax.device_put(rule.pack(tensors, read_as))
+        return leaf if kind is None else quantize(leaf, rule.path, kind, dtype)
 
     rules = make_rules(config)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:

@@ -77,12 +77,20 @@ class GgufSource:
         return tensor
 
 
-def load_gguf(path: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str, Any], GgufFile]:
+def load_gguf(
+    path: pathlib.Path, dtype: Any, quantization: str | None = None
+) -> tuple[LlamaConfig, dict[str, Any], GgufFile]:
     """Loads a GGUF Llama.
+
+    The file's own quantisation does not carry over: its blocks of 32 weights have float16 scales
+    of their own, for which XLA has no fast product. Its weights, in float32, are quantised anew,
+    which loses at most half a step once more; where the blocks of a row of Q8_0 share one scale,
+    and its largest weight is 127 steps, int8 gives the very same integers.
 
     Args:
       path: the file.
       dtype: bfloat16 or float32.
+      quantization: of the kernels; see `quantize.KINDS`.
 
     Returns:
       The config, the parameters, and the open file (for `gguf_tokenizer.build_tokenizer`).
@@ -92,4 +100,4 @@ def load_gguf(path: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str, An
     """
     file = GgufFile(path)
     config = read_config(file)
-    return config, load_params(config, GgufSource(file, config), dtype), file
+    return config, load_params(config, GgufSource(file, config), dtype, quantization), file

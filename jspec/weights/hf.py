@@ -11,6 +11,7 @@ from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import iterate_tensors, load_params
 from jspec.weights.new_folder import new_folder
+from jspec.weights.quantize import refuse_quantized
 from jspec.weights.rules import Shape, flatten
 from jspec.weights.tokenizer import Tokenizer
 from jspec.weights.tokenizer_files import read_json
@@ -105,12 +106,15 @@ def read_config(folder: pathlib.Path) -> LlamaConfig:
         raise InputError(f"{path}: {error}") from None
 
 
-def load_hf(folder: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str, Any]]:
+def load_hf(
+    folder: pathlib.Path, dtype: Any, quantization: str | None = None
+) -> tuple[LlamaConfig, dict[str, Any]]:
     """Loads a Hugging Face folder.
 
     Args:
       folder: with config.json, and model.safetensors or an index with its files.
       dtype: bfloat16 or float32.
+      quantization: of the kernels; see `quantize.KINDS`.
 
     Returns:
       The config and the parameters.
@@ -119,7 +123,7 @@ def load_hf(folder: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str, An
       InputError: anything missing, damaged, unknown or of another shape.
     """
     config = read_config(folder)
-    return config, load_params(config, HfSource(folder), dtype)
+    return config, load_params(config, HfSource(folder), dtype, quantization)
 
 
 def save_hf(
@@ -135,14 +139,15 @@ def save_hf(
     Args:
       folder: must not exist, or be empty.
       config: the model.
-      params: its parameters, all in one dtype.
+      params: its parameters, floats, all in one dtype.
       tokenizer: goes beside them.
       max_shard_bytes: of one safetensors file; a single larger tensor has a file of its own.
 
     Raises:
-      InputError: the folder exists or cannot be written.
+      InputError: the folder exists or cannot be written, or the parameters are quantised.
       ValueError: the parameters do not fit the config.
     """
+    refuse_quantized(params, folder)
     dtype = str(next(iter(flatten(params).values())).dtype)
     text = json.dumps(to_hf_config(config) | {"dtype": dtype}, indent=2) + "\n"
     with new_folder(folder) as partial:

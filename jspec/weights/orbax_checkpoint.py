@@ -19,7 +19,8 @@ from jspec.models.hf_config import to_hf_config
 from jspec.weights.assemble import as_dtype, check_params
 from jspec.weights.hf import read_config
 from jspec.weights.new_folder import new_folder
-from jspec.weights.rules import make_rules, nest
+from jspec.weights.quantize import check_kind, quantize_leaves, refuse_quantized
+from jspec.weights.rules import flatten, make_rules, nest
 from jspec.weights.tokenizer import Tokenizer
 
 _PARAMS = "params"
@@ -37,15 +38,16 @@ def save_orbax(
     Args:
       folder: must not exist, or be empty.
       config: the model.
-      params: its parameters.
+      params: its parameters, floats.
       tokenizer: goes beside them.
 
     Raises:
-      InputError: the folder exists or cannot be written.
+      InputError: the folder exists or cannot be written, or the parameters are quantised.
       ValueError: the parameters do not fit the config.
     """
     from orbax.checkpoint import v1 as ocp
 
+    refuse_quantized(params, folder)
     check_params(config, params)
     with new_folder(folder) as partial:
         ocp.save(str(partial / _PARAMS), params)
@@ -55,12 +57,18 @@ def save_orbax(
             tokenizer.save(partial)
 
 
-def load_orbax(folder: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str, Any]]:
+def load_orbax(
+    folder: pathlib.Path, dtype: Any, quantization: str | None = None
+) -> tuple[LlamaConfig, dict[str, Any]]:
     """Loads an Orbax folder that `save_orbax` wrote.
+
+    Orbax reads all of it at once: kernels are quantised from `dtype` afterwards, one by one, each
+    freed before the next.
 
     Args:
       folder: the folder.
       dtype: bfloat16 or float32; arrays are read into it.
+      quantization: of the kernels; see `quantize.KINDS`.
 
     Returns:
       The config and the parameters, on the default device.
@@ -72,6 +80,7 @@ def load_orbax(folder: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str,
     from orbax.checkpoint import v1 as ocp
 
     config, dtype = read_config(folder), as_dtype(dtype)
+    check_kind(config, quantization)
     path = str((folder / _PARAMS).absolute())
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
@@ -80,9 +89,13 @@ def load_orbax(folder: pathlib.Path, dtype: Any) -> tuple[LlamaConfig, dict[str,
     }
     try:
         check_params(config, ocp.metadata(path).metadata)
-        return config, ocp.load(path, nest(wanted))
+        leaves = flatten(ocp.load(path, nest(wanted)))
     except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
         reason = " ".join(str(error).split())[:400]
+    else:
+        if quantization is not None:
+            leaves = quantize_leaves(leaves, config, quantization)
+        return config, nest(leaves)
     with warnings.catch_warnings(action="ignore"):
         gc.collect()  # a failed load leaves coroutines behind, which complain when they go
     raise InputError(f"{path}: cannot be read as an Orbax checkpoint: {reason}")

@@ -8,6 +8,7 @@ import numpy as np
 
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
+from jspec.weights.quantize import check_kind, is_quantizable, quantize
 from jspec.weights.rules import Shape, make_rules, nest
 
 _STD = 0.02
@@ -44,16 +45,23 @@ def _draw() -> Any:
     return jax.jit(draw, static_argnums=(1, 2))
 
 
-def random_params(config: LlamaConfig, seed: int, dtype: Any) -> dict[str, Any]:
+def random_params(
+    config: LlamaConfig, seed: int, dtype: Any, quantization: str | None = None
+) -> dict[str, Any]:
     """Returns random parameters: bell-shaped values of std 0.02, norms 1.
 
     Args:
       config: the model's shape.
       seed: the same seed gives the same parameters.
       dtype: bfloat16 or float32; each array is made in it on the device.
+      quantization: of the kernels, each as soon as it is made; see `quantize.KINDS`.
+
+    Raises:
+      InputError: see `quantize.check_kind`.
     """
     import jax.numpy as jnp
 
+    check_kind(config, quantization)
     dtype = as_dtype(dtype)
     leaves = {}
     salts = np.random.default_rng(seed)
@@ -63,4 +71,6 @@ def random_params(config: LlamaConfig, seed: int, dtype: Any) -> dict[str, Any]:
             leaves[rule.path] = jnp.ones(rule.shape, dtype)
         else:
             leaves[rule.path] = _draw()(salt, rule.shape, dtype)
+        if quantization is not None and is_quantizable(rule):
+            leaves[rule.path] = quantize(leaves[rule.path], rule.path, quantization, dtype)
     return nest(leaves)

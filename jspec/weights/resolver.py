@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from jspec.errors import InputError
 from jspec.models.config import PRESETS, LlamaConfig
@@ -25,6 +25,8 @@ class LoadedModel:
       tokenizer: its tokenizer.
       name: what it was asked for by.
       source: "hf", "gguf", "orbax", "hub", "preset" or "random".
+      quantization: "int8" or "int4" (see `weights.quantize`): then it is another model than the one
+        of that name; None as the checkpoint has it.
     """
 
     config: LlamaConfig
@@ -32,6 +34,7 @@ class LoadedModel:
     tokenizer: TokenizerLike
     name: str
     source: str
+    quantization: str | None = None
 
     @property
     def is_random(self) -> bool:
@@ -39,24 +42,36 @@ class LoadedModel:
         return self.source == "random"
 
 
+class _Form(NamedTuple):
+    """In what form weights are wanted; see `load_model`."""
+
+    dtype: Any
+    quantization: str | None
+
+
 def _make(
-    name: str, source: str, config: LlamaConfig, params: dict[str, Any], tokenizer: TokenizerLike
+    name: str,
+    source: str,
+    config: LlamaConfig,
+    params: dict[str, Any],
+    tokenizer: TokenizerLike,
+    form: _Form,
 ) -> LoadedModel:
     """Merges the ids that end a text."""
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
-    return LoadedModel(config, params, tokenizer, name, source)
+    return LoadedModel(config, params, tokenizer, name, source, form.quantization)
 
 
-def _load_gguf(name: str, source: str, path: pathlib.Path, dtype: Any) -> LoadedModel:
+def _load_gguf(name: str, source: str, path: pathlib.Path, form: _Form) -> LoadedModel:
     from jspec.weights.gguf_file import load_gguf
     from jspec.weights.gguf_tokenizer import build_tokenizer
 
-    config, params, file = load_gguf(path, dtype)
-    return _make(name, source, config, params, build_tokenizer(file))
+    config, params, file = load_gguf(path, *form)
+    return _make(name, source, config, params, build_tokenizer(file), form)
 
 
-def _load_folder(name: str, source: str, folder: pathlib.Path, dtype: Any) -> LoadedModel:
+def _load_folder(name: str, source: str, folder: pathlib.Path, form: _Form) -> LoadedModel:
     from jspec.weights.tokenizer_files import load_tokenizer
 
     if (folder / "params").is_dir():
@@ -65,11 +80,11 @@ def _load_folder(name: str, source: str, folder: pathlib.Path, dtype: Any) -> Lo
         source = "orbax"
     else:
         from jspec.weights.hf import load_hf as load
-    config, params = load(folder, dtype)
-    return _make(name, source, config, params, load_tokenizer(folder))
+    config, params = load(folder, *form)
+    return _make(name, source, config, params, load_tokenizer(folder), form)
 
 
-def _load_random(name: str, dtype: Any) -> LoadedModel:
+def _load_random(name: str, form: _Form) -> LoadedModel:
     from jspec.weights.byte_tokenizer import ByteTokenizer
     from jspec.weights.random_weights import random_params
 
@@ -85,15 +100,15 @@ def _load_random(name: str, dtype: Any) -> LoadedModel:
         flush=True,
     )
     config = PRESETS[preset]
-    params = random_params(config, int(seed or 0), dtype)
+    params = random_params(config, int(seed or 0), *form)
     tokenizer = ByteTokenizer(config.vocab_size, bos_id=config.bos_id, eos_ids=config.eos_ids)
-    return _make(name, "random", config, params, tokenizer)
+    return _make(name, "random", config, params, tokenizer, form)
 
 
-def _load_hub(name: str, dtype: Any) -> LoadedModel:
+def _load_hub(name: str, form: _Form) -> LoadedModel:
     from jspec.weights.hub import fetch
 
-    return _load_folder(name, "hub", fetch(name), dtype)
+    return _load_folder(name, "hub", fetch(name), form)
 
 
 def _expand(spec: str) -> pathlib.Path:
@@ -103,29 +118,33 @@ def _expand(spec: str) -> pathlib.Path:
         raise InputError(f"no model {spec!r}: {error}") from None
 
 
-def load_model(spec: str, *, dtype: Any = "bfloat16") -> LoadedModel:
+def load_model(
+    spec: str, *, dtype: Any = "bfloat16", quantization: str | None = None
+) -> LoadedModel:
     """Loads a model by name.
 
     Args:
       spec: a folder (Hugging Face's safetensors, or Orbax as `scripts/convert_weights.py` writes
         it), a .gguf file, `smollm2-135m-instruct`, a hub name `organisation/model`, or
         `random:<preset>[:<seed>]`.
-      dtype: bfloat16 or float32, of every parameter.
+      dtype: bfloat16 or float32, of every parameter that is not quantised.
+      quantization: "int8" or "int4" to round every kernel to integers, which makes it another model
+        (see `weights.quantize`); None leaves it alone.
 
     Raises:
       InputError: no such model, or it cannot be honoured; one line.
     """
-    path = _expand(spec)
+    path, form = _expand(spec), _Form(dtype, quantization)
     if spec.startswith(_RANDOM):
-        return _load_random(spec, dtype)
+        return _load_random(spec, form)
     if spec == smollm2.NAME:
-        return _load_gguf(spec, "preset", smollm2.fetch(), dtype)
+        return _load_gguf(spec, "preset", smollm2.fetch(), form)
     if spec and path.is_dir():
-        return _load_folder(spec, "hf", path, dtype)
+        return _load_folder(spec, "hf", path, form)
     if path.suffix == ".gguf":
-        return _load_gguf(spec, "gguf", path, dtype)
+        return _load_gguf(spec, "gguf", path, form)
     if _HUB_NAME.fullmatch(spec):
-        return _load_hub(spec, dtype)
+        return _load_hub(spec, form)
     raise InputError(
         f"no model {spec!r}: expected an existing folder, a .gguf file, {smollm2.NAME}, a hub "
         f"name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"

@@ -1,0 +1,149 @@
+"""Products with quantised kernels, by both ways to compute them, and a Llama of such kernels."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models import QuantizedKernel, init_cache, make_apply, quantized
+from jspec.models.layers import linear, look_up
+from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
+from tests import tiny_models
+
+CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64)
+_SHAPES = {
+    "qkv": ((2, 4, 5, 64), 1),
+    "out": ((37, 2, 3, 16), 3),
+    "gate_up": ((2, 33, 32), 1),
+    "down": ((41, 160), 1),
+    "embedding": ((53, 64), 1),
+}
+
+
+def _kernel(name, kind, dtype="float32"):
+    """Returns a quantised kernel and the same one in float64, outputs by inputs."""
+    shape, num_contracted = _SHAPES[name]
+    weights = np.random.default_rng(len(name)).normal(size=shape)
+    kernel = quantize(jnp.asarray(weights, jnp.float32), (name,), kind, dtype)
+    flat = np.asarray(dequantize(kernel), np.float64)
+    return kernel, flat.reshape(-1, np.prod(shape[-num_contracted:])), num_contracted
+
+
+def _inputs(b, t, num_inputs, seed=0):
+    """Returns activations whose rows differ in size a thousandfold."""
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(b, t, num_inputs)) * 10.0 ** rng.uniform(-2, 1, (b, t, 1))
+    return jnp.asarray(rows, jnp.float32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", _SHAPES)
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_products_are_those_of_the_dequantised_kernel(monkeypatch, name, kind, backend):
+    """Guards against halves of groups swapped, blocks of outputs lost, a digit too few. Float32."""
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(quantized, "_BLOCK_BYTES", 640)  # several blocks, and a rest
+    kernel, weights, num_contracted = _kernel(name, kind)
+    inputs = _inputs(2, 3, weights.shape[1])
+    shaped = inputs.reshape(2, 3, *kernel.shape[-num_contracted:])
+    outputs = jax.jit(linear, static_argnums=2)(shaped, kernel, num_contracted)
+    assert outputs.shape == (2, 3, *kernel.shape[:-num_contracted])
+    expected = np.asarray(inputs, np.float64) @ weights.T
+    size = np.linalg.norm(inputs, axis=2)[..., None] * np.linalg.norm(weights, axis=1)
+    errors = np.abs(np.asarray(outputs).reshape(expected.shape) - expected)
+    assert np.all(errors <= 1e-5 * size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
+    """Guards against activations of 8 bits, which would be ten times further off."""
+    kernel, weights, _ = _kernel("down", kind, "bfloat16")
+    inputs = _inputs(1, 6, weights.shape[1])
+    expected = np.asarray(inputs[0], np.float64) @ weights.T
+    rounded = np.asarray(inputs[0].astype(jnp.bfloat16), np.float64) @ weights.T
+    errors = np.abs(np.asarray(linear(inputs, kernel)[0]) - expected).max(axis=1)
+    assert np.all(errors <= np.abs(rounded - expected).max(axis=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_does_not_depend_on_its_neighbours(kind):
+    """Guards against what makes bfloat16 part: one token and several, rounded differently."""
+    kernel, weights, _ = _kernel("down", kind, "bfloat16")
+    inputs = _inputs(1, 7, weights.shape[1])
+    multiply = jax.jit(linear)
+    together = np.asarray(multiply(inputs, kernel))
+    alone = [np.asarray(multiply(inputs[:, i : i + 1], kernel))[:, 0] for i in range(7)]
+    np.testing.assert_array_equal(together[0], np.concatenate(alone))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_activations_that_are_not_finite_give_nan(bad):
+    """Guards against a NaN that becomes some integer, and a token after it."""
+    kernel, weights, _ = _kernel("down", "int8")
+    inputs = _inputs(1, 2, weights.shape[1]).at[0, 1, 3].set(bad)
+    outputs = linear(inputs, kernel)[0]
+    assert jnp.all(jnp.isfinite(outputs[0]))
+    assert jnp.all(jnp.isnan(outputs[1]))
+    assert jnp.all(linear(0 * _inputs(1, 1, weights.shape[1]), kernel) == 0)
+
+
+@pytest.mark.parametrize("name", ["down", "embedding"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_look_up_gives_dequantised_rows(kind, name):
+    """Guards against rows of packed bytes, and another row's scale. "down" is packed in int4."""
+    table, weights, _ = _kernel(name, kind)
+    ids = jnp.array([[0, 5, 5], [40, 2, 1]], jnp.int32)
+    found = look_up(table, ids)
+    np.testing.assert_allclose(found, weights[np.asarray(ids)], rtol=1e-6)
+
+
+_APPLY = jax.jit(make_apply(CONFIG))
+
+
+def _logits(params, tokens):
+    cache = init_cache(CONFIG, batch_size=1, capacity=tokens.shape[1], dtype=jnp.float32)
+    return np.asarray(_APPLY(params, tokens, cache)[0])
+
+
+def test_a_quantised_llama_has_nearly_the_logits_of_the_original():
+    """Guards against a kernel left out or in the wrong place; int4 is further off than int8."""
+    params = tiny_models.peaked_params(CONFIG)
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 128, (1, 40)), jnp.int32)
+    exact = _logits(params, tokens)
+    errors = {}
+    for kind in KINDS:
+        quantized_params = quantize_params(params, CONFIG, kind)
+        found = _logits(quantized_params, tokens)
+        errors[kind] = np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2))
+        floats = jax.tree.map(
+            lambda leaf: dequantize(leaf) if isinstance(leaf, QuantizedKernel) else leaf,
+            quantized_params,
+            is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
+        )
+        np.testing.assert_allclose(found, _logits(floats, tokens), atol=1e-4 * np.std(exact))
+    assert 0.001 < errors["int8"] < 0.05
+    assert errors["int8"] < errors["int4"] < 0.6
+
+
+def test_a_kernel_of_another_shape_is_refused():
+    """Guards against Flax's own check, which quantised kernels go around."""
+    params = quantize_params(tiny_models.peaked_params(CONFIG), CONFIG, "int8")
+    params["layers_0"]["mlp"]["down"] = params["layers_0"]["attention"]["out"]
+    with pytest.raises(ValueError, match="expected down of shape"):
+        _logits(params, jnp.zeros([1, 2], jnp.int32))
+
+
+def test_a_block_of_unpacked_weights_is_all_that_a_loop_holds():
+    """Guards against XLA unpacking int4 weights ahead of the loop: eight times their bytes."""
+    weights = jnp.ones([4096, 1024], jnp.float32)
+    kernel = quantize(weights, ("down",), "int4", "bfloat16")
+
+    def steps(inputs, kernel):
+        return jax.lax.fori_loop(
+            0, 3, lambda _, x: x + 1e-9 * linear(x, kernel)[:, :, :1024], inputs
+        )
+
+    memory = jax.jit(steps).lower(jnp.ones([1, 1, 1024]), kernel).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 3 * kernel.values.nbytes
