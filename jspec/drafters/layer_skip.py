@@ -241,10 +241,10 @@ def _check_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, .
     if layers is None:
         raise InputError("the drafter 'layer_skip' expects draft_layers, and none were given")
     layers = tuple(layers)
-    is_rising = all(low < high for low, high in itertools.pairwise(layers))
-    if not layers or not is_rising or layers[0] < 0 or layers[-1] >= num_layers:
+    strangers = [layer for layer in layers if not 0 <= layer < num_layers]
+    if strangers:
+        raise InputError(f"expected draft_layers from 0 to {num_layers - 1}, got {strangers[0]}")
+    if not layers or any(low >= high for low, high in itertools.pairwise(layers)):
         listed = ",".join(map(str, layers)) or "none"
-        raise InputError(
-            f"expected draft_layers among 0 to {num_layers - 1}, at least one, rising; got {listed}"
-        )
+        raise InputError(f"expected draft_layers in rising order, at least one; got {listed}")
     return layers

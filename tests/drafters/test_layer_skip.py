@@ -37,10 +37,14 @@ def test_the_first_layers_alone_share_the_targets_cache():
     assert len(cache.keys) == len(cache.values) == len(SUBSET)
 
 
-@pytest.mark.parametrize("layers", [(), (0, 3), (-1, 0), (2, 2), (1, 0)], ids=str)
-def test_layers_that_cannot_be_are_refused(layers):
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [((0, 3), "from 0 to 2, got 3"), ((-1, 0), "from 0 to 2, got -1"), ((), "one; got none"),
+     ((2, 2), "in rising order, at least one; got 2,2"), ((1, 0), "rising order.* got 1,0")],
+)  # fmt: skip
+def test_layers_that_cannot_be_are_refused(layers, message):
     """None, outside the model, twice, falling: one line that says what was expected."""
-    with pytest.raises(InputError, match=r"draft_layers among 0 to 2, .*; got ") as error:
+    with pytest.raises(InputError, match=f"expected draft_layers .*{message}") as error:
         build(layers, WIDTH)
     assert "\n" not in str(error.value)
 
