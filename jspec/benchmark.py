@@ -10,7 +10,7 @@ answer, prefill included, compilation excluded because everything has been compi
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,13 +19,14 @@ from absl import flags
 from jspec import cli, drafter_flags, generator, provenance
 from jspec.analysis.ratios import speed_ratio
 from jspec.drafter_flags import read_drafter
-from jspec.drafters import WITH_DRAFT_MODEL, DrafterOptions, member_names, needs_draft_model
+from jspec.drafters import WITH_DRAFT_MODEL, DrafterOptions, needs_draft_model
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
 from jspec.peers import GenerateFn, has_transformers, transformers_generators
 from jspec.prompts import read_prompts
 from jspec.request import Request, Settings
+from jspec.ways import Way, parse_ways
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -122,39 +123,6 @@ def main() -> None:
 def _load(name: str, quantization: str) -> LoadedModel:
     kind = cli.parse_quantization(quantization)
     return load_model(name, dtype=_DTYPE.value, quantization=kind)
-
-
-class Way(NamedTuple):
-    """One of jspec's ways of generating.
-
-    Attributes:
-      drafter: its name.
-      num_draft_tokens: a round, or "auto".
-    """
-
-    drafter: str
-    num_draft_tokens: int | str
-
-
-def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]:
-    """Returns the ways by the names that the table gives them.
-
-    Args:
-      drafters: DRAFTER or DRAFTER:NUMBER each.
-      num_draft_tokens: the number for those without one.
-
-    Raises:
-      InputError: none at all, one twice, or no such drafter.
-    """
-    if not drafters or len(set(drafters)) < len(drafters):
-        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
-    ways = {}
-    for text in drafters:
-        drafter, _, number = text.partition(":")
-        member_names(drafter)
-        name = "jspec plain" if drafter == "none" else f"jspec {text}"
-        ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or num_draft_tokens))
-    return ways
 
 
 def jspec_generators(

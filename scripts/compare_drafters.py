@@ -18,7 +18,6 @@ from absl import flags
 
 from jspec import cli, drafter_flags, provenance
 from jspec.analysis.ratios import speed_ratio
-from jspec.benchmark import Way, parse_ways
 from jspec.drafter_flags import read_drafter
 from jspec.drafters import DrafterOptions, needs_draft_model
 from jspec.errors import InputError, check_range
@@ -27,6 +26,7 @@ from jspec.json_lines import JsonLinesWriter
 from jspec.prompts import Prompt, read_prompts
 from jspec.request import Request, Settings
 from jspec.stats import Stats, acceptance_rate
+from jspec.ways import Way, parse_ways
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them

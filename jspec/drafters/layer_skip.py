@@ -30,7 +30,7 @@ from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetPrefix, TargetView
 from jspec.typing import ApplyFn, Params, RowTokens, Tokens
 
-_ASSUMED = 0.7, 0.7  # acceptance of a few of the layers, before it is known
+_ASSUMED = 0.3, 0.5  # acceptance of a few of the layers, before it is known: not trained for it
 _KINDS = (Kind("layer_skip", *_ASSUMED),)
 
 

@@ -1,0 +1,41 @@
+"""Drafters and numbers of drafts to compare, as the command line names them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from jspec import cli
+from jspec.drafters import member_names
+from jspec.errors import InputError
+
+
+class Way(NamedTuple):
+    """One of jspec's ways of generating.
+
+    Attributes:
+      drafter: its name.
+      num_draft_tokens: a round, or "auto".
+    """
+
+    drafter: str
+    num_draft_tokens: int | str
+
+
+def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]:
+    """Returns the ways by the names that the table gives them.
+
+    Args:
+      drafters: DRAFTER or DRAFTER:NUMBER each.
+      num_draft_tokens: the number for those without one.
+
+    Raises:
+      InputError: none at all, one twice, or no such drafter.
+    """
+    if not drafters or len(set(drafters)) < len(drafters):
+        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
+    ways = {}
+    for text in drafters:
+        drafter, _, number = text.partition(":")
+        member_names(drafter)
+        name = "jspec plain" if drafter == "none" else f"jspec {text}"
+        ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or num_draft_tokens))
+    return ways
