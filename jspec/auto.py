@@ -1,5 +1,6 @@
 """A number of draft tokens that adapts: which numbers there are, and what rounds of them cost."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,12 @@ from jspec.calibration import measure_costs
 from jspec.costs import RoundCosts, recall_or_measure
 from jspec.engine import Engine
 from jspec.errors import InputError
+from jspec.models import make_apply
+from jspec.provenance import environment
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
+from jspec.vocabulary import mask_padding
+from jspec.weights.resolver import LoadedModel
 from jspec.weights.user_cache import cache_dir
 
 AUTO = "auto"
@@ -49,17 +54,26 @@ class AutoCosts:
         """
         self._engine, self._params, self._drafter = engine, params, drafter
         self._numbers, self._costs = tuple(numbers), costs
-        expected = self._numbers, tuple(drafters_of(drafter.kinds))
-        if costs is not None and (costs.numbers, costs.drafters) != expected:
+        if costs is not None:
+            self._check(costs)
+
+    def _check(self, costs: RoundCosts) -> None:
+        expected = self._numbers, tuple(drafters_of(self._drafter.kinds))
+        found = costs.numbers, costs.drafters
+        if found != expected:
+            numbers, drafters = map(list, expected)
             raise InputError(
-                f"expected costs of rounds with {list(expected[0])} drafts by {list(expected[1])}, "
-                f"got {list(costs.numbers)} by {list(costs.drafters)}"
+                f"expected costs of rounds with {numbers} drafts by {drafters}, got "
+                f"{list(found[0])} by {list(found[1])}"
             )
 
-    def get(self, *, batch_size: int, max_context: int, key: Mapping[str, Any]) -> RoundCosts:
+    def get(
+        self, *, target: LoadedModel, batch_size: int, max_context: int, key: Mapping[str, Any]
+    ) -> RoundCosts:
         """Returns the costs.
 
         Args:
+          target: the target.
           batch_size: rows that run together.
           max_context: slots of the largest cache that will be used.
           key: names and options of models and drafter, plain values.
@@ -69,7 +83,9 @@ class AutoCosts:
         place = {
             "backend": jax.default_backend(),
             "device": jax.devices()[0].device_kind,
-            "jax": jax.__version__,
+            "processor": environment()["processor"],
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "versions": environment()["versions"],
             "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._params],
             "batch_size": batch_size,
             "max_context": max_context,
@@ -81,11 +97,13 @@ class AutoCosts:
             lambda: measure_costs(
                 self._engine,
                 self._params,
-                kinds=self._drafter.kinds,
+                target=mask_padding(make_apply(target.config), target),
+                drafter=self._drafter,
                 numbers=self._numbers,
                 batch_size=batch_size,
                 max_context=max_context,
             ),
+            self._check,
         )
         return self._costs
 

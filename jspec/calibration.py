@@ -1,13 +1,16 @@
 """Measures what a round costs, by context, drafter and number of drafts.
 
-The compiled rounds of the run themselves are timed, from a state in which every drafter has
-something to say: the text is one token over and over. A visit of one round less a visit of none is
-the round; the numbers take turns, so that a machine that slows down slows all of them alike.
+The compiled rounds of the run themselves are timed, at temperature 0, from rows whose text is one
+token over and over, so that a drafter that looks back always finds a match; draft models have
+consumed it. A visit of one round less a visit of none is the round; the numbers take turns, so that
+a machine that slows down slows all of them alike. A drafter that has nothing to say to such a text
+(`pattern`), or stops by itself (`draft_confidence`), is taken to cost what it then costs.
 """
 
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +20,10 @@ from jspec.costs import RoundCosts
 from jspec.engine import Engine, Row
 from jspec.request import Settings
 from jspec.sampling import Switches
-from jspec.speculation.control import Kind, drafters_of
-from jspec.speculation.types import ModelParams, SpecState
+from jspec.speculation.control import drafters_of
+from jspec.speculation.noise import INDEPENDENT
+from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView
+from jspec.typing import ApplyFn
 
 _CONTEXTS = (512, 2048)
 _PROMPT_TOKENS = 48
@@ -30,63 +35,85 @@ def measure_costs(
     engine: Engine,
     params: ModelParams,
     *,
-    kinds: Sequence[Kind],
+    target: ApplyFn,
+    drafter: Drafter,
     numbers: Sequence[int],
     batch_size: int,
     max_context: int,
 ) -> RoundCosts:
-    """Measures rounds of a whole batch, at temperature 0.
+    """Measures rounds of a whole batch.
 
     Args:
       engine: the compiled programs; their rows choose among `numbers`.
       params: both sides' parameters.
-      kinds: the drafter's.
+      target: the target's ApplyFn.
+      drafter: what proposes.
       numbers: of drafts, rising from 0.
       batch_size: rows that run together.
       max_context: slots of the largest cache that will be used.
     """
+    drafters = drafters_of(drafter.kinds)
     contexts = sorted({min(context, max_context) for context in _CONTEXTS})
     seconds = []
     for context in contexts:
-        state = _warm_state(engine, params, batch_size, context, numbers[-1])
-        seconds.append(_time_rounds(engine, params, state, kinds, numbers))
-    return RoundCosts(tuple(contexts), tuple(numbers), tuple(drafters_of(kinds)), tuple(seconds))
+        one = _start(engine, params, context, numbers[-1])
+        for name in drafters:
+            one = _catch_up(params, one, target, drafter, name)
+        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), one)
+        seconds.append(_time_rounds(engine, params, state, drafter, numbers))
+    return RoundCosts(tuple(contexts), tuple(numbers), tuple(drafters), tuple(seconds))
 
 
-def _warm_state(
-    engine: Engine, params: ModelParams, batch_size: int, context: int, width: int
-) -> SpecState:
-    """Returns rows in the middle of an answer; a draft model has consumed their prompt."""
+def _start(engine: Engine, params: ModelParams, context: int, width: int) -> SpecState:
+    """Returns a row in the middle of its text."""
     room = context - width - 1
     prompt = [_TOKEN_ID] * min(_PROMPT_TOKENS, room - 2 * width - 4)
     row = Row(Settings(), prompt, stop_ids=(), max_length=room)
     one = engine.prefill(params, row, context, Switches())
-    one, _ = engine.run(params, one, 1)
-    one = one.replace(last_token=jnp.full_like(one.last_token, _TOKEN_ID))
-    return jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), one)
+    return one.replace(last_token=jnp.full_like(one.last_token, _TOKEN_ID))
+
+
+def _catch_up(
+    params: ModelParams, state: SpecState, target: ApplyFn, drafter: Drafter, name: str
+) -> SpecState:
+    """Returns the row with one drafter of a cascade caught up: it proposed, nothing came of it."""
+    width = drafter.num_draft_tokens
+    is_own = jnp.array([kind.drafter == name for kind in drafter.kinds])
+
+    @jax.jit
+    def propose(params: ModelParams, state: SpecState) -> Any:
+        return drafter.propose(
+            params.draft,
+            state.draft,
+            state.last_token,
+            limit=lambda kind: jnp.where(is_own[kind], width, 0),
+            rng_keys=INDEPENDENT.draft_keys(state.seed, state.target_cache.length, width),
+            settings=state.settings.after(state.last_token),
+            view=TargetView(params.target, target, state.target_cache),
+        )[1]
+
+    return state.replace(draft=propose(params, state))
 
 
 def _time_rounds(
     engine: Engine,
     params: ModelParams,
     state: SpecState,
-    kinds: Sequence[Kind],
+    drafter: Drafter,
     numbers: Sequence[int],
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the median seconds of a round, [drafters][numbers]."""
-    drafters = drafters_of(kinds)
-    settings = [(drafter, number) for drafter in drafters for number in numbers]
-    samples: dict[tuple[str, int], list[float]] = {setting: [] for setting in settings}
-    for repeat in range(_REPEATS + 1):
-        for drafter, number in settings:
-            forced = [number if kind.drafter == drafter else 0 for kind in kinds]
-            visits = [_time_visit(engine, params, state, forced, rounds) for rounds in (0, 1)]
-            if repeat > 0:  # the first one may compile
-                samples[drafter, number].append(visits[1] - visits[0])
-    return tuple(
-        tuple(max(statistics.median(samples[drafter, number]), 1e-6) for number in numbers)
-        for drafter in drafters
-    )
+    """Returns the median seconds of a round, [drafters][numbers]; more drafts never cost less."""
+    drafters = drafters_of(drafter.kinds)
+    samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
+    for repeat, row, column in np.ndindex(samples.shape):
+        wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
+        none, one = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
+        samples[repeat, row, column] = one - none
+    typical = np.median(samples[1:], axis=0)  # the first one may compile
+    plain = max(statistics.median(typical[:, 0]), 1e-6)
+    typical = np.maximum.accumulate(np.maximum(typical, plain), axis=1)
+    typical[:, 0] = plain
+    return tuple(map(tuple, typical.tolist()))
 
 
 def _time_visit(

@@ -31,19 +31,31 @@ class RoundCosts:
     seconds: tuple[tuple[tuple[float, ...], ...], ...]
 
     def __post_init__(self) -> None:
-        found = np.asarray(self.seconds, float).shape
         expected = len(self.contexts), len(self.drafters), len(self.numbers)
+        try:
+            found = np.asarray(self.seconds, float).shape
+        except (TypeError, ValueError):
+            found = "rows of different lengths"
         if found != expected or 0 in expected:
             raise InputError(f"expected costs of shape {expected}, got {found}")
+        if list(self.contexts) != sorted(set(self.contexts)):
+            raise InputError(f"expected costs of rising contexts, got {list(self.contexts)}")
         if not all(math.isfinite(x) and x > 0 for x in np.ravel(self.seconds)):
             raise InputError("expected costs that are finite numbers of seconds above 0")
 
     def at(self, context: int) -> np.ndarray:
-        """Returns the costs for that many slots, [drafters numbers]; linear between contexts."""
+        """Returns the costs for that many slots, [drafters numbers].
+
+        Linear between contexts and above them; below the first one as there.
+        """
         seconds = np.asarray(self.seconds, np.float64)
-        flat = seconds.reshape(len(self.contexts), -1)
-        columns = [np.interp(context, self.contexts, column) for column in flat.T]
-        return np.reshape(columns, seconds.shape[1:]).astype(np.float32)
+        if len(self.contexts) == 1 or context <= self.contexts[0]:
+            return seconds[0].astype(np.float32)
+        last = int(np.searchsorted(self.contexts[1:-1], context)) + 1
+        low, high = self.contexts[last - 1], self.contexts[last]
+        share = (context - low) / (high - low)
+        at = (1 - share) * seconds[last - 1] + share * seconds[last]
+        return np.maximum(at, seconds[last - 1].min()).astype(np.float32)
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as plain values."""
@@ -63,12 +75,15 @@ class RoundCosts:
                 drafters=tuple(map(str, record["drafters"])),
                 seconds=tuple(tuple(tuple(map(float, c)) for c in b) for b in record["seconds"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"expected costs of rounds, got something else ({error!r})") from None
 
 
 def recall_or_measure(
-    path: pathlib.Path, key: Mapping[str, Any], measure: Callable[[], RoundCosts]
+    path: pathlib.Path,
+    key: Mapping[str, Any],
+    measure: Callable[[], RoundCosts],
+    check: Callable[[RoundCosts], None] = lambda costs: None,
 ) -> RoundCosts:
     """Returns the costs that a file holds under a key, or measures them and adds them to it.
 
@@ -79,12 +94,15 @@ def recall_or_measure(
       path: of the file.
       key: all that the costs depend on, plain values.
       measure: measures them.
+      check: raises `InputError` for costs of something else, which are measured anew.
     """
     name = json.dumps(key, sort_keys=True)
     entries = _read(path)
     if name in entries:
         try:
-            return RoundCosts.from_json(entries[name])
+            costs = RoundCosts.from_json(entries[name])
+            check(costs)
+            return costs
         except InputError as error:
             print(f"note: {path}: {error}: measuring anew", file=sys.stderr, flush=True)
     print("measuring what rounds cost on this machine (once)", file=sys.stderr, flush=True)
@@ -103,19 +121,19 @@ def read_costs(path: str) -> RoundCosts:
         return RoundCosts.from_json(json.loads(pathlib.Path(path).read_bytes()))
     except OSError as error:
         raise InputError(f"cannot read the costs in {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: {error}") from None
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
     try:
+        if not path.exists():
+            return {}
         entries = json.loads(path.read_bytes())
         if isinstance(entries, dict):
             return entries
         problem = "not an object"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         problem = str(error)
     print(f"note: {path} is corrupt ({problem}): begun anew", file=sys.stderr, flush=True)
     return {}

@@ -185,7 +185,7 @@ def make_engine(
     if drafter is None:
         step = functools.partial(plain_step, target=apply)
     else:
-        widths = numbers[1:] or ((1,) if drafter.may_be_silent else ())
+        widths = numbers or ((0,) if drafter.may_be_silent else ())
         step = functools.partial(
             speculative_step, target=apply, drafter=drafter, rule=rule, widths=widths
         )

@@ -27,7 +27,8 @@ from jspec.weights.resolver import LoadedModel, load_model
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 DEFAULT_NUM_DRAFT_TOKENS = 5
-_COSTLY = ("target", "draft", "drafter", "drafter_options", "dtype", "acceptance")
+_COSTLY = ("target", "target_quantization", "draft", "draft_quantization", "drafter",
+           "drafter_options", "dtype", "acceptance")  # fmt: skip
 _DEFAULTS = Settings()
 _RULE_DEFAULTS = RuleOptions()
 _DRAFTER_DEFAULTS = DrafterOptions()
@@ -307,6 +308,7 @@ class Generator:
             return None
         described = self.describe()
         return self._programs.auto.get(
+            target=self.target,
             batch_size=self._batch_size,
             max_context=self._capacity_for(self.max_seq_len),
             key={name: described[name] for name in _COSTLY},

@@ -18,6 +18,8 @@ from absl import flags
 
 from jspec import cli, drafter_flags, provenance
 from jspec.analysis.ratios import speed_ratio
+from jspec.auto import MOST_DRAFT_TOKENS
+from jspec.batch import capacity_for
 from jspec.drafter_flags import read_drafter
 from jspec.drafters import DrafterOptions, needs_draft_model
 from jspec.errors import InputError, check_range
@@ -74,9 +76,10 @@ def main() -> None:
     if output is not None:
         with output:
             settings = {flag.name: flag.value for flag in _RECORDED}
-            costs = {name: loaded.describe()["costs"] for name, loaded in generators.items()}
+            described = {name: loaded.describe() for name, loaded in generators.items()}
             output.write(
-                provenance.environment() | {"flags": settings, "costs": costs, "ways": report}
+                provenance.environment()
+                | {"flags": settings, "described": described, "ways": report}
             )
 
 
@@ -110,27 +113,41 @@ def make_generator(
 
 
 def measure(generators: Mapping[str, Generator], prompts: Sequence[Prompt]) -> dict[str, Measured]:
-    """Answers every prompt in every way, alternating, after a round that does not count."""
+    """Answers every prompt in every way, alternating, once all programs are compiled."""
     shape = _REPEATS.value, len(prompts)
     measured = {
         name: Measured(np.zeros(shape), np.zeros(shape), [[] for _ in range(shape[0])])
         for name in generators
     }
-    for repeat in range(-1, _REPEATS.value):
+    warm_up(generators, prompts)
+    for repeat in range(_REPEATS.value):
         print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
         for index, prompt in enumerate(prompts):
-            settings = Settings(
-                max_new_tokens=_MAX_NEW_TOKENS.value,
-                temperature=_TEMPERATURE.value,
-                seed=1000 * max(repeat, 0) + index,
-            )
+            settings = make_settings(seed=1000 * repeat + index)
             for name, generator in generators.items():
                 stats = generator.generate(Request(prompt.text, settings)).stats
-                if repeat >= 0:
-                    measured[name].seconds[repeat, index] = stats.decode_seconds
-                    measured[name].tokens[repeat, index] = stats.num_round_tokens
-                    measured[name].stats[repeat].append(stats)
+                measured[name].seconds[repeat, index] = stats.decode_seconds
+                measured[name].tokens[repeat, index] = stats.num_round_tokens
+                measured[name].stats[repeat].append(stats)
     return measured
+
+
+def make_settings(seed: int) -> Settings:
+    """Returns how an answer is drawn."""
+    return Settings(max_new_tokens=_MAX_NEW_TOKENS.value, temperature=_TEMPERATURE.value, seed=seed)
+
+
+def warm_up(generators: Mapping[str, Generator], prompts: Sequence[Prompt]) -> None:
+    """Compiles every program: one answer for each size of the cache that the prompts need."""
+    some = next(iter(generators.values()))
+    by_size = {}
+    for prompt in prompts:
+        length = len(some.encode_prompt(prompt.text)) + _MAX_NEW_TOKENS.value
+        by_size[capacity_for(length, MOST_DRAFT_TOKENS + 1)] = prompt
+    for name, generator in generators.items():
+        print(f"warming up {name}", file=sys.stderr, flush=True)
+        for prompt in by_size.values():
+            generator.generate(Request(prompt.text, make_settings(seed=0)))
 
 
 def summarise(

@@ -32,10 +32,14 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
         ways["plain"] = {"drafter": "none"}
         ways["one draft a round"] = {"num_draft_tokens": 1}
     alone = subject.generator()
+    same_costs: dict[str, Any] = {"costs": alone.costs}
     expected = [alone.generate(request).token_ids for request in requests]
     num_different = {}
     for name, options in ways.items():
-        results = subject.generator(**options).generate(requests)
+        own: dict[str, Any] = (
+            {} if "drafter" in options or "num_draft_tokens" in options else same_costs
+        )
+        results = subject.generator(**options, **own).generate(requests)
         pairs = zip(results, expected, strict=True)
         num_different[name] = sum(result.token_ids != ids for result, ids in pairs)
     return Check(

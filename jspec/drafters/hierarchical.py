@@ -189,7 +189,7 @@ class HierarchicalDrafter:
         tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
         is_reached = now.is_going[:, None] & _follows(guess, tokens)
         is_reached &= offsets < a_round.wanted[:, None]
-        is_sure = jnp.max(probs, axis=-1) >= self.model.min_confidence
+        is_sure = (jnp.max(probs, axis=-1) >= self.model.min_confidence) & (tokens >= 0)
         is_meant = is_reached & _leading(is_sure)
         num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
         num_tokens = now.num_tokens + num_new

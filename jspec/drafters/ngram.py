@@ -65,8 +65,9 @@ class NgramDrafter:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One for each n of the first draft's n-gram: a longer one is followed more faithfully."""
-        return tuple(Kind("ngram", *_ASSUMED) for _ in range(self.min_order, self.max_order + 1))
+        """One for each n of the first draft's n-gram: a longer one may be followed more often."""
+        kind = Kind("ngram", *_ASSUMED, self.num_draft_tokens)
+        return (kind,) * (self.max_order + 1 - self.min_order)
 
     @property
     def may_be_silent(self) -> bool:

@@ -43,10 +43,13 @@ class PromptLookupDrafter:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One for each length of match: a longer one is followed more faithfully."""
-        return tuple(
-            Kind("prompt_lookup", *_ASSUMED[min(length, len(_ASSUMED) - 1)])
-            for length in range(self.max_match)
-        )
+        return tuple(map(self._kind, range(1, self.max_match + 1)))
+
+    def _kind(self, length: int) -> Kind:
+        most = self.num_draft_tokens
+        if self.growth > 0:
+            most = min(most, int(self.growth * length))
+        return Kind("prompt_lookup", *_ASSUMED[min(length, len(_ASSUMED)) - 1], most)
 
     @property
     def may_be_silent(self) -> bool:

@@ -30,11 +30,13 @@ class Kind(NamedTuple):
       drafter: who makes it; kinds of one drafter cost the same.
       first: how often the first draft is kept, as far as one knows before having tried.
       later: how often a draft is kept once those before it are, likewise.
+      most: drafts that such a proposal can have.
     """
 
     drafter: str
     first: float
     later: float
+    most: int = 2**31 - 1
 
 
 def drafters_of(kinds: Sequence[Kind]) -> list[str]:
@@ -51,6 +53,7 @@ class Control(struct.PyTreeNode):
       tried: drafts whose turn came, likewise.
       forced: a number for each kind where it is at least 0: no choice, [b k].
       assumed: what `kept / tried` is taken to be at first, k pairs.
+      most: drafts that a proposal of each kind can have.
       drafter_of: the drafter of each kind, an index into `costs`.
       numbers: the numbers to choose from, rising from 0.
     """
@@ -60,6 +63,7 @@ class Control(struct.PyTreeNode):
     tried: Float32[Array, "b k 2"]
     forced: Int32[Array, "b k"]
     assumed: tuple[tuple[float, float], ...] = struct.field(pytree_node=False)
+    most: tuple[int, ...] = struct.field(pytree_node=False)
     drafter_of: tuple[int, ...] = struct.field(pytree_node=False)
     numbers: tuple[int, ...] = struct.field(pytree_node=False)
 
@@ -80,6 +84,7 @@ class Control(struct.PyTreeNode):
             tried=counts,
             forced=jnp.full([batch_size, len(kinds)], -1, jnp.int32),
             assumed=tuple((kind.first, kind.later) for kind in kinds),
+            most=tuple(kind.most for kind in kinds),
             drafter_of=tuple(drafters.index(kind.drafter) for kind in kinds),
             numbers=tuple(numbers),
         )
@@ -88,9 +93,10 @@ class Control(struct.PyTreeNode):
         """Returns how many drafts of that kind each row wants, one of `numbers`, [b]."""
         rows = jnp.arange(kind.shape[0])
         first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
+        most = jnp.asarray(self.most, jnp.int32)[kind]
         expected, gain = [jnp.ones_like(first)], first
-        for _ in range(self.numbers[-1]):
-            expected.append(expected[-1] + gain)
+        for number in range(self.numbers[-1]):
+            expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later
         tokens = jnp.stack([expected[number] for number in self.numbers], axis=-1)
         costs = self.costs[rows, jnp.asarray(self.drafter_of)[kind]]

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32
 
-from jspec.sampling import process_block
+from jspec.sampling import process_block, sample
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
+    AcceptanceNoise,
     AcceptanceRule,
     Drafter,
     ModelParams,
@@ -21,7 +22,7 @@ from jspec.speculation.types import (
     TargetView,
     Verdict,
 )
-from jspec.typing import ApplyFn, DraftTokens, RowCounts
+from jspec.typing import ApplyFn, DraftTokens, RowCounts, TargetProbs
 
 
 def speculative_step(
@@ -134,7 +135,7 @@ def _verify_and_commit(
         probs.shape[-1],
         state.settings.is_random,
     )
-    verdict = rule.accept(probs, proposal, noise)
+    verdict = _decide(rule, probs, proposal, noise)
     if verdict.path is not None:
         block = jnp.take_along_axis(block, verdict.path, axis=1)
         hidden, logits, probs = (
@@ -162,6 +163,17 @@ def _verify_and_commit(
     if state.settings.switches.logprobs:
         logprobs = token_logprobs(logits, probs, tokens)
     return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs)
+
+
+def _decide(
+    rule: AcceptanceRule, probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
+) -> Verdict:
+    """Applies the rule; where there is no draft at all, it only draws the next token."""
+    if proposal.width > 0:
+        return rule.accept(probs, proposal, noise)
+    none = jnp.zeros_like(proposal.num_tokens)
+    gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]
+    return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))
 
 
 def _wanted(state: SpecState, num_draft_tokens: int, kind: RowCounts) -> RowCounts:

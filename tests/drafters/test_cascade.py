@@ -82,7 +82,7 @@ def test_no_hole_after_many_rounds_of_random_switching(tiny_pair, temperature):
     nearer = jax.tree.map(lambda a, b: 0.7 * a + 0.3 * b, tiny_pair.target, tiny_pair.draft)
     model = ModelDrafter(tiny_pair.apply, tiny.empty_cache, WIDTH, SIZE, SIZE)
     drafter = CascadeDrafter((LOOKUP, model))
-    step = functools.partial(speculative_step, widths=(1,))
+    step = functools.partial(speculative_step, widths=(0, 1))
     engine = Engine(
         tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, (None, nearer)), drafter,
         capacity=CAPACITY, max_rounds=1, step=step,

@@ -9,7 +9,7 @@ import pytest
 
 from jspec.drafters.model import ModelState
 from jspec.models import make_apply
-from jspec.speculation.control import Control
+from jspec.speculation.control import Control, Kind
 from jspec.speculation.step import speculative_step
 from tests import layered
 from tests.layered import ALL, FIRST, SUBSET, build
@@ -32,13 +32,8 @@ class Rounds(Engine):
 
     def want(self, state, numbers):
         """Returns the state of rows that want so many drafts each, [b]."""
-        kinds = getattr(self.drafter, "kinds", (None,))
-        control = Control.init(
-            len(numbers),
-            assumed=[(0.5, 0.5)] * len(kinds),
-            drafter_of=range(len(kinds)),
-            numbers=range(WIDTH + 1),
-        )
+        kinds = getattr(self.drafter, "kinds", (Kind("none", 0.5, 0.5),))
+        control = Control.init(len(numbers), kinds=kinds, numbers=range(WIDTH + 1))
         forced = np.repeat(np.asarray(numbers)[:, None], len(kinds), axis=1)
         return state.replace(control=control.replace(forced=jnp.asarray(forced, jnp.int32)))
 

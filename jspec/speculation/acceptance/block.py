@@ -42,7 +42,7 @@ def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Arr
       proposal: the drafts.
     """
     target, draft = probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal)
-    weights = [jnp.ones_like(proposal.tokens[:, 0], jnp.float32)]
+    weights = [jnp.ones_like(proposal.num_tokens, jnp.float32)]
     for i in range(proposal.width):
         weights.append(min_ratio(weights[-1] * target[:, i], draft[:, i]))
     return jnp.stack(weights, axis=1)

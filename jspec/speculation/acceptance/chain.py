@@ -37,6 +37,8 @@ def draft_law_after(
     proposal: Proposal, num_accepted: RowCounts, vocab_size: int
 ) -> Float32[Array, "b v"]:
     """Returns the law of the draft at index `num_accepted`; zeros where there is no such draft."""
+    if proposal.width == 0:
+        return jnp.zeros([num_accepted.shape[0], vocab_size], jnp.float32)
     index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
     if proposal.probs is None:
         token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
