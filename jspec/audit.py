@@ -162,6 +162,7 @@ def make_record(
         "subject": describe(subject),
         "settings": dataclasses.asdict(subject.settings),
         "num_draft_tokens": subject.num_draft_tokens,
+        "drafter_options": dataclasses.asdict(subject.drafter_options),
         "false_alarm_rate": FALSE_ALARM,
         "is_lossless": has_passed,
         "seconds": seconds,

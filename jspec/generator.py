@@ -281,6 +281,9 @@ class Generator:
             "draft": None if self._draft is None else self._draft.name,
             "draft_quantization": None if self._draft is None else self._draft.quantization,
             "drafter": self.drafter,
+            "drafter_bytes": self._programs.drafter_bytes(
+                self._batch_size, self._capacity_for(self.max_seq_len)
+            ),
             "num_draft_tokens": self.num_draft_tokens if auto is None else AUTO,
             "costs": auto and auto.to_json(),
             "acceptance": self._acceptance,

@@ -1,12 +1,14 @@
 """From models and the names of a drafter and a rule to compiled programs and their parameters."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from jspec.auto import AUTO, MOST_DRAFT_TOKENS, AutoCosts, numbers_of
 from jspec.costs import RoundCosts
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.engine import Engine, make_engine
-from jspec.errors import InputError, check_range
+from jspec.errors import InputError, check_range, whole_number
 from jspec.speculation.types import AcceptanceRule, Drafter, ModelParams
 from jspec.vocabulary import shared_vocab_size
 from jspec.weights.resolver import LoadedModel
@@ -32,10 +34,30 @@ class Programs(NamedTuple):
         """Drafts a round at most; 0 for plain decoding."""
         return 0 if self.drafter is None else self.drafter.num_draft_tokens
 
+    def drafter_bytes(self, batch_size: int, capacity: int) -> dict[str, int]:
+        """Returns the memory that drafting adds: parameters, and caches and texts of all rows.
+
+        Args:
+          batch_size: rows that run together.
+          capacity: slots of each.
+        """
+        if self.drafter is None:
+            return {"parameters": 0, "state": 0}
+        state = jax.eval_shape(lambda: self.drafter.init(batch_size, capacity))  # type: ignore[union-attr]
+        return {
+            "parameters": _num_bytes(self.params.draft),
+            "state": _num_bytes(state),
+        }
+
     @property
     def drafter_of_kind(self) -> list[str]:
         """Who makes each kind of proposal."""
         return [] if self.drafter is None else [kind.drafter for kind in self.drafter.kinds]
+
+
+def _num_bytes(tree: Any) -> int:
+    """Returns the size of a pytree's arrays, or of arrays of their shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def make_programs(
@@ -67,8 +89,9 @@ def make_programs(
     is_auto = num_draft_tokens == AUTO
     most = max(max_seq_len - 2, 1)
     num_wanted = min(MOST_DRAFT_TOKENS, most) if is_auto else num_draft_tokens
-    if not isinstance(num_wanted, int):
-        raise InputError(f"expected num_draft_tokens as a number or {AUTO!r}, got {num_wanted!r}")
+    num_wanted = whole_number("num_draft_tokens", num_wanted, f" or {AUTO!r}")
+    if costs is not None and (not is_auto or drafter == "none"):
+        raise InputError(f"expected num_draft_tokens={AUTO!r} and a drafter with costs of rounds")
     check_range("num_draft_tokens", num_wanted, 1, most)
     spec = DrafterSpec(
         num_draft_tokens=num_wanted,

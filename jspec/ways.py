@@ -37,5 +37,7 @@ def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]
         drafter, _, number = text.partition(":")
         member_names(drafter)
         name = "jspec plain" if drafter == "none" else f"jspec {text}"
+        if name in ways:
+            raise InputError(f"expected each drafter once, got {','.join(drafters)}")
         ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or num_draft_tokens))
     return ways

@@ -9,6 +9,7 @@ import numpy as np
 from jspec.auditing.check import Check
 from jspec.auditing.rows import Context, Rows
 from jspec.auditing.subject import Subject
+from jspec.drafters import member_names
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
 
@@ -17,7 +18,7 @@ _NUM_ROWS = 4
 
 
 def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
-    """Compares the committed slots of the target's cache, and of the drafter's own if it has one.
+    """Compares the committed slots of the target's cache, and of those that drafters have.
 
     Args:
       subject: what is audited.
@@ -26,11 +27,14 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
     """
     tokens, state = next(rows.run(1))
     errors = {"target": _largest_error(subject.target, state.target_cache, tokens, context)}
-    draft_cache = getattr(state.draft, "cache", None)
-    layers = subject.drafter_options.draft_layers if subject.drafter == "layer_skip" else None
-    model = subject.draft if layers is None else subject.target
-    if model is not None and isinstance(draft_cache, KVCache):
-        errors["draft"] = _largest_error(model, draft_cache, tokens, context, layers)
+    names = member_names(subject.drafter)
+    members = state.draft if len(names) > 1 else (state.draft,)
+    for name, own in zip(names, members, strict=True):
+        layers = subject.drafter_options.draft_layers if name == "layer_skip" else None
+        model = subject.draft if layers is None else subject.target
+        cache = getattr(own, "cache", None)
+        if model is not None and isinstance(cache, KVCache):
+            errors[name] = _largest_error(model, cache, tokens, context, layers)
     return Check(
         "caches",
         all(error < _TOLERANCE for error in errors.values()),

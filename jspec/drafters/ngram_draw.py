@@ -4,8 +4,8 @@ Gumbel noise for 49,152 tokens takes a millisecond on two cores, twenty times as
 itself. What an n-gram law can say stands in the window: a place of it is drawn instead, each place
 of a token with an equal share of the token's probability.
 
-The noise is not that of plain decoding: under the rule `coupled` these drafts are kept no more
-often than independent ones.
+The noise is not that of plain decoding: under the rule `coupled` these drafts and the target's own
+choice are not coupled.
 """
 
 import jax.numpy as jnp

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, NamedTuple
 
-from jspec.errors import InputError, check_range
+from jspec.errors import InputError, check_range, whole_number
 from jspec.models import LlamaConfig
 from jspec.speculation.types import Drafter
 from jspec.typing import Params
@@ -51,6 +51,10 @@ class DrafterOptions:
     draft_table: str | None = None
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if field.type == "int" or field.type is int:
+                whole_number(field.name, getattr(self, field.name))
+        self._check_texts()
         check_range("draft_confidence", self.draft_confidence, 0, 1)
         check_range("lookup_min_match", self.lookup_min_match, 1, 8)
         check_range("inner_num_draft_tokens", self.inner_num_draft_tokens, 1, 64)
@@ -67,6 +71,18 @@ class DrafterOptions:
             raise InputError(
                 f"expected an ngram_law among {', '.join(NGRAM_LAWS)}; got {self.ngram_law!r}"
             )
+
+    def _check_texts(self) -> None:
+        layers = self.draft_layers
+        if layers is not None and not isinstance(layers, tuple | list | range):
+            raise InputError(f"expected draft_layers as a tuple of numbers, got {layers!r}")
+        for layer in layers or ():
+            whole_number("draft_layers", layer)
+        for name in ("inner_drafter", "ngram_law", "draft_table", "pattern", "json_skeleton"):
+            value = getattr(self, name)
+            is_given = value is not None or name in ("inner_drafter", "ngram_law")
+            if is_given and not isinstance(value, str):
+                raise InputError(f"expected {name} as a text, got {value!r}")
 
 
 class DrafterSpec(NamedTuple):

@@ -93,6 +93,8 @@ def load_table(path: str) -> NgramTable:
     try:
         with safetensors.safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise InputError(f"{path}: expected a table of n-gram counts, got other tensors")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: truncated or damaged table of n-gram counts ({error})") from None

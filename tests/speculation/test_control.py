@@ -109,6 +109,14 @@ def test_drafts_whose_turn_did_not_come_are_not_counted():
     assert control.kept[0, 1].tolist() == control.tried[0, 1].tolist() == [1, 2]
 
 
+def test_no_more_is_asked_of_a_kind_than_it_can_give():
+    """Guards against a wide verify call for a drafter of few drafts."""
+    kinds = (Kind("x", 0.9, 0.9), Kind("x", 0.9, 0.9, most=2))
+    control = Control.init(2, kinds=kinds, numbers=NUMBERS)
+    control = control.replace(costs=jnp.broadcast_to(COSTS[:1], (2, 1, 4)))
+    assert control.choose(as_rows(0, 1)).tolist() == [7, 3]
+
+
 def test_a_forced_number_is_taken():
     """Costs are measured so."""
     control = make_control(2)

@@ -6,6 +6,7 @@ test passes or fails for good; by chance alone some of the NUM_RIGHT right cells
 in 10^5 choices of seeds. `scripts/prove.py` is the same for every cell, on tiny Llamas.
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -20,6 +21,7 @@ from jspec.auditing.law import joint_law
 from jspec.auditing.rows import Context, first_tokens
 from jspec.batch import needed_switches
 from jspec.drafters import (
+    CascadeDrafter,
     HierarchicalDrafter,
     HierarchicalParams,
     ModelDrafter,
@@ -46,6 +48,8 @@ REJECTION, BLOCK = RULES["rejection"], RULES["block"]
 LOOKUP = PromptLookupDrafter(2, min_match=1)
 MODEL = ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)
 HIERARCHICAL = HierarchicalDrafter(MODEL, LOOKUP)
+CASCADE = CascadeDrafter((PromptLookupDrafter(2, min_match=2), MODEL))
+UNSURE = dataclasses.replace(MODEL, min_confidence=0.6)
 NGRAM = NgramDrafter(2, VOCAB, window=8, is_sampled=True)
 BIGRAM = TableDrafter("bigram", tables.bigram_logits, 2, VOCAB)
 UNIGRAM = TableDrafter("unigram", tables.unigram_logits, 2, VOCAB)
@@ -70,16 +74,23 @@ DRAFTERS = {  # with the drafter's own temperature
     "greedy model": (MODEL, 0.0),
     "hierarchical": (HIERARCHICAL, None),
 }
-COUNTING = {"ngram": NGRAM, "bigram": BIGRAM, "unigram": UNIGRAM, "random": RANDOM}
+OTHERS = {
+    "ngram": (NGRAM, "rejection"),
+    "bigram": (BIGRAM, "block"),
+    "unigram": (UNIGRAM, "coupled"),
+    "random": (RANDOM, "rejection"),
+    "cascade": (CASCADE, "rejection"),  # rows with one-hot laws beside rows with sampled ones
+    "unsure model": (UNSURE, "block"),  # stops before it draws what it is not sure of
+}
 # Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all;
-# drafters that count meet one rule each.
+# the other drafters meet one rule each.
 RIGHT = [
     (tuple(RULES)[(i + j) % 3], drafter, settings)
     for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))
 ]
 RIGHT += [
-    (tuple(RULES)[i % 3], drafter, settings)
-    for (i, drafter), settings in itertools.product(enumerate(COUNTING), SETTINGS)
+    (rule, drafter, settings)
+    for (drafter, (_, rule)), settings in itertools.product(OTHERS.items(), SETTINGS)
 ]
 NUM_RIGHT = len(RIGHT) + len(SETTINGS)  # and plain decoding
 FALSE_ALARM = 1e-5 / NUM_RIGHT
@@ -91,6 +102,8 @@ def engine_of(drafter, rule):
     target, draft = params = TABLES
     if drafter is HIERARCHICAL:
         params = target, HierarchicalParams(draft)
+    if drafter is CASCADE:
+        params = target, (None, draft)
     if isinstance(drafter, TableDrafter) and drafter.name != "random":
         params = target, tables.table_params(COUNTS, drafter.name)
     return Engine(toy_apply, toy_cache, params, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
@@ -168,7 +181,7 @@ def check(drafter, rule, name, draft_temperature, first_seed):
 def test_samples_follow_the_targets_law(rule, drafter, settings):
     """The whole path: noise, drafts, processors, filters, verdicts, caches, loop."""
     first_seed = NUM_ROWS * RIGHT.index((rule, drafter, settings))
-    source, draft_temperature = (DRAFTERS | {n: (d, None) for n, d in COUNTING.items()})[drafter]
+    source, draft_temperature = (DRAFTERS | {n: (d, None) for n, (d, _) in OTHERS.items()})[drafter]
     check(source, RULES[rule], settings, draft_temperature, first_seed)
 
 
@@ -184,8 +197,8 @@ def test_the_right_cells_cover_every_pair():
         names = (tuple(RULES), tuple(DRAFTERS), tuple(SETTINGS))
         pairs = {(cell[one], cell[other]) for cell in RIGHT if cell[1] in DRAFTERS}
         assert pairs == set(itertools.product(names[one], names[other]))
-    counting = {cell[1:] for cell in RIGHT if cell[1] in COUNTING}
-    assert counting == set(itertools.product(COUNTING, SETTINGS))
+    others = {cell[1:] for cell in RIGHT if cell[1] in OTHERS}
+    assert others == set(itertools.product(OTHERS, SETTINGS))
 
 
 @pytest.mark.parametrize("drafter", [MODEL, LOOKUP], ids=["model", "prompt lookup"])

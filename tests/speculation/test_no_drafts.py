@@ -1,0 +1,54 @@
+"""A round without drafts is a plain step: a verify call of one token, and the same next token."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.speculation.acceptance import RULES, get_rule
+from jspec.speculation.step import speculative_step
+from jspec.speculation.types import Proposal
+from tests.speculation.drive import Engine
+from tests.speculation.toys import make_tables, toy_apply, toy_cache
+
+
+class SilentDrafter:
+    """Never has anything to say."""
+
+    num_draft_tokens, kinds, may_be_silent = 3, (), True
+
+    def init(self, batch_size, capacity):
+        return ()
+
+    def observe(self, params, state, tokens, hidden, valid):
+        return state
+
+    def propose(self, params, state, last_token, **_):
+        zeros = jnp.zeros([last_token.shape[0], 3], jnp.int32)
+        return Proposal(zeros, zeros[:, 0]), state
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
+    """Law 5: a neighbour with drafts makes the call wider; a row without any must not notice."""
+    calls = []
+
+    def counting(table, tokens, cache, **options):
+        calls.append(tokens.shape[1])
+        return toy_apply(table, tokens, cache, **options)
+
+    texts = []
+    for widths in ((), (0,), (1,), (0, 1)):
+        step = functools.partial(speculative_step, widths=widths)
+        engine = Engine(
+            counting, toy_cache, (make_tables(seed=3)[0], None), SilentDrafter(), get_rule(rule),
+            capacity=32, max_rounds=16, step=step,
+        )  # fmt: skip
+        calls.clear()
+        texts.append(engine.generate([[2, 0, 1], [1]] * 8, temperature=temperature, max_length=18))
+        assert min(calls) == (1 if 0 in widths else 2 if widths else 4)
+    for other in texts[1:]:
+        assert other.tokens == texts[0].tokens
+    assert (np.asarray(texts[0].infos.num_proposed) == 0).all()
