@@ -1,11 +1,13 @@
 """A number of draft tokens that adapts: which numbers there are, and what rounds of them cost."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
+from jspec.batch import capacity_for
 from jspec.calibration import measure_costs
 from jspec.costs import RoundCosts, recall_or_measure
 from jspec.engine import Engine
@@ -37,28 +39,58 @@ class AutoCosts:
         engine: Engine,
         params: ModelParams,
         drafter: Drafter,
-        numbers: Sequence[int],
+        *,
+        target: LoadedModel,
+        batch_size: int,
+        max_seq_len: int,
+        key: Mapping[str, Any],
         costs: RoundCosts | None,
     ) -> None:
         """Prepares; nothing is measured yet.
 
         Args:
-          engine: the compiled programs.
+          engine: the compiled programs, whose rows choose among `numbers_of(drafter)`.
           params: both sides' parameters.
           drafter: what proposes.
-          numbers: of drafts to choose from, rising from 0.
+          target: the target.
+          batch_size: rows that run together.
+          max_seq_len: tokens that prompt and answer may come to.
+          key: names and options of models and drafter, plain values.
           costs: recorded ones; None to recall or measure them.
 
         Raises:
           InputError: costs of something else.
         """
         self._engine, self._params, self._drafter = engine, params, drafter
-        self._numbers, self._costs = tuple(numbers), costs
+        self._target, self._batch_size, self._key = target, batch_size, key
+        self._max_context = self._context(max_seq_len)
+        self._known = costs
         if costs is not None:
             self._check(costs)
 
+    @property
+    def costs(self) -> RoundCosts:
+        """The costs; measured now if need be."""
+        if self._known is None:
+            key = dict(self._key) | self._place()
+            self._known = recall_or_measure(
+                cache_dir() / "costs.json", key, self._measure, self._check
+            )
+        return self._known
+
+    def at(self, max_length: int) -> np.ndarray:
+        """Returns the costs for a row that may come to so many tokens, whatever batch it is in."""
+        return self.costs.at(self._context(max_length))
+
+    def to_json(self) -> dict[str, Any] | None:
+        """Returns the costs as plain values; None while they are not known."""
+        return None if self._known is None else self._known.to_json()
+
+    def _context(self, max_length: int) -> int:
+        return capacity_for(max_length, self._drafter.num_draft_tokens + 1)
+
     def _check(self, costs: RoundCosts) -> None:
-        expected = self._numbers, tuple(drafters_of(self._drafter.kinds))
+        expected = numbers_of(self._drafter), tuple(drafters_of(self._drafter.kinds))
         found = costs.numbers, costs.drafters
         if found != expected:
             numbers, drafters = map(list, expected)
@@ -67,46 +99,28 @@ class AutoCosts:
                 f"{list(found[0])} by {list(found[1])}"
             )
 
-    def get(
-        self, *, target: LoadedModel, batch_size: int, max_context: int, key: Mapping[str, Any]
-    ) -> RoundCosts:
-        """Returns the costs.
-
-        Args:
-          target: the target.
-          batch_size: rows that run together.
-          max_context: slots of the largest cache that will be used.
-          key: names and options of models and drafter, plain values.
-        """
-        if self._costs is not None:
-            return self._costs
-        place = {
-            "backend": jax.default_backend(),
-            "device": jax.devices()[0].device_kind,
-            "processor": environment()["processor"],
+    def _place(self) -> dict[str, Any]:
+        """Returns what else the costs depend on."""
+        here = environment()
+        return {
+            "backend": here["backend"],
+            "device": here["device"],
+            "processor": here["processor"],
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-            "versions": environment()["versions"],
+            "versions": here["versions"],
             "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._params],
-            "batch_size": batch_size,
-            "max_context": max_context,
-            "numbers": list(self._numbers),
+            "batch_size": self._batch_size,
+            "max_context": self._max_context,
+            "numbers": list(numbers_of(self._drafter)),
         }
-        self._costs = recall_or_measure(
-            cache_dir() / "costs.json",
-            dict(key) | place,
-            lambda: measure_costs(
-                self._engine,
-                self._params,
-                target=mask_padding(make_apply(target.config), target),
-                drafter=self._drafter,
-                numbers=self._numbers,
-                batch_size=batch_size,
-                max_context=max_context,
-            ),
-            self._check,
-        )
-        return self._costs
 
-    def to_json(self) -> dict[str, Any] | None:
-        """Returns the costs as plain values; None while they are not known."""
-        return None if self._costs is None else self._costs.to_json()
+    def _measure(self) -> RoundCosts:
+        return measure_costs(
+            self._engine,
+            self._params,
+            target=mask_padding(make_apply(self._target.config), self._target),
+            drafter=self._drafter,
+            numbers=numbers_of(self._drafter),
+            batch_size=self._batch_size,
+            max_context=self._max_context,
+        )

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
-import numpy as np
-
 from jspec.answer import Answer
 from jspec.auto import AUTO
 from jspec.batch import Batch, capacity_for
@@ -27,8 +25,6 @@ from jspec.weights.resolver import LoadedModel, load_model
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 DEFAULT_NUM_DRAFT_TOKENS = 5
-_COSTLY = ("target", "target_quantization", "draft", "draft_quantization", "drafter",
-           "drafter_options", "dtype", "acceptance")  # fmt: skip
 _DEFAULTS = Settings()
 _RULE_DEFAULTS = RuleOptions()
 _DRAFTER_DEFAULTS = DrafterOptions()
@@ -103,8 +99,10 @@ class Generator:
             drafter_options=drafter_options,
             num_draft_tokens=num_draft_tokens,
             costs=costs,
+            acceptance=acceptance,
             rule=self._rule,
             max_seq_len=self.max_seq_len,
+            batch_size=batch_size,
         )
         self.drafter = drafter
         self.num_draft_tokens = self._programs.num_draft_tokens
@@ -232,7 +230,8 @@ class Generator:
             except InputError as error:
                 where = f"prompt {index}: " if len(requests) > 1 else ""
                 raise InputError(f"{where}{error}") from None
-            rows.append(row._replace(costs=self._costs_at(row.max_length)))
+            auto = self._programs.auto
+            rows.append(row if auto is None else row._replace(costs=auto.at(row.max_length)))
         batch = Batch(
             self._programs.engine,
             self._programs.params,
@@ -282,7 +281,7 @@ class Generator:
             "draft_quantization": None if self._draft is None else self._draft.quantization,
             "drafter": self.drafter,
             "drafter_bytes": self._programs.drafter_bytes(
-                self._batch_size, self._capacity_for(self.max_seq_len)
+                self._batch_size, capacity_for(self.max_seq_len, self.num_draft_tokens + 1)
             ),
             "num_draft_tokens": self.num_draft_tokens if auto is None else AUTO,
             "costs": auto and auto.to_json(),
@@ -307,23 +306,7 @@ class Generator:
     @property
     def costs(self) -> RoundCosts | None:
         """What rounds cost here; measured now if need be. None with a fixed number of drafts."""
-        if self._programs.auto is None:
-            return None
-        described = self.describe()
-        return self._programs.auto.get(
-            target=self.target,
-            batch_size=self._batch_size,
-            max_context=self._capacity_for(self.max_seq_len),
-            key={name: described[name] for name in _COSTLY},
-        )
-
-    def _capacity_for(self, max_length: int) -> int:
-        return capacity_for(max_length, self.num_draft_tokens + 1)
-
-    def _costs_at(self, max_length: int) -> np.ndarray | None:
-        """Returns the costs for a row: those of its own length, whatever batch it is in."""
-        costs = self.costs
-        return None if costs is None else costs.at(self._capacity_for(max_length))
+        return None if self._programs.auto is None else self._programs.auto.costs
 
     def _take_piece(self, answer: Answer) -> Piece:
         piece = answer.take_piece()

@@ -47,8 +47,8 @@ class AcceptanceMonitor:
 
     The expected speed-up of n drafts is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with the
     measured acceptance of each place and measured costs: a round in which nobody has anything to
-    propose counts as it was. It speaks of the rounds that it saw: with "auto" these are chosen ones,
-    whose drafts were likely to be kept; a fixed number shows all.
+    propose counts as it was. It speaks of the rounds that it saw: "auto" chooses those whose drafts
+    are likely to be kept; a fixed number shows all.
     """
 
     def __init__(self) -> None:

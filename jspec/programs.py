@@ -1,5 +1,6 @@
 """From models and the names of a drafter and a rule to compiled programs and their parameters."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -55,6 +56,11 @@ class Programs(NamedTuple):
         return [] if self.drafter is None else [kind.drafter for kind in self.drafter.kinds]
 
 
+def _describe(model: LoadedModel) -> list[str | None]:
+    dtype = model.params["embedding"].dtype.name
+    return [model.name, repr(model.config), dtype, model.quantization]
+
+
 def _num_bytes(tree: Any) -> int:
     """Returns the size of a pytree's arrays, or of arrays of their shapes."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
@@ -68,8 +74,10 @@ def make_programs(
     drafter_options: DrafterOptions,
     num_draft_tokens: int | str,
     costs: RoundCosts | None,
+    acceptance: str,
     rule: AcceptanceRule,
     max_seq_len: int,
+    batch_size: int,
 ) -> Programs:
     """Prepares programs; nothing is compiled yet.
 
@@ -80,8 +88,10 @@ def make_programs(
       drafter_options: options of the drafters.
       num_draft_tokens: drafts a round, or "auto".
       costs: what rounds cost, for "auto"; None to measure them.
+      acceptance: the rule's name.
       rule: what decides.
       max_seq_len: tokens that prompt and answer may come to.
+      batch_size: rows that run together.
 
     Raises:
       InputError: a value out of range, or models or costs that do not fit.
@@ -109,5 +119,19 @@ def make_programs(
         return Programs(make_engine(target, built.drafter, rule), params, built.drafter, None)
     numbers = numbers_of(built.drafter)
     engine = make_engine(target, built.drafter, rule, numbers)
-    auto = AutoCosts(engine, params, built.drafter, numbers, costs)
+    auto = AutoCosts(
+        engine,
+        params,
+        built.drafter,
+        target=target,
+        batch_size=batch_size,
+        max_seq_len=max_seq_len,
+        key={
+            "models": [_describe(target), draft and _describe(draft)],
+            "drafter": drafter,
+            "drafter_options": dataclasses.asdict(drafter_options),
+            "rule": acceptance,
+        },
+        costs=costs,
+    )
     return Programs(engine, params, built.drafter, auto)
