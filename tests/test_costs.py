@@ -1,5 +1,6 @@
 """Recorded costs: interpolation, the file, and what is wrong with it."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -17,10 +18,14 @@ COSTS = RoundCosts(
 
 
 def test_costs_are_linear_between_contexts():
-    """And constant outside, where nothing was measured."""
+    """And above them; below the first one as there, where the fixed part of a round rules."""
     np.testing.assert_allclose(COSTS.at(1280), [[1.5, 1.65, 1.95], [1.5, 2.25, 3.75]])
     np.testing.assert_allclose(COSTS.at(64), COSTS.at(512))
-    np.testing.assert_allclose(COSTS.at(9999)[1], [2, 3, 5])
+    np.testing.assert_allclose(COSTS.at(3584)[1], [3, 4.5, 7.5])
+    np.testing.assert_allclose(
+        dataclasses.replace(COSTS, contexts=(512,), seconds=COSTS.seconds[:1]).at(9999),
+        COSTS.at(512),
+    )
 
 
 def test_they_survive_json():

@@ -207,10 +207,10 @@ def test_plain_decoding_says_what_full_passes_say(plain_results):
 def test_the_cache_has_room_for_a_block_behind_the_longest_answer(monkeypatch):
     """Guards against drafts written past the end, where a clamp would move them onto good slots."""
     rooms = []
-    monkeypatch.setattr("jspec.batch._bucket", lambda num_slots: rooms.append(num_slots) or 256)
+    monkeypatch.setattr("jspec.batch.capacity_for", lambda *room: rooms.append(room) or 256)
     requests = [Request([1] * 9, change(GREEDY, max_new_tokens=n)) for n in (3, 8, 5)]
     shared_generator("model").generate(requests)
-    assert rooms == [9 + 8 + tiny_models.NUM_DRAFT_TOKENS + 1]
+    assert rooms == [(9 + 8, tiny_models.NUM_DRAFT_TOKENS + 1)]
 
 
 def test_rows_without_a_request_are_done():

@@ -136,6 +136,20 @@ def test_costs_of_something_else_are_refused(costs):
         make_auto("prompt_lookup", costs=costs)
 
 
+@pytest.mark.parametrize("number", ["many", 2.5, True, None])
+def test_a_number_of_drafts_is_a_whole_one_or_auto(number):
+    """Guards against True taken for 1 and against a traceback."""
+    with pytest.raises(InputError, match="num_draft_tokens to be a whole number or 'auto', got"):
+        make_generator("prompt_lookup", num_draft_tokens=number)
+
+
+@pytest.mark.parametrize(("drafter", "number"), [("prompt_lookup", 3), ("none", "auto")])
+def test_costs_without_a_choice_are_refused(drafter, number):
+    """Guards against an option that is silently ignored."""
+    with pytest.raises(InputError, match="expected num_draft_tokens='auto' and a drafter"):
+        make_generator(drafter, num_draft_tokens=number, costs=CHEAP["prompt_lookup"])
+
+
 def test_plain_decoding_has_nothing_to_choose():
     """`auto` without a drafter is plain decoding."""
     generator = make_auto("none", costs=None)

@@ -127,6 +127,32 @@ def test_a_missing_draft_model_is_named():
         make_drafter("model", SPEC._replace(draft_config=None))
 
 
+@pytest.mark.parametrize(
+    "name", ["prompt_lookup+prompt_lookup", "model+none", "none+none", "none+prompt_lookup"]
+)
+def test_a_cascade_has_different_members(name):
+    """A cascade with itself inside, or with nothing in it."""
+    with pytest.raises(InputError, match="expected a cascade of different drafters, got"):
+        make_drafter(name, SPEC)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ngram_window": 10.5}, {"ngram_max_tokens": 2.5}, {"lookup_min_match": "2"},
+        {"inner_num_draft_tokens": True}, {"draft_layers": 3}, {"draft_layers": "0,1"},
+        {"draft_layers": (0.0, 1)}, {"draft_layers": (False, True)}, {"pattern": 3},
+        {"inner_drafter": None}, {"ngram_law": 1}, {"draft_table": 7},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_of_wrong_types_are_refused(options):
+    """Guards against a traceback from deep inside, or a number silently rounded."""
+    (name,) = options
+    with pytest.raises(InputError, match=f"expected {name} "):
+        DrafterOptions(**options)
+
+
 def test_an_unknown_drafter_is_named():
     """The message lists what there is."""
     with pytest.raises(InputError, match=r"prompt_lookup.*'zebra'"):

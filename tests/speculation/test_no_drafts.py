@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.acceptance import RULES, get_rule
+from jspec.speculation.acceptance import get_rule
 from jspec.speculation.step import speculative_step
 from jspec.speculation.types import Proposal
 from tests.speculation.drive import Engine
@@ -29,8 +29,10 @@ class SilentDrafter:
         return Proposal(zeros, zeros[:, 0]), state
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [("greedy", 0.0), ("rejection", 1.0), ("block", 1.0), ("coupled", 1.0), ("typical", 1.0)],
+)
 def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
     """Law 5: a neighbour with drafts makes the call wider; a row without any must not notice."""
     calls = []
@@ -40,7 +42,7 @@ def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
         return toy_apply(table, tokens, cache, **options)
 
     texts = []
-    for widths in ((), (0,), (1,), (0, 1)):
+    for widths in ((), (0,), (0, 1)):
         step = functools.partial(speculative_step, widths=widths)
         engine = Engine(
             counting, toy_cache, (make_tables(seed=3)[0], None), SilentDrafter(), get_rule(rule),
@@ -48,7 +50,7 @@ def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
         )  # fmt: skip
         calls.clear()
         texts.append(engine.generate([[2, 0, 1], [1]] * 8, temperature=temperature, max_length=18))
-        assert min(calls) == (1 if 0 in widths else 2 if widths else 4)
+        assert min(calls) == (1 if widths else 4)
     for other in texts[1:]:
         assert other.tokens == texts[0].tokens
     assert (np.asarray(texts[0].infos.num_proposed) == 0).all()

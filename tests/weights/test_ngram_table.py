@@ -75,7 +75,7 @@ def spoilt(table, **changes):
 @pytest.mark.parametrize(
     ("changes", "metadata", "message"),
     [
-        ({}, {"format": "a model"}, "expected a table of n-gram counts, got tensors counts, ids"),
+        ({}, {"format": "a model"}, "expected a table of n-gram counts, got other tensors"),
         ({}, {"kind": "unigram"}, "expected a table of n-gram counts"),
         ({}, {"vocab_size": "11"}, "unigrams of 11 tokens, got shape"),
         ({}, {"num_tokens": "7"}, "expected 7 counted tokens"),
