@@ -9,6 +9,7 @@
 #
 #   PAIRS="target,draft ..." WIDTHS="1 6" CAPACITY=512 REPEATS=7 TESTS="tests/..." PYTHON=python3
 #   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
+#   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b"
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -27,6 +28,8 @@ if [ "$backend" = gpu ]; then
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=3}
   rules=${RULES:-rejection block coupled}
   num_rows=${NUM_ROWS:-16384}
+  compare_flags=${COMPARE_FLAGS:---repeats=3 --max_new_tokens=64}
+  quantized=${QUANTIZED:-random:llama3.2-1b random:llama3.1-8b}
 else
   echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, its times mean nothing"
   pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
@@ -37,6 +40,8 @@ else
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
   rules=${RULES:-rejection}
   num_rows=${NUM_ROWS:-256}
+  compare_flags=${COMPARE_FLAGS:---repeats=1 --per_category=1 --max_new_tokens=8}
+  quantized=${QUANTIZED:-random:smollm2-135m}
 fi
 
 # The rest runs even where a law is broken; the status says it at the end.
@@ -69,6 +74,18 @@ echo "== end to end"
 # shellcheck disable=SC2086
 "$python" -m jspec.benchmark --target="${target:-random:smollm2-135m}" \
   --drafters=none,prompt_lookup $benchmark_flags --output_json="$out/benchmark.jsonl" || status=1
+
+echo "== drafters"
+"$python" scripts/measure_drafting.py --repeats="$repeats" --round_ms=10 \
+  --output_json="$out/drafting.jsonl" || status=1
+# shellcheck disable=SC2086
+"$python" scripts/compare_drafters.py --target="${target:-random:smollm2-135m}" \
+  --drafters=none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram \
+  $compare_flags --output_json="$out/drafters.jsonl" || status=1
+for model in $quantized; do
+  "$python" scripts/measure_quantization.py --model="$model" --repeats="$repeats" \
+    --output_json="$out/quantization-${model#random:}.jsonl" || status=1
+done
 
 echo "results in $out, status $status"
 exit "$status"

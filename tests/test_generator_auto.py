@@ -42,7 +42,14 @@ def requests(**settings):
     return [Request(p, Settings(seed=k, **settings)) for k, p in enumerate(PROMPTS)]
 
 
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model", "prompt_lookup+model"])
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        pytest.param("prompt_lookup", marks=pytest.mark.slow),
+        pytest.param("model", marks=pytest.mark.slow),
+        "prompt_lookup+model",
+    ],
+)
 def test_greedy_output_is_plain_decodings(drafter):
     """Law 2, in a batch whose rows choose differently."""
     costs = CHEAP.get(drafter)

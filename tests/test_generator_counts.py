@@ -45,7 +45,10 @@ def _make(path, drafter, law, rule):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "unigram", "bigram", "random"])
+_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("unigram", "random")]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "bigram", *_SLOW])
 def test_one_seed_gives_one_text_under_the_coupled_rule(plain, make, drafter):
     """Plain decoding's tokens at temperatures 0 and 1, with penalties and without, in a batch."""
     results = make(drafter, "sampled", "coupled").generate(REQUESTS)
@@ -57,7 +60,11 @@ def test_one_seed_gives_one_text_under_the_coupled_rule(plain, make, drafter):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "law"), [("prompt_lookup+ngram", "deterministic"), ("ngram+model", "sampled")]
+    ("drafter", "law"),
+    [
+        pytest.param("prompt_lookup+ngram", "deterministic", marks=pytest.mark.slow),
+        ("ngram+model", "sampled"),
+    ],
 )
 def test_greedy_output_of_cascades_is_plain_decodings(plain, make, drafter, law):
     """Token for token in float32, beside sampled rows."""

@@ -17,7 +17,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("layers", [(0,), (1,)])
+@pytest.mark.parametrize("layers", [(0,), pytest.param((1,), marks=pytest.mark.slow)])
 def test_a_batch_of_strangers_says_what_plain_decoding_says(layers):
     """Greedy and sampled rows, with and without penalties, in one batch, under the coupled rule."""
     expected = [shared_generator("none").generate(request) for request in REQUESTS]

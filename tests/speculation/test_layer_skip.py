@@ -65,7 +65,7 @@ def plain_tokens(prompts, temperature):
     ).tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("name", ENGINES)
 def test_text_is_plain_decodings_own(prompts, name, temperature):
     """Under the coupled rule token for token, also where it is drawn; at 0 it is greedy parity."""

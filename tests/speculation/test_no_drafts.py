@@ -31,7 +31,13 @@ class SilentDrafter:
 
 @pytest.mark.parametrize(
     ("rule", "temperature"),
-    [("greedy", 0.0), ("rejection", 1.0), ("block", 1.0), ("coupled", 1.0), ("typical", 1.0)],
+    [
+        ("greedy", 0.0),
+        ("block", 1.0),
+        ("coupled", 1.0),
+        pytest.param("rejection", 1.0, marks=pytest.mark.slow),
+        pytest.param("typical", 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
     """Law 5: a neighbour with drafts makes the call wider; a row without any must not notice."""
