@@ -106,6 +106,9 @@ class Generator:
         )
         self.drafter = drafter
         self.num_draft_tokens = self._programs.num_draft_tokens
+        self._drafter_bytes = self._programs.drafter_bytes(
+            batch_size, capacity_for(self.max_seq_len, self.num_draft_tokens + 1)
+        )
         self._processors, self._on_result = tuple(processors), on_result
         self._make_row = functools.partial(
             make_row,
@@ -280,9 +283,7 @@ class Generator:
             "draft": None if self._draft is None else self._draft.name,
             "draft_quantization": None if self._draft is None else self._draft.quantization,
             "drafter": self.drafter,
-            "drafter_bytes": self._programs.drafter_bytes(
-                self._batch_size, capacity_for(self.max_seq_len, self.num_draft_tokens + 1)
-            ),
+            "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": self.num_draft_tokens if auto is None else AUTO,
             "costs": auto and auto.to_json(),
             "acceptance": self._acceptance,
