@@ -154,7 +154,7 @@ class Estimator:
             options = {"leniences": self._leniences, "is_random": bool(own_settings.is_random)}
             for logits, proposed in zip(self._logits(text, first), drafts, strict=True):
                 parts.append(look_at_places(logits, proposed, own_settings, **options))
-        places = Places(*(np.concatenate(jax.device_get(leaf)) for leaf in zip(*parts)))
+        places = jax.tree.map(lambda *leaves: np.concatenate(jax.device_get(leaves)), *parts)
         skipped = first % _CHUNK  # tokens of the prompt in the first chunk that was looked at
         places = jax.tree.map(lambda leaf: leaf[skipped : skipped + len(text) - first], places)
         return Places(places[0], *(leaf.astype(np.float64) for leaf in places[1:]))
