@@ -181,6 +181,7 @@ def predict_halves(
     num_draft_tokens: int,
     cost_ratio: float,
     costs: Callable[[Sequence[PromptRun]], CostFn],
+    is_conditional: bool = True,
 ) -> list[HalfPrediction]:
     """Predicts each half of the prompts from the other one.
 
@@ -193,6 +194,7 @@ def predict_halves(
       cost_ratio: c, what a draft costs in plain steps, of the i.i.d. form.
       costs: from the prompts that may be looked at to the seconds of their rounds, such as a
         partial `fit_round_costs`, or whatever was measured apart.
+      is_conditional: see `expected_speedup`.
 
     Returns:
       Two predictions.
@@ -209,7 +211,10 @@ def predict_halves(
         alpha = observed_alpha(rounds)
         iid = walltime_improvement(alpha, num_draft_tokens, cost_ratio)
         by_position = expected_speedup(
-            rounds, costs(halves[seen]), plain_step_seconds(halves[seen])
+            rounds,
+            costs(halves[seen]),
+            plain_step_seconds(halves[seen]),
+            is_conditional=is_conditional,
         )
         measured = measured_speedup(halves[other])
         errors = iid / measured - 1, by_position / measured - 1

@@ -132,7 +132,7 @@ def test_costs_are_found_in_the_answers_seconds():
 
 def test_fitted_costs_meet_the_total_and_never_fall():
     """With noise of 20 % an answer."""
-    prompts, cost_of = make_prompts(3, noise=0.2), at_fitting_width
+    prompts = make_prompts(3, noise=0.2)
     cost = fit_round_costs(prompts, (0, 5))
     total = sum(cost(proposed) for prompt in prompts for proposed, *_ in prompt.rounds)
     assert total == pytest.approx(sum(prompt.seconds for prompt in prompts))
@@ -143,7 +143,6 @@ def test_fitted_costs_meet_the_total_and_never_fall():
     ]
     cost = fit_round_costs(falling, (0, 5))
     assert cost(0) == pytest.approx(cost(5)) == pytest.approx(1.5)
-    assert cost_of({0: 1.0})(0) == 1.0
 
 
 def test_each_half_predicts_the_other():
