@@ -133,7 +133,7 @@ def test_models_by_name(tmp_path):
     for file in folder.glob("*.safetensors"):
         file.unlink()
     assert load_config(str(folder)).embed_dim == CONFIG.embed_dim
-    with pytest.raises(InputError, match="expected a preset among llama3.2-1b, .* got 'gpt-2'"):
+    with pytest.raises(InputError, match=r"expected a preset among llama3.2-1b, .* got 'gpt-2'"):
         load_config("gpt-2")
 
 
