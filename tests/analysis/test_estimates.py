@@ -41,11 +41,16 @@ def texts():
     return text[:75], text[75:170]
 
 
+def whole_text():
+    prompt, answer = texts()
+    return prompt + answer
+
+
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     """Returns the drafters' options, with a table in which some tokens are missing."""
     path = tmp_path_factory.mktemp("table") / "table.safetensors"
-    counted = [[token for token in sum(texts(), []) if token != 3], list(range(100))]
+    counted = [[token for token in whole_text() if token != 3], list(range(100))]
     save_table(count_ngrams(counted, VOCAB), path)
     return DrafterOptions(draft_table=str(path), draft_layers=LAYERS)
 
@@ -186,7 +191,7 @@ def test_filters_hold_on_both_sides(options):
     greedy = run("model", options, Settings(temperature=0))
     filtered = run("model", options, Settings(temperature=1, top_k=1))
     assert filtered["sum_overlap"] == pytest.approx(greedy["sum_overlap"], abs=1e-3)
-    text = sum(texts(), [])
+    text = whole_text()
     p = references.softmax(references.full_logits(target(), text))
     q = references.softmax(references.full_logits(draft(), text), 0.3)
     places = slice(len(texts()[0]), len(text) - 1)
@@ -199,7 +204,7 @@ def test_padding_of_the_vocabulary_is_never_drafted(options):
     """A target whose tokenizer knows 120 of 128 ids: random drafts are uniform over those."""
     model = make_model(tokenizer=ByteTokenizer(USED, eos_ids=CONFIG.eos_ids))
     record = run("random", options, Settings(temperature=1), model)
-    text = sum(texts(), [])
+    text = whole_text()
     p = references.softmax(references.full_logits(model, text), size=USED)
     places = slice(len(texts()[0]), len(text) - 1)
     expected = np.minimum(p, 1 / USED)[places, :USED].sum()
@@ -211,7 +216,7 @@ def test_a_drafter_that_is_unsure_says_nothing(options):
     """Only where its law's best token is likely enough does it propose."""
     sure = dataclasses.replace(options, draft_confidence=0.5)
     record = run("model", sure, Settings(temperature=1))
-    text = sum(texts(), [])
+    text = whole_text()
     q = references.softmax(references.full_logits(draft(), text))
     here = q[len(texts()[0]) : len(text) - 1].max(axis=1) >= 0.5
     assert 0 < record["num_places"] == here.sum() < 94
@@ -267,7 +272,7 @@ def estimate_mean(records):
 
 
 def test_the_estimate_is_what_real_rounds_keep():
-    """192 answers by plain decoding, 192 by rounds of one draft: the same share within 5 deviations.
+    """192 plain answers, 192 by rounds of one draft: one share, within 5 standard deviations.
 
     (Odds of a false alarm below one in a million.) Guards against an estimate of something else;
     the same of a drafter of another temperature is refused.
