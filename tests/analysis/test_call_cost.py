@@ -63,8 +63,9 @@ def count_products(jaxpr):
             (contracted, _), _ = eqn.params["dimension_numbers"]
             lengths = [eqn.invars[0].aval.shape[axis] for axis in contracted]
             total += 2 * int(np.prod(eqn.outvars[0].aval.shape)) * int(np.prod(lengths))
-        for inner in jax.core.jaxprs_in_params(eqn.params):
-            total += count_products(inner)
+        for inner in eqn.params.values():  # of jitted functions and loops
+            inner = getattr(inner, "jaxpr", inner)
+            total += count_products(inner) if hasattr(inner, "eqns") else 0
     return total
 
 
