@@ -35,7 +35,7 @@ def expected_tokens(alpha: float, num_draft_tokens: float) -> float:
         num_draft_tokens = _check_number(num_draft_tokens)
     if alpha == 1:
         return num_draft_tokens + 1.0
-    if alpha == 0:
+    if 0 in (alpha, num_draft_tokens):
         return 1.0
     return -math.expm1((num_draft_tokens + 1) * math.log(alpha)) / (1 - alpha)  # exact near 1
 

@@ -137,7 +137,8 @@ def fit_round_costs(prompts: Sequence[PromptRun], widths: Sequence[int]) -> Cost
     """Returns the seconds of rounds at each width that answers' seconds speak for.
 
     Least squares over prompts, seconds = sum over rounds of the cost at their width; a wider round
-    never costs less (what is fitted are the rises), and the total is met exactly.
+    never costs less (what is fitted are the rises), and the total is met exactly. A width that no
+    round had is interpolated; outside of those that had any it costs what the nearest does.
 
     Args:
       prompts: seen.
@@ -157,10 +158,11 @@ def fit_round_costs(prompts: Sequence[PromptRun], widths: Sequence[int]) -> Cost
     if not counts.any():
         raise InputError("expected some rounds, got none")
     seconds = np.array([prompt.seconds for prompt in prompts])
-    at_least = counts[:, ::-1].cumsum(axis=1)[:, ::-1]  # rounds of each width or a wider one
+    used = np.flatnonzero(counts.any(axis=0))
+    at_least = counts[:, used[::-1]].cumsum(axis=1)[:, ::-1]  # rounds of a width or a wider one
     rises, _ = scipy.optimize.nnls(at_least, seconds)
-    fitted = at_least @ rises
-    costs = np.cumsum(rises) * (seconds.sum() / fitted.sum())
+    known = np.cumsum(rises) * (seconds.sum() / (at_least @ rises).sum())
+    costs = np.interp(widths, np.array(widths)[used], known)
     return at_fitting_width(dict(zip(widths, costs.tolist(), strict=True)))
 
 

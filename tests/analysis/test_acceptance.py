@@ -76,6 +76,7 @@ def through_the_rule(target, draft, keep_probs, next_probs):
     laws = jnp.concatenate([rows, rows], axis=1)
     kept = np.asarray(keep_probs(laws, proposal))[:, 0]
     instead = np.asarray(next_probs(laws, proposal, jnp.zeros([VOCAB], jnp.int32)))
+    draft = np.asarray(draft)
     emitted = draft * kept + ((draft * (1 - kept))[:, None] * instead).sum(axis=0)
     return (draft * kept).sum(), emitted
 
@@ -90,7 +91,7 @@ def test_lenience_is_that_of_the_rule(lenience):
     def keep(laws, proposal):
         return lenient.acceptance_probs(laws, proposal, lenience=lenience)
 
-    target, draft = (law.reshape(-1, VOCAB) for law in random_laws(3))
+    target, draft = (jnp.asarray(law.reshape(-1, VOCAB)) for law in random_laws(3))
     found = lenient_acceptance(target, draft, lenience)
     emitted = np.asarray(lenient_next_token_probs(target, draft, lenience))
     for row in range(len(target)):
@@ -115,7 +116,7 @@ def test_lenience_at_temperature_0_is_that_of_the_rule(lenience):
     def keep(laws, proposal):
         return lenient.argmax_acceptance_probs(laws, proposal, lenience=lenience)
 
-    law, draft = (one.reshape(-1, VOCAB) for one in random_laws(4))
+    law, draft = (jnp.asarray(one.reshape(-1, VOCAB)) for one in random_laws(4))
     kept = np.asarray(lenient_argmax_kept(law, draft, lenience))
     for row in range(len(law)):
         best = np.eye(VOCAB)[law[row].argmax()]

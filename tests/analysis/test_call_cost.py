@@ -100,5 +100,5 @@ def test_the_presets_sizes():
 )
 def test_bad_bytes_are_refused(options):
     """One clear line."""
-    with pytest.raises(InputError, match="expected"):
+    with pytest.raises(InputError, match="expect"):
         CallCost(**{"config": TIED} | options)

@@ -97,7 +97,8 @@ def test_the_best_number_brings_at_least_the_minimum(alpha, c):
     speeds = [walltime_improvement(alpha, number, c) for number in range(30)]
     assert max(speeds) >= least_improvement(alpha, c) * (1 - 1e-12)
     if alpha > c:
-        assert least_improvement(alpha, c) == pytest.approx(speeds[1]) > 1
+        assert least_improvement(alpha, c) == pytest.approx(speeds[1])
+        assert least_improvement(alpha, c) >= 1
     else:
         assert least_improvement(alpha, c) == 1
         assert max(speeds) == pytest.approx(1)
@@ -118,7 +119,7 @@ def test_the_optimum_of_extremes():
     assert optimal_num_draft_tokens(0.3, 0.3) == 0
     assert optimal_num_draft_tokens(0, 0) == 0
     assert optimal_num_draft_tokens(1, 0.5, most=40) == 40
-    assert optimal_num_draft_tokens(0.8, 0.05) == 7
+    assert optimal_num_draft_tokens(0.8, 0.05) == 8
     assert optimal_num_draft_tokens(0.8, 0.05, most=3) == 3
 
 

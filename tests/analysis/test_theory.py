@@ -56,7 +56,7 @@ def test_curves_are_the_formulas():
     assert column(tokens, "no limit")[0.9] == pytest.approx(10)
     assert column(tokens, "no limit")[1.0] is None
     best = theory.figure3()
-    assert column(best, "c = 0.05")[0.8] == 7
+    assert column(best, "c = 0.05")[0.8] == 8
     assert column(best, "c = 0.4")[0.4] == 0
     assert column(best, "c = 0.4")[0.42] > 0
     both = theory.figure4()
