@@ -163,24 +163,24 @@ def _make_pair(predict: Mapping[str, Any]) -> PairCost:
     dtype = predict.get("dtype") or "bfloat16"
     if dtype not in _FLOAT_BYTES:
         raise InputError(f"expected a dtype among {', '.join(_FLOAT_BYTES)}, got {dtype!r}")
-    models = []
-    for side in ("target", "draft"):
-        kind = predict.get(f"{side}_quantization")
-        models.append(
-            CallCost(
-                load_config(predict[side]),
-                bytes_per_weight=predict.get(f"{side}_bytes_per_weight"),
-                quantization=None if kind == "none" else kind,
-                float_bytes=_FLOAT_BYTES[dtype],
-            )
-        )
     bandwidth, flop_rate = predict["bandwidth"], predict["flop_rate"]
     if bandwidth is None or flop_rate is None:
         measured = measure_machine(dtype)
         bandwidth = measured.bandwidth if bandwidth is None else bandwidth
         flop_rate = measured.flop_rate if flop_rate is None else flop_rate
     machine = Machine(bandwidth, flop_rate)
-    return PairCost(*models, machine, predict["context"], predict["batch_size"])
+    target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
+    return PairCost(target, draft, machine, predict["context"], predict["batch_size"])
+
+
+def _make_cost(predict: Mapping[str, Any], side: str, dtype: str) -> CallCost:
+    kind = predict.get(f"{side}_quantization")
+    return CallCost(
+        load_config(predict[side]),
+        bytes_per_weight=predict.get(f"{side}_bytes_per_weight"),
+        quantization=None if kind == "none" else kind,
+        float_bytes=_FLOAT_BYTES[dtype],
+    )
 
 
 def _describe(pair: PairCost, predict: Mapping[str, Any], given: list[bool]) -> list[str]:

@@ -163,16 +163,16 @@ def make_draft_law(name: str, spec: DrafterSpec, target_params: Params) -> Draft
 def _make_law(name: str, spec: DrafterSpec, target_params: Params) -> DraftLaw:
     built = make_drafter(name, spec)
     drafter, options = built.drafter, spec.options
-    ids = {"num_ids": spec.vocab_size, "width": spec.target_config.vocab_size}
+    ids = spec.vocab_size, spec.target_config.vocab_size
     if drafter is None:
         raise InputError(f"expected a drafter that drafts, got {name!r}")
     if isinstance(drafter, ModelDrafter | HierarchicalDrafter):  # of the same law
         assert spec.draft_config is not None
-        model = ForwardPass(spec.draft_config, spec.draft_params, **ids)
+        model = ForwardPass(spec.draft_config, spec.draft_params, *ids)
         return ModelLaw(model, options.draft_confidence)
     if isinstance(drafter, LayerSubsetDrafter):
         layers = tuple(options.draft_layers or ())
-        model = ForwardPass(spec.target_config, target_params, layers=layers, **ids)
+        model = ForwardPass(spec.target_config, target_params, *ids, layers)
         return ModelLaw(model, options.draft_confidence)
     if isinstance(drafter, TableDrafter):
         return TableLaw(drafter, built.params)

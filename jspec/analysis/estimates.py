@@ -187,13 +187,13 @@ def _no_places(num_leniences: int) -> Places:
     return Places(np.zeros(0, bool), empty, empty, pairs, pairs)
 
 
-def _chunks(text: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
     """Yields the tokens in equal chunks, the last one padded, each with its begin."""
     for begin in range(0, len(text), _CHUNK):
         part = text[begin : begin + _CHUNK]
         tokens = np.zeros(_CHUNK, np.int32)
         tokens[: len(part)] = part
-        yield begin, tokens
+        yield begin, jnp.asarray(tokens)
 
 
 def _capacity_for(num_tokens: int) -> int:

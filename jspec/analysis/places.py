@@ -1,11 +1,11 @@
 """What two laws at each place of a text say of drafts there."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32
+from jaxtyping import Array, Float32
 
 from jspec.analysis.acceptance import (
     divergence,
@@ -17,6 +17,8 @@ from jspec.analysis.acceptance import (
 from jspec.analysis.draft_law import FirstDrafts
 from jspec.sampling import SamplingSettings, sampling_probs
 from jspec.speculation.acceptance.lenient import law_at_temperature_one
+
+AnyArray = Any  # of the device or of the host
 
 
 class Places(NamedTuple):
@@ -30,11 +32,11 @@ class Places(NamedTuple):
       total_variation: of the law that then comes out from the target's, [t l].
     """
 
-    is_proposed: Bool[Array, "t"]
-    overlap: Float32[Array, "t"]
-    entropy: Float32[Array, "t"]
-    lenient_acceptance: Float32[Array, "t l"]
-    total_variation: Float32[Array, "t l"]
+    is_proposed: AnyArray
+    overlap: AnyArray
+    entropy: AnyArray
+    lenient_acceptance: AnyArray
+    total_variation: AnyArray
 
 
 @functools.partial(jax.jit, static_argnames=("leniences", "is_random"))
@@ -61,11 +63,9 @@ def look_at_places(
     be_lenient = _be_lenient if is_random else _be_lenient_at_zero
     pairs = [be_lenient(target, law, drafts.probs, lenience) for lenience in leniences]
     nothing = jnp.zeros([logits.shape[0], 0], jnp.float32)
-    kept, far = (
-        (jnp.stack(column, axis=1) for column in zip(*pairs, strict=True))
-        if pairs
-        else (nothing, nothing)
-    )
+    kept, far = nothing, nothing
+    if pairs:
+        kept, far = (jnp.stack(column, axis=1) for column in zip(*pairs, strict=True))
     overlap = expected_acceptance(target, drafts.probs)
     return Places(drafts.is_proposed, overlap, jnp.sum(own * surprise, axis=1), kept, far)
 
