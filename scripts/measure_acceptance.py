@@ -4,8 +4,10 @@
 
 In theory: the target answers, and at every token of the answers the sum over the vocabulary of
 min(target, draft) is taken (Leviathan et al., arXiv 2211.17192, Cor. 3.6). In fact: it answers once
-more, one draft a round, and kept drafts are counted. Both follow the target's law, and their means
-should agree within the intervals, which resample prompts.
+more, one draft a round, and kept drafts are counted. Both follow the target's law. The means of
+drafters whose kept drafts do not come in runs (tables, models) should agree within the intervals,
+which resample prompts; those of drafters that copy (prompt_lookup, ngram) keep fewer in rounds, see
+jspec.analysis.estimates.
 """
 
 from collections.abc import Sequence

@@ -5,6 +5,10 @@
 (Leviathan et al., arXiv 2211.17192, Cor. 3.6; the paper's Table 3 is measured so.) The mean is over
 the tokens of answers that the target gave, all but the first of each, which the prefill draws.
 Places where a drafter has nothing to say are counted apart.
+
+Rounds look at fewer places: behind a kept draft comes a token that was not drafted. Where kept
+drafts come in runs, as those of prompt lookup do, rounds of one draft therefore keep a smaller
+share than alpha; where they do not, the two agree.
 """
 
 import math
@@ -116,7 +120,7 @@ class Estimator:
           InputError: an empty prompt, or settings with processors, whose laws depend on more than
             is looked at here.
         """
-        places = self._places(law, settings, list(prompt_ids), list(answer_ids))
+        places = self.places(law, settings, prompt_ids, answer_ids)
         here = places.is_proposed
         kept, far = places.lenient_acceptance[here], places.total_variation[here]
         sums = zip(self._leniences, kept.sum(axis=0), far.sum(axis=0), strict=True)
@@ -140,10 +144,25 @@ class Estimator:
         sums = np.bincount(index, weights=overlap, minlength=num_bins)
         return {"edges": self._edges.tolist(), "counts": counts.tolist(), "sums": sums.tolist()}
 
-    def _places(
-        self, law: DraftLaw, settings: Settings, prompt: list[int], answer: list[int]
+    def places(
+        self,
+        law: DraftLaw,
+        settings: Settings,
+        prompt_ids: Sequence[int],
+        answer_ids: Sequence[int],
     ) -> Places:
-        """Returns the figures of every place, on the host."""
+        """Returns the figures before each token of an answer but the first, as numpy arrays.
+
+        Args:
+          law: see `estimate`.
+          settings: likewise.
+          prompt_ids: likewise.
+          answer_ids: likewise.
+
+        Raises:
+          InputError: see `estimate`.
+        """
+        prompt, answer = list(prompt_ids), list(answer_ids)
         if not prompt:
             raise InputError("expected a prompt of at least one token, got none")
         own_settings, draft_settings = _sampling_settings(settings)

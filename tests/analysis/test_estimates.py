@@ -5,6 +5,7 @@ The texts go over several chunks of 64 tokens, and prompt and answer end within 
 
 import dataclasses
 import functools
+import itertools
 import json
 
 import numpy as np
@@ -12,15 +13,14 @@ import pytest
 
 from jspec.analysis import forward_pass
 from jspec.analysis.estimates import Estimator
-from jspec.analysis.intervals import mean_and_interval
 from jspec.drafters import DrafterOptions
 from jspec.errors import InputError
-from jspec.request import Request, Settings
+from jspec.request import Settings
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
 from tests.analysis import references
-from tests.tiny_models import CONFIG, draft, make_generator, make_model, target
+from tests.tiny_models import CONFIG, draft, make_model, target
 
 VOCAB = CONFIG.vocab_size
 USED = 120  # ids that the padded target's tokenizer knows
@@ -88,8 +88,6 @@ def expected_laws(name, options, text, temperature):
         return references.one_hot([references.look_up(text, end) for end in ends], VOCAB)
     if options.ngram_law == "deterministic":
         return references.one_hot([references.most_frequent(text, end) for end in ends], VOCAB)
-    if temperature == 0:
-        pytest.skip("which of equals comes first is the drafter's own business")
     return references.count_laws(text, ends, VOCAB, temperature)
 
 
@@ -103,11 +101,12 @@ def run(name, options, settings, model=None, **kwargs):
 
 NAMES = ["unigram", "bigram", "random", "model", "hierarchical", "layer_skip", "prompt_lookup",
          "ngram", "ngram sampled", "prompt_lookup+unigram", "ngram+model"]  # fmt: skip
+# At temperature 0 which of equal counts comes first is the sampled drafter's own business.
+CELLS = [cell for cell in itertools.product(NAMES, TEMPERATURES) if cell != ("ngram sampled", 0)]
 SILENT = {"prompt_lookup", "ngram", "ngram sampled"}
 
 
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "temperature"), CELLS)
 def test_the_record_is_that_of_the_laws(name, temperature, options):
     """Sums, bins and lenience of every drafter, in float64 from one pass over the whole text.
 
@@ -248,59 +247,6 @@ def test_a_short_answer_has_no_places(answer, options):
     assert record["num_tokens"] == record["num_places"] == record["sum_overlap"] == 0
     assert record["entropy"]["counts"] == [0, 0]
     assert [one["sum_acceptance"] for one in record["lenience"]] == [0, 0, 0]
-
-
-NUM_ANSWERS, NUM_NEW = 192, 40
-
-
-def answers_of(drafter, first_seed, **options):
-    """Returns answers at temperature 1 to prompts of their own."""
-    generator = make_generator(drafter, batch_size=32, max_seq_len=80, **options)
-    rng = np.random.default_rng(1)
-    prompts = rng.integers(1, USED, (NUM_ANSWERS, 6)).tolist()
-    return generator.generate(
-        [
-            Request(prompt, Settings(NUM_NEW, temperature=1, seed=first_seed + index))
-            for index, prompt in enumerate(prompts)
-        ]
-    )
-
-
-def estimate_mean(records):
-    sums, counts = (np.array([r[key] for r in records]) for key in ("sum_overlap", "num_places"))
-    return mean_and_interval(sums, counts)
-
-
-def test_the_estimate_is_what_real_rounds_keep():
-    """192 plain answers, 192 by rounds of one draft: one share, within 5 standard deviations.
-
-    (Odds of a false alarm below one in a million.) Guards against an estimate of something else;
-    the same of a drafter of another temperature is refused.
-    """
-    estimator = Estimator(target())
-    law = estimator.make_law("model", draft=draft())
-    plain = answers_of("none", 10**6)
-    observed = [answer.stats for answer in answers_of("model", 0, num_draft_tokens=1)]
-    kept = mean_and_interval(
-        np.array([s.num_accepted for s in observed]), np.array([s.num_proposed for s in observed])
-    )
-
-    def deviations(**changes):
-        records = [
-            estimator.estimate(
-                law,
-                dataclasses.replace(answer.settings, **changes),
-                answer.prompt_token_ids,
-                answer.token_ids,
-            )
-            for answer in plain
-        ]
-        expected = estimate_mean(records)
-        widths = [(one.high - one.low) / (2 * 1.96) for one in (kept, expected)]
-        return abs(kept.value - expected.value) / np.hypot(*widths)
-
-    assert deviations() < 5
-    assert deviations(draft_temperature=0.3) > 10
 
 
 @pytest.mark.parametrize(
