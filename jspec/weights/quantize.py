@@ -24,11 +24,32 @@ _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
 _NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1}
 _LARGEST_MULTIPLIER = 18
+_SCALE_BYTES = 4
 
 
 def is_quantizable(rule: Rule) -> bool:
     """Returns whether a parameter is a kernel, and no norm or bias."""
     return rule.path[-1] in _NUM_CONTRACTED
+
+
+def num_bytes(rule: Rule, kind: str | None, float_bytes: int) -> int:
+    """Returns how many bytes a parameter takes.
+
+    Args:
+      rule: the parameter's.
+      kind: how kernels are quantised; None leaves them floats.
+      float_bytes: of a float.
+    """
+    from jspec.models.quantized import GROUP
+
+    size = math.prod(rule.shape)
+    if kind is None or not is_quantizable(rule):
+        return size * float_bytes
+    name = rule.path[-1]
+    scales = _SCALE_BYTES * size // math.prod(rule.shape[-_NUM_CONTRACTED[name] :])
+    if kind == "int8" or name in _TABLES:
+        return size + scales
+    return size // 2 + size // GROUP + scales
 
 
 def check_kind(config: LlamaConfig, kind: str | None) -> None:

@@ -4,7 +4,27 @@ import numpy as np
 import pytest
 from jax import numpy as jnp
 
-from jspec.analysis.acceptance import expected_acceptance
+from jspec.analysis.acceptance import (
+    divergence,
+    expected_acceptance,
+    lenient_acceptance,
+    lenient_argmax_kept,
+    lenient_next_token_probs,
+)
+from jspec.analysis.theory import classical_acceptance
+from jspec.speculation.acceptance import lenient, rejection
+from jspec.speculation.types import Proposal
+
+VOCAB = 6
+LENIENCES = [1.0, 0.6, 0.2, 0.0]
+
+
+def random_laws(seed, shape=(4, 3), zeros=0.25):
+    """Returns two sets of laws; some of their probabilities are 0."""
+    rng = np.random.default_rng(seed)
+    laws = rng.dirichlet([0.5] * VOCAB, (2, *shape)) * (rng.random((2, *shape, VOCAB)) > zeros)
+    laws[..., 0] += 1e-3
+    return (laws / laws.sum(axis=-1, keepdims=True)).astype(np.float32)
 
 
 def test_known_laws():
@@ -12,6 +32,7 @@ def test_known_laws():
     target = jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]])
     draft = jnp.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5], [0.0, 1.0, 0.0]])
     np.testing.assert_allclose(expected_acceptance(target, draft), [1, 0, 0.5, 0.3])
+    np.testing.assert_allclose(divergence(target, draft), [0, 1, 0.5, 0.7], atol=1e-7)
 
 
 def test_it_is_the_mean_of_the_acceptance_probabilities():
@@ -24,3 +45,83 @@ def test_it_is_the_mean_of_the_acceptance_probabilities():
         found, np.sum(draft * np.minimum(1, target / draft), axis=-1), rtol=1e-5
     )
     assert found == pytest.approx(1 - np.abs(target - draft).sum(axis=-1) / 2, rel=1e-5)
+
+
+def test_divergence_is_symmetric_and_what_acceptance_lacks():
+    """Thm 3.5 and Cor. 3.6, and half the sum of absolute differences."""
+    target, draft = random_laws(1)
+    found = divergence(target, draft)
+    np.testing.assert_allclose(found, divergence(draft, target), atol=1e-6)
+    np.testing.assert_allclose(found, np.abs(target - draft).sum(axis=-1) / 2, atol=1e-6)
+    np.testing.assert_allclose(found, 1 - expected_acceptance(target, draft), atol=1e-6)
+
+
+def test_classical_rejection_keeps_fewer():
+    """A.2: 1 / M, never more than the overlap, and much less where the laws differ."""
+    target, draft = (jnp.asarray(law.reshape(-1, VOCAB)) for law in random_laws(2, zeros=0.0))
+    classical, overlap = classical_acceptance(target, draft), expected_acceptance(target, draft)
+    np.testing.assert_allclose(classical, 1 / np.max(np.asarray(target / draft), axis=1), rtol=1e-5)
+    assert (classical <= overlap + 1e-6).all()
+    assert float(classical.mean()) < 0.5 * float(overlap.mean())
+
+
+def through_the_rule(target, draft, keep_probs, next_probs):
+    """Returns the acceptance and the law that a rule gives, by going through every draft."""
+    rows = jnp.repeat(jnp.asarray(target)[None, None], VOCAB, axis=0)
+    proposal = Proposal(
+        jnp.arange(VOCAB, dtype=jnp.int32)[:, None],
+        jnp.ones([VOCAB], jnp.int32),
+        jnp.repeat(jnp.asarray(draft)[None, None], VOCAB, axis=0),
+    )
+    laws = jnp.concatenate([rows, rows], axis=1)
+    kept = np.asarray(keep_probs(laws, proposal))[:, 0]
+    instead = np.asarray(next_probs(laws, proposal, jnp.zeros([VOCAB], jnp.int32)))
+    draft = np.asarray(draft)
+    emitted = draft * kept + ((draft * (1 - kept))[:, None] * instead).sum(axis=0)
+    return (draft * kept).sum(), emitted
+
+
+@pytest.mark.parametrize("lenience", LENIENCES)
+def test_lenience_is_that_of_the_rule(lenience):
+    """Its own probabilities at every token, summed over all drafts.
+
+    Guards against formulas of another rule than the one that runs, lenient residuals among them.
+    """
+
+    def keep(laws, proposal):
+        return lenient.acceptance_probs(laws, proposal, lenience=lenience)
+
+    target, draft = (jnp.asarray(law.reshape(-1, VOCAB)) for law in random_laws(3))
+    found = lenient_acceptance(target, draft, lenience)
+    emitted = np.asarray(lenient_next_token_probs(target, draft, lenience))
+    for row in range(len(target)):
+        acceptance, law = through_the_rule(
+            target[row], draft[row], keep, rejection.next_token_probs
+        )
+        assert found[row] == pytest.approx(acceptance, abs=1e-6)
+        np.testing.assert_allclose(emitted[row], law, atol=1e-6)
+    np.testing.assert_allclose(emitted.sum(axis=1), 1, atol=1e-5)
+    far = np.asarray(divergence(target, emitted))
+    if lenience == 1:
+        assert far.max() < 1e-6
+    else:
+        assert far.mean() > 0.01
+        assert (emitted * lenience <= target + 1e-6).all()
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.6, 0.2, 0.0])
+def test_lenience_at_temperature_0_is_that_of_the_rule(lenience):
+    """Likewise; what is not kept becomes the most likely token."""
+
+    def keep(laws, proposal):
+        return lenient.argmax_acceptance_probs(laws, proposal, lenience=lenience)
+
+    law, draft = (jnp.asarray(one.reshape(-1, VOCAB)) for one in random_laws(4))
+    kept = np.asarray(lenient_argmax_kept(law, draft, lenience))
+    for row in range(len(law)):
+        best = np.eye(VOCAB)[law[row].argmax()]
+        acceptance, emitted = through_the_rule(
+            law[row], draft[row], keep, lambda *args, best=best: np.tile(best, [VOCAB, 1])
+        )
+        assert kept[row].sum() == pytest.approx(acceptance, abs=1e-6)
+        np.testing.assert_allclose(kept[row] + (1 - kept[row].sum()) * best, emitted, atol=1e-6)
