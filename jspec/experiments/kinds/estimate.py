@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.analysis.estimates import estimate
+from jspec.analysis.draft_law import DraftLaw
+from jspec.analysis.estimates import Estimator
 from jspec.encode_prompt import encode_conversation
 from jspec.errors import InputError
 from jspec.experiments.cells import Cell
@@ -28,7 +29,13 @@ class EstimateWorker:
     ) -> None:
         self._experiment, self._prompts, self._models = experiment, prompts, models
         self._plain = Generator(models.target, drafter="none", max_seq_len=experiment.max_seq_len)
-        self._last: tuple[list[Any], Result] | None = None
+        self._estimator = Estimator(
+            models.target,
+            leniences=experiment.estimate.leniences,
+            num_bins=experiment.estimate.num_bins,
+        )
+        self._laws: dict[str, DraftLaw] = {}
+        self._last: tuple[tuple[Any, ...], Result] | None = None
 
     def describe(self) -> dict[str, Any]:
         """Returns what each way is."""
@@ -44,30 +51,30 @@ class EstimateWorker:
         }
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """Returns the estimates along one answer; see `estimates.estimate`."""
-        key, spec = cell.key, self._experiment.estimate
-        answer = self._answer(key)
-        way = self._models.complete(self._experiment.ways[key["way"]])
-        estimated = estimate(
-            target=self._models.target,
-            draft=self._models.draft(way),
-            way=way,
-            settings=answer.settings,
-            prompt_ids=answer.prompt_token_ids,
-            answer_ids=answer.token_ids,
-            leniences=spec.leniences,
-            num_bins=spec.num_bins,
+        """Returns the sums along one answer; see `Estimator.estimate`."""
+        answer = self._answer(cell.key)
+        estimated = self._estimator.estimate(
+            self._law(cell.key["way"]),
+            answer.settings,
+            answer.prompt_token_ids,
+            answer.token_ids,
         )
-        category = self._prompts[key["prompt"]].category
-        return {"category": category, "num_tokens": len(answer.token_ids), **estimated}
+        return {"category": self._prompts[cell.key["prompt"]].category, **estimated}
+
+    def _law(self, label: str) -> DraftLaw:
+        if label not in self._laws:
+            way = self._models.complete(self._experiment.ways[label])
+            draft = self._models.draft(way)
+            self._laws[label] = self._estimator.make_law(way.drafter, way.options, draft)
+        return self._laws[label]
 
     def _answer(self, key: Mapping[str, Any]) -> Result:
-        """Returns the target's own answer to the cell's prompt, its first turn."""
-        which = [key["setting"], key["prompt"], key["seed"]]
+        """Returns the target's own answer to the cell's prompt."""
+        which = key["setting"], key["prompt"], key["seed"]
         if self._last is None or self._last[0] != which:
             prompt = self._prompts[key["prompt"]]
             ids = encode_conversation(
-                self._models.target, prompt.turns[:1], (), chat=self._experiment.wants_chat
+                self._models.target, [prompt.text], [], chat=self._experiment.wants_chat
             )
             settings = draw_settings(self._experiment, key, key["prompt"])
             self._last = which, self._plain.generate(Request(ids, settings))

@@ -1,0 +1,76 @@
+"""Costs of rounds belong to the workdir: a resumed run takes the same choices."""
+
+import json
+
+import pytest
+
+from jspec.costs import RoundCosts
+from jspec.experiments.errors import WorkdirError
+from jspec.experiments.run import run_experiment
+from jspec.experiments.shared_costs import recorded_costs
+from tests.experiments.tiny import done_cells, read_lines, without_times
+
+NUMBERS = (0, 1, 3, 7)
+
+
+def costs_of(per_draft):
+    rounds = tuple(0.01 * (1 + per_draft * number) for number in NUMBERS)
+    return RoundCosts((512,), NUMBERS, ("prompt_lookup",), ((rounds,),))
+
+
+def test_costs_are_measured_once_for_each_way_and_batch_size(tmp_path):
+    """Guards against a second measurement, and one batch size's costs taken for another's."""
+    path, measured = tmp_path / "costs.json", []
+
+    def measure(costs):
+        def now():
+            measured.append(costs)
+            return costs
+
+        return now
+
+    cheap, dear = costs_of(0.1), costs_of(2.0)
+    assert recorded_costs(path, "a", 1, measure(cheap)) == cheap
+    assert recorded_costs(path, "a", 1, measure(dear)) == cheap
+    assert recorded_costs(path, "a", 8, measure(dear)) == dear
+    assert recorded_costs(path, "b", 1, measure(dear)) == dear
+    assert recorded_costs(path, "a", 1, measure(dear)) == cheap
+    assert measured == [cheap, dear, dear]
+    assert set(json.loads(path.read_text())) == {"a", "b"}
+    assert recorded_costs(path, "none", 1, lambda: None) is None
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"a": 3}'])
+def test_damaged_costs_are_an_error(tmp_path, content):
+    """Guards against other choices in the second half of a run than in the first."""
+    path = tmp_path / "costs.json"
+    path.write_text(content)
+    with pytest.raises(WorkdirError, match="cannot read"):
+        recorded_costs(path, "a", 1, lambda: costs_of(0.1))
+
+
+def test_the_workdirs_costs_decide(config, tmp_path):
+    """Guards against a resumed run that chooses by costs of its own."""
+    ways = {"plain": {"drafter": "none"},
+            "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
+    plain = config(ways=ways, num_prompts=2, max_new_tokens=30)
+    proposed = {}
+    for name, per_draft in (("cheap", 0.01), ("dear", 5.0), ("again", 0.01)):
+        work = tmp_path / name
+        work.mkdir()
+        costs = {"auto": {"1": costs_of(per_draft).to_json()}}
+        (work / "costs.json").write_text(json.dumps(costs))
+        assert run_experiment(plain, str(work)) == 0
+        (run,) = read_lines(work / "runs.jsonl")
+        assert run["described"]["auto"]["costs"] == costs["auto"]["1"]
+        records = done_cells(work)
+        proposed[name] = sum(
+            a_round[0]
+            for cell, record in records.items()
+            if cell.startswith("auto")
+            for a_round in record["answers"][0]["rounds"]
+        )
+    assert proposed["cheap"] > proposed["dear"]
+    assert without_times(done_cells(tmp_path / "cheap")) == without_times(
+        done_cells(tmp_path / "again")
+    )
