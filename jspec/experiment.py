@@ -26,7 +26,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the results.")
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
 
 
-class _ConfigParser(config_flags.ConfigFileFlagParser):
+class _ConfigParser(flags.ArgumentParser):
     """Loads a config file; what is wrong with it is one line."""
 
     def parse(self, path: str) -> ConfigDict:
@@ -41,7 +41,7 @@ class _ConfigParser(config_flags.ConfigFileFlagParser):
         return config.lock()
 
 
-flags.FLAGS["config"].parser = _ConfigParser("config")
+flags.FLAGS["config"].parser = _ConfigParser()
 
 
 def check_field(config: ConfigDict, name: str) -> None:

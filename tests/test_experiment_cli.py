@@ -11,6 +11,7 @@ from tests.experiments.tiny import (
     TEMPLATE,
     done_cells,
     plain_config,
+    read_lines,
     write_config,
     write_prompts,
 )
@@ -67,7 +68,7 @@ def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
     assert list(config["ways"]) == ["plain", "lookup"]
     answers = [one for record in done_cells(work).values() for one in record["answers"]]
     assert all(len(one["token_ids"]) <= 6 for one in answers)
-    (run_record,) = [json.loads(line) for line in (work / "runs.jsonl").open()]
+    (run_record,) = read_lines(work / "runs.jsonl")
     assert run_record["argv"][:4] == ["python", "-m", "jspec.experiment", f"--config={config_file}"]
     assert run_record["environment"]["versions"]["jax"]
     assert set(run_record["git"] or {"commit": 0, "is_dirty": 0}) == {"commit", "is_dirty"}

@@ -48,7 +48,11 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     for name, make in _GROUPS.items():
         if name in fields:
             fields[name] = make(**_take(f"{name}.", fields[name], make()))
-    return Experiment(**fields)
+    experiment = Experiment(**fields)
+    for name in ("ways", "settings"):
+        if experiment.needs_prompts and not fields[name]:
+            raise InputError(f"expected the config to have {name}, got none")
+    return experiment
 
 
 def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None:

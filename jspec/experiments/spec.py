@@ -174,10 +174,7 @@ class Experiment:
 
     def _check_ways(self) -> None:
         for name in ("ways", "settings"):
-            labels = getattr(self, name)
-            if not labels:
-                raise InputError(f"expected the config to have {name}, got none")
-            for label in labels:
+            for label in getattr(self, name):
                 if not label or _SEPARATOR in label:
                     raise InputError(f"expected labels of {name} without {_SEPARATOR!r}, "
                                      f"got {label!r}")  # fmt: skip

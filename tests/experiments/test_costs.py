@@ -8,7 +8,7 @@ from jspec.costs import RoundCosts
 from jspec.experiments.errors import WorkdirError
 from jspec.experiments.run import run_experiment
 from jspec.experiments.shared_costs import recorded_costs
-from tests.experiments.tiny import done_cells, read_lines, without_times
+from tests.experiments.tiny import done_cells, read_lines
 
 NUMBERS = (0, 1, 3, 7)
 
@@ -53,16 +53,16 @@ def test_the_workdirs_costs_decide(config, tmp_path):
     """Guards against a resumed run that chooses by costs of its own."""
     ways = {"plain": {"drafter": "none"},
             "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
-    plain = config(ways=ways, num_prompts=2, max_new_tokens=30)
+    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=1, max_new_tokens=30)
     proposed = {}
-    for name, per_draft in (("cheap", 0.01), ("dear", 5.0), ("again", 0.01)):
+    for name, per_draft in (("cheap", 0.01), ("dear", 5.0)):
         work = tmp_path / name
         work.mkdir()
         costs = {"auto": {"1": costs_of(per_draft).to_json()}}
         (work / "costs.json").write_text(json.dumps(costs))
         assert run_experiment(plain, str(work)) == 0
         (run,) = read_lines(work / "runs.jsonl")
-        assert run["described"]["auto"]["costs"] == costs["auto"]["1"]
+        assert RoundCosts.from_json(run["described"]["auto"]["costs"]) == costs_of(per_draft)
         records = done_cells(work)
         proposed[name] = sum(
             a_round[0]
@@ -71,6 +71,3 @@ def test_the_workdirs_costs_decide(config, tmp_path):
             for a_round in record["answers"][0]["rounds"]
         )
     assert proposed["cheap"] > proposed["dear"]
-    assert without_times(done_cells(tmp_path / "cheap")) == without_times(
-        done_cells(tmp_path / "again")
-    )

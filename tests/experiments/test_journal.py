@@ -2,13 +2,13 @@
 
 import contextlib
 import errno
-import json
 import os
 
 import pytest
 
 from jspec.experiments.errors import WorkdirError
 from jspec.experiments.journal import Journal
+from tests.experiments.tiny import read_lines
 
 
 def open_journal(path):
@@ -94,7 +94,7 @@ def test_a_full_disk_loses_nothing(tmp_path, monkeypatch, num_written):
             journal.append({"b": 2})
     assert path.read_bytes() == b'{"a": 1}\n'
     assert journal.append({"b": 2}) == [{"b": 2}]
-    assert [json.loads(line) for line in path.open()] == [{"a": 1}, {"b": 2}]
+    assert read_lines(path) == [{"a": 1}, {"b": 2}]
 
 
 def test_an_error_of_the_disk_is_one_too(tmp_path, monkeypatch):

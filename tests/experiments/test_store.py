@@ -68,7 +68,9 @@ def test_processes_share_the_cells(tmp_path):
     for process in processes:
         assert process.stdout.readline() == "ready\n"
     (tmp_path / "go").touch()
-    assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
+    for process in processes:
+        process.communicate(timeout=60)
+        assert process.returncode == 0
     lines = read_lines(folder / "results.jsonl")
     assert sorted(one["cell"] for one in lines) == sorted(f"cell {i}" for i in range(60))
     assert {one["record"]["by"] for one in lines} == set("xyz")

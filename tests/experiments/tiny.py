@@ -36,12 +36,12 @@ def write_prompts(path, prompts=TINY_PROMPTS):
     return str(path)
 
 
-def plain_config(folder, prompts_file, **changes):
+def plain_config(folder, prompts, **changes):
     """Returns a config of two ways and two temperatures, short answers."""
     return {
         "target": str(folder),
         "dtype": "float32",
-        "prompts_file": str(prompts_file),
+        "prompts_file": str(prompts),
         "ways": {
             "plain": {"drafter": "none"},
             "lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 3},
