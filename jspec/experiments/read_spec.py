@@ -93,7 +93,8 @@ def _read_pair(name: str, plain: Any) -> PairSpec:
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
     _check_group(name, plain)
     check_known(f"{name}.", list(plain), _SETTINGS)
-    fields = {"max_new_tokens": max_new_tokens} | {key: _tuple(v) for key, v in plain.items()}
+    fields: dict[str, Any] = {"max_new_tokens": max_new_tokens}
+    fields |= {key: _tuple(value) for key, value in plain.items()}
     try:
         return Settings(**fields)
     except (InputError, TypeError, ValueError) as error:
