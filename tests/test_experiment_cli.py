@@ -55,7 +55,7 @@ def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
     status, output, errors = run(
         "jspec.experiment", f"--config={config_file}", f"--workdir={work}",
         "--config.num_prompts=2", "--config.max_new_tokens=6", "--config.seeds=(0,5)",
-        "--config.ways.lookup.num_draft_tokens=2",
+        '--config.ways["lookup"].num_draft_tokens=2',
         env=environment(compile_cache, tmp_path / "home"),
     )  # fmt: skip
     assert status == 0, errors

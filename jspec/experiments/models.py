@@ -6,7 +6,7 @@ from typing import Any
 from jspec.auto import AUTO
 from jspec.cli import parse_quantization
 from jspec.drafters import member_names
-from jspec.errors import InputError
+from jspec.experiments.errors import WorkdirError, describe_error
 from jspec.experiments.shared_costs import recorded_costs
 from jspec.experiments.spec import Experiment
 from jspec.experiments.store import Store
@@ -73,22 +73,25 @@ class Generators:
         """
         self.models = Models(experiment, store)
         self._experiment, self._store = experiment, store
-        self._made: dict[tuple[str, int], Generator | InputError] = {}
+        self._made: dict[tuple[str, int], Generator | Exception] = {}
 
     def get(self, way: str, batch_size: int) -> Generator:
         """Returns the Generator of a way.
 
         Raises:
-          InputError: it cannot be made, now or when it was tried before.
+          WorkdirError: the workdir cannot be written.
+          Exception: it cannot be made, now or when it was tried before.
         """
         place = way, batch_size
         if place not in self._made:
             try:
                 self._made[place] = self._make(way, batch_size)
-            except InputError as error:
+            except WorkdirError:
+                raise
+            except Exception as error:  # raised below, and again for the way's other cells
                 self._made[place] = error
         made = self._made[place]
-        if isinstance(made, InputError):
+        if isinstance(made, Exception):
             raise made
         return made
 
@@ -122,5 +125,7 @@ class Generators:
     def _describe(self, way: str, batch_size: int) -> dict[str, Any]:
         try:
             return self.get(way, batch_size).describe()
-        except InputError as error:
-            return {"error": str(error)}
+        except WorkdirError:
+            raise
+        except Exception as error:
+            return {"error": describe_error(error)}

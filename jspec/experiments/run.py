@@ -9,7 +9,7 @@ from typing import Any
 
 from jspec.experiments.cells import Cell, make_cells
 from jspec.experiments.chosen_prompts import choose_prompts, digest
-from jspec.experiments.errors import WorkdirError
+from jspec.experiments.errors import WorkdirError, describe_error
 from jspec.experiments.kinds import Worker, make_worker
 from jspec.experiments.progress import Progress
 from jspec.experiments.read_spec import read_experiment
@@ -18,7 +18,6 @@ from jspec.prompts import Prompt
 from jspec.provenance import environment, git_state
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-_LONGEST_ERROR = 500
 
 
 def run_experiment(config: Mapping[str, Any], workdir: str, argv: Sequence[str] = ()) -> int:
@@ -96,7 +95,7 @@ def _do(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
     except WorkdirError:
         raise
     except Exception as error:  # the error is kept, and the other cells may well succeed
-        text = f"{type(error).__name__}: {' '.join(str(error).split())}"[:_LONGEST_ERROR]
+        text = describe_error(error)
         print(f"cell {cell.name} failed: {text}", file=sys.stderr, flush=True)
         return line | {"status": FAILED, "error": text, "record": None}
     return line | {"status": DONE, "error": None, "record": record}
