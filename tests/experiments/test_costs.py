@@ -71,3 +71,24 @@ def test_the_workdirs_costs_decide(config, tmp_path):
             for a_round in record["answers"][0]["rounds"]
         )
     assert proposed["cheap"] > proposed["dear"]
+
+
+@pytest.mark.slow
+def test_costs_are_measured_into_the_workdir(config, tmp_path, monkeypatch, capsys):
+    """Guards against costs that stay in the user's cache, where another run may change them."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    ways = {"plain": {"drafter": "none"},
+            "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
+    work = tmp_path / "work"
+    settings = {"T=0": {}, "T=1": {"temperature": 1.0}}
+    for part in ({"T=0": {}}, settings):
+        plain = config(ways=ways, settings=part, num_prompts=1, max_seq_len=64)
+        if part is settings:  # as if the first run had been killed
+            (work / "config.json").write_text(json.dumps(plain))
+        assert run_experiment(plain, str(work)) == 0
+    assert capsys.readouterr().err.count("measuring what rounds cost") == 1
+    costs = RoundCosts.from_json(json.loads((work / "costs.json").read_text())["auto"]["1"])
+    runs = read_lines(work / "runs.jsonl")
+    assert len(runs) == 2
+    for run in runs:
+        assert RoundCosts.from_json(run["described"]["auto"]["costs"]) == costs
