@@ -54,8 +54,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         return flags.FLAGS(argv)
     except SystemExit:  # absl has printed the help that was asked for, and calls it a failure
         sys.exit(0)
-    except flags.Error as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Overrides of a config raise whatever the config does.
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from jspec.errors import InputError
 from jspec.weights.resolver import LoadedModel
 
+_BETWEEN_TURNS = "\n\n"
+
 
 def encode_prompt(
     model: LoadedModel, prompt: str | Sequence[int], *, chat: bool | None, system: str | None
@@ -26,7 +28,31 @@ def encode_prompt(
                 "a prompt of token ids is taken as it is: expected no chat and no system with it"
             )
         return [int(token_id) for token_id in prompt]
-    if not prompt:
+    return encode_conversation(model, [prompt], [], chat=chat, system=system)
+
+
+def encode_conversation(
+    model: LoadedModel,
+    turns: Sequence[str],
+    answers: Sequence[str],
+    *,
+    chat: bool | None,
+    system: str | None = None,
+) -> list[int]:
+    """Returns the ids of a conversation that waits for the model's next words.
+
+    Args:
+      model: whose tokenizer and chat template to use.
+      turns: what the user has said.
+      answers: what the model has said to all of them but the last.
+      chat: whether to use the chat template; None does if there is one. Without it the texts stand
+        one behind the other, and an empty line after each answer.
+      system: a system message for the template.
+
+    Raises:
+      InputError: an empty turn, or no chat template where one is asked for.
+    """
+    if not all(turns):
         raise InputError("expected a prompt, got an empty text")
     tokenizer = model.tokenizer
     if chat is None:
@@ -34,10 +60,15 @@ def encode_prompt(
     if not chat:
         if system is not None:
             raise InputError("a system message needs the chat template, which is off")
-        return tokenizer.encode(prompt)
+        before = zip(turns[:-1], answers, strict=True)
+        said = "".join(turn + answer + _BETWEEN_TURNS for turn, answer in before)
+        return tokenizer.encode(said + turns[-1])
     if not tokenizer.has_chat_template:
         raise InputError(f"{model.name} has no chat template; ask without chat")
     messages = [] if system is None else [{"role": "system", "content": system}]
-    messages.append({"role": "user", "content": prompt})
+    for turn, answer in zip(turns[:-1], answers, strict=True):
+        messages.append({"role": "user", "content": turn})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": turns[-1]})
     # The template writes BOS itself.
     return tokenizer.encode(tokenizer.chat_prompt(messages), add_bos=False)

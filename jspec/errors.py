@@ -1,6 +1,7 @@
 """The error that a user can mend."""
 
 import operator
+from collections.abc import Collection
 
 
 class InputError(ValueError):
@@ -38,3 +39,13 @@ def whole_number(name: str, value: object, otherwise: str = "") -> int:
     except TypeError:
         expected = f"a whole number{otherwise}"
         raise InputError(f"expected {name} to be {expected}, got {value!r}") from None
+
+
+def check_among(name: str, value: object, known: Collection[object]) -> None:
+    """Checks a name.
+
+    Raises:
+      InputError: there is no such one.
+    """
+    if value not in known:
+        raise InputError(f"expected {name} among {', '.join(map(str, known))}; got {value!r}")

@@ -13,10 +13,17 @@ class Prompt(NamedTuple):
     Attributes:
       text: the prompt.
       category: what kind of request it is; None where the line does not say.
+      later_turns: what the user goes on to say, one text after each answer.
     """
 
     text: str
     category: str | None = None
+    later_turns: tuple[str, ...] = ()
+
+    @property
+    def turns(self) -> tuple[str, ...]:
+        """All that the user says."""
+        return (self.text, *self.later_turns)
 
 
 def read_prompts(path: str) -> Iterator[Prompt]:
@@ -32,17 +39,18 @@ def read_prompts(path: str) -> Iterator[Prompt]:
         been yielded.
     """
     for where, record in read_json_lines(path, "the prompts file"):
-        prompt = _prompt_of(record)
-        if not isinstance(prompt, str) or not prompt:
+        turns = _turns_of(record)
+        if not turns or not all(isinstance(turn, str) and turn for turn in turns):
             raise InputError(f'{where}: expected an object with a text "prompt" or a list "turns"')
+        text, *later = (check_unicode(turn, where) for turn in turns)
         category = record.get("category")
-        yield Prompt(check_unicode(prompt, where), None if category is None else str(category))
+        yield Prompt(text, None if category is None else str(category), tuple(later))
 
 
-def _prompt_of(record: Any) -> Any:
+def _turns_of(record: Any) -> list[Any]:
     if not isinstance(record, dict):
-        return None
+        return []
     if "prompt" in record:
-        return record["prompt"]
+        return [record["prompt"]]
     turns = record.get("turns")
-    return turns[0] if isinstance(turns, list) and turns else None
+    return turns if isinstance(turns, list) else []

@@ -3,7 +3,9 @@
 import datetime
 import importlib.metadata
 import os
+import pathlib
 import platform
+import subprocess
 from typing import Any
 
 import jax
@@ -41,3 +43,26 @@ def _processor() -> str:
     except OSError:
         names = []
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def git_state() -> dict[str, Any] | None:
+    """Returns the commit of the checkout that jspec runs from, and whether files differ from it.
+
+    None where it runs from no checkout.
+    """
+    here = pathlib.Path(__file__)
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(here.parent), *arguments], capture_output=True, check=True, text=True
+        )
+        return done.stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", here.name)  # a checkout of something else is none
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "is_dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
+        }
+    except (OSError, subprocess.CalledProcessError):
+        return None

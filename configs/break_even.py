@@ -1,0 +1,32 @@
+"""The length of answer below which speculation does not pay.
+
+    python -m jspec.experiment --config=configs/break_even.py --workdir=runs/break_even
+    python scripts/summarize.py runs/break_even
+
+The same greedy answers, cut after 8 to 256 tokens. What counts is the time of the whole answer: its
+prefill costs all ways the same, and the text has less to repeat at its beginning.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+_LENGTHS = (8, 16, 32, 64, 128, 256)
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.title = "Break-even length of an answer"
+    config.ways = ordered(
+        {
+            "plain": way("none"),
+            "prompt_lookup:3": way("prompt_lookup", 3),
+            "prompt_lookup:auto": way("prompt_lookup", "auto"),
+        }
+    )
+    config.settings = ordered(
+        {f"{length} tokens": {"max_new_tokens": length} for length in _LENGTHS}
+    )
+    config.repeats = 3
+    return config

@@ -1,0 +1,41 @@
+"""Code: functions to be completed, as raw text without a chat template.
+
+    python -m jspec.experiment --config=configs/humaneval.py --workdir=runs/humaneval \\
+      --config.prompts_file=HumanEval.jsonl
+    python scripts/summarize.py runs/humaneval
+
+`HumanEval.jsonl` is that of github.com/openai/human-eval (arXiv 2107.03374); only its prompts are
+used. Without it the 12 stubs of configs/code_prompts.jsonl are completed. An answer ends where
+something new begins at the left margin.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+_STOP = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(")
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.title = "HumanEval: completing functions"
+    config.prompts_file = "configs/code_prompts.jsonl"
+    config.chat = "no"
+    config.ways = ordered(
+        {
+            "plain": way("none"),
+            "prompt_lookup:3": way("prompt_lookup", 3),
+            "prompt_lookup:7": way("prompt_lookup", 7),
+            "prompt_lookup:auto": way("prompt_lookup", "auto"),
+            "ngram:3": way("ngram", 3),
+        }
+    )
+    config.settings = ordered(
+        {
+            "T=0": {"temperature": 0.0, "stop": _STOP},
+            "T=1": {"temperature": 1.0, "stop": _STOP},
+        }
+    )
+    config.max_new_tokens = 128
+    return config

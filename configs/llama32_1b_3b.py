@@ -1,0 +1,39 @@
+"""Llama 3.2: 1B drafts for 3B, greedily and at temperature 1.
+
+    hf auth login   # the weights are behind Meta's licence
+    python -m jspec.experiment --config=configs/llama32_1b_3b.py --workdir=runs/llama32_1b_3b
+    python scripts/summarize.py runs/llama32_1b_3b
+
+Names of the hub, or folders with the weights: `--config.target=FOLDER`, and the drafts likewise,
+`--config.ways["model:4"].draft=FOLDER`. For a GPU: the 3B in bfloat16 takes 6.4 GB, the 1B 2.5 GB,
+less in int8 and int4. A draft that reads 0.385 of the target's bytes must be right often: a
+quantised one needs less luck, and prompt lookup costs nothing where the text repeats itself.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+_TARGET = "meta-llama/Llama-3.2-3B-Instruct"
+_DRAFT = "meta-llama/Llama-3.2-1B-Instruct"
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.title = "Llama 3.2: 1B for 3B"
+    config.target = _TARGET
+    ways = {"plain": way("none")}
+    for number in (1, 2, 3, 4, 6):
+        ways[f"model:{number}"] = way("model", number, draft=_DRAFT)
+    for kind in ("int8", "int4"):
+        ways[f"model {kind}:4"] = way("model", 4, draft=_DRAFT, draft_quantization=kind)
+    ways["prompt_lookup:4"] = way("prompt_lookup", 4)
+    ways["prompt_lookup+model int4:auto"] = way(
+        "prompt_lookup+model", "auto", draft=_DRAFT, draft_quantization="int4"
+    )
+    config.ways = ordered(ways)
+    config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
+    config.max_new_tokens = 256
+    config.repeats = 3
+    return config

@@ -1,0 +1,41 @@
+"""How often each drafter's tokens would be kept: alpha = E[Σ min(target, draft)].
+
+    python -m jspec.experiment --config=configs/paper_alpha.py --workdir=runs/paper_alpha
+    python scripts/summarize.py runs/paper_alpha
+
+In kind of Table 3 of arXiv 2211.17192, at temperatures 0 and 1, on the target's own answers, every
+token of them. Tables of unigrams and bigrams are counted first, on 10,000 tokens that the target
+says to other prompts (configs/table_prompts.jsonl); they are kept in the workdir. `hierarchical`
+has the law of its draft model, and is not listed apart. The paper's 10K tokens take about 160
+answers: `--config.prompts_file=FILE`.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+_TARGET = "smollm2-135m-instruct"
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.kind = "estimate"
+    config.title = "Alpha of every drafter"
+    config.target = _TARGET
+    ways = {
+        "random": way("random"),
+        "unigram": way("unigram"),
+        "bigram": way("bigram"),
+        "ngram": way("ngram"),
+        "ngram sampled": way("ngram", options={"ngram_law": "sampled"}),
+        "prompt_lookup": way("prompt_lookup"),
+    }
+    for layers in (10, 20, 25):
+        options = {"draft_layers": tuple(range(layers))}
+        ways[f"layer_skip:{layers} layers"] = way("layer_skip", options=options)
+    for kind in ("int4", "int8"):
+        ways[f"model {kind}"] = way("model", draft=_TARGET, draft_quantization=kind)
+    config.ways = ordered(ways)
+    config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
+    return config

@@ -1,0 +1,32 @@
+"""Spec-Bench: drafters on its tasks, all turns of its conversations (arXiv 2401.07851).
+
+    python -m jspec.experiment --config=configs/spec_bench.py --workdir=runs/spec_bench \\
+      --config.prompts_file=question.jsonl
+    python scripts/summarize.py runs/spec_bench
+
+`question.jsonl` is data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench. Without it the
+13 prompts of configs/prompts.jsonl are answered, which are of the same kinds. Spec-Bench itself
+lets answers have 1024 tokens: `--config.max_new_tokens=1024`; the first two prompts of each
+category: `--config.per_category=2`.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.title = "Spec-Bench"
+    config.ways = ordered(
+        {
+            "plain": way("none"),
+            "prompt_lookup:3": way("prompt_lookup", 3),
+            "prompt_lookup:7": way("prompt_lookup", 7),
+            "prompt_lookup:auto": way("prompt_lookup", "auto"),
+            "ngram:3": way("ngram", 3),
+        }
+    )
+    config.turns = 0
+    return config

@@ -1,0 +1,27 @@
+"""Speed against the number of draft tokens, with the number that adapts beside it.
+
+    python -m jspec.experiment --config=configs/sweep_num_draft_tokens.py --workdir=runs/sweep
+    python scripts/summarize.py runs/sweep
+
+The report has the measured speed-ups with the line of Theorem 3.8 (arXiv 2211.17192) over them, and
+what a verify call costs by its width.
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+_NUMBERS = (1, 2, 3, 4, 5, 7, 10)
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = defaults()
+    config.title = "Speed against the number of draft tokens"
+    ways = {"plain": way("none")}
+    for number in (*_NUMBERS, "auto"):
+        ways[f"prompt_lookup:{number}"] = way("prompt_lookup", number)
+    config.ways = ordered(ways)
+    config.per_category = 1
+    config.repeats = 3
+    return config

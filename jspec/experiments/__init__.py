@@ -1,0 +1,1 @@
+"""Experiments from config files: what to measure, measuring it, keeping what was measured."""

@@ -1,0 +1,94 @@
+"""How often drafts would be kept, from the laws themselves: the kind "estimate"."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jspec.analysis.draft_law import DraftLaw
+from jspec.analysis.estimates import Estimator
+from jspec.encode_prompt import encode_conversation
+from jspec.errors import InputError
+from jspec.experiments.cells import Cell
+from jspec.experiments.draws import draw_settings
+from jspec.experiments.models import Models
+from jspec.experiments.spec import Experiment
+from jspec.experiments.store import Store
+from jspec.generator import Generator
+from jspec.prompts import Prompt
+from jspec.request import Request, Result
+
+
+class EstimateWorker:
+    """Compares the target's laws along its own answers with those of the drafts.
+
+    The answers are drawn by plain decoding, and are the same for all ways: the last one is kept for
+    the next way.
+    """
+
+    def __init__(
+        self, experiment: Experiment, prompts: Mapping[int, Prompt], models: Models
+    ) -> None:
+        self._experiment, self._prompts, self._models = experiment, prompts, models
+        self._plain = Generator(models.target, drafter="none", max_seq_len=experiment.max_seq_len)
+        self._estimator = Estimator(
+            models.target,
+            leniences=experiment.estimate.leniences,
+            num_bins=experiment.estimate.num_bins,
+        )
+        self._laws: dict[str, DraftLaw] = {}
+        self._last: tuple[tuple[Any, ...], Result] | None = None
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what each way is."""
+        plain = self._plain.describe()
+        return {
+            label: plain
+            | {
+                "drafter": way.drafter,
+                "draft": way.draft,
+                "draft_quantization": way.draft_quantization,
+            }
+            for label, way in self._experiment.ways.items()
+        }
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """Returns the sums along one answer; see `Estimator.estimate`."""
+        answer = self._answer(cell.key)
+        estimated = self._estimator.estimate(
+            self._law(cell.key["way"]),
+            answer.settings,
+            answer.prompt_token_ids,
+            answer.token_ids,
+        )
+        return {"category": self._prompts[cell.key["prompt"]].category, **estimated}
+
+    def _law(self, label: str) -> DraftLaw:
+        if label not in self._laws:
+            way = self._models.complete(self._experiment.ways[label])
+            draft = self._models.draft(way)
+            self._laws[label] = self._estimator.make_law(way.drafter, way.options, draft)
+        return self._laws[label]
+
+    def _answer(self, key: Mapping[str, Any]) -> Result:
+        """Returns the target's own answer to the cell's prompt."""
+        which = key["setting"], key["prompt"], key["seed"]
+        if self._last is None or self._last[0] != which:
+            prompt = self._prompts[key["prompt"]]
+            ids = encode_conversation(
+                self._models.target, [prompt.text], [], chat=self._experiment.wants_chat
+            )
+            settings = draw_settings(self._experiment, key, key["prompt"])
+            self._last = which, self._plain.generate(Request(ids, settings))
+        return self._last[1]
+
+
+def make_worker(
+    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store
+) -> EstimateWorker:
+    """Returns the worker; see `kinds.make_worker`.
+
+    Raises:
+      InputError: turns, of which only the first is looked at.
+    """
+    if experiment.turns != 1:
+        raise InputError(f"expected turns to be 1 with kind 'estimate', got {experiment.turns}")
+    return EstimateWorker(experiment, prompts, Models(experiment, store))

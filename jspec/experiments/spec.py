@@ -1,0 +1,204 @@
+"""What an experiment is."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from jspec.cli import QUANTIZATIONS
+from jspec.errors import InputError, check_among, check_range
+from jspec.experiments.way_spec import WaySpec
+from jspec.generator import DEFAULT_TARGET
+from jspec.request import Settings
+from jspec.row_checks import check_temperature
+from jspec.speculation.acceptance import get_rule
+
+KINDS = ("generate", "estimate", "theory", "predict")
+THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")
+_WITH_PROMPTS = ("generate", "estimate")
+_CHATS = {"auto": None, "yes": True, "no": False}
+_DTYPES = ("bfloat16", "float32")
+_MOST_SEEDS = 4_000_000
+_SEPARATOR = "/"
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """How the table of `unigram` and `bigram` is counted, where a way brings none of its own.
+
+    Attributes:
+      prompts_file: the target answers these prompts, over and over.
+      num_tokens: until the answers have so many tokens.
+      temperature: at which it answers.
+      max_new_tokens: of one answer.
+    """
+
+    prompts_file: str = "configs/table_prompts.jsonl"
+    num_tokens: int = 10_000
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+
+    def __post_init__(self) -> None:
+        check_range("table.num_tokens", self.num_tokens, 1, 10**9)
+        Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+
+@dataclasses.dataclass(frozen=True)
+class EstimateSpec:
+    """What the kind "estimate" computes at every token.
+
+    Attributes:
+      leniences: of the acceptance under lenience.
+      num_bins: of entropy.
+    """
+
+    leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
+    num_bins: int = 8
+
+    def __post_init__(self) -> None:
+        for lenience in self.leniences:
+            check_range("estimate.leniences", lenience, 0, 1)
+        check_range("estimate.num_bins", self.num_bins, 1, 1000)
+
+
+@dataclasses.dataclass(frozen=True)
+class TheorySpec:
+    """What the kind "theory" computes.
+
+    Attributes:
+      tables: names among `THEORY_TABLES`.
+    """
+
+    tables: tuple[str, ...] = THEORY_TABLES
+
+    def __post_init__(self) -> None:
+        for name in self.tables:
+            check_among("theory.tables", name, THEORY_TABLES)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSpec:
+    """A pair of models about which the kind "predict" is asked; see `byte_model.predict_table`.
+
+    Attributes:
+      target: a preset, or a Hugging Face folder.
+      draft: likewise.
+      target_quantization: "none", "int8" or "int4".
+      draft_quantization: likewise.
+      target_bytes_per_weight: instead of what dtype and quantization say.
+      draft_bytes_per_weight: likewise.
+      dtype: of the floats.
+      bandwidth: bytes of weights read in a second; None measures it here.
+      flop_rate: floating-point operations in a second; likewise.
+      context: tokens in the caches.
+      batch_size: rows that run together.
+      alphas: acceptances to look at.
+      numbers: of drafts.
+    """
+
+    target: str = "llama3.2-3b"
+    draft: str = "llama3.2-1b"
+    target_quantization: str = "none"
+    draft_quantization: str = "none"
+    target_bytes_per_weight: float | None = None
+    draft_bytes_per_weight: float | None = None
+    dtype: str = "bfloat16"
+    bandwidth: float | None = None
+    flop_rate: float | None = None
+    context: int = 1024
+    batch_size: int = 1
+    alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    numbers: tuple[int, ...] = (1, 2, 3, 4, 5, 7)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Everything that decides what an experiment measures.
+
+    Attributes:
+      kind: one of `KINDS`.
+      title: a line for the report.
+      target: the target model.
+      dtype: "bfloat16" or "float32", of weights and caches.
+      target_quantization: "none", "int8" or "int4".
+      prompts_file: JSONL, see `read_prompts`.
+      num_prompts: so many of them, evenly spaced over the file; 0 takes all.
+      per_category: before that, the first so many of each category; 0 takes all.
+      turns: of a conversation; 0 takes all of them.
+      chat: whether prompts go through the chat template: "auto", "yes" or "no".
+      ways: of generating, by their labels; the first one is the base of all ratios.
+      settings: of requests, by their labels.
+      seeds: prompt k with seed s is drawn with seed 1000 s + k.
+      repeats: how often each answer is timed.
+      batch_sizes: prompts answered together.
+      max_new_tokens: tokens of an answer, where a setting says nothing else.
+      max_seq_len: tokens that prompt and answer may come to.
+      table: see `TableSpec`.
+      estimate: see `EstimateSpec`.
+      theory: see `TheorySpec`.
+      predict: pairs of models by their labels; see `PairSpec`.
+    """
+
+    kind: str = "generate"
+    title: str = ""
+    target: str = DEFAULT_TARGET
+    dtype: str = "bfloat16"
+    target_quantization: str = "none"
+    prompts_file: str = "configs/prompts.jsonl"
+    num_prompts: int = 0
+    per_category: int = 0
+    turns: int = 1
+    chat: str = "auto"
+    ways: Mapping[str, WaySpec] = dataclasses.field(default_factory=dict)
+    settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
+    seeds: tuple[int, ...] = (0,)
+    repeats: int = 1
+    batch_sizes: tuple[int, ...] = (1,)
+    max_new_tokens: int = 64
+    max_seq_len: int = 2048
+    table: TableSpec = TableSpec()
+    estimate: EstimateSpec = EstimateSpec()
+    theory: TheorySpec = TheorySpec()
+    predict: Mapping[str, PairSpec] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_among("kind", self.kind, KINDS)
+        check_among("dtype", self.dtype, _DTYPES)
+        check_among("target_quantization", self.target_quantization, QUANTIZATIONS)
+        check_among("chat", self.chat, tuple(_CHATS))
+        for name in ("num_prompts", "per_category", "turns"):
+            check_range(name, getattr(self, name), 0, 10**9)
+        check_range("repeats", self.repeats, 1, 10**6)
+        _check_different("seeds", self.seeds, 0, _MOST_SEEDS)
+        _check_different("batch_sizes", self.batch_sizes, 1, 4096)
+        if self.needs_prompts:
+            self._check_ways()
+
+    def _check_ways(self) -> None:
+        for name in ("ways", "settings"):
+            for label in getattr(self, name):
+                if not label or _SEPARATOR in label:
+                    raise InputError(f"expected labels of {name} without {_SEPARATOR!r}, "
+                                     f"got {label!r}")  # fmt: skip
+        for label, way in self.ways.items():
+            rule = get_rule(way.acceptance, way.rule_options)
+            for settings in self.settings.values():
+                try:
+                    check_temperature(way.acceptance, rule.temperatures, settings.temperature)
+                except InputError as error:
+                    raise InputError(f"ways.{label}: {error}") from None
+
+    @property
+    def needs_prompts(self) -> bool:
+        """Whether a model answers prompts."""
+        return self.kind in _WITH_PROMPTS
+
+    @property
+    def wants_chat(self) -> bool | None:
+        """What `encode_prompt` takes for `chat`."""
+        return _CHATS[self.chat]
+
+
+def _check_different(name: str, values: Sequence[int], low: int, high: int) -> None:
+    if not values or len(set(values)) < len(values):
+        raise InputError(f"expected {name} that differ, at least one; got {list(values)}")
+    for value in values:
+        check_range(name, value, low, high)

@@ -1,0 +1,76 @@
+"""The table of `unigram` and `bigram`, counted once for a workdir from the target's own answers."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from jspec.errors import InputError
+from jspec.experiments.journal import Journal
+from jspec.experiments.progress import Progress
+from jspec.experiments.spec import Experiment, TableSpec
+from jspec.experiments.store import Store
+from jspec.generator import Generator
+from jspec.prompts import read_prompts
+from jspec.request import Request, Settings
+from jspec.vocabulary import used_vocab_size
+from jspec.weights.count_ngrams import count_ngrams
+from jspec.weights.ngram_table import save_table
+from jspec.weights.resolver import LoadedModel
+
+_FIRST_SEED = 10**9  # far from the seeds of what is measured
+
+
+def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> str:
+    """Returns the path of the workdir's table, after making it if need be.
+
+    The answers are kept in `table_answers.jsonl` one by one: a killed run goes on with the next.
+
+    Raises:
+      InputError: the prompts file is unreadable or empty, or nothing can be written.
+    """
+    path = store.folder / "table.safetensors"
+    with store.setup():
+        if not path.exists():
+            answers = _answers(experiment, target, store)
+            save_table(count_ngrams(answers, used_vocab_size(target)), path)
+    return str(path)
+
+
+def _answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[list[int]]:
+    """Returns the ids of as many answers as it takes; prompts take turns."""
+    spec = experiment.table
+    texts = [prompt.text for prompt in read_prompts(spec.prompts_file)]
+    if not texts:
+        raise InputError(f"expected at least one prompt in {spec.prompts_file}, got none")
+    journal = Journal(store.folder / "table_answers.jsonl", contextlib.nullcontext)
+    answers = [list(map(int, record["token_ids"])) for record in journal.read()]
+    generator = Generator(target, drafter="none", max_seq_len=experiment.max_seq_len)
+    print(f"counting a table on {spec.num_tokens} tokens of the target's answers",
+          file=sys.stderr, flush=True)  # fmt: skip
+    progress = Progress(spec.num_tokens, _total(answers), "tokens")
+    for number, settings in _settings(spec, len(answers)):
+        if _total(answers) >= spec.num_tokens:
+            return answers
+        request = Request(texts[number % len(texts)], settings)
+        (result,) = generator.generate([request], chat=experiment.wants_chat)
+        journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})
+        answers.append(result.token_ids)
+        progress.show(_total(answers), 0)
+    raise AssertionError("answers have at least one token each")
+
+
+def _settings(spec: TableSpec, first: int) -> Iterator[tuple[int, Settings]]:
+    """Yields the number of each answer, and how it is drawn."""
+    for number in range(first, first + spec.num_tokens + 1):
+        yield (
+            number,
+            Settings(
+                max_new_tokens=spec.max_new_tokens,
+                temperature=spec.temperature,
+                seed=_FIRST_SEED + number,
+            ),
+        )
+
+
+def _total(answers: list[list[int]]) -> int:
+    return sum(map(len, answers))

@@ -1,0 +1,52 @@
+"""One way of generating, as a config describes it."""
+
+import dataclasses
+
+from jspec.auto import AUTO
+from jspec.cli import QUANTIZATIONS
+from jspec.drafters import DrafterOptions, choose_drafter, needs_draft_model
+from jspec.errors import InputError, check_among, check_range, whole_number
+from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS
+from jspec.speculation.acceptance import RuleOptions, get_rule
+
+_DRAFTER_DEFAULTS = DrafterOptions()
+
+
+@dataclasses.dataclass(frozen=True)
+class WaySpec:
+    """One way of generating.
+
+    Attributes:
+      drafter: its name; see `jspec.drafters.DRAFTERS`.
+      num_draft_tokens: a round, or "auto"; of no account for the drafter "none".
+      draft: the draft model, for the drafters that have one.
+      draft_quantization: "none", "int8" or "int4".
+      acceptance: the rule.
+      lenience: of the rules `lenient` and `lenient_argmax`; 1 is none.
+      options: of the drafters.
+    """
+
+    drafter: str = "none"
+    num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS
+    draft: str | None = None
+    draft_quantization: str = "none"
+    acceptance: str = "rejection"
+    lenience: float = 1.0
+    options: DrafterOptions = _DRAFTER_DEFAULTS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.draft, str | None):
+            raise InputError(f"expected draft to be a text or None, got {self.draft!r}")
+        choose_drafter(self.drafter, has_draft=self.draft is not None)
+        if self.num_draft_tokens != AUTO and self.drafter != "none":
+            number = whole_number("num_draft_tokens", self.num_draft_tokens, f" or {AUTO!r}")
+            check_range("num_draft_tokens", number, 1, 4096)
+        check_among("draft_quantization", self.draft_quantization, QUANTIZATIONS)
+        if self.draft_quantization != "none" and not needs_draft_model(self.drafter):
+            raise InputError("expected a draft model with draft_quantization")
+        get_rule(self.acceptance, self.rule_options)
+
+    @property
+    def rule_options(self) -> RuleOptions:
+        """The numbers of the rule."""
+        return RuleOptions(lenience=self.lenience)

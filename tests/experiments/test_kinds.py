@@ -1,0 +1,71 @@
+"""The kinds that compute, and do not time."""
+
+import pytest
+
+from jspec.errors import InputError
+from jspec.experiments.run import run_experiment
+from tests.experiments.tiny import done_cells, read_lines
+
+TABLE_FIELDS = {"columns", "units", "rows", "notes"}
+
+
+def check_table(record):
+    """Checks the form of a table."""
+    assert set(record) == TABLE_FIELDS
+    assert len(record["columns"]) == len(record["units"])
+    assert record["rows"]
+    assert all(len(row) == len(record["columns"]) for row in record["rows"])
+
+
+def test_theory(tmp_path):
+    """Guards against a name that has no table."""
+    pytest.importorskip("jspec.analysis.theory")
+    assert run_experiment({"kind": "theory"}, str(tmp_path)) == 0
+    records = done_cells(tmp_path)
+    assert list(records) == ["table1", "figure2", "figure3", "figure4"]
+    for record in records.values():
+        check_table(record)
+    assert records["table1"]["rows"][0] == [0.6, 2, 1.53, 1.96]
+
+
+def test_predict(tmp_path):
+    """Guards against a pair whose fields predict_table does not know."""
+    pytest.importorskip("jspec.analysis.byte_model")
+    machine = {"bandwidth": 1e11, "flop_rate": 1e13}
+    pairs = {"a": machine, "b": machine | {"target": "llama3.1-8b", "draft_quantization": "int4"}}
+    assert run_experiment({"kind": "predict", "predict": pairs}, str(tmp_path)) == 0
+    records = done_cells(tmp_path)
+    assert list(records) == ["a", "b"]
+    for record in records.values():
+        check_table(record)
+
+
+def test_estimate(config, tmp_path, folder):
+    """Guards against sums that are no sums of probabilities, and a draft that is not itself."""
+    pytest.importorskip("jspec.analysis.estimates")
+    ways = {
+        "self": {"drafter": "model", "draft": str(folder)},
+        "lookup": {"drafter": "prompt_lookup"},
+        "random": {"drafter": "random"},
+    }
+    plain = config(kind="estimate", ways=ways, max_new_tokens=20)
+    assert run_experiment(plain, str(tmp_path / "work")) == 0
+    (run,) = read_lines(tmp_path / "work" / "runs.jsonl")
+    assert run["described"]["self"]["draft"] == str(folder)
+    records = done_cells(tmp_path / "work")
+    assert len(records) == 4 * 2 * 3
+    for name, record in records.items():
+        assert record["category"] in ("a", "b")
+        assert 0 <= record["sum_overlap"] <= record["num_places"] + 1e-6
+        assert record["num_places"] <= record["num_tokens"]
+        assert [one["lenience"] for one in record["lenience"]] == [1.0, 0.5, 0.3, 0.1]
+        assert sum(record["entropy"]["counts"]) == record["num_places"]
+        if name.startswith("self"):
+            assert record["sum_overlap"] == pytest.approx(record["num_places"], rel=1e-3)
+
+
+def test_turns_are_refused_where_only_the_first_is_looked_at(config, tmp_path):
+    """Guards against a field that is silently ignored."""
+    pytest.importorskip("jspec.analysis.estimates")
+    with pytest.raises(InputError, match="expected turns to be 1 with kind 'estimate', got 0"):
+        run_experiment(config(kind="estimate", turns=0), str(tmp_path / "work"))
