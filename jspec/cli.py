@@ -28,7 +28,8 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
             sys.stdout.reconfigure(errors="replace")  # where a terminal has no such character
         try:
             if len(argv) > 1 + max_arguments:
-                allowed = f"at most {max_arguments} besides flags" if max_arguments else "flags only"
+                most = f"at most {max_arguments} besides flags"
+                allowed = most if max_arguments else "flags only"
                 raise InputError(f"expected {allowed}, got {argv[1 + max_arguments]!r}")
             main(*argv[1:])
         except InputError as error:
