@@ -36,14 +36,15 @@ _DPI = 150
 
 
 def new_figure(
-    num_panels: int = 1, *, width: float = 7.2, height: float = 4.0
+    num_panels: int = 1, *, width: float = 7.2, height: float = 4.0, share_y: bool = True
 ) -> "tuple[Figure, list[Axes]]":
     """Returns a figure and its panels, side by side.
 
     Args:
-      num_panels: panels that share the vertical axis.
+      num_panels: panels.
       width: inches.
       height: inches.
+      share_y: whether the panels share the vertical axis.
 
     Raises:
       InputError: matplotlib is not installed.
@@ -57,7 +58,7 @@ def new_figure(
         ) from None
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        panels = figure.subplots(1, num_panels, sharey=True, squeeze=False)[0]
+        panels = figure.subplots(1, num_panels, sharey=share_y, squeeze=False)[0]
     return figure, list(panels)
 
 
