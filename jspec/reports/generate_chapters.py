@@ -7,6 +7,7 @@ from jspec.reports.document import Block, Heading, Paragraph, Words
 from jspec.reports.growth_chapters import batch_blocks, length_blocks
 from jspec.reports.measured import parse_cells
 from jspec.reports.pictures import scene_pictures
+from jspec.reports.prediction_table import prediction_table
 from jspec.reports.scene import Scene, Summary, by_length, make_scenes, name_base, summarise
 from jspec.reports.verdict import verdict
 from jspec.reports.view import View
@@ -89,6 +90,6 @@ def _numbers(summary: Summary, view: View) -> list[Block]:
     blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall_table(summary)]
     if summary.by_category:
         blocks += category_tables(summary)
-    if (table := spec_bench_table(summary)) is not None:
-        blocks.append(table)
+    tables = spec_bench_table(summary), prediction_table(summary.scene, view)
+    blocks += [table for table in tables if table is not None]
     return [*blocks, *scene_pictures(summary, view)]

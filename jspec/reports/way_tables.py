@@ -11,6 +11,7 @@ from jspec.reports.speeds import compare, whole
 from jspec.reports.ways import WayNumbers
 from jspec.reports.wording import (
     NOTHING,
+    assignments,
     code,
     explain_drafter,
     explain_rule,
@@ -69,8 +70,7 @@ def _extras(way: Mapping[str, Any]) -> str:
     if way.get("acceptance", "rejection") != "rejection":
         own["rule"] = way["acceptance"]
     own |= way.get("options") or {}
-    found = [f"{name} = {value}" for name, value in own.items() if value is not None]
-    return ", ".join(map(code, found)) or NOTHING
+    return ", ".join(map(code, assignments(own))) or NOTHING
 
 
 def overall_table(summary: Summary) -> Table:

@@ -1,5 +1,6 @@
 """Numbers and labels as a report writes them, and its words explained."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -105,5 +106,21 @@ def explain_setting(setting: Mapping[str, Any]) -> str:
     how = "the most likely token is always taken"
     if temperature > 0:
         how = f"tokens are drawn at random, at temperature {temperature:g}"
-    rest = [f"{name} = {value}" for name, value in setting.items() if name != "temperature"]
-    return ", ".join([how, *rest])
+    rest = {name: value for name, value in setting.items() if name != "temperature"}
+    return ", ".join([how, *map(code, assignments(rest))])
+
+
+def assignments(fields: Mapping[str, Any]) -> list[str]:
+    """Returns fields of a config and their values, those that are None left out."""
+    return [
+        f"{name} = {_plain_value(value)}" for name, value in fields.items() if value is not None
+    ]
+
+
+def _plain_value(value: Any) -> str:
+    """Returns a value as JSON has it, a text bare, a run of numbers by its ends."""
+    if isinstance(value, list) and len(value) > 2 and all(isinstance(one, int) for one in value):
+        first, last = value[0], value[-1]
+        if value == list(range(first, last + 1)):
+            return f"{first}-{last}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""The chapter that sets speed-ups that theory expects beside those that were measured."""
+"""Speed-ups that theory expects, beside those that were measured."""
 
 from collections.abc import Sequence
 
