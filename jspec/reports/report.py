@@ -40,9 +40,8 @@ def make_report(workdir: Workdir) -> list[Block]:
     config = {**workdir.config, "kind": kind}
     blocks: list[Block] = [Heading(str(config.get("title") or "Experiment"), 1)]
     if workdir.failed:
-        blocks.append(
-            Paragraph(f"**{len(workdir.failed)} cells failed**; they are listed at the end.")
-        )
+        failed, all_cells = len(workdir.failed), len(workdir.failed) + len(workdir.done)
+        blocks.append(Paragraph(f"**{failed} of {all_cells} cells failed**, listed at the end."))
     if workdir.done:
         blocks += _CHAPTERS[kind](config, workdir.done)
     else:

@@ -40,10 +40,9 @@ def table(blocks, beginning):
 
 
 def test_the_verdict_names_the_best_way_and_why(tmp_path):
-    """By hand: lookup:1 gives 10 / 7.5 tokens a call, lookup:3 10 / 6.5 at 1.2 plain steps."""
+    """Half of the prompts gain 2.78 times, half lose: not clear over all, clear for one task."""
     blocks, text = report(tmp_path, cells())
-    assert "**Fastest overall: `lookup:1`, 1.27 times as fast as plain decoding**" not in text
-    assert "the best" in text.lower() or "Fastest overall" in text
+    assert "**No way is clearly faster than plain decoding.** The best, `lookup:3`, was 1.28" in text
     rows = table(blocks, "What to use for which task")
     assert rows["code"]["use"] == "`lookup:3`"
     assert rows["code"]["speed-up of the best"] == "2.78 [2.78, 2.78]"
@@ -326,4 +325,4 @@ def test_numbers_that_were_not_measured_are_left_out(tmp_path):
 def test_a_paragraph_of_failures_comes_first(tmp_path):
     """Whoever reads only the top must know that something is missing."""
     blocks, _ = report(tmp_path, [*cells(), failed_cell()])
-    assert blocks[1] == Paragraph("**1 cells failed**; they are listed at the end.")
+    assert blocks[1] == Paragraph("**1 of 73 cells failed**, listed at the end.")
