@@ -42,7 +42,8 @@ def table(blocks, beginning):
 def test_the_verdict_names_the_best_way_and_why(tmp_path):
     """Half of the prompts gain 2.78 times, half lose: not clear over all, clear for one task."""
     blocks, text = report(tmp_path, cells())
-    assert "**No way is clearly faster than plain decoding.** The best, `lookup:3`, was 1.28" in text
+    expected = "No way is clearly faster than plain decoding.** The best, `lookup:3`, was 1.28"
+    assert expected in text
     rows = table(blocks, "What to use for which task")
     assert rows["code"]["use"] == "`lookup:3`"
     assert rows["code"]["speed-up of the best"] == "2.78 [2.78, 2.78]"

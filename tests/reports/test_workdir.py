@@ -29,9 +29,7 @@ def test_a_torn_last_line_is_left_out_and_noted(tmp_path):
     assert workdir.notes == ["line 73 of results.jsonl is torn or broken and was left out"]
 
 
-@pytest.mark.parametrize(
-    "line", ["[1]", '{"cell": 3}', '{"cell": "a", "status": "done"}', "{" * 50]
-)
+@pytest.mark.parametrize("line", ["[1]", '{"cell": 3}', '{"cell": "a", "status": "done"}', "{" * 9])
 def test_a_line_that_is_no_cell_is_left_out(tmp_path, line):
     """Guards against a crash on what another program has written."""
     workdir = read_workdir(write(tmp_path, cells(), tail=line + "\n"))
@@ -51,7 +49,7 @@ def test_what_is_no_workdir_is_refused(tmp_path):
     """Guards against an empty report on the wrong folder."""
     with pytest.raises(InputError, match="no such folder"):
         read_workdir(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="cannot read .*config.json"):
+    with pytest.raises(InputError, match=r"cannot read .*config\.json"):
         read_workdir(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(InputError, match="broken JSON"):
