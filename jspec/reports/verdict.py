@@ -38,6 +38,11 @@ def verdict(summary: Summary) -> list[Block]:
         sentences.append(
             f"About as fast, as far as these prompts can tell: {listed(list(map(code, rivals)))}."
         )
+    if scene.batch_size == 1 and best.whole_speedup is not None:
+        sentences.append(
+            "All this is about generating; with the time to read the prompt, whole answers come "
+            f"{number(best.whole_speedup.median)} times as fast."
+        )
     if few := _few(best):
         sentences.append(few)
     blocks: list[Block] = [Paragraph(" ".join(filter(None, sentences)))]
