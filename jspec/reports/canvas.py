@@ -23,9 +23,6 @@ _STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "grid.color": "#e2e2e2",
-    "lines.linewidth": 1.6,
-    "lines.markersize": 6,
-    "legend.frameon": False,
     "hatch.linewidth": 0.6,
 }
 _COLOURS = ("#0b3d91", "#b34700", "#1c5e20", "#7a1f7a", "#5c5c5c", "#a11515", "#00767a", "#8a6d00")
@@ -97,7 +94,8 @@ def add_legend(figure: "Figure", axes: "Axes") -> None:
     """Puts the legend under the figure, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 3))
+        num_columns = min(len(labels), 3)
+        figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False)
 
 
 def to_picture(figure: "Figure", name: str, *, caption: str, description: str) -> Picture:
