@@ -7,7 +7,7 @@ from jspec.reports import figures_estimate
 from jspec.reports.document import Block, Heading, Paragraph, Table, Words
 from jspec.reports.estimated import Estimate, parse_estimates
 from jspec.reports.view import View
-from jspec.reports.way_tables import ways_table
+from jspec.reports.way_tables import drafters_table
 from jspec.reports.wording import (
     NOTHING,
     code,
@@ -57,7 +57,7 @@ def estimate_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any
     for setting, own in groups.items():
         explained = explain_setting(config["settings"][setting])
         blocks += [Heading(f"{setting}: {explained}", 3), Paragraph(_verdict(own))]
-    blocks += [Heading("Words"), Words(_WORDS), Heading("Drafters"), ways_table(config["ways"])]
+    blocks += [Heading("Words"), Words(_WORDS), Heading("Drafters"), drafters_table(config["ways"])]
     blocks += [Heading("Alpha"), _alpha_table(estimates), figures_estimate.alphas(estimates)]
     for index, (setting, own) in enumerate(groups.items(), 1):
         view = View(f"-{index}" if len(groups) > 1 else "", setting)
@@ -95,18 +95,18 @@ def _alpha_table(estimates: Sequence[Estimate]) -> Table:
         (
             one.setting,
             code(one.way),
+            one.law,
             interval(one.alpha, 3),
             _coverage(one),
             str(one.num_tokens),
-            one.law,
         )
         for one in estimates
     ]
     return Table(
         "Alpha of each drafter",
-        ("setting", "drafter", "alpha", "has a proposal (% of tokens)", "tokens", "its law"),
+        ("setting", "drafter", "its law", "alpha", "has a proposal (% of tokens)", "tokens"),
         tuple(rows),
-        num_text_columns=2,
+        num_text_columns=3,
         note="Alpha is the mean over the tokens before which the drafter has a proposal, with its "
         "95 % interval over prompts.",
     )

@@ -3,7 +3,7 @@
 import re
 from typing import Literal, NamedTuple
 
-_MARKUP = re.compile(r"`([^`]*)`|\*\*(.+?)\*\*")
+_MARKUP = re.compile(r"`([^`]*)`|\*\*((?:`[^`]*`|[^`*]|\*(?!\*))+)\*\*")
 
 
 class Span(NamedTuple):

@@ -16,7 +16,7 @@ from jspec.reports.document import (
 )
 from jspec.reports.inline import Span, spans
 
-_SPECIAL = re.compile(r"([\\`*_<>#|\[\]])")
+_SPECIAL = re.compile(r"([\\`*_<>#|]|\](?=[(\[:]))")  # brackets alone are no link
 
 
 def to_markdown(blocks: Iterable[Block]) -> str:

@@ -78,7 +78,7 @@ def _widths(number: object, runs: Sequence[PromptRun]) -> list[int]:
     """Returns the widths at which verify calls were compiled, as far as the rounds tell."""
     proposed = {num_proposed for run in runs for num_proposed, *_ in run.rounds}
     if isinstance(number, int):
-        return sorted({number} | ({0} & proposed))
+        return sorted({number, max(proposed, default=0)} | ({0} & proposed))
     return sorted({*_AUTO_NUMBERS, *proposed} if max(proposed, default=0) > 7 else _AUTO_NUMBERS)
 
 

@@ -13,7 +13,8 @@ null in a round whose end an accepted draft is. Times are seconds since the firs
 """
 
 import html
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jspec.errors import InputError
@@ -31,6 +32,7 @@ _TAGS = {
     "dropped": ('<s class="dropped">', "</s>"),
     "next": ("<b>", "</b>"),
 }
+_SIGNS = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}
 _RESET = "\033[0m"
 _MEANINGS: Mapping[Kind, str] = {
     "accepted": "a draft that the target kept",
@@ -97,27 +99,32 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
 
     Args:
       trace: the trace.
-      has_colours: else +kept+, -rejected-, ~dropped~ and [the target's own].
+      has_colours: else +kept|kept+, -rejected-, ~dropped|dropped~ and [the target's own].
     """
 
-    def show(token: TracedToken) -> str:
-        text = visible(token.text)
-        if has_colours:
-            return f"{_ANSI[token.kind]}{text}{_RESET}"
-        left, right = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}[
-            token.kind
-        ]
-        return f"{left}{text}{right}"
+    def show(tokens: Sequence[TracedToken]) -> str:
+        runs = itertools.groupby(tokens, key=lambda token: token.kind)
+        return "".join(
+            _show_run(kind, [visible(t.text) for t in run], has_colours) for kind, run in runs
+        )
 
-    legend = ", ".join(show(TracedToken(kind, text)) for kind, text in _MEANINGS.items())
-    first = show(TracedToken("next", trace["first"]))
+    legend = ", ".join(show([TracedToken(kind, text)]) for kind, text in _MEANINGS.items())
+    first = show([TracedToken("next", trace["first"])])
     lines = [f"{visible(describe(trace))}", f"prompt: {visible(trace['prompt'])}", legend]
     lines.append(f"{'prompt':>7}  {first}")
     lines += [
-        f"{number:>7}  {''.join(map(show, round_tokens(a_round)))}"
+        f"{number:>7}  {show(round_tokens(a_round))}"
         for number, a_round in enumerate(trace["rounds"], 1)
     ]
     return "\n".join([*lines, summary(trace)])
+
+
+def _show_run(kind: Kind, texts: Sequence[str], has_colours: bool) -> str:
+    """Returns tokens of one kind that follow each other."""
+    if has_colours:
+        return "".join(f"{_ANSI[kind]}{text}{_RESET}" for text in texts)
+    left, right = _SIGNS[kind]
+    return f"{left}{'|'.join(texts)}{right}"
 
 
 def to_html(trace: Mapping[str, Any]) -> str:

@@ -40,6 +40,16 @@ SPEC_BENCH_TASKS = {
 }
 
 
+def drafters_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Returns what the drafter of each way is."""
+    rows = [
+        (code(label), explain_drafter(way.get("drafter", "none")), _extras(way))
+        for label, way in ways.items()
+    ]
+    columns = ("drafter", "what it does", "options")
+    return Table("The drafters", columns, tuple(rows), num_text_columns=3)
+
+
 def ways_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
     """Returns what each way is."""
     rows = [

@@ -150,7 +150,7 @@ def test_batches_and_lengths_have_chapters(tmp_path):
 def test_traces_are_embedded(tmp_path):
     """Guards against a walk-through that only one of the two forms shows."""
     blocks, text = report(tmp_path, cells(), traces=[trace()])
-    assert "++ big++-- <red>--~~ dog~~[ black]" in text
+    assert "+ big+- <red>-~ dog~[ black]" in text
     assert {block.name for block in blocks if isinstance(block, Picture)} >= {"timeline-1"}
     with pytest.raises(InputError, match="expected a trace"):
         report(tmp_path, cells(), traces=[{"rounds": [{}]}])
@@ -228,12 +228,14 @@ def test_estimates(tmp_path):
     assert "**Kept most often: the drafts of `lookup:1`, alpha = 0.50 [0.33, 0.60].**" in text
     assert "something to propose before 80 % of the tokens" in text
     (alphas,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Alpha of")]
-    assert alphas.rows[0][:4] == ("T=1", "`lookup:1`", "0.500 [0.333, 0.600]", "80 %")
+    assert alphas.rows[0] == (
+        "T=1", "`lookup:1`", "sampled", "0.500 [0.333, 0.600]", "80 %", "200"
+    )  # fmt: skip
     assert table(blocks, "Alpha by category")["code"]["`lookup:1`"] == "0.33"
     (lenient,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Lenience")]
     assert lenient.rows[1] == ("`lookup:1`", "0.1", "1.000", "0.250")
     with pytest.raises(InputError, match="expected a cell of kind estimate"):
-        report(tmp_path, cells(), config_fields=fields)
+        report(tmp_path, cells(), config_fields=config(kind="estimate"))
 
 
 def theory_cell(name, columns, rows):

@@ -49,7 +49,7 @@ def test_the_terminal_shows_colours_of_ours_alone():
     assert "\033[1;34m⏎\033[0m" in shown
     plain = to_terminal(trace(), has_colours=False)
     assert "\033" not in plain
-    assert "++ big++-- <red>--~~ dog~~[ black]" in plain
+    assert "+ big+- <red>-~ dog~[ black]" in plain
 
 
 def test_the_html_is_escaped_and_well_formed():
