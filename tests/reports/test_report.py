@@ -27,6 +27,20 @@ from tests.reports.workdirs import (
 )
 
 
+@pytest.fixture
+def drawn():
+    """For a test that wants its figures drawn."""
+
+
+@pytest.fixture(autouse=True)
+def quick_figures(monkeypatch, request):
+    """Leaves the drawing out, which takes longest: figures have tests of their own."""
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(
+            "matplotlib.figure.Figure.savefig", lambda figure, file, **_: file.write(b"<svg></svg>")
+        )
+
+
 def report(tmp_path, lines, **options):
     """Returns the blocks of a report, and its Markdown."""
     blocks = make_report(read_workdir(write(tmp_path, lines, **options)))
@@ -272,7 +286,7 @@ def test_predictions(tmp_path):
     assert text.index("note of a/b") < text.index("| drafts a round")
 
 
-def test_files_are_written_and_the_page_needs_nothing_else(tmp_path):
+def test_files_are_written_and_the_page_needs_nothing_else(tmp_path, drawn):
     """Guards against a page that breaks when it is mailed alone."""
     folder = write(tmp_path, cells(), traces=[trace()])
     blocks = make_report(read_workdir(folder))
