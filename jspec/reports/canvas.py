@@ -22,6 +22,7 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": "#e2e2e2",
     "hatch.linewidth": 0.6,
 }
@@ -29,7 +30,9 @@ _COLOURS = ("#0b3d91", "#b34700", "#1c5e20", "#7a1f7a", "#5c5c5c", "#a11515", "#
 _MARKERS = "os^DvPX*"
 _STROKES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++")
-_DPI = 150
+_HANDLE_WIDTH, _CHARACTER_WIDTH = 0.65, 0.09  # inches
+_DPI = 110
+_NUM_COLOURS = 64  # of a PNG: reports are committed
 
 
 def new_figure(
@@ -94,8 +97,15 @@ def add_legend(figure: "Figure", axes: "Axes") -> None:
     """Puts the legend under the figure, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        num_columns = min(len(labels), 3)
-        figure.legend(handles, labels, loc="outside lower center", ncols=num_columns, frameon=False)
+        label_width = _HANDLE_WIDTH + _CHARACTER_WIDTH * max(map(len, labels))
+        num_columns = max(int(figure.get_figwidth() / label_width), 1)
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(num_columns, len(labels)),
+            frameon=False,
+        )
 
 
 def to_picture(figure: "Figure", name: str, *, caption: str, description: str) -> Picture:
@@ -116,4 +126,15 @@ def to_picture(figure: "Figure", name: str, *, caption: str, description: str) -
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata, facecolor="white")
             files[kind] = buffer.getvalue()
-    return Picture(name, caption, description, files["svg"].decode("utf-8"), files["png"])
+    svg = files["svg"].decode("utf-8")
+    return Picture(name, caption, description, svg, _with_few_colours(files["png"]))
+
+
+def _with_few_colours(png: bytes) -> bytes:
+    """Returns a smaller PNG that looks alike."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.quantize(_NUM_COLOURS).save(buffer, format="png", optimize=True)
+    return buffer.getvalue()

@@ -44,14 +44,14 @@ class Table(NamedTuple):
       caption: what it shows, in a line.
       columns: their names, with units.
       rows: as texts; one cell a column.
-      num_text_columns: of the first columns, which hold text; the others hold numbers.
+      text_columns: indices of the columns that hold text; the others hold numbers.
       note: below it.
     """
 
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-    num_text_columns: int = 1
+    text_columns: tuple[int, ...] = (0,)
     note: str = ""
 
 

@@ -106,7 +106,7 @@ def _alpha_table(estimates: Sequence[Estimate]) -> Table:
         "Alpha of each drafter",
         ("setting", "drafter", "its law", "alpha", "has a proposal (% of tokens)", "tokens"),
         tuple(rows),
-        num_text_columns=3,
+        text_columns=(0, 1, 2),
         note="Alpha is the mean over the tokens before which the drafter has a proposal, with its "
         "95 % interval over prompts.",
     )

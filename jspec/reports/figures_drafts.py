@@ -19,6 +19,8 @@ from jspec.reports.view import View
 from jspec.reports.wording import code
 from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance
 
+_FEWEST_ROUNDS = 10
+
 
 def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
     """Returns how often a draft is kept, by its place in the proposal.
@@ -32,7 +34,7 @@ def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
     rates = (acceptance_by_position, conditional_acceptance)
     for axes, title, rate_of in zip(panels, titles, rates, strict=True):
         for (way, own), look in zip(rounds.items(), looks(), strict=False):
-            kept = rate_of(own)
+            kept = rate_of(own)[: _num_places(own)]
             axes.plot(range(1, len(kept) + 1), kept, label=as_label(way), **look)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("place in the proposal")
@@ -43,7 +45,8 @@ def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
     caption = (
         f"**Acceptance by position** ({view.where}). Left: a draft at that place is kept, whatever "
         "happened before it (unconditional). Right: once all drafts before it have been kept "
-        "(conditional). The i.i.d. theory assumes that the right lines are level."
+        "(conditional). The i.i.d. theory assumes that the right lines are level. Places that "
+        f"fewer than {_FEWEST_ROUNDS} rounds reached are left out."
     )
     described = "; ".join(
         f"{way}: " + ", ".join(f"{rate:.2f}" for rate in conditional_acceptance(own))
@@ -55,6 +58,19 @@ def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
         caption=caption,
         description=f"Conditional: {described}",
     )
+
+
+def _num_places(rounds: list[RoundCounts]) -> int:
+    """Returns the places that were reached, all drafts before them kept, often enough to speak of.
+
+    Every place where none is: little is then better than nothing.
+    """
+    most = max(r.num_proposed for r in rounds)
+    counts = [
+        sum(r.num_proposed > place and r.num_accepted >= place for r in rounds)
+        for place in range(most)
+    ]
+    return sum(count >= _FEWEST_ROUNDS for count in counts) or most
 
 
 def kept_histogram(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
@@ -70,9 +86,9 @@ def kept_histogram(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Pictu
             shares,
             width,
             label=as_label(way),
-            color="white" if index % 2 else colour_of(index),
+            color="white" if index else colour_of(index),
             edgecolor=colour_of(index),
-            hatch=HATCHES[index % len(HATCHES)] if index % 2 else "",
+            hatch=HATCHES[index % len(HATCHES)],
         )
         described.append(f"{way}: " + ", ".join(f"{share:.2f}" for share in shares))
     axes.set_xticks(range(most + 1))

@@ -60,8 +60,16 @@ def by_number(
         if drafter in models:
             numbers = range(1, int(max(point.x for point in own)) + 1)
             speedups = [models[drafter].speedup(number) for number in numbers]
-            style = {"linestyle": "--"} if len(numbers) > 1 else {"marker": "_", "linestyle": ""}
-            axes.plot(numbers, speedups, color=look["color"], linewidth=1.2, **style)
+            axes.plot(
+                numbers,
+                speedups,
+                linestyle="--",
+                linewidth=1.2,
+                color=look["color"],
+                marker=look["marker"],
+                markersize=3.5,
+                fillstyle="none",
+            )
     mark_base(axes)
     axes.set_xlabel("drafts a round, at most (tokens)")
     axes.set_ylabel(view.speedup_axis)
@@ -73,9 +81,10 @@ def by_number(
     )
     caption = (
         f"**Speed-up against the number of drafts** ({view.where}). Markers are measured, with "
-        "95 % intervals; above the dotted line speculation pays. Dashed: what theory expects "
-        "(Theorem 3.8 of arXiv 2211.17192) if every draft were there and kept with the same "
-        f"probability alpha, and added c plain steps to a round ({fitted})."
+        "95 % intervals; above the dotted line speculation pays. Dashed, with small hollow "
+        "markers: what theory expects (Theorem 3.8 of arXiv 2211.17192) if every draft "
+        "were there and kept with the same probability alpha, and added c plain steps to a round "
+        f"({fitted})."
     )
     return to_picture(
         figure, f"speedup-by-number{view.suffix}", caption=caption, description=_describe(points)

@@ -92,7 +92,7 @@ def _table(table: Table) -> str:
 
 
 def _cell(tag: str, text: str, index: int, table: Table) -> str:
-    kind = "" if index < table.num_text_columns else ' class="number"'
+    kind = "" if index in table.text_columns else ' class="number"'
     return f"<{tag}{kind}>{_inline(text)}</{tag}>"
 
 

@@ -54,7 +54,7 @@ def fenced(text: str) -> str:
 
 def _table(table: Table) -> str:
     aligned = [
-        "---" if index < table.num_text_columns else "---:" for index in range(len(table.columns))
+        "---" if index in table.text_columns else "---:" for index in range(len(table.columns))
     ]
     rows = [[_cell(cell) for cell in row] for row in (table.columns, *table.rows)]
     lines = [f"| {' | '.join(row)} |" for row in (rows[0], aligned, *rows[1:])]

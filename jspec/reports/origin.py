@@ -88,4 +88,4 @@ def _counts(workdir: Workdir) -> list[str]:
 
 def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
     rows = tuple((code(line["cell"]), code(line.get("error") or NOTHING)) for line in failed)
-    return Table("Failed cells", ("cell", "error"), rows, num_text_columns=2)
+    return Table("Failed cells", ("cell", "error"), rows, text_columns=(0, 1))

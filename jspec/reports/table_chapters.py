@@ -91,7 +91,7 @@ def _table(caption: str, record: dict[str, Any]) -> Table:
         for column, unit in zip(record["columns"], record["units"], strict=True)
     ]
     rows = tuple(tuple(map(significant, row)) for row in record["rows"])
-    return Table(caption, tuple(columns), rows, num_text_columns=0)
+    return Table(caption, tuple(columns), rows, text_columns=())
 
 
 def _notes(record: dict[str, Any]) -> list[Block]:

@@ -17,9 +17,9 @@ from jspec.reports.wording import (
     percent,
 )
 
-_FEW_PROMPTS = 3
+_FEW_PROMPTS = 5
 _NEAR = 0.85  # ways that are slower than this share of the fastest are not its rivals
-_MOST_RIVALS = 4
+_MOST_RIVALS = 3
 
 
 def verdict(summary: Summary) -> list[Block]:
@@ -35,9 +35,8 @@ def verdict(summary: Summary) -> list[Block]:
         _reason(best, scene.base_name),
     ]
     if rivals := _rivals(scene, ranked):
-        sentences.append(
-            f"About as fast, as far as these prompts can tell: {listed(list(map(code, rivals)))}."
-        )
+        named = listed(list(map(code, rivals[:_MOST_RIVALS])))
+        sentences.append(f"About as fast, as far as these prompts can tell: {named}.")
     if scene.batch_size == 1 and best.whole_speedup is not None:
         sentences.append(
             "All this is about generating; with the time to read the prompt, whole answers come "
@@ -47,7 +46,7 @@ def verdict(summary: Summary) -> list[Block]:
         sentences.append(few)
     blocks: list[Block] = [Paragraph(" ".join(filter(None, sentences)))]
     if summary.by_category:
-        blocks.append(_by_task(summary))
+        blocks += [_by_task(summary, best), Paragraph(_everywhere(summary, best))]
     if found := _does_not_pay(summary, ranked):
         blocks += [Paragraph(f"Where speculation does not pay ({scene.setting}):"), Bullets(found)]
     if found := _lossy(summary):
@@ -117,7 +116,7 @@ def _rivals(scene: Scene, ranked: Sequence[WayNumbers], category: str | None = N
     clock = decoding if scene.batch_size == 1 else whole
     rivals = []
     for own in rest:
-        if _speedup(own) < _NEAR * _speedup(best) or len(rivals) == _MOST_RIVALS:
+        if _speedup(own) < _NEAR * _speedup(best):
             break
         sides = [scene.cells[way] for way in (own.way, best.way)]
         if category is not None:
@@ -128,58 +127,78 @@ def _rivals(scene: Scene, ranked: Sequence[WayNumbers], category: str | None = N
     return rivals
 
 
-def _by_task(summary: Summary) -> Table:
-    """Returns a line a category: what to use for it, and the numbers behind that."""
-    scene = summary.scene
-    rows = []
+def _by_task(summary: Summary, overall: WayNumbers) -> Table:
+    """Returns a line a category: what to use for it, and the numbers behind that.
+
+    Where the best way over all prompts is clearly faster than the base and not clearly slower than
+    the best one for the category, it is the one to use: picking a winner for each category follows
+    chance.
+    """
+    scene, rows, fewest = summary.scene, [], _FEW_PROMPTS
     for category, numbers in summary.by_category.items():
-        ranked = _ranked(scene, numbers)
-        if not ranked:
-            continue
-        best = ranked[0]
-        rivals = _rivals(scene, ranked, category) if _is_faster(best) else []
-        rows.append(
-            (
-                category,
-                _advice(best, scene.base_name),
-                ", ".join(map(code, rivals)) or NOTHING,
-                interval(best.speedup),
-                _kept(best),
-                number(best.tokens_per_call),
-                number(best.cost),
-                str(best.num_prompts),
-            )
-        )
+        if ranked := _ranked(scene, numbers):
+            rows.append((category, *_advise(scene, category, ranked, overall.way)))
+            fewest = min(fewest, ranked[0].num_prompts)
     num_intervals = len(rows) * len(scene.others)
+    few = (
+        f" Intervals of fewer than {_FEW_PROMPTS} prompts are too narrow: take them as hints."
+        if fewest < _FEW_PROMPTS
+        else ""
+    )
     return Table(
         f"What to use for which task ({scene.setting})",
-        (
-            "task",
-            "use",
-            "about as good",
-            "speed-up of the best",
-            "its drafts kept",
-            "its tokens per call",
-            "its cost of a round (plain steps)",
-            "prompts",
-        ),
+        ("task", "use", "speed-up", "drafts kept", "tokens per call", "cost of a round", "prompts",
+         "also"),
         tuple(rows),
-        num_text_columns=3,
-        note="A way is named where its interval lies above 1. The best was picked by the same "
-        "measurement, which flatters it a little; and of so many intervals "
-        f"({num_intervals}) about {max(round(num_intervals / 40), 1)} would lie above 1 by chance.",
+        text_columns=(0, 1, 7),
+        note="A way is named where the interval of its speed-up lies above 1; **also** are others "
+        "about as fast. Of so many intervals "
+        f"({num_intervals}) about {max(round(num_intervals / 40), 1)} would lie above 1 by chance."
+        + few,
+    )  # fmt: skip
+
+
+def _advise(
+    scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: str
+) -> tuple[str, ...]:
+    """Returns a line of `_by_task` without the task."""
+    best = ranked[0]
+    if not _is_faster(best):
+        nothing = f"best: {code(best.way)} {interval(best.speedup)}"
+        return (scene.base_name, *[NOTHING] * 4, str(best.num_prompts), nothing)
+    rivals = [best.way, *_rivals(scene, ranked, category)]
+    numbers = {own.way: own for own in ranked}
+    used = overall if overall in rivals and _is_faster(numbers[overall]) else best.way
+    own = numbers[used]
+    also = [way for way in rivals if way != used][:_MOST_RIVALS]
+    return (
+        code(used),
+        interval(own.speedup),
+        _kept(own),
+        number(own.tokens_per_call),
+        number(own.cost),
+        str(own.num_prompts),
+        ", ".join(map(code, also)) or NOTHING,
+    )
+
+
+def _everywhere(summary: Summary, overall: WayNumbers) -> str:
+    """Returns where the best way over all prompts would slow down."""
+    slow = [
+        category
+        for category, numbers in summary.by_category.items()
+        for own in numbers
+        if own.way == overall.way and own.speedup is not None and own.speedup.high < 1
+    ]
+    where = f"for {listed(slow)}" if slow else "for none of the tasks"
+    return (
+        f"Used for everything, {code(overall.way)} is clearly slower than "
+        f"{summary.scene.base_name} {where}."
     )
 
 
 def _is_faster(own: WayNumbers) -> bool:
     return own.speedup is not None and own.speedup.low > 1
-
-
-def _advice(best: WayNumbers, base: str) -> str:
-    if not _is_faster(best):
-        return f"{base} (no clear gain; best {code(best.way)})"
-    few = "" if best.num_prompts >= _FEW_PROMPTS else " (few prompts)"
-    return code(best.way) + few
 
 
 def _does_not_pay(summary: Summary, ranked: Sequence[WayNumbers]) -> tuple[str, ...]:

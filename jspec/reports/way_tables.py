@@ -11,6 +11,7 @@ from jspec.reports.speeds import compare, whole
 from jspec.reports.ways import WayNumbers
 from jspec.reports.wording import (
     NOTHING,
+    UNCHANGED,
     assignments,
     code,
     explain_drafter,
@@ -47,28 +48,38 @@ def drafters_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
         for label, way in ways.items()
     ]
     columns = ("drafter", "what it does", "options")
-    return Table("The drafters", columns, tuple(rows), num_text_columns=3)
+    return Table("The drafters", columns, tuple(rows), text_columns=(0, 1, 2))
 
 
 def ways_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns what each way is."""
+    """Returns what each way is, a line for those that differ in the number of drafts alone."""
+    lines: dict[tuple[str, str, str], list[str]] = {}
+    for label, way in ways.items():
+        kind = explain_drafter(way.get("drafter", "none")), _extras(way), explain_rule(way)
+        lines.setdefault(kind, []).append(label)
+    has_lossy = any(rule != UNCHANGED for _, _, rule in lines)
     rows = [
         (
-            code(label),
-            explain_drafter(way.get("drafter", "none")),
-            NOTHING if way.get("drafter") == "none" else str(way.get("num_draft_tokens")),
-            _extras(way),
-            explain_rule(way),
+            ", ".join(map(code, labels)),
+            drafter,
+            ", ".join(str(ways[label].get("num_draft_tokens")) for label in labels)
+            if any(ways[label].get("drafter") != "none" for label in labels)
+            else NOTHING,
+            extras,
+            *([rule] if has_lossy else []),
         )
-        for label, way in ways.items()
+        for (drafter, extras, rule), labels in lines.items()
     ]
+    columns = ["way", "what it does", "drafts a round, at most", "options"]
+    columns += ["the target's answers"] if has_lossy else []
+    kept = "" if has_lossy else " All keep the target's answers."
     return Table(
         "The ways of generating",
-        ("way", "what it does", "drafts a round, at most", "options", "the target's answers"),
+        tuple(columns),
         tuple(rows),
-        num_text_columns=5,
+        text_columns=tuple(range(len(columns))),
         note="The first one is what the others are compared with. `auto` chooses the number of "
-        "drafts round by round.",
+        f"drafts round by round.{kept}",
     )
 
 
@@ -88,9 +99,9 @@ def overall_table(summary: Summary) -> Table:
     scene = summary.scene
     has_same = scene.settings.get("temperature", 0.0) == 0
     is_single = scene.batch_size == 1
-    columns = ["way", "speed-up", "tokens/s", "drafts kept (%)", "drafts proposed a round",
-               "drafts kept a round", "tokens per target call"]  # fmt: skip
-    columns += ["cost of a round (plain steps)", "speed-up of whole answers"] if is_single else []
+    columns = ["way", "speed-up", "tokens/s", "drafts kept (%)", "proposed a round", "kept a round",
+               "tokens per call"]  # fmt: skip
+    columns += ["cost of a round", "speed-up of whole answers"] if is_single else []
     columns += ["same answers"] if has_same else []
     rows = []
     for own in summary.overall:

@@ -7,6 +7,7 @@ from typing import Any
 from jspec.analysis.ratios import Ratio
 
 NOTHING = "-"
+UNCHANGED = "unchanged"
 
 WORDS = {
     "target": "the model whose answers are wanted. What it would say is not changed.",
@@ -95,7 +96,7 @@ def explain_rule(way: Mapping[str, Any]) -> str:
     """Returns what a way's acceptance rule does to the answers."""
     rule = way.get("acceptance", "rejection")
     if rule not in LOSSY_RULES:
-        return "unchanged"
+        return UNCHANGED
     lenience = f" {way.get('lenience')}" if rule.startswith("lenient") else ""
     return f"changed ({rule}{lenience})"
 
