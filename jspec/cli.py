@@ -14,17 +14,24 @@ QUANTIZATIONS = ("none", "int8", "int4")
 INTERRUPTED = 130
 
 
-def run_main(main: Callable[[], None]) -> None:
-    """Runs a program's main under absl; bad input and Ctrl-C end it without a traceback."""
+def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
+    """Runs a program's main under absl; bad input and Ctrl-C end it without a traceback.
+
+    Args:
+      main: the program; it gets the command line's arguments that are no flags.
+      max_arguments: how many of them there may be.
+    """
 
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # where a terminal has no such character
         try:
-            if len(argv) > 1:
-                raise InputError(f"expected flags only, got {argv[1]!r}")
-            main()
+            if len(argv) > 1 + max_arguments:
+                most = f"at most {max_arguments} besides flags"
+                allowed = most if max_arguments else "flags only"
+                raise InputError(f"expected {allowed}, got {argv[1 + max_arguments]!r}")
+            main(*argv[1:])
         except InputError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

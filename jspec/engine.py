@@ -185,7 +185,7 @@ def make_engine(
     if drafter is None:
         step = functools.partial(plain_step, target=apply)
     else:
-        widths = numbers or ((0,) if drafter.may_be_silent else ())
+        widths = verify_widths(drafter, numbers)
         step = functools.partial(
             speculative_step, target=apply, drafter=drafter, rule=rule, widths=widths
         )
@@ -203,6 +203,16 @@ def make_engine(
         prefill_width=_PREFILL_WIDTH,
         numbers=numbers,
     )
+
+
+def verify_widths(drafter: Drafter, numbers: Sequence[int]) -> Sequence[int]:
+    """Returns the widths at which a verify call is compiled besides that of a full proposal.
+
+    Args:
+      drafter: what proposes.
+      numbers: of drafts, among which each row chooses; none if it is fixed.
+    """
+    return numbers or ((0,) if drafter.may_be_silent else ())
 
 
 def _finish_row(state: SpecState, row: jax.Array) -> SpecState:

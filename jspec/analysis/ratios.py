@@ -43,19 +43,21 @@ def speed_ratio(
       seed: of the resampling.
     """
 
-    def median_ratio(repeats: np.ndarray, prompts: np.ndarray) -> float:
-        pick = np.ix_(repeats, prompts)
-        speed = tokens[pick].sum(axis=1) / seconds[pick].sum(axis=1)
-        base = base_tokens[pick].sum(axis=1) / base_seconds[pick].sum(axis=1)
-        return float(np.median(speed / base))
-
     num_repeats, num_prompts = seconds.shape
     rng = np.random.default_rng(seed)
-    samples = [
-        median_ratio(rng.integers(num_repeats, size=num_repeats),
-                     rng.integers(num_prompts, size=num_prompts))
+    picks = [
+        (rng.integers(num_repeats, size=num_repeats), rng.integers(num_prompts, size=num_prompts))
         for _ in range(num_samples)
-    ]  # fmt: skip
+    ]
+    everything = np.arange(num_repeats), np.arange(num_prompts)
+    repeats = np.stack([repeat for repeat, _ in [everything, *picks]], axis=1)
+    # How often each sample has each prompt, [p s]: sums over its prompts are products with it.
+    weights = np.stack(
+        [np.bincount(prompt, minlength=num_prompts) for _, prompt in [everything, *picks]], axis=1
+    )
+    speeds = (tokens @ weights) / (seconds @ weights)
+    base_speeds = (base_tokens @ weights) / (base_seconds @ weights)
+    ratios = np.take_along_axis(speeds / base_speeds, repeats, axis=0)
+    whole, *samples = np.median(ratios, axis=0).tolist()
     low, high = np.percentile(samples, [2.5, 97.5])
-    whole = median_ratio(np.arange(num_repeats), np.arange(num_prompts))
     return Ratio(whole, float(low), float(high))

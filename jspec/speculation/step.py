@@ -47,6 +47,25 @@ def speculative_step(
     Returns:
       The state after it, and what happened.
     """
+    proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
+    return verify(
+        params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths
+    )
+
+
+def propose(
+    params: ModelParams,
+    state: SpecState,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+) -> tuple[Proposal, SpecState]:
+    """The round's first half; see `speculative_step`.
+
+    Returns:
+      What is put forward, and the state that `verify` takes with it.
+    """
     proposal, draft = drafter.propose(
         params.draft,
         state.draft,
@@ -64,10 +83,24 @@ def speculative_step(
     if proposal.prefix is not None:
         state = state.replace(target_cache=proposal.prefix.cache)
         proposal = proposal.replace(prefix=proposal.prefix.replace(cache=None))
-    verify = functools.partial(
+    return _end_at_no_token(proposal), state
+
+
+def verify(
+    params: ModelParams,
+    state: SpecState,
+    proposal: Proposal,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    rule: AcceptanceRule,
+    widths: Sequence[int] = (),
+) -> tuple[SpecState, StepInfo]:
+    """The second half: one target call, the verdict, and what follows; see `speculative_step`."""
+    verify_and_commit = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
     )
-    return _at_fitting_width(verify, state, _end_at_no_token(proposal), widths)
+    return _at_fitting_width(verify_and_commit, state, proposal, widths)
 
 
 _Choice = tuple[Array, SpecState, StepInfo]

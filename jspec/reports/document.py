@@ -1,0 +1,88 @@
+"""What a report consists of: blocks, which `markdown` and `html` write each in its own way.
+
+In texts, `code` and **strong** mean what they mean in Markdown; nothing else is markup.
+"""
+
+from typing import NamedTuple
+
+
+class Heading(NamedTuple):
+    """A heading; level 1 is the title."""
+
+    text: str
+    level: int = 2
+
+
+class Paragraph(NamedTuple):
+    """A paragraph."""
+
+    text: str
+
+
+class Bullets(NamedTuple):
+    """A list."""
+
+    items: tuple[str, ...]
+
+
+class Words(NamedTuple):
+    """Words and what they mean."""
+
+    meanings: tuple[tuple[str, str], ...]
+
+
+class Code(NamedTuple):
+    """Lines to copy, or to be shown as they are."""
+
+    text: str
+
+
+class Table(NamedTuple):
+    """A table.
+
+    Attributes:
+      caption: what it shows, in a line.
+      columns: their names, with units.
+      rows: as texts; one cell a column.
+      text_columns: indices of the columns that hold text; the others hold numbers.
+      note: below it.
+    """
+
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    text_columns: tuple[int, ...] = (0,)
+    note: str = ""
+
+
+class Picture(NamedTuple):
+    """A figure, which is written to files of its name too.
+
+    Attributes:
+      name: of the files, without an ending.
+      caption: what it shows and how to read it.
+      description: the same for whoever cannot see it.
+      svg: the picture; its ids are its own.
+      png: the picture; empty for one that is only drawn as SVG.
+    """
+
+    name: str
+    caption: str
+    description: str
+    svg: str
+    png: bytes = b""
+
+
+class Embedded(NamedTuple):
+    """Something written for each form by hand.
+
+    Attributes:
+      html: safe HTML.
+      markdown: Markdown.
+    """
+
+    html: str
+    markdown: str
+
+
+Block = Heading | Paragraph | Bullets | Words | Code | Table | Picture | Embedded

@@ -1,0 +1,156 @@
+"""The chapters of a report on an experiment of kind "estimate"."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.reports import figures_estimate
+from jspec.reports.document import Block, Heading, Paragraph, Table, Words
+from jspec.reports.estimated import Estimate, parse_estimates
+from jspec.reports.view import View
+from jspec.reports.way_tables import drafters_table
+from jspec.reports.wording import (
+    NOTHING,
+    code,
+    explain_setting,
+    interval,
+    listed,
+    number,
+    percent,
+)
+
+_WORDS = (
+    ("target", "the model whose answers are wanted."),
+    ("draft", "a token that is guessed cheaply before the target is asked."),
+    (
+        "alpha",
+        "the probability that the target keeps a draft, E[Σ min(target, draft)]: 1 if both always "
+        "agree, 0 if they never do. Computed from the two probability laws at every token of the "
+        "target's own answers; nothing was drafted, and speed is not looked at.",
+    ),
+    ("entropy", "how unsure the target is about the next token, in nats; 0 is certain."),
+    (
+        "lenience",
+        "a rule that keeps more drafts than the exact one does, at a price: the answers are no "
+        "longer quite the target's. 1 is the exact rule.",
+    ),
+    (
+        "total variation",
+        "how far two laws are apart: the probability that has to be moved from some tokens to "
+        "others, 0 to 1.",
+    ),
+)
+
+
+def estimate_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Returns verdict, words, tables and pictures.
+
+    Args:
+      config: of the experiment.
+      done: its finished cells, as results.jsonl has them.
+    """
+    estimates = parse_estimates(config, done)
+    if not estimates:
+        return [Paragraph("No cell is finished yet.")]
+    settings = list(dict.fromkeys(one.setting for one in estimates))
+    groups = {name: [one for one in estimates if one.setting == name] for name in settings}
+    blocks: list[Block] = [Heading("Verdict"), Paragraph(_introduction(config))]
+    for setting, own in groups.items():
+        explained = explain_setting(config["settings"][setting])
+        blocks += [Heading(f"{setting}: {explained}", 3), Paragraph(_verdict(own))]
+    blocks += [Heading("Words"), Words(_WORDS), Heading("Drafters"), drafters_table(config["ways"])]
+    blocks += [Heading("Alpha"), _alpha_table(estimates), figures_estimate.alphas(estimates)]
+    for index, (setting, own) in enumerate(groups.items(), 1):
+        view = View(f"-{index}" if len(groups) > 1 else "", setting)
+        blocks += _details(own, view)
+    return blocks
+
+
+def _introduction(config: Mapping[str, Any]) -> str:
+    return (
+        f"The question: how often would {code(config.get('target'))} keep what each drafter "
+        "guesses? The more often, the more tokens come from one call of the model; whether that "
+        "is faster depends on what drafting costs, which is not measured here."
+    )
+
+
+def _verdict(estimates: Sequence[Estimate]) -> str:
+    known = [(one, one.alpha) for one in estimates if one.alpha is not None]
+    if not known:
+        return "No drafter had anything to propose."
+    known.sort(key=lambda pair: pair[1].median, reverse=True)
+    best, alpha = known[0]
+    text = f"**Kept most often: the drafts of {code(best.way)}, alpha = {interval(alpha)}.**"
+    if best.num_places < best.num_tokens:
+        text += f" It has something to propose before {_coverage(best)} of the tokens."
+    rest = [f"{code(one.way)} {number(own.median)}" for one, own in known[1:]]
+    return f"{text} Then {listed(rest)}." if rest else text
+
+
+def _coverage(one: Estimate) -> str:
+    return percent(one.num_places / one.num_tokens if one.num_tokens else None)
+
+
+def _alpha_table(estimates: Sequence[Estimate]) -> Table:
+    rows = [
+        (
+            one.setting,
+            code(one.way),
+            one.law,
+            interval(one.alpha, 3),
+            _coverage(one),
+            str(one.num_tokens),
+        )
+        for one in estimates
+    ]
+    return Table(
+        "Alpha of each drafter",
+        ("setting", "drafter", "its law", "alpha", "has a proposal (% of tokens)", "tokens"),
+        tuple(rows),
+        text_columns=(0, 1, 2),
+        note="Alpha is the mean over the tokens before which the drafter has a proposal, with its "
+        "95 % interval over prompts.",
+    )
+
+
+def _details(estimates: Sequence[Estimate], view: View) -> list[Block]:
+    blocks: list[Block] = [Heading(f"Where drafts are kept: {view.where}")]
+    categories = list(dict.fromkeys(name for one in estimates for name in one.by_category))
+    if len(categories) > 1:
+        rows = [
+            (
+                category,
+                *(
+                    number(one.by_category[category].median)
+                    if category in one.by_category
+                    else NOTHING
+                    for one in estimates
+                ),
+            )
+            for category in categories
+        ]
+        columns = ("category", *(code(one.way) for one in estimates))
+        blocks.append(Table(f"Alpha by category ({view.where})", columns, tuple(rows)))
+    blocks.append(figures_estimate.by_entropy(estimates, view))
+    lenient = [one for one in estimates if len(one.leniences) > 1]
+    if lenient:
+        blocks += [_lenience_table(lenient, view), figures_estimate.by_lenience(lenient, view)]
+    return blocks
+
+
+def _lenience_table(estimates: Sequence[Estimate], view: View) -> Table:
+    rows = [
+        (
+            code(one.way),
+            f"{own.lenience:g}",
+            number(own.acceptance, 3),
+            number(own.total_variation, 3),
+        )
+        for one in estimates
+        for own in one.leniences
+    ]
+    return Table(
+        f"Lenience ({view.where})",
+        ("drafter", "lenience", "drafts kept (share)", "total variation from the target"),
+        tuple(rows),
+        note="The total variation is exact, summed over the vocabulary at each token.",
+    )

@@ -1,0 +1,77 @@
+"""Figures of tables whose first column is a horizontal axis: the paper's curves, predictions."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jspec.reports.canvas import add_legend, as_label, looks, new_figure, to_picture
+from jspec.reports.document import Picture
+
+_MARKS_A_LINE = 8
+
+
+class Curves(NamedTuple):
+    """Lines over one axis.
+
+    Attributes:
+      x: places on it.
+      lines: values by name; None where there is none.
+      x_label: of the axis.
+      y_label: of the other.
+    """
+
+    x: Sequence[float]
+    lines: dict[str, Sequence[float | None]]
+    x_label: str
+    y_label: str
+
+
+def of_table(record: dict[str, Any]) -> list[Curves]:
+    """Returns the curves of a table, those of each kind of value apart.
+
+    Columns of one unit belong together; "speed, 3 drafts" and "operations, 3 drafts" do not.
+    """
+    columns, units = record["columns"], record["units"]
+    x = [row[0] for row in record["rows"]]
+    kinds: dict[tuple[str, str], dict[str, Sequence[float | None]]] = {}
+    for index, (name, unit) in enumerate(zip(columns, units, strict=True)):
+        values = [row[index] for row in record["rows"]]
+        if index and all(value is None or isinstance(value, int | float) for value in values):
+            kind, comma, rest = name.partition(", ")
+            own = kinds.setdefault((kind if comma else "", unit), {})
+            own[rest if comma else name] = values
+    return [
+        Curves(x, lines, _label(columns[0], units[0]), _label(kind, unit))
+        for (kind, unit), lines in kinds.items()
+    ]
+
+
+def _label(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if name and unit else name or unit
+
+
+def draw(name: str, curves: Sequence[Curves], *, caption: str) -> Picture:
+    """Returns a figure with a panel for each kind of curves.
+
+    Args:
+      name: of its files.
+      curves: the panels; at least one.
+      caption: what they show.
+    """
+    figure, panels = new_figure(len(curves), share_y=False)
+    for axes, one in zip(panels, curves, strict=True):
+        for index, ((label, values), look) in enumerate(
+            zip(one.lines.items(), looks(), strict=False)
+        ):
+            step = max(len(one.x) // _MARKS_A_LINE, 1)
+            axes.plot(
+                one.x,
+                [float("nan") if value is None else value for value in values],
+                label=as_label(label),
+                markevery=(index * step // max(len(one.lines), 1), step),
+                **look | {"markersize": 4.5},
+            )
+        axes.set_xlabel(as_label(one.x_label))
+        axes.set_ylabel(as_label(one.y_label))
+    add_legend(figure, panels[0])
+    described = "; ".join(label for one in curves for label in one.lines)
+    return to_picture(figure, name, caption=caption, description=f"Curves: {described}")

@@ -1,0 +1,180 @@
+"""Figures about drafts: which are kept, how many a round, what a round costs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jspec.reports.canvas import (
+    HATCHES,
+    add_legend,
+    as_label,
+    colour_of,
+    looks,
+    new_figure,
+    to_picture,
+    whole_ticks,
+)
+from jspec.reports.document import Picture
+from jspec.reports.view import View
+from jspec.reports.wording import code
+from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance
+
+_FEWEST_ROUNDS = 10
+
+
+def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
+    """Returns how often a draft is kept, by its place in the proposal.
+
+    Args:
+      view: of the scene.
+      rounds: of each way.
+    """
+    figure, panels = new_figure(2)
+    titles = ("of all proposals that long", "of those with all before it kept")
+    rates = (acceptance_by_position, conditional_acceptance)
+    for axes, title, rate_of in zip(panels, titles, rates, strict=True):
+        for (way, own), look in zip(rounds.items(), looks(), strict=False):
+            kept = rate_of(own)[: _num_places(own)]
+            axes.plot(range(1, len(kept) + 1), kept, label=as_label(way), **look)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("place in the proposal")
+        whole_ticks(axes)
+        axes.set_ylim(0, 1)
+    panels[0].set_ylabel("share of drafts that are kept")
+    add_legend(figure, panels[0])
+    caption = (
+        f"**Acceptance by position** ({view.where}). Left: a draft at that place is kept, whatever "
+        "happened before it (unconditional). Right: once all drafts before it have been kept "
+        "(conditional). The i.i.d. theory assumes that the right lines are level. Places that "
+        f"fewer than {_FEWEST_ROUNDS} rounds reached are left out."
+    )
+    described = "; ".join(
+        f"{way}: " + ", ".join(f"{rate:.2f}" for rate in conditional_acceptance(own))
+        for way, own in rounds.items()
+    )
+    return to_picture(
+        figure,
+        f"acceptance-by-position{view.suffix}",
+        caption=caption,
+        description=f"Conditional: {described}",
+    )
+
+
+def _num_places(rounds: list[RoundCounts]) -> int:
+    """Returns the places that were reached, all drafts before them kept, often enough to speak of.
+
+    Every place where none is: little is then better than nothing.
+    """
+    most = max(r.num_proposed for r in rounds)
+    counts = [
+        sum(r.num_proposed > place and r.num_accepted >= place for r in rounds)
+        for place in range(most)
+    ]
+    return sum(count >= _FEWEST_ROUNDS for count in counts) or most
+
+
+def kept_histogram(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
+    """Returns how many rounds keep 0, 1, ... drafts, as a share of all rounds, by way."""
+    figure, (axes,) = new_figure(height=3.6)
+    most = max(r.num_accepted for own in rounds.values() for r in own)
+    width = 0.84 / len(rounds)
+    described = []
+    for index, (way, own) in enumerate(rounds.items()):
+        shares = np.bincount([r.num_accepted for r in own], minlength=most + 1) / len(own)
+        axes.bar(
+            np.arange(most + 1) + (index - (len(rounds) - 1) / 2) * width,
+            shares,
+            width,
+            label=as_label(way),
+            color="white" if index else colour_of(index),
+            edgecolor=colour_of(index),
+            hatch=HATCHES[index % len(HATCHES)],
+        )
+        described.append(f"{way}: " + ", ".join(f"{share:.2f}" for share in shares))
+    axes.set_xticks(range(most + 1))
+    axes.set_xlabel("drafts kept in a round")
+    axes.set_ylabel("share of the rounds")
+    add_legend(figure, axes)
+    caption = (
+        f"**Drafts kept a round** ({view.where}). A round gives one token more than it keeps. "
+        "Rounds in which the drafter had nothing to say are among those that keep 0."
+    )
+    return to_picture(
+        figure,
+        f"kept-a-round{view.suffix}",
+        caption=caption,
+        description="; ".join(described),
+    )
+
+
+def round_cost(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+    """Returns what a round takes against the drafts proposed in it.
+
+    Args:
+      view: of the scene.
+      points: mean drafts proposed a round, and device seconds a round, by drafter.
+    """
+    figure, (axes,) = new_figure(height=3.6)
+    for (drafter, own), look in zip(points.items(), looks(), strict=False):
+        pairs = sorted(own)
+        axes.plot(
+            [number for number, _ in pairs],
+            [1000 * seconds for _, seconds in pairs],
+            label=as_label(drafter),
+            **look,
+        )
+    axes.set_xlabel("drafts proposed a round (mean)")
+    axes.set_ylabel("time of a round (ms)")
+    axes.set_xlim(left=-0.1)
+    axes.set_ylim(bottom=0)
+    add_legend(figure, axes)
+    caption = (
+        f"**Cost of a round** ({view.where}): time on the device, drafting and the target's call "
+        "together. A level line would mean that drafts are free."
+    )
+    described = "; ".join(
+        f"{drafter}: " + ", ".join(f"{n:.1f} drafts {1000 * s:.1f} ms" for n, s in own)
+        for drafter, own in points.items()
+    )
+    return to_picture(figure, f"round-cost{view.suffix}", caption=caption, description=described)
+
+
+def repetition(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
+    """Returns acceptance of drafts that are looked up against how much the text repeats itself.
+
+    Args:
+      view: of the scene.
+      points: repetition and acceptance rate of each answer, by way.
+    """
+    figure, (axes,) = new_figure(height=3.8)
+    correlations = []
+    for (way, own), look in zip(points.items(), looks(), strict=False):
+        look = look | {"linestyle": "none", "markerfacecolor": "none", "markersize": 5}
+        axes.plot([x for x, _ in own], [y for _, y in own], label=as_label(way), **look)
+        if (correlation := _correlation(own)) is not None:
+            correlations.append(f"{code(way)} {correlation:.2f} over {len(own)} answers")
+    axes.set_xlabel("share of the text's 4-grams that had occurred before")
+    axes.set_ylabel("share of drafts that are kept")
+    axes.set_ylim(-0.02, 1.02)
+    add_legend(figure, axes)
+    found = f" Correlation: {'; '.join(correlations)}." if correlations else ""
+    caption = (
+        f"**Repetition and acceptance** ({view.where}), a marker an answer: looked-up drafts are "
+        f"kept where prompt and answer repeat themselves.{found}"
+    )
+    return to_picture(
+        figure,
+        f"repetition{view.suffix}",
+        caption=caption,
+        description=caption.replace("**", "").replace("`", ""),
+    )
+
+
+def _correlation(points: Sequence[tuple[float, float]]) -> float | None:
+    """Returns Pearson's correlation; None where it has no meaning."""
+    if len(points) < 3:
+        return None
+    x, y = np.array(points, float).T
+    if x.std() == 0 or y.std() == 0:
+        return None
+    return float(np.corrcoef(x, y)[0, 1])

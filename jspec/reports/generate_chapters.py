@@ -1,0 +1,95 @@
+"""The chapters of a report on an experiment of kind "generate"."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.reports.document import Block, Heading, Paragraph, Words
+from jspec.reports.growth_chapters import batch_blocks, length_blocks
+from jspec.reports.measured import parse_cells
+from jspec.reports.pictures import scene_pictures
+from jspec.reports.prediction_table import prediction_table
+from jspec.reports.scene import Scene, Summary, by_length, make_scenes, name_base, summarise
+from jspec.reports.verdict import verdict
+from jspec.reports.view import View
+from jspec.reports.way_tables import (
+    category_tables,
+    overall_table,
+    shown_ways,
+    spec_bench_table,
+    ways_table,
+)
+from jspec.reports.wording import WORDS, code, explain_setting
+
+_DEFAULT_LENGTH = 64
+
+
+def generate_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Returns verdict, words, tables and pictures.
+
+    Args:
+      config: of the experiment.
+      done: its finished cells, as results.jsonl has them.
+    """
+    scenes = make_scenes(config, parse_cells(done))
+    if not scenes:
+        return [Paragraph("No cell of the base is finished yet: there is nothing to compare with.")]
+    lengths = by_length(scenes, config.get("max_new_tokens", _DEFAULT_LENGTH))
+    summaries = [summarise(list(group.values())[-1]) for group in lengths]
+    views = _views(summaries)
+    blocks: list[Block] = [Heading("Verdict"), Paragraph(_introduction(config))]
+    for summary in summaries:
+        blocks += [_scene_heading(summary.scene), *verdict(summary)]
+    blocks += [Heading("Words"), Words(tuple(WORDS.items()))]
+    blocks += [Heading("Ways"), ways_table(config["ways"])]
+    for summary, view in zip(summaries, views, strict=True):
+        blocks += _numbers(summary, view)
+    batches: list[Block] = []
+    growing: list[Block] = []
+    for summary, view, group in zip(summaries, views, lengths, strict=True):
+        shown = shown_ways(summary)
+        own = [scene for scene in scenes if scene.setting == summary.scene.setting]
+        batches += batch_blocks(own, shown, view) if len(own) > 1 else []
+        growing += length_blocks(group, shown, view) if len(group) > 1 else []
+    if batches:
+        blocks += [Heading("As the batch grows"), *batches]
+    if growing:
+        blocks += [Heading("How long an answer must be"), *growing]
+    return blocks
+
+
+def _views(summaries: Sequence[Summary]) -> list[View]:
+    """Returns what the figures of each scene say alike; files of several scenes are numbered."""
+    return [
+        View(
+            f"-{index}" if len(summaries) > 1 else "",
+            summary.scene.setting,
+            name_base(summary.scene.ways),
+        )
+        for index, summary in enumerate(summaries, 1)
+    ]
+
+
+def _introduction(config: Mapping[str, Any]) -> str:
+    base = name_base(config["ways"])
+    return (
+        f"The question: how much faster does {code(config.get('target'))} answer if a **drafter** "
+        "guesses the next few tokens cheaply, and the model (the **target**) checks all guesses "
+        "in one call? Guesses that are not what the target would have said are thrown away, so "
+        f"that the answers stay the target's own. Everything is compared with {base}, which was "
+        "timed in turn with the others on the same prompts."
+    )
+
+
+def _scene_heading(scene: Scene) -> Heading:
+    batch = "" if scene.batch_size == 1 else f", {scene.batch_size} answers at a time"
+    return Heading(f"{scene.setting}: {explain_setting(scene.settings)}{batch}", 3)
+
+
+def _numbers(summary: Summary, view: View) -> list[Block]:
+    """Returns the tables and figures of a scene."""
+    blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall_table(summary)]
+    if summary.by_category:
+        blocks += category_tables(summary)
+    tables = spec_bench_table(summary), prediction_table(summary.scene, view)
+    blocks += [table for table in tables if table is not None]
+    return [*blocks, *scene_pictures(summary, view)]

@@ -1,0 +1,91 @@
+"""The chapter on where the numbers come from: commands, versions, hardware, failures."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.reports.document import Block, Bullets, Code, Heading, Paragraph, Table
+from jspec.reports.wording import NOTHING, code
+from jspec.reports.workdir import Workdir
+
+_SUMMARIZE = "python scripts/summarize.py DIR"
+
+
+def origin_blocks(workdir: Workdir) -> list[Block]:
+    """Returns the chapter."""
+    commands = list(dict.fromkeys(_command(run) for run in workdir.runs if run.get("argv")))
+    blocks: list[Block] = [
+        Heading("How it was measured"),
+        Paragraph("The commands (DIR is a folder of your choice):"),
+        Code("\n".join([*commands, _SUMMARIZE])),
+        *_environments(workdir.runs),
+        Bullets(tuple(_counts(workdir))),
+    ]
+    if workdir.failed:
+        blocks += [Paragraph("Cells that failed:"), _failures(workdir.failed)]
+    return blocks
+
+
+def _command(run: Mapping[str, Any]) -> str:
+    """Returns a run's command line without the folders of the machine that it ran on."""
+    return shlex.join(map(_portable, map(str, run["argv"])))
+
+
+def _portable(argument: str) -> str:
+    if argument.startswith("--workdir="):
+        return "--workdir=DIR"
+    flag, equals, value = argument.partition("=")
+    path = value if equals else flag
+    if not path.startswith(("/", "~", "..")):
+        return argument
+    kept = re.search(r"(configs/[^/]+)$", path)
+    return f"{flag}{equals}" * bool(equals) + (kept[1] if kept else path.rsplit("/", 1)[-1])
+
+
+def _environments(runs: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Returns when and on what it ran, a line for each different machine or set of versions."""
+    lines: dict[str, list[str]] = {}
+    for run in runs:
+        lines.setdefault(_environment(run), []).append(str(run.get("started", ""))[:10])
+    items = tuple(
+        f"{_dates(dates)}: {described}" for described, dates in lines.items() if described
+    )
+    return [Bullets(items)] if items else []
+
+
+def _dates(dates: Sequence[str]) -> str:
+    first, last = min(dates), max(dates)
+    return first if first == last else f"{first} to {last}"
+
+
+def _environment(run: Mapping[str, Any]) -> str:
+    own, git = run.get("environment") or {}, run.get("git") or {}
+    parts = [
+        f"{own[name]}" if name != "cores" else f"{own[name]} cores"
+        for name in ("processor", "cores", "device")
+        if own.get(name)
+    ]
+    versions = {"python": own.get("python"), **(own.get("versions") or {})}
+    parts += [f"{name} {version}" for name, version in versions.items() if version]
+    if git.get("commit"):
+        changed = ", with changes that are not committed" if git.get("is_dirty") else ""
+        parts.append(f"git commit {code(str(git['commit'])[:12])}{changed}")
+    return ", ".join(parts)
+
+
+def _counts(workdir: Workdir) -> list[str]:
+    target = workdir.config.get("target") if workdir.config.get("kind") != "theory" else None
+    described = "" if not target else f" Target: {code(target)}, {workdir.config.get('dtype')}."
+    failed = len(workdir.failed)
+    lines = [f"{len(workdir.done)} cells done, {failed or 'none'} failed.{described}"]
+    seconds = [(line["record"] or {}).get("seconds") for line in workdir.done]
+    known = [float(one) for one in seconds if isinstance(one, int | float)]
+    if known:
+        lines.append(f"{sum(known) / 60:.1f} minutes of generating, compilation not counted.")
+    return [*lines, *workdir.notes]
+
+
+def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
+    rows = tuple((code(line["cell"]), code(line.get("error") or NOTHING)) for line in failed)
+    return Table("Failed cells", ("cell", "error"), rows, text_columns=(0, 1))

@@ -1,0 +1,127 @@
+"""Numbers and labels as a report writes them, and its words explained."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jspec.analysis.ratios import Ratio
+
+NOTHING = "-"
+UNCHANGED = "unchanged"
+
+WORDS = {
+    "target": "the model whose answers are wanted. What it would say is not changed.",
+    "draft": "a token that is guessed cheaply before the target is asked.",
+    "drafter": "what makes the guesses: a lookup in the text so far, a smaller model, ...",
+    "round": "the drafter proposes some drafts, then one call of the target checks all of them.",
+    "target call": "one pass of the target, which costs nearly the same for one token as for "
+    "several.",
+    "plain decoding": "no drafts: every target call gives one token.",
+    "acceptance rate": "the share of the proposed drafts that the target keeps.",
+    "tokens per call": "tokens that one target call gives: the kept drafts and one of its own. "
+    "1 is plain decoding.",
+    "cost of a round": "its time, in steps of plain decoding. A round pays if it gives more "
+    "tokens per call than it costs.",
+    "speed-up": "tokens a second, divided by those of plain decoding. Above 1 is faster.",
+    "interval": "[a, b] beside a number: with other prompts of the same kind it would fall between "
+    "a and b 19 times out of 20 (a 95 % bootstrap interval).",
+}
+
+_DRAFTERS = {
+    "none": "plain decoding: no drafts",
+    "prompt_lookup": "proposes what followed the last time the text ended like this",
+    "ngram": "proposes what followed most often after the last few tokens",
+    "model": "proposes what a second, cheaper model would say",
+    "hierarchical": "proposes what a second model would say, which is itself sped up by a drafter",
+    "layer_skip": "proposes what some of the target's own layers would say",
+    "unigram": "proposes frequent tokens, from a table of counts",
+    "bigram": "proposes what often follows the last token, from a table of counts",
+    "random": "proposes anything: a bad drafter, for comparison",
+    "pattern": "proposes what a given pattern leaves no choice about",
+}
+
+LOSSY_RULES = ("lenient", "lenient_argmax", "typical")
+
+
+def code(text: object) -> str:
+    """Returns a label or a message as code, which no character in it can end."""
+    return f"`{' '.join(str(text).replace('`', chr(39)).split()) or ' '}`"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Returns a number with so many digits behind the point."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def percent(value: float | None, digits: int = 0) -> str:
+    """Returns a share of 1 in percent."""
+    return NOTHING if value is None else f"{value:.{digits}%}".replace("%", " %")
+
+
+def interval(ratio: Ratio | None, digits: int = 2) -> str:
+    """Returns a ratio and its interval."""
+    if ratio is None:
+        return NOTHING
+    return f"{ratio.median:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+
+
+def percent_interval(ratio: Ratio | None) -> str:
+    """Returns a share and its interval in percent."""
+    if ratio is None:
+        return NOTHING
+    return f"{percent(ratio.median)} [{100 * ratio.low:.0f}, {100 * ratio.high:.0f}]"
+
+
+def significant(value: Any) -> str:
+    """Returns a value of a table: a number with four significant digits, or a text."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def listed(names: list[str]) -> str:
+    """Returns names as a sentence lists them."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def explain_drafter(name: str) -> str:
+    """Returns what a drafter does, in a few words; of a cascade, each of its members."""
+    members = [_DRAFTERS.get(member, member) for member in name.split("+")]
+    return "; where that has nothing to say, ".join(members)
+
+
+def explain_rule(way: Mapping[str, Any]) -> str:
+    """Returns what a way's acceptance rule does to the answers."""
+    rule = way.get("acceptance", "rejection")
+    if rule not in LOSSY_RULES:
+        return UNCHANGED
+    lenience = f" {way.get('lenience')}" if rule.startswith("lenient") else ""
+    return f"changed ({rule}{lenience})"
+
+
+def explain_setting(setting: Mapping[str, Any]) -> str:
+    """Returns how tokens are chosen at a setting, in a few words."""
+    temperature = setting.get("temperature", 0.0)
+    how = "the most likely token is always taken"
+    if temperature > 0:
+        how = f"tokens are drawn at random, at temperature {temperature:g}"
+    rest = {name: value for name, value in setting.items() if name != "temperature"}
+    return ", ".join([how, *map(code, assignments(rest))])
+
+
+def assignments(fields: Mapping[str, Any]) -> list[str]:
+    """Returns fields of a config and their values, those that are None left out."""
+    return [
+        f"{name} = {_plain_value(value)}" for name, value in fields.items() if value is not None
+    ]
+
+
+def _plain_value(value: Any) -> str:
+    """Returns a value as JSON has it, a text bare, a run of numbers by its ends."""
+    if isinstance(value, list) and len(value) > 2 and all(isinstance(one, int) for one in value):
+        first, last = value[0], value[-1]
+        if value == list(range(first, last + 1)):
+            return f"{first}-{last}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

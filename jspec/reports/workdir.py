@@ -1,0 +1,106 @@
+"""The folder of an experiment: its config, its runs, its results and traces."""
+
+import json
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from jspec.errors import InputError
+
+Record = dict[str, Any]
+
+
+class Workdir(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+      config: of the experiment, plain values.
+      runs: one a process that worked on it: when, where, with which versions.
+      done: finished cells, each once, in the order in which they were finished.
+      failed: cells that failed and were not done later, each once.
+      traces: of single generations, as `scripts/trace.py` writes them.
+      notes: what was left out while reading.
+    """
+
+    config: Record
+    runs: list[Record]
+    done: list[Record]
+    failed: list[Record]
+    traces: list[Record]
+    notes: list[str]
+
+
+def read_workdir(folder: pathlib.Path) -> Workdir:
+    """Reads an experiment's folder.
+
+    A line that is torn, as a killed run or a full disk leaves it, is left out and noted.
+
+    Raises:
+      InputError: no such folder, or no experiment's.
+    """
+    if not folder.is_dir():
+        raise InputError(f"expected the folder of an experiment, got {folder}: no such folder")
+    config = _read_object(folder / "config.json", "config.json")
+    notes: list[str] = []
+    runs = list(_read_lines(folder / "runs.jsonl", _is_object, notes))
+    cells = list(_read_lines(folder / "results.jsonl", _is_cell, notes))
+    done = _by_name(cell for cell in cells if cell["status"] == "done")
+    failed = _by_name(cell for cell in cells if cell["status"] != "done")
+    traces = [_read_object(path, "a trace") for path in sorted(folder.glob("trace*.json"))]
+    left = [cell for name, cell in failed.items() if name not in done]
+    return Workdir(config, runs, list(done.values()), left, traces, notes)
+
+
+def _by_name(cells: Iterator[Record]) -> dict[str, Record]:
+    return {cell["cell"]: cell for cell in cells}
+
+
+def _read_object(path: pathlib.Path, what: str) -> Record:
+    """Returns the object in a JSON file.
+
+    Raises:
+      InputError: there is none.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected {what}, got broken JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: expected an object")
+    return value
+
+
+def _read_lines(
+    path: pathlib.Path, is_right: Callable[[Any], bool], notes: list[str]
+) -> Iterator[Record]:
+    """Yields the objects of a JSONL file, of which a wrong one is noted; none without the file."""
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError):
+            value = None
+        if is_right(value):
+            yield value
+        else:
+            notes.append(f"line {number} of {path.name} is torn or broken and was left out")
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_cell(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("cell"), str):
+        return False
+    if value.get("status") == "failed":
+        return True
+    parts = value.get("key"), value.get("record")
+    return value.get("status") == "done" and all(isinstance(part, dict) for part in parts)

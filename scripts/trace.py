@@ -1,0 +1,88 @@
+"""Shows one generation round by round: drafts kept, rejected, and the target's own tokens.
+
+`python scripts/trace.py --prompt="Count to ten." --drafter=prompt_lookup --workdir=DIR`
+
+As Figure 1 of Leviathan et al. (arXiv 2211.17192), in the terminal. With --workdir the trace goes
+to DIR/trace.json too, and `python scripts/summarize.py DIR` puts it, and a timeline of the calls as
+in Figure 5, into the report.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from jspec import cli, drafter_flags, settings_flags
+from jspec.drafter_flags import read_drafter
+from jspec.drafters import choose_drafter
+from jspec.errors import InputError
+from jspec.generator import DEFAULT_TARGET
+from jspec.json_lines import check_output
+from jspec.reports.trace import to_terminal
+from jspec.settings_flags import read_rule, read_settings
+from jspec.tracing import record_trace
+from jspec.weights.resolver import load_model
+
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+flags.adopt_module_key_flags(settings_flags)
+_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model whose answer is wanted.")
+_DRAFT = flags.DEFINE_string("draft", None, "A draft model.")
+_NUM_DRAFT_TOKENS = flags.DEFINE_string("num_draft_tokens", "5", "Drafts a round; or auto.")
+_PROMPT = flags.DEFINE_string("prompt", None, "The prompt.")
+_CHAT = flags.DEFINE_bool("chat", None, "Use the chat template. Default: if the model has one.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens the answer may have.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights and caches.")
+_DRAFT_QUANTIZATION = flags.DEFINE_enum(
+    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Write NAME.json into this folder.")
+_NAME = flags.DEFINE_string("name", "trace", "Begins with trace: several may be in a folder.")
+_COLOURS = flags.DEFINE_bool("colours", None, "Default: if standard output is a terminal.")
+
+
+def main() -> None:
+    """Generates, prints the trace, writes JSON."""
+    prompt = cli.check_prompt_text(_PROMPT.value)
+    settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+    acceptance, rule_options = read_rule()
+    name, options = read_drafter()
+    drafter = choose_drafter(name, has_draft=_DRAFT.value is not None)
+    if drafter == "none":
+        raise InputError("expected a drafter that drafts, got 'none'")
+    output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
+    draft = None
+    if _DRAFT.value is not None:
+        kind = cli.parse_quantization(_DRAFT_QUANTIZATION.value)
+        draft = load_model(_DRAFT.value, dtype=_DTYPE.value, quantization=kind)
+    trace = record_trace(
+        load_model(_TARGET.value, dtype=_DTYPE.value),
+        draft,
+        prompt,
+        settings,
+        drafter=drafter,
+        num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
+        drafter_options=options,
+        acceptance=acceptance,
+        rule_options=rule_options,
+        chat=_CHAT.value,
+    )
+    has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
+    print(to_terminal(trace, has_colours=has_colours))
+    if output is not None:
+        output.write_text(json.dumps(trace, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def _output(folder: str, name: str) -> pathlib.Path:
+    """Returns the file of the trace.
+
+    Raises:
+      InputError: it cannot be written, or a report would not find it.
+    """
+    if not name.startswith("trace") or not name.replace("-", "").replace("_", "").isalnum():
+        raise InputError(f"expected a name of letters that begins with trace, got {name!r}")
+    return check_output(str(pathlib.Path(folder) / f"{name}.json"))
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

@@ -1,0 +1,375 @@
+"""Whole reports: what they say, for every kind of experiment."""
+
+import copy
+import io
+import math
+import subprocess
+import sys
+import time
+
+import PIL.Image
+import pytest
+
+from jspec.errors import InputError
+from jspec.reports.document import Paragraph, Picture, Table
+from jspec.reports.markdown import to_markdown
+from jspec.reports.report import make_report, write_report
+from jspec.reports.workdir import read_workdir
+from tests.reports.test_document import check_page
+from tests.reports.workdirs import (
+    CATEGORIES,
+    RUN,
+    WAYS,
+    cell,
+    cells,
+    config,
+    failed_cell,
+    trace,
+    write,
+)
+
+
+@pytest.fixture
+def drawn():
+    """For a test that wants its figures drawn."""
+
+
+@pytest.fixture(autouse=True)
+def quick_figures(monkeypatch, request):
+    """Leaves the drawing out, which takes longest: figures have tests of their own."""
+    if "drawn" not in request.fixturenames:
+        pixel = io.BytesIO()
+        PIL.Image.new("RGB", (1, 1)).save(pixel, format="png")
+        files = {"svg": b"<svg></svg>", "png": pixel.getvalue()}
+        monkeypatch.setattr(
+            "matplotlib.figure.Figure.savefig",
+            lambda figure, file, format, **_: file.write(files[format]),
+        )
+
+
+def report(tmp_path, lines, **options):
+    """Returns the blocks of a report, and its Markdown."""
+    blocks = make_report(read_workdir(write(tmp_path, lines, **options)))
+    return blocks, to_markdown(blocks)
+
+
+def table(blocks, beginning):
+    """Returns the rows of the table whose caption begins so, by their first cells."""
+    (found,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith(beginning)]
+    return {row[0]: dict(zip(found.columns, row, strict=True)) for row in found.rows}
+
+
+def test_the_verdict_names_the_best_way_and_why(tmp_path):
+    """Half of the prompts gain 2.78 times, half lose: not clear over all, clear for one task."""
+    blocks, text = report(tmp_path, cells())
+    expected = "No way is clearly faster than plain decoding.** The best, `lookup:3`, was 1.28"
+    assert expected in text
+    rows = table(blocks, "What to use for which task")
+    assert rows["code"]["use"] == "`lookup:3`"
+    assert rows["code"]["speed-up"] == "2.78 [2.78, 2.78]"
+    assert rows["code"]["tokens per call"] == "3.33"
+    assert rows["code"]["cost of a round"] == "1.20"
+    assert rows["code"]["also"] == "-"
+    assert rows["qa"]["use"] == "plain decoding"
+    assert rows["qa"]["also"] == "best: `lookup:1` 0.95 [0.95, 0.95]"
+    assert "`lookup:3` is clearly slower than plain decoding for qa" in text
+    assert "No way is clearly faster than plain decoding for qa" in text
+    assert "Slower than plain decoding over all prompts: `random:3` 0.67" in text
+
+
+def test_the_headline_is_that_of_the_fastest_way(tmp_path):
+    """Code alone: 2.78 times, because 3.33 tokens a call cost 1.2 plain steps."""
+    lines = [one for one in cells() if one["key"]["prompts"][0] > 2]
+    _, text = report(tmp_path, lines)
+    assert "**Fastest overall: `lookup:3`, 2.78 times as fast as plain decoding**" in text
+    assert "proposes what followed the last time the text ended like this" in text
+    assert "a call of the target gives 3.33 tokens instead of 1" in text
+    assert "1.20 times as long as a plain step (3.33 / 1.20 = 2.78)" in text
+
+
+def test_it_says_where_nothing_pays(tmp_path):
+    """Guards against a recommendation where every way is slower."""
+    lines = [one for one in cells() if one["key"]["prompts"][0] <= 2]
+    _, text = report(tmp_path, lines)
+    assert "**Speculation does not pay here: no way was faster than plain decoding.**" in text
+    assert "Fastest overall" not in text
+
+
+def test_few_prompts_are_not_taken_for_certain(tmp_path):
+    """One prompt has an interval of no width: that is not certainty."""
+    lines = [one for one in cells() if one["key"]["prompts"][0] in (0, 3)]
+    _, text = report(tmp_path, lines)
+    assert "It rests on 2 prompts only: too few to be sure." in text
+    assert "Intervals of fewer than 5 prompts are too narrow: take them as hints." in text
+
+
+def test_the_best_way_over_all_is_kept_where_it_is_not_clearly_worse(tmp_path):
+    """Guards against advice that follows chance: here lookup:1 seems 1 % better for code."""
+    lines = [one for one in cells() if one["key"]["prompts"][0] > 2]
+    for line in lines:
+        if line["key"]["way"] == "lookup:1":
+            repeat = line["key"]["repeat"]
+            line["record"]["answers"][0]["decode_seconds"] = (0.35, 0.45, 0.30)[repeat]
+        line["record"]["answers"][0]["category"] = "code"
+    other = [copy.deepcopy(line) for line in lines]
+    for line in other:
+        line["key"]["prompts"] = [line["key"]["prompts"][0] + 10]
+        line["cell"] += "other"
+        line["record"]["answers"][0]["category"] = "other"
+        if line["key"]["way"] == "lookup:1":
+            line["record"]["answers"][0]["decode_seconds"] *= 1.3
+    blocks, _ = report(tmp_path, lines + other)
+    row = table(blocks, "What to use")["code"]
+    assert row["use"] == "`lookup:3`"
+    assert row["also"] == "`lookup:1`"
+
+
+def test_lossy_ways_are_not_recommended(tmp_path):
+    """The fastest way is no use to whoever wants the target's own answers."""
+    ways = copy.deepcopy(WAYS)
+    ways["lookup:3"] |= {"acceptance": "lenient", "lenience": 0.1}
+    blocks, text = report(tmp_path, cells(), config_fields=config(ways=ways))
+    assert table(blocks, "What to use")["code"]["use"] == "`lookup:1`"
+    assert "change what the target would say" in text
+    ways_rows = table(blocks, "The ways of generating")
+    assert ways_rows["`lookup:3`"]["the target's answers"] == "changed (lenient 0.1)"
+
+
+def test_tables_hold_the_numbers(tmp_path):
+    """Guards against columns that change places."""
+    blocks, _ = report(tmp_path, cells())
+    row = table(blocks, "All prompts")["`lookup:3`"]
+    assert row["speed-up"].startswith("1.28 [")
+    assert row["tokens/s"] == "12.8"
+    assert row["drafts kept (%)"].startswith("18 % [")
+    assert row["tokens per call"] == "1.54"
+    assert row["cost of a round"] == "1.20"
+    assert row["speed-up of whole answers"].startswith("1.17 [")
+    assert row["same answers"] == "6 of 6"
+    assert table(blocks, "Speed-up by category")["qa"]["`lookup:3`"] == "0.83 [0.83, 0.83]"
+    per_call = table(blocks, "Tokens per target call by category")
+    assert per_call["code"]["`lookup:3`"] == "3.33 (78 %)"
+
+
+def test_spec_benchs_columns(tmp_path):
+    """Its six tasks; conversations are eight categories together."""
+    names = ("writing", "math", "translation", "summarization", "qa", "math_reasoning", "rag")
+    lines = []
+    for index, name in enumerate(names):
+        for way in WAYS:
+            line = cell(way, [3])
+            line["key"]["prompts"] = [index]
+            line["cell"] += str(index)
+            line["record"]["answers"][0]["category"] = name
+            lines.append(line)
+    blocks, _ = report(tmp_path, lines)
+    row = table(blocks, "Spec-Bench's columns")["`lookup:3`"]
+    # whole answers: (0.5 + 1) / (0.5 + 0.36) s
+    assert row["multi-turn conversation"] == row["translation"] == "1.74 / 3.33"
+    assert row["mean accepted tokens"] == "3.33"
+    assert row["overall speed-up"] == "1.74 [1.74, 1.74]"
+
+
+def test_batches_and_lengths_have_chapters(tmp_path):
+    """Guards against a verdict where speculation stops paying that nobody finds."""
+    lines = cells()
+    lines += [cell(way, prompts, repeat=repeat, batch_size=2) for way in WAYS
+              for prompts in ([0, 1], [2, 3], [4, 5]) for repeat in range(3)]  # fmt: skip
+    settings = {"T=0": {}, "short": {"max_new_tokens": 4}}
+    lines += [cell(way, [prompt], setting="short", rounds=[[3, 0, "x"]]) for way in WAYS
+              for prompt in range(6)]  # fmt: skip
+    blocks, text = report(tmp_path, lines, config_fields=config(settings=settings))
+    assert "## As the batch grows" in text
+    row = table(blocks, "Speed-up of whole batches")["`lookup:3`"]
+    # three batches: 1 + 1 s a batch; the qa answers take 1.2 s, both of code 0.36 s
+    assert row["2"].startswith(f"{6 / (2.2 + 2.2 + 1.36):.2f} [")
+    assert "## How long an answer must be" in text
+    row = table(blocks, "Speed-up of whole answers, by tokens")["`lookup:3`"]
+    assert row["4"].startswith(f"{0.6 / 0.62:.2f} [")
+    assert "`lookup:3` pays from 11 tokens on" in text or "never clearly pays" in text
+    names = {block.name for block in blocks if isinstance(block, Picture)}
+    assert {"batches", "break-even"} <= names
+
+
+def test_traces_are_embedded(tmp_path):
+    """Guards against a walk-through that only one of the two forms shows."""
+    blocks, text = report(tmp_path, cells(), traces=[trace()])
+    assert "+ big+- <red>-~ dog~[ black]" in text
+    assert {block.name for block in blocks if isinstance(block, Picture)} >= {"timeline-1"}
+    with pytest.raises(InputError, match="expected a trace"):
+        report(tmp_path, cells(), traces=[{"rounds": [{}]}])
+
+
+def test_where_it_comes_from_is_told_without_the_machines_folders(tmp_path):
+    """A report is published: commands yes, home directories no."""
+    lines = [*cells(), failed_cell()]
+    _, text = report(tmp_path, lines, tail='{"torn')
+    assert "python -m jspec.experiment --config=configs/smoke.py --workdir=DIR" in text
+    assert "secret" not in text
+    assert "A Processor, 2 cores, cpu, python 3.11.2, jax 0.10.2" in text
+    assert "git commit `0123456789ab`, with changes that are not committed" in text
+    assert "72 cells done, 1 failed" in text
+    assert "line 74 of results.jsonl is torn" in text
+    assert "`ValueError: a 'bad' \\| thing <b>`" in text
+
+
+def test_an_absolute_config_keeps_its_name_only(tmp_path):
+    """Guards against a folder of the machine in a command."""
+    run = RUN | {"argv": ["python", "-m", "jspec.experiment", "--config=/a/b/configs/x.py",
+                          "--config.prompts_file=/a/b/c.jsonl", "--workdir=runs"]}  # fmt: skip
+    _, text = report(tmp_path, cells(), runs=[run])
+    expected = "--config=configs/x.py --config.prompts_file=c.jsonl --workdir=DIR"
+    assert expected in text
+    assert "/a/b" not in text
+
+
+def test_unfinished_experiments_have_reports(tmp_path):
+    """Guards against an error while a run is going on."""
+    _, text = report(tmp_path / "none", [])
+    assert "No cell is finished yet." in text
+    begun = [one for one in cells(repeats=1) if one["key"]["prompts"] == [0]][1:]
+    _, text = report(tmp_path / "no base", begun)
+    assert "No cell of the base is finished yet" in text
+    _, text = report(tmp_path / "base", cells(repeats=1)[:1])
+    assert "Nothing was timed beside plain decoding yet." in text
+    with pytest.raises(InputError, match="expected a kind among"):
+        report(tmp_path / "odd", [], config_fields=config(kind="odd"))
+
+
+def estimate_cell(way, prompt, overlap, places, *, category=None):
+    """Returns a cell of kind "estimate"."""
+    return {
+        "cell": f"{way}/{prompt}",
+        "key": {"way": way, "setting": "T=1", "prompt": prompt, "seed": 0},
+        "run": "one",
+        "status": "done",
+        "error": None,
+        "record": {
+            "category": category,
+            "num_tokens": 100,
+            "num_places": places,
+            "sum_overlap": overlap,
+            "entropy": {"edges": [0.0, 1.0, 2.0], "counts": [places, 0], "sums": [overlap, 0.0]},
+            "lenience": [
+                {"lenience": 1.0, "sum_acceptance": overlap, "sum_total_variation": 0.0},
+                {"lenience": 0.1, "sum_acceptance": places, "sum_total_variation": places / 4},
+            ],
+            "law": "sampled",
+        },
+    }
+
+
+def test_estimates(tmp_path):
+    """By hand: 60 + 20 of 100 + 60 places are 0.5; all prompts weigh by their places."""
+    lines = [
+        estimate_cell("lookup:1", 0, 60.0, 100, category="qa"),
+        estimate_cell("lookup:1", 1, 20.0, 60, category="code"),
+        estimate_cell("random:3", 0, 1.0, 100, category="qa"),
+        estimate_cell("random:3", 1, 1.0, 100, category="code"),
+    ]
+    fields = config(kind="estimate", settings={"T=1": {"temperature": 1.0}})
+    blocks, text = report(tmp_path, lines, config_fields=fields)
+    assert "**Kept most often: the drafts of `lookup:1`, alpha = 0.50 [0.33, 0.60].**" in text
+    assert "something to propose before 80 % of the tokens" in text
+    (alphas,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Alpha of")]
+    assert alphas.rows[0] == (
+        "T=1", "`lookup:1`", "sampled", "0.500 [0.333, 0.600]", "80 %", "200"
+    )  # fmt: skip
+    assert table(blocks, "Alpha by category")["code"]["`lookup:1`"] == "0.33"
+    (lenient,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Lenience")]
+    assert lenient.rows[1] == ("`lookup:1`", "0.1", "1.000", "0.250")
+    with pytest.raises(InputError, match="expected a cell of kind estimate"):
+        report(tmp_path, cells(), config_fields=config(kind="estimate"))
+
+
+def theory_cell(name, columns, rows):
+    """Returns a cell of kind "theory"."""
+    return {"cell": name, "key": {"table": name}, "run": "one", "status": "done", "error": None,
+            "record": {"columns": columns, "units": [""] * len(columns), "rows": rows,
+                       "notes": [f"note of {name}"]}}  # fmt: skip
+
+
+def test_theory(tmp_path):
+    """Table 1 is a table, the figures are curves."""
+    lines = [
+        theory_cell("table1", ["alpha", "drafts", "operations"], [[0.6, 2, 1.53]]),
+        theory_cell("figure2", ["alpha", "1 draft"], [[0.0, 1.0], [1.0, None]]),
+    ]
+    blocks, text = report(tmp_path, lines, config_fields=config(kind="theory"))
+    assert table(blocks, "Table 1")["0.6"] == {"alpha": "0.6", "drafts": "2", "operations": "1.53"}
+    assert [block.name for block in blocks if isinstance(block, Picture)] == ["figure2"]
+    assert "- note of table1" in text
+    lines[0]["record"]["rows"] = [[1]]
+    with pytest.raises(InputError, match="expected a table"):
+        report(tmp_path, lines, config_fields=config(kind="theory"))
+
+
+def test_predictions(tmp_path):
+    """A pair's verdict comes before its table."""
+    line = theory_cell("a/b", ["drafts a round", "break-even alpha", "speed at alpha 0.8"],
+                       [[1, None, 1.2], [2, 0.5, 1.3333333]])  # fmt: skip
+    line["key"] = {"pair": "a/b"}
+    line["record"]["units"] = ["tokens", "", "times plain decoding's"]
+    blocks, text = report(tmp_path, [line], config_fields=config(kind="predict"))
+    assert table(blocks, "Pair")["2"]["speed at alpha 0.8 (times plain decoding's)"] == "1.333"
+    assert [block.name for block in blocks if isinstance(block, Picture)] == ["predict-a-b"]
+    assert text.index("note of a/b") < text.index("| drafts a round")
+
+
+def test_files_are_written_and_the_page_needs_nothing_else(tmp_path, drawn):
+    """Guards against a page that breaks when it is mailed alone."""
+    folder = write(tmp_path, cells(), traces=[trace()])
+    blocks = make_report(read_workdir(folder))
+    files = write_report(folder, blocks)
+    assert all(file.stat().st_size > 0 for file in files)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    checker = check_page(page)
+    assert "A title with <b>marks</b> & | bars" in "".join(checker.texts)
+    for link in {line.split("](")[1].rstrip(")")
+                 for line in (folder / "report.md").read_text().splitlines()
+                 if line.startswith("![")}:  # fmt: skip
+        assert (folder / link).exists()
+    (folder / "report.md").unlink()
+    (folder / "report.md").mkdir()
+    with pytest.raises(InputError, match="cannot write the report"):
+        write_report(folder, blocks)
+
+
+def test_a_big_experiment_is_summarised_in_reasonable_time(tmp_path):
+    """13 categories and 10 ways, 5 repeats: every interval is 2,000 samples; at most 120 s."""
+    ways = {"plain": WAYS["plain"]} | {f"lookup:{n}": WAYS["lookup:3"] | {"num_draft_tokens": n}
+                                       for n in range(1, 10)}  # fmt: skip
+    lines = []
+    for repeat in range(5):
+        for prompt in range(39):
+            for way in ways:
+                line = cell(way if way == "plain" else "lookup:3", [prompt % len(CATEGORIES)])
+                line["key"] |= {"way": way, "prompts": [prompt], "repeat": repeat}
+                line["cell"] = f"{way}/{prompt}/{repeat}"
+                line["record"]["answers"][0]["category"] = f"kind {prompt % 13}"
+                lines.append(line)
+    begin = time.perf_counter()
+    _, text = report(tmp_path, lines, config_fields=config(ways=ways))
+    assert time.perf_counter() - begin < 120
+    assert "kind 12" in text
+
+
+def test_reading_results_loads_no_big_library():
+    """Guards against a report that waits for JAX, or a program that loads matplotlib unasked."""
+    program = "import sys, jspec.reports.report; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert not {"jax", "matplotlib", "flax", "transformers"} & set(done.stdout.decode().split())
+
+
+def test_numbers_that_were_not_measured_are_left_out(tmp_path):
+    """Guards against a NaN, or a 0 in the place of nothing."""
+    _, text = report(tmp_path, cells())
+    assert "nan" not in text.lower().replace("explanation", "")
+    assert "inf " not in text
+    assert math.isfinite(len(text))
+
+
+def test_a_paragraph_of_failures_comes_first(tmp_path):
+    """Whoever reads only the top must know that something is missing."""
+    blocks, _ = report(tmp_path, [*cells(), failed_cell()])
+    assert blocks[1] == Paragraph("**1 of 73 cells failed**, listed at the end.")

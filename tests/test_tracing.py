@@ -1,0 +1,52 @@
+"""A generation run call by call says what a Generator says, and tells the drafts besides."""
+
+import pytest
+
+from jspec.drafters import DrafterOptions
+from jspec.reports.trace import answer_tokens, check_trace, round_tokens
+from jspec.request import Request, Settings
+from jspec.tracing import record_trace
+from tests.tiny_models import draft, make_generator, target
+
+PROMPT = "abcabcabc"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model", "layer_skip"])
+def test_a_trace_is_the_generators_own_generation(drafter, temperature):
+    """The noise is the seed's and the position's: two programs a round draw what one draws."""
+    options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
+    settings = Settings(max_new_tokens=24, temperature=temperature, seed=3)
+    trace = check_trace(
+        record_trace(
+            target(),
+            draft() if drafter == "model" else None,
+            PROMPT,
+            settings,
+            drafter=drafter,
+            num_draft_tokens=4,
+            drafter_options=options,
+        )
+    )
+    generator = make_generator(drafter, drafter_options=options)
+    result = generator.generate(Request(PROMPT, settings))
+    own = [(len(one["drafts"]), one["num_accepted"]) for one in trace["rounds"]]
+    assert own == [one[:2] for one in result.stats.rounds]
+    said = "".join(token.text for token in answer_tokens(trace))
+    assert said.removesuffix("<0>") == target().tokenizer.decode(result.token_ids)
+    assert trace["finish_reason"] == ("length" if result.finish_reason == "length" else "stop")
+    assert sum(len(one["drafts"]) - one["num_accepted"] for one in trace["rounds"]) == (
+        result.stats.num_proposed - result.stats.num_accepted
+    )
+
+
+def test_a_trace_tells_rejected_drafts_and_times():
+    """Guards against a trace in which nothing is rejected, and clocks that stand still."""
+    settings = Settings(max_new_tokens=24, temperature=1.0, seed=3)
+    trace = record_trace(target(), draft(), PROMPT, settings, drafter="model", num_draft_tokens=4)
+    kinds = {token.kind for one in trace["rounds"] for token in round_tokens(one)}
+    assert {"accepted", "rejected", "next"} <= kinds
+    begins = [one["begin"] for one in trace["rounds"]]
+    assert begins == sorted(begins)
+    assert all(one["draft_seconds"] > 0 < one["target_seconds"] for one in trace["rounds"])
+    assert len(trace["plain_seconds"]) > 0
