@@ -19,7 +19,7 @@ from absl import flags
 
 from jspec import cli, provenance
 from jspec.analysis.acceptance import expected_acceptance
-from jspec.drafters import DrafterOptions
+from jspec.drafters import DrafterOptions, without_unread
 from jspec.drafters.tables import bigram_logits, table_params, uniform_logits, unigram_logits
 from jspec.errors import InputError, check_range
 from jspec.generator import DEFAULT_TARGET, Generator
@@ -145,11 +145,12 @@ def observed_of(
     target: LoadedModel, name: str, texts: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns kept and proposed drafts of each answer, one draft a round."""
+    options = DrafterOptions(draft_table=_DRAFT_TABLE.value)
     generator = Generator(
         target,
         drafter=name,
         num_draft_tokens=1,
-        drafter_options=DrafterOptions(draft_table=_DRAFT_TABLE.value),
+        drafter_options=without_unread(name, options),
     )
     stats = [generator.generate(one).stats for one in make_requests(texts, first_seed=10**6)]
     return np.array([s.num_accepted for s in stats]), np.array([s.num_proposed for s in stats])

@@ -104,6 +104,8 @@ def spoil(tmp_path):
         ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
         ("--ngram_max_order=1", "ngram_max_order from 2 to 16, got 1"),
         ("--ngram_law=martial", "<deterministic|sampled>"),
+        ("--draft_layers=1", "reads it (layer_skip), got it with 'prompt_lookup'"),
+        ("--draft_pattern=a", "pattern with a drafter that reads it (pattern), got it with"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
@@ -239,6 +241,9 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
     inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
     assert "expected an inner drafter without a model" in inner
+    drafting = (f"--draft={folder}", "--drafter=model")
+    found = refuse(folder, *drafting, "--ngram_law=sampled")
+    assert "expected ngram_law with a drafter that reads it (ngram), got it with 'model'" in found
 
 
 def test_patterns(refuse, folder):
