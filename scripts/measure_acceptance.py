@@ -100,7 +100,10 @@ def make_law(name: str, target: LoadedModel) -> Law:
     if name in laws:
         if _DRAFT_TABLE.value is None:
             raise InputError(f"expected --draft_table with {name}")
-        params = table_params(load_table(_DRAFT_TABLE.value), name)
+        table = load_table(
+            _DRAFT_TABLE.value, tokenizer=target.tokenizer, vocab_size=used_vocab_size(target)
+        )
+        params = table_params(table, name)
         logits_of = laws[name]
     elif name == "random":
         logits_of = functools.partial(uniform_logits, vocab_size=used_vocab_size(target))

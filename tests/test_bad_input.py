@@ -11,6 +11,7 @@ from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
 from tests.programs import call_generate, check_refusal, environment, run
 from tests.tiny_models import save_folder
+from tests.weights.test_tokenizer import make_tokenizer
 
 _TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
@@ -125,6 +126,8 @@ def test_draft_tables(refuse, folder, tmp_path):
     assert "table: no such file" in refuse(folder, *flags)
     save_table(count_ngrams([[1, 2]], 259), path)
     assert "target's vocabulary of 258 tokens, got one of 259" in refuse(folder, *flags)
+    save_table(count_ngrams([[1, 2]], 258), path, make_tokenizer(special=("</s>", "<s>")))
+    assert "expected a table counted with the target's tokenizer" in refuse(folder, *flags)
     path.write_bytes(path.read_bytes()[:-9])
     assert "truncated or damaged table" in refuse(folder, *flags)
 

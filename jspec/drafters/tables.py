@@ -177,10 +177,7 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
             f"the drafter {name!r} expects a table that scripts/count_ngrams.py has made "
             "(draft_table), and none was given"
         )
-    table = load_table(path)
-    if table.vocab_size != spec.vocab_size:
-        raise InputError(
-            f"{path}: expected a table of the target's vocabulary of {spec.vocab_size} tokens, got "
-            f"one of {table.vocab_size}"
-        )
-    return table
+    vocab_size = spec.vocab_size
+    if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
+        vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
+    return load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)

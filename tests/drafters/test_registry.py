@@ -96,6 +96,10 @@ def test_tables_are_asked_for_and_checked(name, tmp_path):
     other = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
     with pytest.raises(InputError, match="vocabulary of 61 tokens, got one of 60"):
         make_drafter(name, other)
+    fewer = SPEC._replace(vocab_size=59, options=write_table(tmp_path))
+    assert make_drafter(name, fewer).drafter is not None, (
+        "the draft model's ids are not the table's"
+    )
 
 
 def test_bigram_expects_bigrams(tmp_path):
