@@ -95,7 +95,7 @@ def make_subject() -> Subject:
     drafter, drafter_options = read_drafter()
     if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
         raise InputError("expected --draft with --draft_quantization")
-    drafter = choose_drafter(drafter, drafter_options, has_draft=_DRAFT.value is not None)
+    drafter = choose_drafter(drafter, has_draft=_DRAFT.value is not None, options=drafter_options)
     draft = None if _DRAFT.value is None else _load(_DRAFT.value, _DRAFT_QUANTIZATION.value)
     return Subject(
         target=_load(_TARGET.value, _TARGET_QUANTIZATION.value),

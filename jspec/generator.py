@@ -80,7 +80,7 @@ class Generator:
             the drafter does not read.
         """
         use_compile_cache()
-        drafter = choose_drafter(drafter, drafter_options, has_draft=draft is not None)
+        drafter = choose_drafter(drafter, has_draft=draft is not None, options=drafter_options)
         context = target.config.max_seq_len
         self.target = target
         self._draft = draft
@@ -148,8 +148,8 @@ class Generator:
         """
         options["drafter"] = choose_drafter(
             options.get("drafter"),
-            options.get("drafter_options", _DRAFTER_DEFAULTS),
             has_draft=draft is not None,
+            options=options.get("drafter_options", _DRAFTER_DEFAULTS),
         )
         if draft is None and draft_quantization is not None:
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")

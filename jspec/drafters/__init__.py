@@ -73,6 +73,7 @@ _REGISTRY: Mapping[str, _Registered] = {
 DRAFTERS = tuple(_REGISTRY)
 WITH_DRAFT_MODEL = ("model", "hierarchical")
 _WITHOUT_MODEL = ("prompt_lookup", "ngram", "unigram", "bigram", "random", "pattern")
+_DEFAULTS = DrafterOptions()
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -150,7 +151,9 @@ def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
     return DrafterOptions(**{key: value for key, value in vars(options).items() if key in read})
 
 
-def choose_drafter(name: str | None, options: DrafterOptions, *, has_draft: bool) -> str:
+def choose_drafter(
+    name: str | None, *, has_draft: bool, options: DrafterOptions = _DEFAULTS
+) -> str:
     """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
 
     Raises:

@@ -219,5 +219,5 @@ def test_every_option_is_read_by_some_drafter():
 def test_the_default_drafter_is_checked_too():
     """Without a name: the drafter that is taken is named."""
     with pytest.raises(InputError, match=r"reads it \(layer_skip\), got it with 'prompt_lookup'"):
-        choose_drafter(None, DrafterOptions(draft_layers=(0,)), has_draft=False)
-    assert choose_drafter(None, DrafterOptions(), has_draft=True) == "model"
+        choose_drafter(None, has_draft=False, options=DrafterOptions(draft_layers=(0,)))
+    assert choose_drafter(None, has_draft=True) == "model"
