@@ -60,7 +60,7 @@ class Play:
 
     Attributes:
       texts: of each row, the newest token included.
-      turns: (drafter, drafts kept) that occurred.
+      turns: (drafter, drafts kept, drafts proposed) that occurred.
     """
 
     def __init__(self, subject):
@@ -84,17 +84,19 @@ class Play:
         pairs = zip(PROMPTS, self.state.last_token.tolist(), strict=True)
         self.texts = [[*prompt, token] for prompt, token in pairs]
         self.turns = set()
+        b, kinds = len(PROMPTS), built.drafter.kinds
+        self.control = Control.init(b, kinds=kinds, numbers=(0, WIDTH))
 
     def advance(self, numbers):
         """Plays one round in which rows want so many drafts of each kind, [b k]."""
-        control = Control.init(len(numbers), kinds=self.drafter.kinds, numbers=(0, WIDTH))
-        control = control.replace(forced=jnp.asarray(numbers, jnp.int32))
+        control = self.control.replace(forced=jnp.asarray(numbers, jnp.int32))
         self.state, infos = self.engine.advance(self.state.replace(control=control), 1)
         for row, text in enumerate(self.texts):
             text.extend(emitted_in_row(infos, row))
         names = [kind.drafter for kind in self.drafter.kinds]
         proposed = zip(infos.kind[0], infos.num_accepted[0], infos.num_proposed[0], strict=True)
-        self.turns |= {(names[kind], int(kept)) for kind, kept, count in proposed if count}
+        turns = {(names[kind], int(kept), int(count)) for kind, kept, count in proposed if count}
+        self.turns |= turns
 
     def play(self, num_rounds):
         """Plays rounds of random numbers, members being switched off and on for a while."""
@@ -183,20 +185,19 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     play.check_caches()
     play.check_caught_up()
     drafters = {kind.drafter for kind in play.drafter.kinds}
-    assert {name for name, kept in play.turns if kept} == drafters
-    assert {kept for _, kept in play.turns} == set(range(WIDTH + 1))
+    assert {name for name, kept, _ in play.turns if kept} == drafters
+    assert {kept for _, kept, _ in play.turns} >= {0, 1, 2}
+    assert any(kept == count > 1 for _, kept, count in play.turns), "the draft hole had its chance"
 
 
 CATCH_UP, PROPOSE = ModelDrafter._catch_up, FirstLayersDrafter.propose
 
 
 def catch_up_one_short(self, params, state, is_wanted):
-    """Counts the last token that was missed as cached, and never feeds it."""
-    length = jnp.maximum(state.history.length - 1, 0)
-    shorter = state.replace(history=state.history.replace(length=length))
-    cache = CATCH_UP(self, params, shorter, is_wanted)
-    missing = jnp.where(is_wanted, jnp.maximum(length - cache.length, 0), 0)
-    return cache.commit(missing)
+    """Counts the first token that was missed as cached, and never feeds it."""
+    is_missing = is_wanted & (state.cache.length < state.history.length - 1)
+    cache = state.cache.commit(is_missing.astype(jnp.int32))
+    return CATCH_UP(self, params, state.replace(cache=cache), is_wanted)
 
 
 def propose_one_short(self, *args, **options):
