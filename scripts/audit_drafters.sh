@@ -19,8 +19,8 @@ draft=${DRAFT:---draft=$target --draft_quantization=int4}
 layers=${LAYERS:-20}
 subset=${SUBSET:-0-9,20-29}
 penalties=${PENALTIES:---repetition_penalty=1.2 --presence_penalty=0.3 --logit_bias=28:0.5,30:-0.5}
-# Behind every one of the four tokens of SmolLM2 that the rows are made of something is forced.
-pattern=${PATTERN:-}
+# Behind each of the four tokens that SmolLM2's rows are made of something is forced.
+pattern=${PATTERN:--,\\n|,- and|\\n-,| and--}
 num_rows=${NUM_ROWS:-512}
 table=${TABLE:-$out/table.safetensors}
 mkdir -p "$out"
