@@ -2,14 +2,15 @@
 
 For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
 bfloat16, the joint law of what the compiled rounds emit against the target's own probabilities, a
-negative control that must be refused, the caches, the seeds, and the smallest uniform. Ends with
-status 0 only if all of it is as it should be, which for a lossy rule it is not.
+negative control that must be refused, how many drafts were proposed and kept, the caches, the
+seeds, and the smallest uniform. Ends with status 0 only if all of it is as it should be, which for
+a lossy rule it is not.
 """
 
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
+from typing import Any
 
 from absl import flags
 
@@ -17,8 +18,7 @@ from jspec import cli, drafter_flags, generator, provenance, settings_flags
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
 from jspec.drafter_flags import read_drafter
-from jspec.drafters import choose_drafter
-from jspec.encode_prompt import encode_prompt
+from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.errors import InputError
 from jspec.json_lines import JsonLinesWriter
 from jspec.request import Settings
@@ -45,12 +45,10 @@ _NUM_ROWS = flags.DEFINE_integer("num_rows", 1024, "Independent rows of the test
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
 
-_TEXTS = (
-    "Why is the sky blue?",
-    "Name three rivers and three mountains, then name the three rivers again.",
-    "Write a Python function that adds two numbers.",
-    "1 2 3 4 1 2 3 4 1 2 3",
-)
+_INCONCLUSIVE = {  # a check that has failed, and what it means
+    "drafts": "the drafter proposed nothing",
+    "negative control": "too few rows to tell (raise --num_rows)",
+}
 
 
 def main() -> None:
@@ -61,17 +59,21 @@ def main() -> None:
     subject = make_subject()
     if not subject.rule.is_lossless:
         print(f"the rule {subject.acceptance!r} is lossy: the law is not expected to hold")
+    from jspec.auditing.checks import run_checks
+
     checks = []
     begin = time.perf_counter()
-    for check in run_checks(subject):
+    for check in run_checks(
+        subject, num_rows=_NUM_ROWS.value, max_new_tokens=_MAX_NEW_TOKENS.value
+    ):
         checks.append(check)
         print(f"{'pass' if check.has_passed else 'FAIL'}  {check.name}: {check.detail}", flush=True)
     seconds = time.perf_counter() - begin
     has_passed = subject.rule.is_lossless and all(check.has_passed for check in checks)
     failed = {check.name for check in checks if not check.has_passed}
     verdict = "lossless" if has_passed else "NOT lossless"
-    if failed == {"negative control"}:
-        verdict = "inconclusive, too few rows to tell (raise --num_rows)"
+    if failed and failed <= _INCONCLUSIVE.keys():
+        verdict = f"inconclusive, {' and '.join(_INCONCLUSIVE[name] for name in sorted(failed))}"
     print(f"{verdict}: {describe(subject)} ({seconds:.0f} s)")
     if writer is not None:
         with writer:
@@ -93,11 +95,12 @@ def make_subject() -> Subject:
     drafter, drafter_options = read_drafter()
     if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
         raise InputError("expected --draft with --draft_quantization")
+    drafter = choose_drafter(drafter, has_draft=_DRAFT.value is not None, options=drafter_options)
     draft = None if _DRAFT.value is None else _load(_DRAFT.value, _DRAFT_QUANTIZATION.value)
     return Subject(
         target=_load(_TARGET.value, _TARGET_QUANTIZATION.value),
         draft=draft,
-        drafter=choose_drafter(drafter, has_draft=draft is not None),
+        drafter=drafter,
         drafter_options=drafter_options,
         num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
         acceptance=acceptance,
@@ -110,41 +113,26 @@ def _load(name: str, quantization: str) -> LoadedModel:
     return load_model(name, dtype="float32", quantization=cli.parse_quantization(quantization))
 
 
-def run_checks(subject: Subject) -> Iterator[Check]:
-    """Yields the outcome of every check, the cheap ones first."""
-    from jspec.auditing.caches import check_caches
-    from jspec.auditing.edges import check_edges
-    from jspec.auditing.law import NUM_TOKENS, check_law
-    from jspec.auditing.parity import check_parity
-    from jspec.auditing.rows import Rows, choose_context
-    from jspec.auditing.seeds import check_seeds
-
-    yield check_edges(subject.rule)
-    prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]
-    if subject.rule.temperatures is not Temperatures.POSITIVE:
-        for dtype in ("float32", "bfloat16"):
-            yield check_parity(subject, dtype, prompts, _MAX_NEW_TOKENS.value)
-    yield check_seeds(subject, prompts, _MAX_NEW_TOKENS.value)
-    context = choose_context(subject.target, subject.settings)
-    rows = Rows(subject, context, NUM_TOKENS)
-    yield check_caches(subject, rows, context)
-    yield from check_law(subject, rows, context, _NUM_ROWS.value)
-
-
 def describe(subject: Subject) -> str:
     """Returns what was audited, in one line."""
-    changed = {
-        field.name: value
-        for field in dataclasses.fields(Settings)
-        if (value := getattr(subject.settings, field.name)) != field.default
-        and field.name != "max_new_tokens"
-    }
-    listed = ", ".join(f"{name}={value}" for name, value in changed.items())
+    changed = _changed(subject.settings)
+    changed.pop("max_new_tokens", None)
+    options = _list(_changed(subject.drafter_options))
     draft = "" if subject.draft is None else f" with {_title(subject.draft)}"
     return (
-        f"{_title(subject.target)}, drafter {subject.drafter}{draft}, rule {subject.acceptance}, "
-        f"{listed or 'default settings'}"
+        f"{_title(subject.target)}, drafter {subject.drafter}{options and f' ({options})'}{draft}, "
+        f"rule {subject.acceptance}, {_list(changed) or 'default settings'}"
     )
+
+
+def _changed(values: Settings | DrafterOptions) -> dict[str, Any]:
+    """Returns the fields that are not at their defaults."""
+    pairs = {field.name: field.default for field in dataclasses.fields(values)}
+    return {name: getattr(values, name) for name in pairs if getattr(values, name) != pairs[name]}
+
+
+def _list(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in values.items())
 
 
 def _title(model: LoadedModel) -> str:

@@ -7,6 +7,7 @@ warm-up: a machine that slows down slows all of them. Decoding is greedy. A time
 answer, prefill included, compilation excluded because everything has been compiled in the warm-up.
 """
 
+import dataclasses
 import resource
 import sys
 import time
@@ -18,15 +19,15 @@ from absl import flags
 
 from jspec import cli, drafter_flags, generator, provenance
 from jspec.analysis.ratios import speed_ratio
-from jspec.drafter_flags import read_drafter
-from jspec.drafters import WITH_DRAFT_MODEL, DrafterOptions, needs_draft_model
+from jspec.drafter_flags import read_options
+from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
 from jspec.peers import GenerateFn, has_transformers, transformers_generators
 from jspec.prompts import read_prompts
 from jspec.request import Request, Settings
-from jspec.ways import Way, parse_ways
+from jspec.ways import Way, check_ways, parse_ways
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -81,11 +82,8 @@ def main() -> None:
     own_ways = parse_ways(_DRAFTERS.value, _NUM_DRAFT_TOKENS.value)
     if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
         raise InputError("expected --draft with --draft_quantization")
-    needs_draft = any(needs_draft_model(way.drafter) for way in own_ways.values())
-    if needs_draft != bool(_DRAFT.value):
-        names = ", ".join(WITH_DRAFT_MODEL)
-        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
-    _, drafter_options = read_drafter()
+    drafter_options = read_options()
+    check_ways(own_ways, drafter_options, has_draft=bool(_DRAFT.value))
     if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
         raise InputError("expected at least one repeat and one prompt")
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)  # refuses a bad number before anything is loaded
@@ -113,6 +111,7 @@ def main() -> None:
                 provenance.environment()
                 | {
                     "flags": _flag_values(),
+                    "drafter_options": dataclasses.asdict(drafter_options),
                     "peak_bytes": peak_bytes,
                     "ways": report,
                     "timings": _plain(timings),
@@ -138,7 +137,7 @@ def jspec_generators(
             target,
             draft if needs_draft_model(way.drafter) else None,
             drafter=way.drafter,
-            drafter_options=options,
+            drafter_options=without_unread(way.drafter, options),
             num_draft_tokens=way.num_draft_tokens,
         )
 

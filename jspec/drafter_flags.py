@@ -89,6 +89,18 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
     return _DRAFTER.value, options
 
 
+def read_options() -> DrafterOptions:
+    """Returns the options, for a program that compares drafters.
+
+    Raises:
+      InputError: an option out of its range, or --drafter.
+    """
+    drafter, options = read_drafter()
+    if drafter is not None:
+        raise InputError(f"expected --drafters, a list; got --drafter={drafter}")
+    return options
+
+
 def _parse_layers(text: str | None) -> tuple[int, ...] | None:
     """Returns the layers of a list of numbers and ranges; those of one number are the first."""
     if text is None:

@@ -76,10 +76,11 @@ class Generator:
           on_result: called with every answer, such as `AcceptanceMonitor.add`.
 
         Raises:
-          InputError: a value out of range, or a draft that does not fit the target.
+          InputError: a value out of range, a draft that does not fit the target, or an option that
+            the drafter does not read.
         """
         use_compile_cache()
-        drafter = choose_drafter(drafter, has_draft=draft is not None)
+        drafter = choose_drafter(drafter, has_draft=draft is not None, options=drafter_options)
         context = target.config.max_seq_len
         self.target = target
         self._draft = draft
@@ -145,7 +146,11 @@ class Generator:
         Raises:
           InputError: a model that cannot be loaded, or an option out of range.
         """
-        options["drafter"] = choose_drafter(options.get("drafter"), has_draft=draft is not None)
+        options["drafter"] = choose_drafter(
+            options.get("drafter"),
+            has_draft=draft is not None,
+            options=options.get("drafter_options", _DRAFTER_DEFAULTS),
+        )
         if draft is None and draft_quantization is not None:
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
         loaded = load_model(target, dtype=dtype, quantization=target_quantization)

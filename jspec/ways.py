@@ -1,10 +1,16 @@
 """Drafters and numbers of drafts to compare, as the command line names them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jspec import cli
-from jspec.drafters import member_names
+from jspec.drafters import (
+    WITH_DRAFT_MODEL,
+    DrafterOptions,
+    check_options,
+    member_names,
+    needs_draft_model,
+)
 from jspec.errors import InputError
 
 
@@ -41,3 +47,21 @@ def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]
             raise InputError(f"expected each drafter once, got {','.join(drafters)}")
         ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or num_draft_tokens))
     return ways
+
+
+def check_ways(ways: Mapping[str, Way], options: DrafterOptions, *, has_draft: bool) -> None:
+    """Checks that a draft model and options are there for somebody.
+
+    Args:
+      ways: what will be compared.
+      options: of all drafters; each is given those that it reads.
+      has_draft: whether there is a draft model, which is given to those that draft with it.
+
+    Raises:
+      InputError: a draft model or an option that no way reads, or a draft model that one lacks.
+    """
+    drafters = [way.drafter for way in ways.values()]
+    if any(map(needs_draft_model, drafters)) != has_draft:
+        names = ", ".join(WITH_DRAFT_MODEL)
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
+    check_options(drafters, options)

@@ -9,6 +9,7 @@ at --max_new_tokens and may end earlier; at temperature 0 all ways say the same.
 """
 
 import collections
+import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,21 +21,27 @@ from jspec import cli, drafter_flags, provenance
 from jspec.analysis.ratios import speed_ratio
 from jspec.auto import MOST_DRAFT_TOKENS
 from jspec.batch import capacity_for
-from jspec.drafter_flags import read_drafter
-from jspec.drafters import DrafterOptions, needs_draft_model
+from jspec.drafter_flags import read_options
+from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.errors import InputError, check_range
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import JsonLinesWriter
 from jspec.prompts import Prompt, read_prompts
 from jspec.request import Request, Settings
 from jspec.stats import Stats, acceptance_rate
-from jspec.ways import Way, parse_ways
+from jspec.ways import Way, check_ways, parse_ways
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
+_TARGET_QUANTIZATION = flags.DEFINE_enum(
+    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+)
+_DRAFT_QUANTIZATION = flags.DEFINE_enum(
+    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+)
 _DRAFTERS = flags.DEFINE_list("drafters", ["none", "prompt_lookup:auto"], "DRAFTER:NUMBER each.")
 _PROMPTS_FILE = flags.DEFINE_string("prompts_file", "configs/prompts.jsonl", "JSONL.")
 _PER_CATEGORY = flags.DEFINE_integer("per_category", 5, "Prompts of each category.")
@@ -65,10 +72,13 @@ def main() -> None:
     check_range("per_category", _PER_CATEGORY.value, 1, 1000)
     output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
     ways = parse_ways(_DRAFTERS.value, "5")
-    _, options = read_drafter()
+    options = read_options()
+    check_ways(ways, options, has_draft=bool(_DRAFT.value))
+    if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
+        raise InputError("expected --draft with --draft_quantization")
     prompts = choose_prompts(_PROMPTS_FILE.value, _PER_CATEGORY.value)
-    target = load_model(_TARGET.value, dtype=_DTYPE.value)
-    draft = load_model(_DRAFT.value, dtype=_DTYPE.value) if _DRAFT.value else None
+    target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
+    draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     generators = {name: make_generator(target, draft, way, options) for name, way in ways.items()}
     measured = measure(generators, prompts)
     report = {name: summarise(name, measured, prompts) for name in measured}
@@ -79,8 +89,18 @@ def main() -> None:
             described = {name: loaded.describe() for name, loaded in generators.items()}
             output.write(
                 provenance.environment()
-                | {"flags": settings, "described": described, "ways": report}
+                | {
+                    "flags": settings,
+                    "drafter_options": dataclasses.asdict(options),
+                    "described": described,
+                    "ways": report,
+                }
             )
+
+
+def _load(name: str, quantization: str) -> LoadedModel:
+    kind = cli.parse_quantization(quantization)
+    return load_model(name, dtype=_DTYPE.value, quantization=kind)
 
 
 def choose_prompts(path: str, per_category: int) -> list[Prompt]:
@@ -107,7 +127,7 @@ def make_generator(
         draft if needs_draft_model(way.drafter) else None,
         drafter=way.drafter,
         num_draft_tokens=way.num_draft_tokens,
-        drafter_options=options,
+        drafter_options=without_unread(way.drafter, options),
         max_seq_len=_MAX_SEQ_LEN.value,
     )
 
@@ -198,8 +218,9 @@ def print_tables(report: Mapping[str, Mapping[str, Any]]) -> None:
         print(f"{group:<20}" + "".join(f"  {cell:>24}" for cell in cells))
 
 
-_RECORDED = (_TARGET, _DRAFT, _DTYPE, _DRAFTERS, _PER_CATEGORY, _MAX_NEW_TOKENS, _TEMPERATURE,
-             _REPEATS, _MAX_SEQ_LEN)  # fmt: skip
+_RECORDED = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DTYPE, _DRAFTERS,
+             _PROMPTS_FILE, _PER_CATEGORY, _MAX_NEW_TOKENS, _TEMPERATURE, _REPEATS,
+             _MAX_SEQ_LEN)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def count(
     table = count_ngrams(
         texts, used_vocab_size(model), order=order, num_continuations=num_continuations
     )
-    save_table(table, output)
+    save_table(table, output, model.tokenizer)
     return table
 
 

@@ -19,7 +19,7 @@ from absl import flags
 from jspec import cli, provenance
 from jspec.analysis.estimates import Estimator
 from jspec.analysis.intervals import Interval, mean_and_interval
-from jspec.drafters import DrafterOptions
+from jspec.drafters import DrafterOptions, without_unread
 from jspec.errors import check_range
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import JsonLinesWriter
@@ -51,8 +51,9 @@ def main() -> None:
     answers = [plain.generate(request) for request in make_requests(texts, first_seed=0)]
     report = {}
     for name in _DRAFTERS.value:
-        report[name] = {"expected": expected_of(target, name, options, answers),
-                        "observed": observed_of(target, name, options, texts)}  # fmt: skip
+        own = without_unread(name, options)
+        report[name] = {"expected": expected_of(target, name, own, answers),
+                        "observed": observed_of(target, name, own, texts)}  # fmt: skip
         line = (f"{key} {mean:.4f} [{low:.4f}, {high:.4f}]"
                 for key, (mean, low, high) in report[name].items())  # fmt: skip
         print(f"{name}: {', '.join(line)}", flush=True)

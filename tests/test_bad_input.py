@@ -11,6 +11,7 @@ from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
 from tests.programs import call_generate, check_refusal, environment, run
 from tests.tiny_models import save_folder
+from tests.weights.test_tokenizer import make_tokenizer
 
 _TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
@@ -104,6 +105,8 @@ def spoil(tmp_path):
         ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
         ("--ngram_max_order=1", "ngram_max_order from 2 to 16, got 1"),
         ("--ngram_law=martial", "<deterministic|sampled>"),
+        ("--draft_layers=1", "reads it (layer_skip), got it with 'prompt_lookup'"),
+        ("--draft_pattern=a", "pattern with a drafter that reads it (pattern), got it with"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
@@ -123,6 +126,8 @@ def test_draft_tables(refuse, folder, tmp_path):
     assert "table: no such file" in refuse(folder, *flags)
     save_table(count_ngrams([[1, 2]], 259), path)
     assert "target's vocabulary of 258 tokens, got one of 259" in refuse(folder, *flags)
+    save_table(count_ngrams([[1, 2]], 258), path, make_tokenizer(special=("</s>", "<s>")))
+    assert "expected a table counted with the target's tokenizer" in refuse(folder, *flags)
     path.write_bytes(path.read_bytes()[:-9])
     assert "truncated or damaged table" in refuse(folder, *flags)
 
@@ -239,6 +244,9 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
     inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
     assert "expected an inner drafter without a model" in inner
+    drafting = (f"--draft={folder}", "--drafter=model")
+    found = refuse(folder, *drafting, "--ngram_law=sampled")
+    assert "expected ngram_law with a drafter that reads it (ngram), got it with 'model'" in found
 
 
 def test_patterns(refuse, folder):

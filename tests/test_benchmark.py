@@ -71,6 +71,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--drafters=none,none": "expected each drafter once, got none,none",
         "--drafters=none,model": "expected --draft with a drafter among model",
         f"--draft={folder}": "expected --draft with a drafter among model",
+        "--drafter=ngram": "expected --drafters, a list; got --drafter=ngram",
+        "--draft_layers=2": "draft_layers with a drafter that reads it (layer_skip), got it with",
         "--repeats=0": "at least one repeat",
         "--num_prompts=0": "at least one repeat and one prompt",
         "--num_draft_tokens=many": "whole number",

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from jspec.drafters import DrafterOptions
+from jspec.drafters import DrafterOptions, without_unread
 from jspec.generator import Generator
 from jspec.request import Request, Settings
 from jspec.weights.count_ngrams import count_ngrams
@@ -41,7 +41,7 @@ def _make(path, drafter, law, rule):
     options = DrafterOptions(lookup_min_match=3, ngram_law=law, draft_table=path)
     return Generator(
         target(), draft() if "model" in drafter else None, drafter=drafter, acceptance=rule,
-        batch_size=3, num_draft_tokens=4, drafter_options=options,
+        batch_size=3, num_draft_tokens=4, drafter_options=without_unread(drafter, options),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import safetensors
 
 from jspec.errors import InputError
 from jspec.token_texts import read_token_texts
@@ -72,6 +73,8 @@ def test_the_script_counts_answers(count, tmp_path):
     assert printed == f"wrote {output}: 8 tokens counted\n"
     table = load_table(str(output))
     assert (table.vocab_size, table.num_tokens) == (258, 8)
+    with safetensors.safe_open(output, "np") as file:
+        assert len(file.metadata()["vocabulary"]) == 64
     assert table.ids[3, :2].tolist() == [4, 3]
     assert table.counts[3, :3].tolist() == [2, 1, 0]
     flags = ("--nocount_prompts", "--order=1")

@@ -116,6 +116,8 @@ class Rows:
       settings: those of every row, the alphabet included.
       num_rounds: that a run takes; every row then has at least so many tokens.
       num_draft_tokens: a round; few, so that the tokens looked at take several rounds.
+      num_proposed: drafts of all rounds so far in which the target was its own.
+      num_accepted: how many of them were kept.
     """
 
     def __init__(
@@ -150,6 +152,7 @@ class Rows:
         if subject.num_draft_tokens == AUTO and self._drafter is not None:
             self._numbers = numbers_of(self._drafter)
         self._engine = make_engine(subject.target, self._drafter, self._rule, self._numbers)
+        self.num_proposed = self.num_accepted = 0
 
     def run(
         self, num_rows: int, *, params: Params | None = None
@@ -186,6 +189,9 @@ class Rows:
             state = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._rows_per_run, axis=0), start)
             seeds = jnp.arange(first, first + self._rows_per_run, dtype=jnp.uint32)
             state, infos = self._engine.run(both, state.replace(seed=seeds), self.num_rounds)
+            if params is None:
+                self.num_proposed += int(infos.num_proposed.sum())
+                self.num_accepted += int(infos.num_accepted.sum())
             yield infos, state
 
     def _with_alphabet(self, settings: Settings) -> Settings:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.drafters import DrafterOptions, needs_draft_model
+from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generator import Generator
 from jspec.models import QuantizedKernel
 from jspec.request import Settings
@@ -52,7 +52,7 @@ class Subject:
             "num_draft_tokens": self.num_draft_tokens,
             "acceptance": self.acceptance,
             "rule_options": self.rule_options,
-            "drafter_options": self.drafter_options,
+            "drafter_options": without_unread(drafter, self.drafter_options),
             **changes,
         }
         draft = self.draft if needs_draft_model(drafter) else None

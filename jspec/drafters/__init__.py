@@ -1,6 +1,8 @@
 """Drafters by name."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
@@ -21,10 +23,7 @@ def _build_none(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
-    model, name = make_model_drafter(spec, "hierarchical"), spec.options.inner_drafter
-    if not set(_WITHOUT_MODEL).issuperset(name.split("+")):
-        known = ", ".join(_WITHOUT_MODEL)
-        raise InputError(f"expected an inner drafter without a model, among {known}; got {name!r}")
+    model, name = make_model_drafter(spec, "hierarchical"), _inner_name(spec.options)
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
     inner = make_drafter(name, spec._replace(num_draft_tokens=num_guesses, is_member=True))
@@ -33,21 +32,48 @@ def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 
-_BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
-    "none": _build_none,
-    "model": build_model,
-    "prompt_lookup": build_prompt_lookup,
-    "layer_skip": build_layer_skip,
-    "hierarchical": _build_hierarchical,
-    "pattern": build_pattern,
-    "ngram": build_ngram,
-    "unigram": build_unigram,
-    "bigram": build_bigram,
-    "random": build_random,
+def _inner_name(options: DrafterOptions) -> str:
+    """Returns the name of what guesses under `hierarchical`."""
+    name = options.inner_drafter
+    if not set(_WITHOUT_MODEL).issuperset(name.split("+")):
+        known = ", ".join(_WITHOUT_MODEL)
+        raise InputError(f"expected an inner drafter without a model, among {known}; got {name!r}")
+    return name
+
+
+class _Registered(NamedTuple):
+    """A drafter.
+
+    Attributes:
+      build: makes it.
+      options: those of `DrafterOptions` that it reads.
+    """
+
+    build: Callable[[DrafterSpec], BuiltDrafter]
+    options: tuple[str, ...] = ()
+
+
+_REGISTRY: Mapping[str, _Registered] = {
+    "none": _Registered(_build_none),
+    "model": _Registered(build_model, ("draft_confidence",)),
+    "prompt_lookup": _Registered(build_prompt_lookup, ("lookup_min_match", "lookup_growth")),
+    "layer_skip": _Registered(build_layer_skip, ("draft_layers", "draft_confidence")),
+    "hierarchical": _Registered(
+        _build_hierarchical, ("inner_drafter", "inner_num_draft_tokens", "draft_confidence")
+    ),
+    "pattern": _Registered(build_pattern, ("pattern", "json_skeleton")),
+    "ngram": _Registered(
+        build_ngram,
+        ("ngram_min_order", "ngram_max_order", "ngram_window", "ngram_max_tokens", "ngram_law"),
+    ),
+    "unigram": _Registered(build_unigram, ("draft_table", "draft_confidence")),
+    "bigram": _Registered(build_bigram, ("draft_table", "draft_confidence")),
+    "random": _Registered(build_random, ("draft_confidence",)),
 }
-DRAFTERS = tuple(_BUILDERS)
+DRAFTERS = tuple(_REGISTRY)
 WITH_DRAFT_MODEL = ("model", "hierarchical")
 _WITHOUT_MODEL = ("prompt_lookup", "ngram", "unigram", "bigram", "random", "pattern")
+_DEFAULTS = DrafterOptions()
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -58,8 +84,8 @@ def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
     """
     names = member_names(name)
     if len(names) == 1:
-        return _BUILDERS[name](spec)
-    built = [_BUILDERS[member](spec._replace(is_member=True)) for member in names]
+        return _REGISTRY[name].build(spec)
+    built = [_REGISTRY[member].build(spec._replace(is_member=True)) for member in names]
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
     return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
 
@@ -87,21 +113,62 @@ def needs_draft_model(name: str) -> bool:
     return not set(WITH_DRAFT_MODEL).isdisjoint(member_names(name))
 
 
-def choose_drafter(name: str | None, *, has_draft: bool) -> str:
+def options_read(name: str, options: DrafterOptions) -> set[str]:
+    """Returns which of the options a drafter of that name reads, members and inner one included.
+
+    Raises:
+      InputError: see `member_names`; or an inner drafter that may not be one.
+    """
+    read: set[str] = set()
+    for member in member_names(name):
+        read.update(_REGISTRY[member].options)
+        if member == "ngram" and options.ngram_law == "sampled":
+            read.add("draft_confidence")
+        if member == "hierarchical":
+            read |= options_read(_inner_name(options), options)
+    return read
+
+
+def check_options(names: Sequence[str], options: DrafterOptions) -> None:
+    """Checks that each option which is not at its default is read by one of those drafters.
+
+    Raises:
+      InputError: one that none of them reads.
+    """
+    read = set[str]().union(*(options_read(name, options) for name in names))
+    for field in dataclasses.fields(options):
+        if field.name not in read and getattr(options, field.name) != field.default:
+            readers = [name for name, one in _REGISTRY.items() if field.name in one.options]
+            raise InputError(
+                f"expected {field.name} with a drafter that reads it ({', '.join(readers)}), got "
+                f"it with {', '.join(map(repr, names))}"
+            )
+
+
+def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
+    """Returns the options with those at their defaults that a drafter of that name ignores."""
+    read = options_read(name, options)
+    return DrafterOptions(**{key: value for key, value in vars(options).items() if key in read})
+
+
+def choose_drafter(
+    name: str | None, *, has_draft: bool, options: DrafterOptions = _DEFAULTS
+) -> str:
     """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
 
     Raises:
-      InputError: no such drafter, or a draft model without a drafter that drafts with it, or the
-        other way round.
+      InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
+        way round, or an option that the drafter does not read.
     """
     if name is None:
-        return "model" if has_draft else "prompt_lookup"
+        name = "model" if has_draft else "prompt_lookup"
     if has_draft != needs_draft_model(name):
         found = "a draft model" if has_draft else "none"
         raise InputError(
             f"a drafter among {', '.join(WITH_DRAFT_MODEL)}, and no other, expects a draft model; "
             f"got {found} and {name!r}"
         )
+    check_options([name], options)
     return name
 
 
@@ -122,8 +189,11 @@ __all__ = [
     "PatternDrafter",
     "PromptLookupDrafter",
     "TableDrafter",
+    "check_options",
     "choose_drafter",
     "make_drafter",
     "member_names",
     "needs_draft_model",
+    "options_read",
+    "without_unread",
 ]

@@ -22,6 +22,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.drafters.chain import draw_chain
+from jspec.drafters.memory import Stateless
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.errors import InputError
@@ -49,7 +50,7 @@ class _Begun(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstLayersDrafter:
+class FirstLayersDrafter(Stateless):
     """Proposes a chain sampled from the target's first layers, in the target's own cache.
 
     It has neither parameters nor state, and nothing to catch up on: the target's cache is whole.
@@ -81,23 +82,6 @@ class FirstLayersDrafter:
     def may_be_silent(self) -> bool:
         """It has something to say unless it is unsure."""
         return self.min_confidence > 0
-
-    def init(self, batch_size: int, capacity: int) -> tuple[()]:
-        """Returns the state of rows that have seen nothing: there is none."""
-        del batch_size, capacity
-        return ()
-
-    def observe(
-        self,
-        params: Params,
-        state: tuple[()],
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> tuple[()]:
-        """Learns nothing: what is committed stands in the target's cache."""
-        del params, tokens, hidden, valid
-        return state
 
     def propose(
         self,

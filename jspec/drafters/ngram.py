@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.drafters.chain import DrawFn, draw_chain
 from jspec.drafters.history import History
+from jspec.drafters.memory import Remembering
 from jspec.drafters.ngram_draw import make_draw
 from jspec.drafters.ngram_matches import (
     Window,
@@ -34,13 +35,13 @@ from jspec.drafters.ngram_matches import (
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowCounts, RowTokens, Tokens
+from jspec.typing import Params, RowCounts, RowTokens
 
 _ASSUMED = 0.4, 0.6  # acceptance of first and later drafts, before it is known
 
 
 @dataclasses.dataclass(frozen=True)
-class NgramDrafter:
+class NgramDrafter(Remembering):
     """Proposes what followed the last few tokens most often, or in proportion.
 
     Attributes:
@@ -73,22 +74,6 @@ class NgramDrafter:
     def may_be_silent(self) -> bool:
         """A text need not repeat itself."""
         return True
-
-    def init(self, batch_size: int, capacity: int) -> History:
-        """Returns the state of rows that have seen nothing."""
-        return History.init(batch_size, capacity)
-
-    def observe(
-        self,
-        params: Params,
-        state: History,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> History:
-        """Remembers committed tokens."""
-        del params, hidden
-        return state.append(tokens, valid)
 
     def propose(
         self,

@@ -10,13 +10,14 @@ so their law is one-hot. No match, no draft.
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int32, Key
+from jaxtyping import Array, Int32, Key
 
 from jspec.drafters.history import History
+from jspec.drafters.memory import Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowCounts, RowTokens, Tokens
+from jspec.typing import Params, RowCounts, RowTokens
 
 # How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
@@ -25,7 +26,7 @@ _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (
 
 
 @dataclasses.dataclass(frozen=True)
-class PromptLookupDrafter:
+class PromptLookupDrafter(Remembering):
     """Proposes the continuation of an earlier occurrence of the last few tokens.
 
     Attributes:
@@ -55,22 +56,6 @@ class PromptLookupDrafter:
     def may_be_silent(self) -> bool:
         """A text need not repeat itself."""
         return True
-
-    def init(self, batch_size: int, capacity: int) -> History:
-        """Returns the state of rows that have seen nothing."""
-        return History.init(batch_size, capacity)
-
-    def observe(
-        self,
-        params: Params,
-        state: History,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> History:
-        """Remembers committed tokens."""
-        del params, hidden
-        return state.append(tokens, valid)
 
     def propose(
         self,

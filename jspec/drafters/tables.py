@@ -13,14 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Key
+from jaxtyping import Array, Float32, Key
 
 from jspec.drafters.chain import DrawFn, draw_chain, draw_from_law
+from jspec.drafters.memory import Stateless
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.errors import InputError
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowTokens, Tokens
+from jspec.typing import Params, RowTokens
 from jspec.weights.ngram_table import NgramTable, load_table
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
@@ -28,7 +29,7 @@ _ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, befor
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter:
+class TableDrafter(Stateless):
     """Proposes a chain drawn from laws of the last token alone. It has no state.
 
     Attributes:
@@ -56,23 +57,6 @@ class TableDrafter:
     def may_be_silent(self) -> bool:
         """A table always has something to say, unless it shall only speak when it is sure."""
         return self.min_confidence > 0
-
-    def init(self, batch_size: int, capacity: int) -> tuple[()]:
-        """Returns no state."""
-        del batch_size, capacity
-        return ()
-
-    def observe(
-        self,
-        params: Params,
-        state: tuple[()],
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> tuple[()]:
-        """Takes no notice."""
-        del params, tokens, hidden, valid
-        return state
 
     def propose(
         self,
@@ -193,10 +177,7 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
             f"the drafter {name!r} expects a table that scripts/count_ngrams.py has made "
             "(draft_table), and none was given"
         )
-    table = load_table(path)
-    if table.vocab_size != spec.vocab_size:
-        raise InputError(
-            f"{path}: expected a table of the target's vocabulary of {spec.vocab_size} tokens, got "
-            f"one of {table.vocab_size}"
-        )
-    return table
+    vocab_size = spec.vocab_size
+    if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
+        vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
+    return load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)

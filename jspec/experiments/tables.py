@@ -32,7 +32,7 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> 
     with store.setup():
         if not path.exists():
             answers = _answers(experiment, target, store)
-            save_table(count_ngrams(answers, used_vocab_size(target)), path)
+            save_table(count_ngrams(answers, used_vocab_size(target)), path, target.tokenizer)
     return str(path)
 
 

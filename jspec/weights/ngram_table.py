@@ -7,7 +7,8 @@
 ```
 
 The file's metadata says what it is: `format`, `kind` ("unigram", or "unigram+bigram" with the last
-two tensors), `vocab_size` and `num_tokens`, how many tokens were counted.
+two tensors), `vocab_size`, `num_tokens`, how many tokens were counted, and `vocabulary`, a checksum
+of what the ids mean.
 """
 
 import os
@@ -19,6 +20,7 @@ import numpy as np
 from jaxtyping import Int
 
 from jspec.errors import InputError
+from jspec.weights.tokenizer import TokenizerLike, vocabulary_digest
 
 _FORMAT = "jspec n-gram table"
 _KINDS = {"unigram": {"unigrams"}, "unigram+bigram": {"unigrams", "ids", "counts"}}
@@ -48,8 +50,15 @@ class NgramTable(NamedTuple):
         return int(self.unigrams.sum())
 
 
-def save_table(table: NgramTable, path: pathlib.Path) -> None:
+def save_table(
+    table: NgramTable, path: pathlib.Path, tokenizer: TokenizerLike | None = None
+) -> None:
     """Writes a table; the file appears, or replaces an older one, when it is complete.
+
+    Args:
+      table: the counts.
+      path: the file.
+      tokenizer: what the ids mean, to be checked where the table is used.
 
     Raises:
       InputError: it cannot be written.
@@ -63,6 +72,9 @@ def save_table(table: NgramTable, path: pathlib.Path) -> None:
         "vocab_size": str(table.vocab_size),
         "num_tokens": str(table.num_tokens),
     }
+    digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    if digest is not None:
+        metadata["vocabulary"] = digest
     content = safetensors.numpy.save(tensors, metadata)
     partial = None
     try:
@@ -80,11 +92,18 @@ def save_table(table: NgramTable, path: pathlib.Path) -> None:
             partial.unlink(missing_ok=True)
 
 
-def load_table(path: str) -> NgramTable:
+def load_table(
+    path: str, *, tokenizer: TokenizerLike | None = None, vocab_size: int | None = None
+) -> NgramTable:
     """Reads a table.
 
+    Args:
+      path: the file.
+      tokenizer: the target's, which its ids must belong to where both are known.
+      vocab_size: ids that the target uses, as many as must have been counted; None for any.
+
     Raises:
-      InputError: no such file, a damaged one, or one that is no table.
+      InputError: no such file, a damaged one, one that is no table, or one of another vocabulary.
     """
     import safetensors
 
@@ -99,6 +118,7 @@ def load_table(path: str) -> NgramTable:
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: truncated or damaged table of n-gram counts ({error})") from None
     problem = _find_problem(metadata, tensors)
+    problem = problem or _find_mismatch(metadata, vocab_size, tokenizer)
     if problem is not None:
         raise InputError(f"{path}: {problem}")
     return NgramTable(**tensors)
@@ -122,6 +142,22 @@ def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | No
     ):
         return f"expected {metadata.get('num_tokens')} counted tokens, at least one"
     return _find_bigram_problem(**tensors) if kind == "unigram+bigram" else None
+
+
+def _find_mismatch(
+    metadata: dict[str, str], vocab_size: int | None, tokenizer: TokenizerLike | None
+) -> str | None:
+    """Returns why a table is not of a target's vocabulary, or None."""
+    counted = metadata["vocab_size"]
+    if vocab_size is not None and counted != str(vocab_size):
+        return (
+            f"expected a table of the target's vocabulary of {vocab_size} tokens, got one of "
+            f"{counted}"
+        )
+    digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    if digest is not None and metadata.get("vocabulary", digest) != digest:
+        return "expected a table counted with the target's tokenizer, got one of another's tokens"
+    return None
 
 
 def _find_bigram_problem(unigrams: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> str | None:

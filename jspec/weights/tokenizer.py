@@ -1,6 +1,7 @@
 """A tokenizer: text to ids and back, with the chat template and the ids that end a text."""
 
 import functools
+import hashlib
 import json
 import pathlib
 import re
@@ -163,6 +164,21 @@ class Tokenizer:
 def _padding_pattern() -> re.Pattern[str]:
     """Matches the names that converters give to rows which stand for no token."""
     return re.compile(r"\[PAD\d*\]|<pad_?\d*>|<\|?dummy_?\d*\|?>", re.IGNORECASE)
+
+
+def vocabulary_digest(tokenizer: TokenizerLike) -> str | None:
+    """Returns a checksum of what each id means; padding does not count.
+
+    None for the byte tokenizer: it is a stand-in whose ids mean nothing to the model.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return None
+    items = [
+        [token_id, token]
+        for token, token_id in tokenizer.vocabulary().items()
+        if not _padding_pattern().fullmatch(token)
+    ]
+    return hashlib.sha256(json.dumps(sorted(items)).encode()).hexdigest()
 
 
 def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:

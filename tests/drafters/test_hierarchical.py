@@ -21,12 +21,11 @@ from jspec.drafters import (
 )
 from jspec.errors import InputError
 from jspec.request import Settings
-from jspec.sampling import SamplingSettings
 from jspec.speculation.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from tests import tiny
-from tests.speculation.drive import QUICK, assert_committed_equal
+from tests.speculation.drive import QUICK, assert_committed_equal, request_settings
 from tests.speculation.toys import VOCAB as TOY_VOCAB
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
 
@@ -47,22 +46,6 @@ def make_pair(apply, num_guesses=3, min_confidence=0.0):
     """Returns the drafter `model` and the hierarchical one over it."""
     model = ModelDrafter(apply, tiny.empty_cache, WIDTH, VOCAB, PADDED_VOCAB, min_confidence)
     return model, HierarchicalDrafter(model, PromptLookupDrafter(num_guesses))
-
-
-def start_settings(settings):
-    """Returns every row's settings, the processors behind the prompt."""
-    values = settings.temperature, settings.top_k, settings.top_p, settings.min_p
-    dtypes = jnp.float32, jnp.int32, jnp.float32, jnp.float32
-    states = [
-        tuple(
-            p.init(settings, prompt=prompt, stop_ids=[], vocab_size=PADDED_VOCAB)
-            for p in SWITCHES.processors
-        )
-        for prompt in PROMPTS
-    ]
-    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-    leaves = [jnp.full([ROWS], v, d) for v, d in zip(values, dtypes, strict=True)]
-    return SamplingSettings(*leaves, states, SWITCHES)
 
 
 @functools.cache
@@ -95,7 +78,8 @@ class Run:
     """A drafter led through rounds by somebody who decides what is committed."""
 
     def __init__(self, drafter, params, settings):
-        self.params, self.settings = params, start_settings(settings)
+        self.params = params
+        self.settings = request_settings(settings, PROMPTS, PADDED_VOCAB, SWITCHES)
         self.observe, self.propose = make_programs(drafter)
         self.state = drafter.init(ROWS, CAPACITY)
         self.texts = [list(prompt) for prompt in PROMPTS]

@@ -15,7 +15,11 @@ from jspec.drafters import (
     NgramDrafter,
     PromptLookupDrafter,
     TableDrafter,
+    check_options,
+    choose_drafter,
     make_drafter,
+    options_read,
+    without_unread,
 )
 from jspec.errors import InputError
 from jspec.weights.byte_tokenizer import ByteTokenizer
@@ -92,6 +96,10 @@ def test_tables_are_asked_for_and_checked(name, tmp_path):
     other = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
     with pytest.raises(InputError, match="vocabulary of 61 tokens, got one of 60"):
         make_drafter(name, other)
+    fewer = SPEC._replace(vocab_size=59, options=write_table(tmp_path))
+    assert make_drafter(name, fewer).drafter is not None, (
+        "the draft model's ids are not the table's"
+    )
 
 
 def test_bigram_expects_bigrams(tmp_path):
@@ -157,3 +165,59 @@ def test_an_unknown_drafter_is_named():
     """The message lists what there is."""
     with pytest.raises(InputError, match=r"prompt_lookup.*'zebra'"):
         make_drafter("zebra", SPEC)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("prompt_lookup", {"draft_layers": (0,)}),
+        ("model", {"ngram_law": "sampled"}),
+        ("none", {"draft_confidence": 0.5}),
+        ("ngram", {"draft_confidence": 0.5}),  # what follows from the text is never unsure
+        ("prompt_lookup+model", {"draft_table": "t"}),
+        ("hierarchical", {"ngram_window": 9}),
+        ("model", {"inner_num_draft_tokens": 2}),
+        ("unigram", {"pattern": "a"}),
+    ],
+)
+def test_options_that_the_drafter_does_not_read_are_refused(name, options):
+    """Guards against an option that is silently ignored; defaults are nobody's wish."""
+    (option,) = options
+    message = rf"^expected {option} with a drafter that reads it \(.*\), got it with '{name}'$"
+    with pytest.raises(InputError, match=message.replace("+", r"\+")):
+        check_options([name], DrafterOptions(**options))
+    others = without_unread(name, DrafterOptions(**options))
+    assert others == DrafterOptions()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("layer_skip", {"draft_layers": (0,), "draft_confidence": 0.5}),
+        ("prompt_lookup+layer_skip", {"draft_layers": (0,), "lookup_growth": 1.0}),
+        ("ngram", {"draft_confidence": 0.5, "ngram_law": "sampled"}),
+        ("hierarchical", {"lookup_min_match": 2, "draft_confidence": 0.5}),  # the inner one's
+        ("hierarchical", {"inner_drafter": "ngram+bigram", "ngram_window": 9, "draft_table": "t"}),
+        ("pattern", {"json_skeleton": "[]"}),
+    ],
+)
+def test_options_are_read_by_members_and_inner_drafters(name, options):
+    """Guards against a refusal of what somebody reads."""
+    options = DrafterOptions(**options)
+    check_options([name], options)
+    check_options(["none", name], options)
+    assert without_unread(name, options) == options
+
+
+def test_every_option_is_read_by_some_drafter():
+    """Guards against a new option that the registry does not know."""
+    options = DrafterOptions(inner_drafter="ngram", ngram_law="sampled")
+    read = set().union(*(options_read(name, options) for name in DRAFTERS))
+    assert read == {field.name for field in dataclasses.fields(DrafterOptions)}
+
+
+def test_the_default_drafter_is_checked_too():
+    """Without a name: the drafter that is taken is named."""
+    with pytest.raises(InputError, match=r"reads it \(layer_skip\), got it with 'prompt_lookup'"):
+        choose_drafter(None, has_draft=False, options=DrafterOptions(draft_layers=(0,)))
+    assert choose_drafter(None, has_draft=True) == "model"

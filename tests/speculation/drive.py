@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.batch import needed_switches
 from jspec.sampling import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.loop import run_rounds
@@ -136,6 +137,38 @@ def settings_of(batch_size, temperature):
         top_k=jnp.zeros([batch_size], jnp.int32),
         top_p=jnp.ones([batch_size], jnp.float32),
         min_p=jnp.zeros([batch_size], jnp.float32),
+    )
+
+
+def request_settings(settings, prompts, vocab_size, switches=None):
+    """Returns the settings of rows with those prompts, the processors behind each.
+
+    Args:
+      settings: the user's, the same for every row.
+      prompts: token ids of each row.
+      vocab_size: of the logits.
+      switches: what is compiled in; None takes what the settings need.
+    """
+    switches = needed_switches([settings]) if switches is None else switches
+    distinct = list(dict.fromkeys(map(tuple, prompts)))
+    states = [
+        tuple(
+            processor.init(settings, prompt=list(prompt), stop_ids=[], vocab_size=vocab_size)
+            for processor in switches.processors
+        )
+        for prompt in distinct
+    ]
+    place = {prompt: index for index, prompt in enumerate(distinct)}
+    rows = np.array([place[tuple(prompt)] for prompt in prompts])
+    states = jax.tree.map(
+        lambda *leaves: jnp.asarray(np.stack([np.asarray(leaf) for leaf in leaves])[rows]), *states
+    )
+    return settings_of(len(prompts), settings.temperature).replace(
+        top_k=jnp.full([len(prompts)], settings.top_k, jnp.int32),
+        top_p=jnp.full([len(prompts)], settings.top_p, jnp.float32),
+        min_p=jnp.full([len(prompts)], settings.min_p, jnp.float32),
+        states=states,
+        switches=switches,
     )
 
 

@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,12 +30,11 @@ from jspec.drafters import (
     tables,
 )
 from jspec.request import Settings
-from jspec.sampling import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.noise import Purpose, acceptance_noise, gumbel_noise, round_keys
 from jspec.speculation.types import AcceptanceNoise
 from jspec.weights.count_ngrams import count_ngrams
-from tests.speculation.drive import Engine
+from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 
 NUM_ROWS = 20_000
@@ -121,25 +119,6 @@ def expected_law(name):
     return joint_law(logits, CONTEXT, SETTINGS[name], NUM_TOKENS)
 
 
-def sampling_settings(settings, switches):
-    """Returns every row's settings, its processors behind the prompt."""
-    states = tuple(
-        processor.init(settings, prompt=CONTEXT.prompt, stop_ids=[], vocab_size=VOCAB)
-        for processor in switches.processors
-    )
-    values = SamplingSettings(
-        temperature=jnp.float32(settings.temperature),
-        top_k=jnp.int32(settings.top_k),
-        top_p=jnp.float32(settings.top_p),
-        min_p=jnp.float32(settings.min_p),
-        states=states,
-        switches=switches,
-    )
-    return jax.tree.map(
-        lambda leaf: jnp.broadcast_to(jnp.asarray(leaf), (NUM_ROWS, *jnp.shape(leaf))), values
-    )
-
-
 def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, first_seed=0):
     """Returns how often each text came, [v, ..., v]."""
     settings = SETTINGS[name]
@@ -152,10 +131,9 @@ def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, fir
         temperature=settings.temperature,
         draft_temperature=draft_temperature,
     )
-    switches = needed_switches([settings]) if switches is None else switches
     state = state.replace(
         last_token=jnp.full_like(state.last_token, CONTEXT.first),
-        settings=sampling_settings(settings, switches),
+        settings=request_settings(settings, [CONTEXT.prompt] * NUM_ROWS, VOCAB, switches),
     )
     _, infos = engine.advance(state, NUM_TOKENS)
     counts = np.zeros([VOCAB] * NUM_TOKENS)

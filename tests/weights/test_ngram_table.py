@@ -10,8 +10,10 @@ import safetensors.numpy
 
 from jspec.errors import InputError
 from jspec.weights import count_ngrams as counting
+from jspec.weights.byte_tokenizer import ByteTokenizer
 from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import load_table, save_table
+from tests.weights.test_tokenizer import make_tokenizer
 
 TEXTS = [np.random.default_rng(i).integers(0, 9, 40 * i).tolist() for i in range(5)]
 
@@ -111,3 +113,19 @@ def test_damaged_files_are_refused(tmp_path):
     for missing in (tmp_path / "none", tmp_path, ""):
         with pytest.raises(InputError, match="no such file"):
             load_table(str(missing))
+
+
+def test_counts_of_another_tokenizer_are_refused(tmp_path):
+    """Guards against a table of as many tokens that mean something else."""
+    path = tmp_path / "t.safetensors"
+    own, other = make_tokenizer(), make_tokenizer(special=("</s>", "<s>"))
+    size = own.vocab_size
+    save_table(count_ngrams(TEXTS, size), path, own)
+    for tokenizer in (own, None, ByteTokenizer(size)):  # bytes are a stand-in: only sizes count
+        assert load_table(str(path), tokenizer=tokenizer, vocab_size=size).vocab_size == size
+    with pytest.raises(InputError, match=r"t\.safetensors: expected a table counted with the tar"):
+        load_table(str(path), tokenizer=other)
+    with pytest.raises(InputError, match=f"vocabulary of {size + 1} tokens, got one of {size}"):
+        load_table(str(path), tokenizer=own, vocab_size=size + 1)
+    save_table(count_ngrams(TEXTS, size), path)  # of which nobody knows
+    assert load_table(str(path), tokenizer=other).vocab_size == size
