@@ -18,7 +18,7 @@ def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         found = machine.measure_machine(dtype)
         (rows, inputs, outputs, _), product = calls[-2:]
-        assert (rows, inputs * outputs * size) == (2, 1 << 20)
+        assert (rows, inputs * outputs * size) == (1, 1 << 20)
         assert product == (64, 128, 128, dtype)
         assert found == (2 * (1 << 20), 2 * 2 * 64 * 128 * 128)
 
@@ -31,8 +31,8 @@ def test_a_small_measurement_gives_something_sensible(monkeypatch):
     assert 1e7 < found.flop_rate < 1e17
 
 
-def test_the_first_call_does_not_count(monkeypatch):
-    """Guards against compilation in the median of few."""
-    clock = iter([0, 100] + [0, 1] * 9)
+def test_the_fastest_call_counts(monkeypatch):
+    """Guards against compilation, or a busy moment, in the figure."""
+    clock = iter([0, 100, 0, 1] + [0, 3] * 10)
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
-    assert machine.median_seconds(lambda: 0) == pytest.approx(1)
+    assert machine.least_seconds(lambda: 0) == pytest.approx(1)
