@@ -8,7 +8,14 @@ import time
 import pytest
 
 from jspec.costs import RoundCosts
-from tests.experiments.tiny import done_cells, plain_config, read_lines, without_times, write_config
+from tests.experiments.tiny import (
+    done_cells,
+    plain_config,
+    read_lines,
+    without_times,
+    write_config,
+    write_prompts,
+)
 from tests.programs import command, environment, run
 
 NUMBERS = (0, 1, 3, 7)
@@ -20,15 +27,30 @@ WAYS = {
 }
 
 
-@pytest.fixture
-def env(compile_cache, tmp_path):
-    return environment(compile_cache, tmp_path / "home")
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("kill")
 
 
-@pytest.fixture
-def config_file(folder, prompts_file, tmp_path):
-    plain = plain_config(folder, prompts_file, ways=WAYS, seeds=[0, 1], turns=0)
-    return write_config(tmp_path / "config.py", plain)
+@pytest.fixture(scope="module")
+def env(compile_cache, home):
+    return environment(compile_cache, home / "cache")
+
+
+@pytest.fixture(scope="module")
+def config_file(folder, home):
+    prompts = write_prompts(home / "prompts.jsonl")
+    plain = plain_config(folder, prompts, ways=WAYS, seeds=[0, 1], turns=0)
+    return write_config(home / "config.py", plain)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config_file, home, env):
+    """Returns the records of a run that nobody disturbs, and the seconds that it takes."""
+    begin = time.monotonic()
+    records = finish(config_file, make_workdir(home / "undisturbed"), env)
+    assert len(records) == 48
+    return records, time.monotonic() - begin
 
 
 def make_workdir(path):
@@ -49,13 +71,13 @@ def finish(config_file, workdir, env):
     return without_times(done_cells(workdir))
 
 
-def kill_at_random(config_file, tmp_path, env, num_kills, seed):
-    """Kills a run at random moments, begins a new workdir where one is finished; checks all."""
+def kill_at_random(config_file, tmp_path, env, undisturbed, num_kills, seed):
+    """Kills a run at random moments, begins a new workdir where one is finished; checks all.
+
+    Returns how many of the kills found results.
+    """
     rng = random.Random(seed)
-    begin = time.monotonic()
-    expected = finish(config_file, make_workdir(tmp_path / "undisturbed"), env)
-    longest = time.monotonic() - begin
-    assert len(expected) == 48
+    expected, longest = undisturbed
     killed, number = 0, 0
     workdir = make_workdir(tmp_path / "killed 0")
     kills_that_found_work = 0
@@ -80,20 +102,19 @@ def kill_at_random(config_file, tmp_path, env, num_kills, seed):
     return kills_that_found_work
 
 
-def test_killed_and_resumed_is_as_if_undisturbed(config_file, tmp_path, env):
+def test_killed_and_resumed_is_as_if_undisturbed(config_file, tmp_path, env, undisturbed):
     """Guards against a cell lost, done twice, or drawn otherwise after a kill."""
-    kill_at_random(config_file, tmp_path, env, num_kills=3, seed=0)
+    kill_at_random(config_file, tmp_path, env, undisturbed, num_kills=3, seed=0)
 
 
 @pytest.mark.slow
-def test_killed_at_twenty_random_moments(config_file, tmp_path, env):
+def test_killed_at_twenty_random_moments(config_file, tmp_path, env, undisturbed):
     """The same, twenty times; some of the kills must fall among the cells."""
-    assert kill_at_random(config_file, tmp_path, env, num_kills=20, seed=1) >= 5
+    assert kill_at_random(config_file, tmp_path, env, undisturbed, num_kills=20, seed=1) >= 5
 
 
-def test_two_processes_in_one_workdir(config_file, tmp_path, env):
+def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):
     """Guards against cells done twice, and against two that wait for each other."""
-    expected = finish(config_file, make_workdir(tmp_path / "alone"), env)
     workdir = make_workdir(tmp_path / "shared")
     processes = [
         subprocess.Popen(
@@ -106,5 +127,5 @@ def test_two_processes_in_one_workdir(config_file, tmp_path, env):
     assert [process.returncode for process in processes] == [0, 0], outputs
     for output, _ in outputs:
         assert "48 of 48 cells are done" in output
-    assert without_times(done_cells(workdir)) == expected
+    assert without_times(done_cells(workdir)) == undisturbed[0]
     assert len(read_lines(workdir / "results.jsonl")) == 48
