@@ -1,7 +1,7 @@
 """Figures about speed: by number of drafts, by category, by answer length, by batch size."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jspec.analysis.ratios import Ratio
 from jspec.reports.canvas import (
@@ -187,9 +187,7 @@ def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
     return to_picture(figure, f"batches{view.suffix}", caption=caption, description=described)
 
 
-def _draw_ratios(
-    axes: "Axes", points: Sequence[Point], look: dict[str, object], label: str
-) -> None:
+def _draw_ratios(axes: "Axes", points: Sequence[Point], look: dict[str, Any], label: str) -> None:
     ratios = [point.ratio for point in points]
     axes.errorbar(
         [point.x for point in points],

@@ -72,16 +72,17 @@ def _headline(best: WayNumbers, base: str) -> str:
     assert best.speedup is not None
     measured = f"{number(best.speedup.median)} times as fast as {base}"
     bounds = f"(95 % interval {number(best.speedup.low)} to {number(best.speedup.high)})"
-    if best.speedup.low > 1:
+    if _is_faster(best):
         return f"**Fastest overall: {code(best.way)}, {measured}** {bounds}."
-    if best.speedup.median > 1:
+    if best.speedup.high < 1:
         return (
-            f"**No way is clearly faster than {base}.** The best, {code(best.way)}, was {measured} "
-            f"{bounds}, which may be chance."
+            f"**Speculation does not pay here: every way is slower than {base}.** The best, "
+            f"{code(best.way)}, was {measured} {bounds}."
         )
+    chance = ", which may be chance" if best.speedup.median > 1 else ""
     return (
-        f"**Speculation does not pay here: no way was faster than {base}.** The best, "
-        f"{code(best.way)}, was {measured} {bounds}."
+        f"**No way is clearly faster than {base}.** The best, {code(best.way)}, was {measured} "
+        f"{bounds}{chance}."
     )
 
 
@@ -198,7 +199,10 @@ def _everywhere(summary: Summary, overall: WayNumbers) -> str:
 
 
 def _is_faster(own: WayNumbers) -> bool:
-    return own.speedup is not None and own.speedup.low > 1
+    """Whether it is clearly so: not by one timing alone, nor without any draft that is kept."""
+    if own.speedup is None or not own.kept_per_round:
+        return False
+    return own.speedup.low > 1 and own.num_prompts * own.num_repeats > 1
 
 
 def _does_not_pay(summary: Summary, ranked: Sequence[WayNumbers]) -> tuple[str, ...]:

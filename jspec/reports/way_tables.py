@@ -231,9 +231,9 @@ def spec_bench_table(summary: Summary) -> Table | None:
 
 
 def _task_cell(own: Sequence[Cell], base: Sequence[Cell], categories: set[str]) -> str:
-    sides = [_of_categories(cells, categories) for cells in (own, base)]
-    compared = compare(*sides, whole, num_samples=1)
-    answers = [answer for cell in sides[0] for answer in cell.answers]
+    ours, theirs = (_of_categories(cells, categories) for cells in (own, base))
+    compared = compare(ours, theirs, whole, num_samples=1)
+    answers = [answer for cell in ours for answer in cell.answers]
     num_rounds = sum(len(answer.rounds) for answer in answers)
     if compared is None or not num_rounds:
         return NOTHING
