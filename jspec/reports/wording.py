@@ -14,6 +14,7 @@ WORDS = {
     "target": "the model whose answers are wanted. What it would say is not changed.",
     "draft": "a token that is guessed cheaply before the target is asked.",
     "drafter": "what makes the guesses: a lookup in the text so far, a smaller model, ...",
+    "way": "of generating: a drafter with its number of drafts a round and its options.",
     "round": "the drafter proposes some drafts, then one call of the target checks all of them.",
     "target call": "one pass of the target, which costs nearly the same for one token as for "
     "several.",
