@@ -73,7 +73,7 @@ def by_task_table(summary: Summary, overall: WayNumbers) -> Table:
         tuple(rows),
         text_columns=(0, 1, 7),
         note="A way is named where the interval of its speed-up lies above 1; **also** are others "
-        "about as fast. Of so many intervals "
+        "about as fast, or the best where none is named. Of so many intervals "
         f"({num_intervals}) about {max(round(num_intervals / 40), 1)} would lie above 1 by chance."
         + few,
     )  # fmt: skip
@@ -84,6 +84,9 @@ def _advise(
 ) -> tuple[str, ...]:
     """Returns a line of `by_task_table` without the task."""
     best = ranked[0]
+    if is_timed_once(best):
+        use, other = "timed once: no advice", f"{code(best.way)} {interval(best.speedup)}"
+        return (use, *[NOTHING] * 4, str(best.num_prompts), other)
     if not is_faster(best):
         nothing = f"best: {code(best.way)} {interval(best.speedup)}"
         return (scene.base_name, *[NOTHING] * 4, str(best.num_prompts), nothing)
@@ -109,7 +112,7 @@ def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
         category
         for category, numbers in summary.by_category.items()
         for own in numbers
-        if own.way == overall.way and own.speedup is not None and own.speedup.high < 1
+        if own.way == overall.way and is_slower(own)
     ]
     where = f"for {listed(slow)}" if slow else "for none of the tasks"
     return (
@@ -120,9 +123,19 @@ def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
 
 def is_faster(own: WayNumbers) -> bool:
     """Whether it is clearly so: not by one timing alone, nor without any draft that is kept."""
-    if own.speedup is None or not own.kept_per_round:
+    if own.speedup is None or is_timed_once(own) or not own.kept_per_round:
         return False
-    return own.speedup.low > 1 and own.num_prompts * own.num_repeats > 1
+    return own.speedup.low > 1
+
+
+def is_slower(own: WayNumbers) -> bool:
+    """Whether it is clearly so: not by one timing alone."""
+    return own.speedup is not None and own.speedup.high < 1 and not is_timed_once(own)
+
+
+def is_timed_once(own: WayNumbers) -> bool:
+    """Whether nothing is known of how much its speed-up varies."""
+    return own.num_prompts * own.num_repeats <= 1
 
 
 def kept_share(own: WayNumbers) -> str:

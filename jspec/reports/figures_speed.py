@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+_BESIDE = 0.08
+
+
 class Point(NamedTuple):
     """A measured ratio at a place of a horizontal axis."""
 
@@ -54,9 +57,10 @@ def by_number(
       models: theory, by drafter.
     """
     figure, (axes,) = new_figure()
-    for (drafter, own), look in zip(points.items(), looks(), strict=False):
+    for index, ((drafter, own), look) in enumerate(zip(points.items(), looks(), strict=False)):
         look["linestyle"] = "none"
-        _draw_ratios(axes, own, look, drafter)
+        beside = _BESIDE * (index - (len(points) - 1) / 2)  # so that markers do not hide each other
+        _draw_ratios(axes, [Point(x + beside, ratio) for x, ratio in own], look, drafter)
         if drafter in models:
             numbers = range(1, int(max(point.x for point in own)) + 1)
             speedups = [models[drafter].speedup(number) for number in numbers]

@@ -8,7 +8,7 @@ from jspec.reports.measured import Cell
 from jspec.reports.scene import Summary
 from jspec.reports.speeds import compare, whole
 from jspec.reports.way_tables import name_of
-from jspec.reports.wording import NOTHING, code, interval, number
+from jspec.reports.wording import NOTHING, code, number
 
 
 def spec_bench_table(summary: Summary) -> Table | None:
@@ -23,12 +23,11 @@ def spec_bench_table(summary: Summary) -> Table | None:
         return None
     rows = []
     for own in summary.overall:
-        is_base = own.way == scene.base
         row = [
             _task_cell(scene.cells[own.way], scene.cells[scene.base], members)
             for members in tasks.values()
         ]
-        row += [number(own.tokens_per_call), "1" if is_base else interval(own.whole_speedup)]
+        row += [number(own.tokens_per_call), number(own.whole_speedup and own.whole_speedup.median)]
         rows.append((code(own.way), *row))
     return Table(
         f"Spec-Bench's columns ({name_of(scene)}): speed-up / mean accepted tokens",

@@ -8,6 +8,8 @@ from jspec.reports.advice import (
     by_task_table,
     find_rivals,
     is_faster,
+    is_slower,
+    is_timed_once,
     kept_share,
     rank,
     say_everywhere,
@@ -55,11 +57,11 @@ def _headline(best: WayNumbers, base: str) -> str:
     assert best.speedup is not None
     measured = f"{number(best.speedup.median)} times as fast as {base}"
     bounds = f"(95 % interval {number(best.speedup.low)} to {number(best.speedup.high)})"
-    if best.num_prompts * best.num_repeats == 1:
+    if is_timed_once(best):
         bounds = "(timed once)"
     if is_faster(best):
         return f"**Fastest overall: {code(best.way)}, {measured}** {bounds}."
-    if best.speedup.high < 1:
+    if is_slower(best):
         return (
             f"**Speculation does not pay here: every way is slower than {base}.** The best, "
             f"{code(best.way)}, was {measured} {bounds}."
@@ -99,7 +101,7 @@ def _few(best: WayNumbers) -> str:
 def _does_not_pay(summary: Summary, ranked: Sequence[WayNumbers]) -> tuple[str, ...]:
     """Returns the ways that slow down, and the tasks for which nothing clearly helps."""
     base, items = summary.scene.base_name, []
-    slow = [own for own in ranked if own.speedup is not None and own.speedup.high < 1]
+    slow = [own for own in ranked if is_slower(own)]
     if slow:
         described = "; ".join(
             f"{code(own.way)} {interval(own.speedup)}, {kept_share(own)} of its drafts kept, "
@@ -111,7 +113,8 @@ def _does_not_pay(summary: Summary, ranked: Sequence[WayNumbers]) -> tuple[str, 
     best = {
         category: found[0]
         for category, numbers in summary.by_category.items()
-        if (found := rank(summary.scene, numbers)) and not is_faster(found[0])
+        if (found := rank(summary.scene, numbers))
+        and not (is_faster(found[0]) or is_timed_once(found[0]))
     }
     if best:
         described = [

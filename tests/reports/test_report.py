@@ -124,6 +124,16 @@ def test_the_best_way_over_all_is_kept_where_it_is_not_clearly_worse(tmp_path):
     assert row["also"] == "`lookup:1`"
 
 
+def test_one_timing_is_no_advice(tmp_path):
+    """Guards against a winner by the noise of a single run: no interval says how much it varies."""
+    lines = [one for one in cells(repeats=1) if one["key"]["prompts"][0] in (0, 3)]
+    blocks, text = report(tmp_path, lines)
+    row = table(blocks, "What to use")["code"]
+    assert row["use"] == "timed once: no advice"
+    assert row["also"] == "`lookup:3` 2.78"
+    assert "No way is clearly faster than plain decoding for" not in text
+
+
 def test_lossy_ways_are_not_recommended(tmp_path):
     """The fastest way is no use to whoever wants the target's own answers."""
     ways = copy.deepcopy(WAYS)
