@@ -4,6 +4,8 @@ Lines differ in marker and stroke, not in colour alone: figures must be readable
 """
 
 import io
+import itertools
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial"],
@@ -27,10 +29,10 @@ _STYLE = {
     "hatch.linewidth": 0.6,
 }
 _COLOURS = ("#0b3d91", "#b34700", "#1c5e20", "#7a1f7a", "#5c5c5c", "#a11515", "#00767a", "#8a6d00")
-_MARKERS = "os^DvPX*"
-_STROKES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2, 2, 2)))
+_MARKERS = "os^DvPX*<"
+_STROKES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (8, 2, 2, 2)))
 HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++")
-_HANDLE_WIDTH, _CHARACTER_WIDTH = 0.65, 0.09  # inches
+_HANDLE_WIDTH, _CHARACTER_WIDTH, _LINE_HEIGHT = 0.65, 0.09, 0.2  # inches
 _DPI = 110
 _NUM_COLOURS = 64  # of a PNG: reports are committed
 
@@ -63,10 +65,10 @@ def new_figure(
 
 
 def looks() -> Iterator[dict[str, Any]]:
-    """Yields a look for each line of a figure: colour, marker and stroke."""
-    while True:
-        for colour, marker, stroke in zip(_COLOURS, _MARKERS, _STROKES, strict=True):
-            yield {"color": colour, "marker": marker, "linestyle": stroke}
+    """Yields a look for each line of a figure, each another pair of marker and stroke."""
+    cycles = map(itertools.cycle, (_COLOURS, _MARKERS, _STROKES))
+    for colour, marker, stroke in zip(*cycles, strict=True):
+        yield {"color": colour, "marker": marker, "linestyle": stroke}
 
 
 def colour_of(index: int) -> str:
@@ -94,11 +96,13 @@ def whole_ticks(axes: "Axes") -> None:
 
 
 def add_legend(figure: "Figure", axes: "Axes") -> None:
-    """Puts the legend under the figure, where it hides nothing."""
+    """Puts the legend under the figure, where it hides nothing, and makes room for its lines."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         label_width = _HANDLE_WIDTH + _CHARACTER_WIDTH * max(map(len, labels))
         num_columns = max(int(figure.get_figwidth() / label_width), 1)
+        num_lines = math.ceil(len(labels) / num_columns)
+        figure.set_figheight(figure.get_figheight() + _LINE_HEIGHT * (num_lines - 1))
         figure.legend(
             handles,
             labels,

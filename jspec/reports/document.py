@@ -41,7 +41,7 @@ class Table(NamedTuple):
     """A table.
 
     Attributes:
-      caption: what it shows, in a line.
+      caption: what it shows, in a line; empty where the heading above says it.
       columns: their names, with units.
       rows: as texts; one cell a column.
       text_columns: indices of the columns that hold text; the others hold numbers.

@@ -118,17 +118,17 @@ def _details(estimates: Sequence[Estimate], view: View) -> list[Block]:
     if len(categories) > 1:
         rows = [
             (
-                category,
+                code(one.way),
                 *(
                     number(one.by_category[category].median)
                     if category in one.by_category
                     else NOTHING
-                    for one in estimates
+                    for category in categories
                 ),
             )
-            for category in categories
+            for one in estimates
         ]
-        columns = ("category", *(code(one.way) for one in estimates))
+        columns = ("drafter", *categories)
         blocks.append(Table(f"Alpha by category ({view.where})", columns, tuple(rows)))
     blocks.append(figures_estimate.by_entropy(estimates, view))
     lenient = [one for one in estimates if len(one.leniences) > 1]
@@ -138,19 +138,17 @@ def _details(estimates: Sequence[Estimate], view: View) -> list[Block]:
 
 
 def _lenience_table(estimates: Sequence[Estimate], view: View) -> Table:
-    rows = [
-        (
-            code(one.way),
-            f"{own.lenience:g}",
-            number(own.acceptance, 3),
-            number(own.total_variation, 3),
-        )
-        for one in estimates
-        for own in one.leniences
-    ]
+    leniences = list(dict.fromkeys(own.lenience for one in estimates for own in one.leniences))
+    rows = []
+    for one in estimates:
+        cells = {
+            own.lenience: f"{number(own.acceptance)} / {number(own.total_variation, 3)}"
+            for own in one.leniences
+        }
+        rows.append((code(one.way), *(cells.get(lenience, NOTHING) for lenience in leniences)))
     return Table(
-        f"Lenience ({view.where})",
-        ("drafter", "lenience", "drafts kept (share)", "total variation from the target"),
+        f"Drafts kept / total variation from the target, by lenience ({view.where})",
+        ("drafter", *(f"{lenience:g}" for lenience in leniences)),
         tuple(rows),
-        note="The total variation is exact, summed over the vocabulary at each token.",
+        note="Shares of 1. The total variation is exact, summed over the vocabulary at each token.",
     )

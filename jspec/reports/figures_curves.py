@@ -7,6 +7,7 @@ from jspec.reports.canvas import add_legend, as_label, looks, new_figure, to_pic
 from jspec.reports.document import Picture
 
 _MARKS_A_LINE = 8
+_FAR_APART = 3
 
 
 class Curves(NamedTuple):
@@ -49,6 +50,17 @@ def _label(name: str, unit: str) -> str:
     return f"{name} ({unit})" if name and unit else name or unit
 
 
+def _top(curves: Curves) -> float | None:
+    """Returns where to cut off a line that would press all others flat; None without one."""
+    tops = sorted(
+        max(own)
+        for values in curves.lines.values()
+        if (own := [v for v in values if v is not None])
+    )
+    is_apart = len(tops) > 1 and tops[-1] > _FAR_APART * tops[-2] > 0
+    return 1.1 * tops[-2] if is_apart else None
+
+
 def draw(name: str, curves: Sequence[Curves], *, caption: str) -> Picture:
     """Returns a figure with a panel for each kind of curves.
 
@@ -59,17 +71,18 @@ def draw(name: str, curves: Sequence[Curves], *, caption: str) -> Picture:
     """
     figure, panels = new_figure(len(curves), share_y=False)
     for axes, one in zip(panels, curves, strict=True):
+        step = max(len(one.x) // _MARKS_A_LINE, 1)
         for index, ((label, values), look) in enumerate(
             zip(one.lines.items(), looks(), strict=False)
         ):
-            step = max(len(one.x) // _MARKS_A_LINE, 1)
+            known = [float("nan") if value is None else value for value in values]
+            first_mark = index * step // len(one.lines)
             axes.plot(
-                one.x,
-                [float("nan") if value is None else value for value in values],
-                label=as_label(label),
-                markevery=(index * step // max(len(one.lines), 1), step),
-                **look | {"markersize": 4.5},
-            )
+                one.x, known, label=as_label(label), markevery=(first_mark, step), markersize=4.5,
+                **look,
+            )  # fmt: skip
+        if (top := _top(one)) is not None:
+            axes.set_ylim(top=top)
         axes.set_xlabel(as_label(one.x_label))
         axes.set_ylabel(as_label(one.y_label))
     add_legend(figure, panels[0])

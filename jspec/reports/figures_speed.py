@@ -1,7 +1,7 @@
 """Figures about speed: by number of drafts, by category, by answer length, by batch size."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jspec.analysis.ratios import Ratio
 from jspec.reports.canvas import (
@@ -20,6 +20,9 @@ from jspec.reports.wording import code
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+_BESIDE = 0.08
 
 
 class Point(NamedTuple):
@@ -54,9 +57,10 @@ def by_number(
       models: theory, by drafter.
     """
     figure, (axes,) = new_figure()
-    for (drafter, own), look in zip(points.items(), looks(), strict=False):
+    for index, ((drafter, own), look) in enumerate(zip(points.items(), looks(), strict=False)):
         look["linestyle"] = "none"
-        _draw_ratios(axes, own, look, drafter)
+        beside = _BESIDE * (index - (len(points) - 1) / 2)  # so that markers do not hide each other
+        _draw_ratios(axes, [Point(x + beside, ratio) for x, ratio in own], look, drafter)
         if drafter in models:
             numbers = range(1, int(max(point.x for point in own)) + 1)
             speedups = [models[drafter].speedup(number) for number in numbers]
@@ -187,9 +191,7 @@ def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
     return to_picture(figure, f"batches{view.suffix}", caption=caption, description=described)
 
 
-def _draw_ratios(
-    axes: "Axes", points: Sequence[Point], look: dict[str, object], label: str
-) -> None:
+def _draw_ratios(axes: "Axes", points: Sequence[Point], look: dict[str, Any], label: str) -> None:
     ratios = [point.ratio for point in points]
     axes.errorbar(
         [point.x for point in points],

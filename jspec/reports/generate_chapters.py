@@ -9,13 +9,13 @@ from jspec.reports.measured import parse_cells
 from jspec.reports.pictures import scene_pictures
 from jspec.reports.prediction_table import prediction_table
 from jspec.reports.scene import Scene, Summary, by_length, make_scenes, name_base, summarise
+from jspec.reports.spec_bench_table import spec_bench_table
 from jspec.reports.verdict import verdict
 from jspec.reports.view import View
 from jspec.reports.way_tables import (
     category_tables,
     overall_table,
     shown_ways,
-    spec_bench_table,
     ways_table,
 )
 from jspec.reports.wording import WORDS, code, explain_setting

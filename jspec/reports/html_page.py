@@ -84,9 +84,10 @@ def _table(table: Table) -> str:
         f"<tr>{''.join(_cell('td', text, index, table) for index, text in enumerate(row))}</tr>\n"
         for row in table.rows
     )
+    caption = f"<caption>{_inline(table.caption)}</caption>" if table.caption else ""
     note = f'<p class="note">{_inline(table.note)}</p>' if table.note else ""
     return (
-        f'<div class="wide"><table><caption>{_inline(table.caption)}</caption>'
+        f'<div class="wide"><table>{caption}'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}</tbody></table></div>{note}"
     )
 

@@ -58,8 +58,9 @@ def _table(table: Table) -> str:
     ]
     rows = [[_cell(cell) for cell in row] for row in (table.columns, *table.rows)]
     lines = [f"| {' | '.join(row)} |" for row in (rows[0], aligned, *rows[1:])]
-    parts = [f"**{_inline(table.caption)}**", "\n".join(lines)]
-    return "\n\n".join([*parts, _inline(table.note)] if table.note else parts)
+    caption = f"**{_inline(table.caption)}**" if table.caption else ""
+    parts = [caption, "\n".join(lines), _inline(table.note)]
+    return "\n\n".join(filter(None, parts))
 
 
 def _inline(text: str) -> str:

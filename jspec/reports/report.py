@@ -13,9 +13,10 @@ from jspec.reports.markdown import fenced, to_markdown
 from jspec.reports.origin import origin_blocks
 from jspec.reports.table_chapters import table_chapters
 from jspec.reports.timeline import to_svg
-from jspec.reports.trace import check_trace
+from jspec.reports.trace import check_trace, drafting_share
 from jspec.reports.trace import to_html as trace_html
 from jspec.reports.trace import to_terminal as trace_text
+from jspec.reports.wording import percent
 from jspec.reports.workdir import Record, Workdir
 
 ChaptersFn = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], list[Block]]
@@ -63,7 +64,8 @@ def _trace_blocks(trace: Record, index: int) -> list[Block]:
         caption = (
             "**When drafter and target worked**, in the first rounds. A box above is a proposal, "
             "divided into its drafts; a box below it is one call of the target, with the number of "
-            "tokens that it gave. Hatched: the steps of plain decoding for as many tokens. Timed "
+            "tokens that it gave. Hatched: the steps of plain decoding for as many tokens. "
+            f"Drafting took {percent(drafting_share(trace), 1)} of the time of all rounds. Timed "
             "call by call, which takes a little longer than running whole rounds."
         )
         described = "A timeline of draft and target calls."

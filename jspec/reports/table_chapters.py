@@ -6,7 +6,7 @@ from typing import Any
 from jspec.errors import InputError
 from jspec.reports import figures_curves
 from jspec.reports.document import Block, Bullets, Heading, Paragraph, Table
-from jspec.reports.wording import code, significant
+from jspec.reports.wording import code, column_texts
 
 _TITLES = {
     "table1": "Table 1: what drafts bring if they cost nothing",
@@ -68,7 +68,7 @@ def _theory(name: str, record: dict[str, Any]) -> list[Block]:
             name, figures_curves.of_table(record), caption=_CAPTIONS[name]
         )
         return [*blocks, picture, *_notes(record)]
-    return [*blocks, _table(_TITLES.get(name, name), record), *_notes(record)]
+    return [*blocks, _table("", record), *_notes(record)]
 
 
 def _prediction(pair: str, record: dict[str, Any]) -> list[Block]:
@@ -90,7 +90,8 @@ def _table(caption: str, record: dict[str, Any]) -> Table:
         f"{column} ({unit})" if unit else column
         for column, unit in zip(record["columns"], record["units"], strict=True)
     ]
-    rows = tuple(tuple(map(significant, row)) for row in record["rows"])
+    texts = [column_texts(values) for values in zip(*record["rows"], strict=True)]
+    rows = tuple(zip(*texts, strict=True))
     return Table(caption, tuple(columns), rows, text_columns=())
 
 

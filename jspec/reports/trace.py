@@ -103,7 +103,7 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
     """
 
     def show(tokens: Sequence[TracedToken]) -> str:
-        runs = itertools.groupby(tokens, key=lambda token: token.kind)
+        runs = itertools.groupby(tokens, key=_kind_of)
         return "".join(
             _show_run(kind, [visible(t.text) for t in run], has_colours) for kind, run in runs
         )
@@ -117,6 +117,10 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
         for number, a_round in enumerate(trace["rounds"], 1)
     ]
     return "\n".join([*lines, summary(trace)])
+
+
+def _kind_of(token: TracedToken) -> Kind:
+    return token.kind
 
 
 def _show_run(kind: Kind, texts: Sequence[str], has_colours: bool) -> str:
@@ -170,6 +174,13 @@ def describe(trace: Mapping[str, Any]) -> str:
         f"{trace.get('num_draft_tokens')} drafts a round, rule {trace.get('acceptance')}, "
         f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}."
     )
+
+
+def drafting_share(trace: Mapping[str, Any]) -> float | None:
+    """Returns the share of the rounds' time in which the drafter worked."""
+    drafting = sum(a_round["draft_seconds"] for a_round in trace["rounds"])
+    total = drafting + sum(a_round["target_seconds"] for a_round in trace["rounds"])
+    return drafting / total if total else None
 
 
 def summary(trace: Mapping[str, Any]) -> str:

@@ -1,13 +1,11 @@
 """Tables of the ways of generating: over everything, by category, in Spec-Bench's columns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jspec.reports.document import Table
 from jspec.reports.families import families
-from jspec.reports.measured import Cell
 from jspec.reports.scene import Scene, Summary
-from jspec.reports.speeds import compare, whole
 from jspec.reports.ways import WayNumbers
 from jspec.reports.wording import (
     NOTHING,
@@ -22,23 +20,6 @@ from jspec.reports.wording import (
 )
 
 _MOST_SHOWN = 6
-SPEC_BENCH_TASKS = {
-    "multi-turn conversation": (
-        "writing",
-        "roleplay",
-        "reasoning",
-        "math",
-        "coding",
-        "extraction",
-        "stem",
-        "humanities",
-    ),
-    "translation": ("translation",),
-    "summarization": ("summarization",),
-    "question answering": ("qa",),
-    "mathematical reasoning": ("math_reasoning",),
-    "retrieval-augmented generation": ("rag",),
-}
 
 
 def drafters_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
@@ -200,46 +181,3 @@ def category_tables(summary: Summary) -> list[Table]:
 def percent_of(own: WayNumbers) -> str:
     """Returns the share of drafts that a way keeps."""
     return NOTHING if own.acceptance is None else f"{own.acceptance.median:.0%}".replace("%", " %")
-
-
-def spec_bench_table(summary: Summary) -> Table | None:
-    """Returns Spec-Bench's columns; None where the prompts are not its."""
-    scene = summary.scene
-    tasks = {
-        task: own
-        for task, members in SPEC_BENCH_TASKS.items()
-        if (own := set(members) & summary.by_category.keys())
-    }
-    if len(tasks) < len(SPEC_BENCH_TASKS):
-        return None
-    rows = []
-    for own in summary.overall:
-        is_base = own.way == scene.base
-        row = [
-            _task_cell(scene.cells[own.way], scene.cells[scene.base], members)
-            for members in tasks.values()
-        ]
-        row += [number(own.tokens_per_call), "1" if is_base else interval(own.whole_speedup)]
-        rows.append((code(own.way), *row))
-    return Table(
-        f"Spec-Bench's columns ({name_of(scene)}): speed-up / mean accepted tokens",
-        ("way", *tasks, "mean accepted tokens", "overall speed-up"),
-        tuple(rows),
-        note="As Spec-Bench has them: speed-ups are those of whole answers, and mean accepted "
-        "tokens are the tokens that a target call gives, its own one included.",
-    )
-
-
-def _task_cell(own: Sequence[Cell], base: Sequence[Cell], categories: set[str]) -> str:
-    sides = [_of_categories(cells, categories) for cells in (own, base)]
-    compared = compare(*sides, whole, num_samples=1)
-    answers = [answer for cell in sides[0] for answer in cell.answers]
-    num_rounds = sum(len(answer.rounds) for answer in answers)
-    if compared is None or not num_rounds:
-        return NOTHING
-    per_call = sum(answer.num_round_tokens for answer in answers) / num_rounds
-    return f"{compared.ratio.median:.2f} / {per_call:.2f}"
-
-
-def _of_categories(cells: Sequence[Cell], categories: set[str]) -> list[Cell]:
-    return [cell for cell in cells if {answer.category for answer in cell.answers} <= categories]

@@ -1,7 +1,8 @@
 """Numbers and labels as a report writes them, and its words explained."""
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.analysis.ratios import Ratio
@@ -13,6 +14,7 @@ WORDS = {
     "target": "the model whose answers are wanted. What it would say is not changed.",
     "draft": "a token that is guessed cheaply before the target is asked.",
     "drafter": "what makes the guesses: a lookup in the text so far, a smaller model, ...",
+    "way": "of generating: a drafter with its number of drafts a round and its options.",
     "round": "the drafter proposes some drafts, then one call of the target checks all of them.",
     "target call": "one pass of the target, which costs nearly the same for one token as for "
     "several.",
@@ -62,6 +64,8 @@ def interval(ratio: Ratio | None, digits: int = 2) -> str:
     """Returns a ratio and its interval."""
     if ratio is None:
         return NOTHING
+    if math.isclose(ratio.low, ratio.high):  # of a single measurement
+        return f"{ratio.median:.{digits}f}"
     return f"{ratio.median:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
@@ -72,13 +76,21 @@ def percent_interval(ratio: Ratio | None) -> str:
     return f"{percent(ratio.median)} [{100 * ratio.low:.0f}, {100 * ratio.high:.0f}]"
 
 
-def significant(value: Any) -> str:
-    """Returns a value of a table: a number with four significant digits, or a text."""
+def column_texts(values: Sequence[Any]) -> list[str]:
+    """Returns the values of a column: numbers with equally many digits behind the point, enough for
+    three that count; texts as they are.
+    """
+    shortest = [f"{value:.3g}" for value in values if isinstance(value, float)]
+    digits = max((len(text.partition(".")[2]) for text in shortest if "e" not in text), default=0)
+    return [_in_column(value, digits) for value in values]
+
+
+def _in_column(value: Any, digits: int) -> str:
     if value is None:
         return NOTHING
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if "e" in f"{value:.3g}" else f"{value:.{digits}f}"
 
 
 def listed(names: list[str]) -> str:

@@ -3,7 +3,7 @@
 import json
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from jspec.errors import InputError
 
@@ -73,7 +73,7 @@ def _read_object(path: pathlib.Path, what: str) -> Record:
 
 
 def _read_lines(
-    path: pathlib.Path, is_right: Callable[[Any], bool], notes: list[str]
+    path: pathlib.Path, is_right: Callable[[Any], TypeGuard[Record]], notes: list[str]
 ) -> Iterator[Record]:
     """Yields the objects of a JSONL file, of which a wrong one is noted; none without the file."""
     try:
@@ -93,11 +93,11 @@ def _read_lines(
             notes.append(f"line {number} of {path.name} is torn or broken and was left out")
 
 
-def _is_object(value: Any) -> bool:
+def _is_object(value: Any) -> TypeGuard[Record]:
     return isinstance(value, dict)
 
 
-def _is_cell(value: Any) -> bool:
+def _is_cell(value: Any) -> TypeGuard[Record]:
     if not isinstance(value, dict) or not isinstance(value.get("cell"), str):
         return False
     if value.get("status") == "failed":

@@ -72,9 +72,9 @@ def test_the_same_data_gives_the_same_files():
 
 def test_lines_differ_in_more_than_colour():
     """Guards against a figure that cannot be read in black and white."""
-    first = list(itertools.islice(looks(), 8))
-    for field in ("marker", "linestyle"):
-        assert len({str(look[field]) for look in first}) == 8
+    first = list(itertools.islice(looks(), 24))
+    assert len({(look["marker"], str(look["linestyle"])) for look in first}) == 24
+    assert len({look["marker"] for look in first[:8]}) == 8
 
 
 def test_labels_are_shown_letter_for_letter():

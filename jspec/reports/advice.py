@@ -1,0 +1,143 @@
+"""Which way to use for which task: the fastest ones, and those that are not clearly slower."""
+
+from collections.abc import Sequence
+
+from jspec.reports.document import Table
+from jspec.reports.measured import of_category
+from jspec.reports.scene import Scene, Summary
+from jspec.reports.speeds import compare, decoding, whole
+from jspec.reports.ways import WayNumbers
+from jspec.reports.wording import NOTHING, code, interval, listed, number, percent
+
+FEW_PROMPTS = 5
+MOST_RIVALS = 3
+_NEAR = 0.85  # ways that are slower than this share of the fastest are not its rivals
+
+
+def rank(scene: Scene, numbers: Sequence[WayNumbers]) -> list[WayNumbers]:
+    """Returns the lossless ways but the base, the fastest first."""
+    candidates = [
+        own
+        for own in numbers
+        if own.way != scene.base and own.speedup is not None and not scene.is_lossy[own.way]
+    ]
+    return sorted(candidates, key=speedup_of, reverse=True)
+
+
+def speedup_of(own: WayNumbers) -> float:
+    """Returns a way's speed-up; 0 where there is none."""
+    return own.speedup.median if own.speedup is not None else 0.0
+
+
+def find_rivals(
+    scene: Scene, ranked: Sequence[WayNumbers], category: str | None = None
+) -> list[str]:
+    """Returns the ways that are not clearly slower than the fastest."""
+    best, *rest = ranked
+    clock = decoding if scene.batch_size == 1 else whole
+    rivals = []
+    for own in rest:
+        if speedup_of(own) < _NEAR * speedup_of(best):
+            break
+        sides = [scene.cells[way] for way in (own.way, best.way)]
+        if category is not None:
+            sides = [of_category(side, category) for side in sides]
+        compared = compare(*sides, clock)
+        if compared is not None and compared.ratio.high >= 1:
+            rivals.append(own.way)
+    return rivals
+
+
+def by_task_table(summary: Summary, overall: WayNumbers) -> Table:
+    """Returns a line a category: what to use for it, and the numbers behind that.
+
+    Where the best way over all prompts is clearly faster than the base and not clearly slower than
+    the best one for the category, it is the one to use: picking a winner for each category follows
+    chance.
+    """
+    scene, rows, fewest = summary.scene, [], FEW_PROMPTS
+    for category, numbers in summary.by_category.items():
+        if ranked := rank(scene, numbers):
+            rows.append((category, *_advise(scene, category, ranked, overall.way)))
+            fewest = min(fewest, ranked[0].num_prompts)
+    num_intervals = len(rows) * len(scene.others)
+    few = (
+        f" Intervals of fewer than {FEW_PROMPTS} prompts are too narrow: take them as hints."
+        if fewest < FEW_PROMPTS
+        else ""
+    )
+    return Table(
+        f"What to use for which task ({scene.setting})",
+        ("task", "use", "speed-up", "drafts kept", "tokens per call", "cost of a round", "prompts",
+         "also"),
+        tuple(rows),
+        text_columns=(0, 1, 7),
+        note="A way is named where the interval of its speed-up lies above 1; **also** are others "
+        "about as fast, or the best where none is named. Of so many intervals "
+        f"({num_intervals}) about {max(round(num_intervals / 40), 1)} would lie above 1 by chance."
+        + few,
+    )  # fmt: skip
+
+
+def _advise(
+    scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: str
+) -> tuple[str, ...]:
+    """Returns a line of `by_task_table` without the task."""
+    best = ranked[0]
+    if is_timed_once(best):
+        use, other = "timed once: no advice", f"{code(best.way)} {interval(best.speedup)}"
+        return (use, *[NOTHING] * 4, str(best.num_prompts), other)
+    if not is_faster(best):
+        nothing = f"best: {code(best.way)} {interval(best.speedup)}"
+        return (scene.base_name, *[NOTHING] * 4, str(best.num_prompts), nothing)
+    rivals = [best.way, *find_rivals(scene, ranked, category)]
+    numbers = {own.way: own for own in ranked}
+    used = overall if overall in rivals and is_faster(numbers[overall]) else best.way
+    own = numbers[used]
+    also = [way for way in rivals if way != used][:MOST_RIVALS]
+    return (
+        code(used),
+        interval(own.speedup),
+        kept_share(own),
+        number(own.tokens_per_call),
+        number(own.cost),
+        str(own.num_prompts),
+        ", ".join(map(code, also)) or NOTHING,
+    )
+
+
+def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
+    """Returns where the best way over all prompts would slow down."""
+    slow = [
+        category
+        for category, numbers in summary.by_category.items()
+        for own in numbers
+        if own.way == overall.way and is_slower(own)
+    ]
+    where = f"for {listed(slow)}" if slow else "for none of the tasks"
+    return (
+        f"Used for everything, {code(overall.way)} is clearly slower than "
+        f"{summary.scene.base_name} {where}."
+    )
+
+
+def is_faster(own: WayNumbers) -> bool:
+    """Whether it is clearly so: not by one timing alone, nor without any draft that is kept."""
+    if own.speedup is None or is_timed_once(own) or not own.kept_per_round:
+        return False
+    return own.speedup.low > 1
+
+
+def is_slower(own: WayNumbers) -> bool:
+    """Whether it is clearly so: not by one timing alone."""
+    return own.speedup is not None and own.speedup.high < 1 and not is_timed_once(own)
+
+
+def is_timed_once(own: WayNumbers) -> bool:
+    """Whether nothing is known of how much its speed-up varies."""
+    return own.num_prompts * own.num_repeats <= 1
+
+
+def kept_share(own: WayNumbers) -> str:
+    """Returns the share of its drafts that a way keeps, in percent."""
+    return percent(own.acceptance.median if own.acceptance else None)
