@@ -48,9 +48,7 @@ def speculative_step(
       The state after it, and what happened.
     """
     proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
-    return verify(
-        params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths
-    )
+    return verify(params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths)
 
 
 def propose(
