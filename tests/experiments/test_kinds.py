@@ -19,7 +19,6 @@ def check_table(record):
 
 def test_theory(tmp_path):
     """Guards against a name that has no table."""
-    pytest.importorskip("jspec.analysis.theory")
     assert run_experiment({"kind": "theory"}, str(tmp_path)) == 0
     records = done_cells(tmp_path)
     assert list(records) == ["table1", "figure2", "figure3", "figure4"]
@@ -30,7 +29,6 @@ def test_theory(tmp_path):
 
 def test_predict(tmp_path):
     """Guards against a pair whose fields predict_table does not know."""
-    pytest.importorskip("jspec.analysis.byte_model")
     machine = {"bandwidth": 1e11, "flop_rate": 1e13}
     pairs = {"a": machine, "b": machine | {"target": "llama3.1-8b", "draft_quantization": "int4"}}
     assert run_experiment({"kind": "predict", "predict": pairs}, str(tmp_path)) == 0
@@ -42,7 +40,6 @@ def test_predict(tmp_path):
 
 def test_estimate(config, tmp_path, folder):
     """Guards against sums that are no sums of probabilities, and a draft that is not itself."""
-    pytest.importorskip("jspec.analysis.estimates")
     ways = {
         "self": {"drafter": "model", "draft": str(folder)},
         "lookup": {"drafter": "prompt_lookup"},
@@ -66,6 +63,5 @@ def test_estimate(config, tmp_path, folder):
 
 def test_turns_are_refused_where_only_the_first_is_looked_at(config, tmp_path):
     """Guards against a field that is silently ignored."""
-    pytest.importorskip("jspec.analysis.estimates")
     with pytest.raises(InputError, match="expected turns to be 1 with kind 'estimate', got 0"):
         run_experiment(config(kind="estimate", turns=0), str(tmp_path / "work"))
