@@ -1,7 +1,6 @@
 """Workdirs, and processes that share them."""
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -41,9 +40,10 @@ with Store(sys.argv[1], json.loads(sys.argv[2])) as store, store.claim("cell") a
     time.sleep(600)
 """
 _FILL = """
-import json, sys
+import json, resource, sys
 from jspec.errors import InputError
 from jspec.experiments.store import Store
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 with Store(sys.argv[1], json.loads(sys.argv[2])) as store:
     for number in range(100):
         try:
@@ -54,11 +54,10 @@ with Store(sys.argv[1], json.loads(sys.argv[2])) as store:
 """
 
 
-def start(script, *arguments, **options):
+def start(script, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True,
-        **options,
-    )  # fmt: skip
+        [sys.executable, "-c", script, *map(str, arguments)], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_processes_share_the_cells(tmp_path):
@@ -161,8 +160,7 @@ def test_a_workdir_that_cannot_be_made(tmp_path):
 
 def test_a_full_disk_keeps_whole_lines_and_the_next_run_goes_on(tmp_path):
     """Guards against a torn line, here of a system that lets files have 20 kB."""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # noqa: E731
-    with start(_FILL, tmp_path, json.dumps(CONFIG), preexec_fn=limit) as process:
+    with start(_FILL, tmp_path, json.dumps(CONFIG)) as process:
         number, message = process.stdout.read().split(" ", 1)
     assert process.returncode == 0
     assert "cannot write" in message
