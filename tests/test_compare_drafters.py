@@ -38,18 +38,18 @@ def test_the_record_says_what_was_compared(compare, tmp_path):
     path = tmp_path / "record.json"
     flags = (
         "--drafters=none,ngram:2,prompt_lookup:2,model:2", "--ngram_window=99",
-        f"--draft={tmp_path / 'tiny'}", "--target_quantization=int8",
-        "--draft_quantization=int4", f"--output_json={path}",
+        f"--draft={tmp_path / 'tiny'}", "--draft_quantization=int8",
+        "--max_seq_len=100", f"--output_json={path}",
     )  # fmt: skip
     status, output, errors = compare(*flags)
     assert status == 0, errors
     assert "jspec plain" in output
     record = json.loads(path.read_text())
-    assert record["flags"]["target_quantization"] == "int8"
+    assert record["flags"]["draft_quantization"] == "int8"
     assert record["drafter_options"]["ngram_window"] == 99
     described = record["described"]
     windows = {name: one["drafter_options"]["ngram_window"] for name, one in described.items()}
     assert windows == {"jspec plain": 512, "jspec ngram:2": 99, "jspec prompt_lookup:2": 512,
                        "jspec model:2": 512}  # fmt: skip
-    assert {one["target_quantization"] for one in described.values()} == {"int8"}
-    assert described["jspec model:2"]["draft_quantization"] == "int4"
+    assert {one["target_quantization"] for one in described.values()} == {None}
+    assert described["jspec model:2"]["draft_quantization"] == "int8"

@@ -33,7 +33,7 @@ def test_law_and_caches_pass(rule, layers):
     rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
     caches = check_caches(subject, rows, context)
     assert caches.has_passed, caches.detail
-    assert set(caches.data) == ({"target"} if layers == (0,) else {"target", "draft"})
+    assert set(caches.data) == ({"target"} if layers == (0,) else {"target", "layer_skip"})
     law, control = check_law(subject, rows, context, _NUM_ROWS)
     assert law.has_passed, law.detail
     assert control.has_passed, control.detail
