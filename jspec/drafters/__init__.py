@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.eagle import EagleDrafter, build_eagle
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
 from jspec.drafters.model import ModelDrafter, build_model, make_model_drafter
@@ -38,6 +39,7 @@ _BUILDERS: Mapping[str, Callable[[DrafterSpec], BuiltDrafter]] = {
     "model": build_model,
     "prompt_lookup": build_prompt_lookup,
     "layer_skip": build_layer_skip,
+    "eagle": build_eagle,
     "hierarchical": _build_hierarchical,
     "pattern": build_pattern,
     "ngram": build_ngram,
@@ -113,6 +115,7 @@ __all__ = [
     "Drafter",
     "DrafterOptions",
     "DrafterSpec",
+    "EagleDrafter",
     "FirstLayersDrafter",
     "HierarchicalDrafter",
     "HierarchicalParams",
