@@ -47,7 +47,7 @@ class Training:
     feature_layers: tuple[int, ...] = ()
     chain_steps: int = 4
     chain_decay: float = 0.8
-    recipe: Recipe = Recipe()
+    recipe: Recipe = dataclasses.field(default_factory=Recipe)
 
 
 def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]:
