@@ -30,12 +30,14 @@ def text():
 def observed(tiny_pair, head, text):
     """Returns the state that has seen another number of tokens of each row, and proposed never."""
     drafter = tiny_eagle.drafter(WIDTH)
-    features = jax.jit(lambda tokens: tiny_eagle.features_of(tiny_pair, tokens))(jnp.asarray(text))
+    text = jnp.asarray(text)
+    features = jax.jit(lambda tokens: tiny_eagle.features_of(tiny_pair, tokens))(text)
+    observe = jax.jit(drafter.observe)
     state = drafter.init(len(LENGTHS), CAPACITY)
     for start in range(0, LENGTHS.max(), 5):
         valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
         block = slice(start, start + 5)
-        state = drafter.observe(head, state, text[:, block], features[:, block], valid)
+        state = observe(head, state, text[:, block], features[:, block], valid)
     return state
 
 
