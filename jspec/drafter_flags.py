@@ -62,6 +62,9 @@ _NGRAM_LAW = flags.DEFINE_enum(
 _DRAFT_TABLE = flags.DEFINE_string(
     "draft_table", None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
 )
+_DRAFT_HEAD = flags.DEFINE_string(
+    "draft_head", None, "Folder with a trained head, for eagle; see jspec.train."
+)
 
 
 def read_drafter() -> tuple[str | None, DrafterOptions]:
@@ -85,6 +88,7 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
         ngram_max_tokens=_NGRAM_MAX_TOKENS.value,
         ngram_law=_NGRAM_LAW.value,
         draft_table=_DRAFT_TABLE.value,
+        draft_head=_DRAFT_HEAD.value,
     )
     return _DRAFTER.value, options
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.eagle import EagleDrafter, build_eagle
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
 from jspec.drafters.model import ModelDrafter, build_model, make_model_drafter
@@ -58,6 +59,7 @@ _REGISTRY: Mapping[str, _Registered] = {
     "model": _Registered(build_model, ("draft_confidence",)),
     "prompt_lookup": _Registered(build_prompt_lookup, ("lookup_min_match", "lookup_growth")),
     "layer_skip": _Registered(build_layer_skip, ("draft_layers", "draft_confidence")),
+    "eagle": _Registered(build_eagle, ("draft_head", "draft_confidence")),
     "hierarchical": _Registered(
         _build_hierarchical, ("inner_drafter", "inner_num_draft_tokens", "draft_confidence")
     ),
@@ -180,6 +182,7 @@ __all__ = [
     "Drafter",
     "DrafterOptions",
     "DrafterSpec",
+    "EagleDrafter",
     "FirstLayersDrafter",
     "HierarchicalDrafter",
     "HierarchicalParams",

@@ -17,7 +17,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
 from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Drafter, Kind, LimitFn, Proposal, TargetView
+from jspec.speculation.types import (
+    Drafter,
+    Kind,
+    LimitFn,
+    Proposal,
+    TargetView,
+    observed_layers,
+)
 from jspec.typing import DraftProbs, Params, RowCounts, RowFlags, RowTokens, Tokens
 
 
@@ -46,6 +53,11 @@ class CascadeDrafter:
         """Silent if every member is."""
         return all(member.may_be_silent for member in self.members)
 
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The target's layers that the members observe, one member after another."""
+        return tuple(i for member in self.members for i in observed_layers(member))
+
     def init(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
         """Returns the state of rows that have seen nothing."""
         return tuple(member.init(batch_size, capacity) for member in self.members)
@@ -58,11 +70,14 @@ class CascadeDrafter:
         hidden: Array,
         valid: Bool[Array, "b t"],
     ) -> tuple[Any, ...]:
-        """Shows every member the committed tokens."""
-        return tuple(
-            member.observe(own_params, own, tokens, hidden, valid)
-            for member, own_params, own in zip(self.members, params, state, strict=True)
-        )
+        """Shows every member the committed tokens, and the hidden states that it asked for."""
+        states, first = [], 0
+        for member, own_params, own in zip(self.members, params, state, strict=True):
+            end = first + len(observed_layers(member))
+            shown = hidden[:, :, first:end] if end > first else hidden
+            states.append(member.observe(own_params, own, tokens, shown, valid))
+            first = end
+        return tuple(states)
 
     def propose(
         self,

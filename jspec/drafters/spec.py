@@ -33,6 +33,7 @@ class DrafterOptions:
       ngram_max_tokens: its drafts a round, at most.
       ngram_law: "deterministic", the most frequent token, or "sampled" in proportion to the counts.
       draft_table: the file with the counts of `unigram` and `bigram`.
+      draft_head: the folder with the head of `eagle`.
     """
 
     draft_confidence: float = 0.0
@@ -49,6 +50,7 @@ class DrafterOptions:
     ngram_max_tokens: int = 4
     ngram_law: str = "deterministic"
     draft_table: str | None = None
+    draft_head: str | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -78,7 +80,14 @@ class DrafterOptions:
             raise InputError(f"expected draft_layers as a tuple of numbers, got {layers!r}")
         for layer in layers or ():
             whole_number("draft_layers", layer)
-        for name in ("inner_drafter", "ngram_law", "draft_table", "pattern", "json_skeleton"):
+        for name in (
+            "inner_drafter",
+            "ngram_law",
+            "draft_table",
+            "draft_head",
+            "pattern",
+            "json_skeleton",
+        ):
             value = getattr(self, name)
             is_given = value is not None or name in ("inner_drafter", "ngram_law")
             if is_given and not isinstance(value, str):

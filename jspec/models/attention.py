@@ -13,8 +13,9 @@ from jspec.models.rope import apply_rope
 class Attention(nn.Module):
     """One layer's attention. Keys and values live in the cache alone.
 
-    The kernel `qkv` [k g+2 h d] holds, for each key/value head, its g query heads, its key head and
-    its value head, so that the heads can be split over devices by its first axis.
+    The kernel `qkv` [k g+2 h i], i the width of the inputs, holds, for each key/value head, its g
+    query heads, its key head and its value head, so that the heads can be split over devices by its
+    first axis.
 
     Attributes:
       config: the model's.
@@ -27,7 +28,7 @@ class Attention(nn.Module):
     @nn.compact
     def __call__(
         self,
-        inputs: Float32[Array, "b t d"],
+        inputs: Float32[Array, "b t i"],
         rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
         visible: Bool[Array, "b t s"],
         cache: KVCache,
@@ -37,7 +38,7 @@ class Attention(nn.Module):
         cfg = self.config
         k, g, h, d = cfg.num_kv_heads, cfg.num_groups, cfg.head_dim, cfg.embed_dim
         b, t = inputs.shape[:2]
-        qkv = linear(inputs, kernel_param(self, "qkv", (k, g + 2, h, d)))
+        qkv = linear(inputs, kernel_param(self, "qkv", (k, g + 2, h, inputs.shape[-1])))
         if cfg.attention_bias:
             qkv += self.param("qkv_bias", nn.initializers.zeros, (k, g + 2, h))
         rotated = apply_rope(qkv[:, :, :, : g + 1].reshape(b, t, k * (g + 1), h), *rope)

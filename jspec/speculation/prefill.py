@@ -7,7 +7,7 @@ from jaxtyping import Array, Int32
 from jspec.sampling import sample, sampling_probs
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.noise import plain_noise
-from jspec.speculation.types import Drafter, ModelParams, SpecState
+from jspec.speculation.types import Drafter, ModelParams, SpecState, observed_layers
 from jspec.typing import ApplyFn, RowCounts, Tokens
 
 
@@ -34,7 +34,11 @@ def prefill_chunk(
       drafter: sees every token of the prompt; None for plain decoding.
     """
     logits, hidden, cache = target(
-        params.target, tokens, state.target_cache, logits_at=num_tokens - 1
+        params.target,
+        tokens,
+        state.target_cache,
+        logits_at=num_tokens - 1,
+        hidden_layers=observed_layers(drafter),
     )
     valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]
     cache = cache.commit(num_tokens)

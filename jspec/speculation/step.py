@@ -21,6 +21,7 @@ from jspec.speculation.types import (
     StepInfo,
     TargetView,
     Verdict,
+    observed_layers,
 )
 from jspec.typing import ApplyFn, DraftTokens, RowCounts, TargetProbs
 
@@ -149,7 +150,11 @@ def _verify_and_commit(
     cache = state.target_cache
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
     mask, depths = tree_block(proposal)
-    options = {"positions": cache.length[:, None] + depths, "block_mask": mask}
+    options = {
+        "positions": cache.length[:, None] + depths,
+        "block_mask": mask,
+        "hidden_layers": observed_layers(drafter),
+    }
     if proposal.prefix is None:
         logits, hidden, cache = target(params.target, block, cache, **options)
     else:
@@ -168,10 +173,9 @@ def _verify_and_commit(
     )
     verdict = _decide(rule, probs, proposal, noise)
     if verdict.path is not None:
-        block = jnp.take_along_axis(block, verdict.path, axis=1)
-        hidden, logits, probs = (
-            jnp.take_along_axis(leaf, verdict.path[..., None], axis=1)
-            for leaf in (hidden, logits, probs)
+        rows = jnp.arange(block.shape[0])[:, None]
+        block, hidden, logits, probs = (
+            leaf[rows, verdict.path] for leaf in (block, hidden, logits, probs)
         )
     tokens = emitted_tokens(block[:, 1:], verdict)
     num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)

@@ -204,7 +204,8 @@ class Drafter(Protocol):
           params: the drafter's parameters.
           state: its state.
           tokens: the next committed tokens, [b t].
-          hidden: the target's hidden states at them, [b t d].
+          hidden: the target's hidden states at them, [b t d], or [b t l d]; see
+            `observed_layers`.
           valid: which of them count: the first so many of each row.
         """
         ...
@@ -236,6 +237,14 @@ class Drafter(Protocol):
           view: the target, to read.
         """
         ...
+
+
+def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
+    """Returns the layers of the target whose outputs a drafter observes, its `hidden_layers`.
+
+    A drafter that says nothing about it is shown the normed output, which costs nothing.
+    """
+    return getattr(drafter, "hidden_layers", ())
 
 
 class ModelParams(NamedTuple):

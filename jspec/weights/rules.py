@@ -72,12 +72,13 @@ class Rule:
         }
 
 
-def _single(path: Path, name: str, hf_shape: Shape, shape: Shape | None = None) -> Rule:
+def single_rule(path: Path, name: str, hf_shape: Shape, shape: Shape | None = None) -> Rule:
+    """Returns the rule of a parameter that is one tensor, in another shape perhaps."""
     return Rule(path, shape or hf_shape, (Part(name, hf_shape),))
 
 
-def _qkv(config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape) -> Rule:
-    """The fused projection (`width` is (D,)) or its bias (`width` is ())."""
+def qkv_rule(config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape) -> Rule:
+    """Returns the rule of the fused projection (`width` is (D,)) or its bias (`width` is ())."""
     kv_heads, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
     query, single = (config.num_heads * head_dim, *width), (kv_heads * head_dim, *width)
     return Rule(
@@ -91,7 +92,8 @@ def _qkv(config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape) 
     )
 
 
-def _gate_up(config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape) -> Rule:
+def gate_up_rule(config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape) -> Rule:
+    """Returns the rule of the two fused products of the feed-forward layer, or of their biases."""
     shape = (config.hidden_dim, *width)
     return Rule(
         path,
@@ -110,36 +112,36 @@ def _layer_rules(config: LlamaConfig, layer: int) -> list[Rule]:
     wide = (embed,)
     out_shape = (embed, config.num_kv_heads, config.num_groups, head_dim)
     rules = [
-        _single((here, "attention_norm", "scale"), f"{prefix}.input_layernorm.weight", wide),
-        _qkv(config, (here, "attention", "qkv"), attention, "weight", wide),
-        _single(
+        single_rule((here, "attention_norm", "scale"), f"{prefix}.input_layernorm.weight", wide),
+        qkv_rule(config, (here, "attention", "qkv"), attention, "weight", wide),
+        single_rule(
             (here, "attention", "out"),
             f"{attention}.o_proj.weight",
             (embed, config.num_heads * head_dim),
             out_shape,
         ),
-        _single((here, "mlp_norm", "scale"), f"{prefix}.post_attention_layernorm.weight", wide),
-        _gate_up(config, (here, "mlp", "gate_up"), mlp, "weight", wide),
-        _single((here, "mlp", "down"), f"{mlp}.down_proj.weight", (embed, hidden)),
+        single_rule((here, "mlp_norm", "scale"), f"{prefix}.post_attention_layernorm.weight", wide),
+        gate_up_rule(config, (here, "mlp", "gate_up"), mlp, "weight", wide),
+        single_rule((here, "mlp", "down"), f"{mlp}.down_proj.weight", (embed, hidden)),
     ]
     if config.attention_bias:
-        rules.append(_qkv(config, (here, "attention", "qkv_bias"), attention, "bias", ()))
-        rules.append(_single((here, "attention", "out_bias"), f"{attention}.o_proj.bias", wide))
+        rules.append(qkv_rule(config, (here, "attention", "qkv_bias"), attention, "bias", ()))
+        rules.append(single_rule((here, "attention", "out_bias"), f"{attention}.o_proj.bias", wide))
     if config.mlp_bias:
-        rules.append(_gate_up(config, (here, "mlp", "gate_up_bias"), mlp, "bias", ()))
-        rules.append(_single((here, "mlp", "down_bias"), f"{mlp}.down_proj.bias", wide))
+        rules.append(gate_up_rule(config, (here, "mlp", "gate_up_bias"), mlp, "bias", ()))
+        rules.append(single_rule((here, "mlp", "down_bias"), f"{mlp}.down_proj.bias", wide))
     return rules
 
 
 def make_rules(config: LlamaConfig) -> list[Rule]:
     """Returns the table for a model: one rule a parameter, in the order of computation."""
     table = (config.vocab_size, config.embed_dim)
-    rules = [_single(("embedding",), "model.embed_tokens.weight", table)]
+    rules = [single_rule(("embedding",), "model.embed_tokens.weight", table)]
     for layer in range(config.num_layers):
         rules += _layer_rules(config, layer)
-    rules.append(_single(("final_norm", "scale"), "model.norm.weight", (config.embed_dim,)))
+    rules.append(single_rule(("final_norm", "scale"), "model.norm.weight", (config.embed_dim,)))
     if not config.tie_embeddings:
-        rules.append(_single(("head",), "lm_head.weight", table))
+        rules.append(single_rule(("head",), "lm_head.weight", table))
     return rules
 
 

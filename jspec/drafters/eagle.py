@@ -1,0 +1,219 @@
+"""A trained head on the target's features proposes (EAGLE-3, arXiv 2503.01840).
+
+    target    | t0  t1  t2 ... tn-1 | last |     features f0 ... fn-1 of its committed tokens
+    head      | (f0 t1)  (f1 t2) ... (fn-1 last) | (h d1)  (h d2) ...
+
+The head's cache holds one pair a token. A pair whose feature was the head's own guess is made again
+from the target's feature once the token is committed: a round begins with a call on all the pairs
+that are missing, which is what the last round committed. A row of which no drafts were wanted lags
+and catches up in wider calls, the prompt among them.
+"""
+
+import dataclasses
+import functools
+import pathlib
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Float32, Key
+
+from jspec.drafters.chain import draw_chain
+from jspec.drafters.history import History
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.errors import InputError
+from jspec.models.cache import KVCache
+from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache
+from jspec.models.layers import look_up
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
+from jspec.typing import Params, RowCounts, RowTokens, Tokens
+from jspec.weights.eagle_head import load_eagle
+
+_CATCH_UP_WIDTH = 64
+_KINDS = (Kind("eagle", 0.6, 0.6),)
+
+
+class EagleState(struct.PyTreeNode):
+    """The drafter's memory.
+
+    Attributes:
+      history: the committed tokens.
+      features: the target's fused features at them, [b s d].
+      cache: the head's; its committed slots hold pairs of real features.
+    """
+
+    history: History
+    features: Float[Array, "b s d"]
+    cache: KVCache
+
+
+class _Drafting(struct.PyTreeNode):
+    """The head in the middle of a chain.
+
+    Attributes:
+      cache: the head's.
+      hidden: what stands for the newest token's feature, [b d].
+    """
+
+    cache: KVCache
+    hidden: Float32[Array, "b d"]
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleDrafter:
+    """Proposes a chain sampled from a head.
+
+    Attributes:
+      config: the head's.
+      num_draft_tokens: drafts a round.
+      dtype: of its cache and of the features that it remembers.
+      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
+    """
+
+    config: EagleConfig
+    num_draft_tokens: int
+    dtype: jax.typing.DTypeLike
+    min_confidence: float = 0.0
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: its drafts are all alike."""
+        return _KINDS
+
+    @property
+    def may_be_silent(self) -> bool:
+        """It has something to say unless it is unsure."""
+        return self.min_confidence > 0
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The target's layers whose outputs it observes."""
+        return self.config.feature_layers
+
+    def init(self, batch_size: int, capacity: int) -> EagleState:
+        """Returns the state of rows that have seen nothing."""
+        shape = batch_size, capacity, self.config.layer.embed_dim
+        return EagleState(
+            history=History.init(batch_size, capacity),
+            features=jnp.zeros(shape, self.dtype),
+            cache=init_eagle_cache(
+                self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype
+            ),
+        )
+
+    def observe(
+        self,
+        params: Params,
+        state: EagleState,
+        tokens: Tokens,
+        hidden: Float[Array, "b t l d"],
+        valid: Bool[Array, "b t"],
+    ) -> EagleState:
+        """Remembers committed tokens and their features; the head runs when drafts are wanted."""
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        slots = state.history.length[:, None] + jnp.arange(tokens.shape[1])
+        slots = jnp.where(valid, slots, state.features.shape[1])  # past the end: dropped
+        features = fuse(params, hidden).astype(self.dtype)
+        return state.replace(
+            history=state.history.append(tokens, valid),
+            features=state.features.at[rows, slots].set(features, mode="drop"),
+        )
+
+    def propose(
+        self,
+        params: Params,
+        state: EagleState,
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, EagleState]:
+        """Drafts one token after another, in a loop on the device."""
+        wanted = limit(jnp.zeros_like(last_token))
+        text = state.history.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
+        num_pairs = state.history.length
+        width = self.num_draft_tokens + 1
+        feed = functools.partial(self._feed, params, view.params["embedding"])
+
+        def missing(cache: KVCache) -> RowCounts:
+            return jnp.where(wanted > 0, num_pairs - cache.length, 0)
+
+        def feed_pairs(
+            cache: KVCache, num: int, at: RowCounts
+        ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
+            slots = cache.length[:, None] + jnp.arange(num)
+            features = jnp.take_along_axis(state.features, slots[..., None], axis=1, mode="clip")
+            return feed(text.window(cache.length + 1, num), features, cache, at)
+
+        def catch_up(cache: KVCache) -> KVCache:
+            num = jnp.clip(missing(cache) - 1, 0, _CATCH_UP_WIDTH)  # the last pair is `first`'s
+            return feed_pairs(cache, _CATCH_UP_WIDTH, jnp.zeros_like(num))[2].commit(num)
+
+        def first(drafting: _Drafting, token: RowTokens) -> tuple[Array, _Drafting]:
+            num = missing(drafting.cache)
+            at = jnp.maximum(num - 1, 0)
+            logits, hidden, cache = feed_pairs(drafting.cache, width, at)
+            hidden = jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0]
+            return logits, _Drafting(cache.commit(num), hidden)
+
+        def later(drafting: _Drafting, token: RowTokens) -> tuple[Array, _Drafting]:
+            at = jnp.zeros_like(token)
+            pair = token[:, None], drafting.hidden[:, None]
+            logits, hidden, cache = feed(*pair, drafting.cache, at)
+            return logits, _Drafting(cache.commit(jnp.ones_like(token)), hidden[:, 0])
+
+        cache = jax.lax.while_loop(
+            lambda cache: (missing(cache) > width).any(), catch_up, state.cache
+        )
+        b, d = last_token.shape[0], self.config.layer.embed_dim
+        proposal, drafting, _ = draw_chain(
+            first,
+            later,
+            _Drafting(cache, jnp.zeros([b, d], jnp.float32)),
+            last_token,
+            limit=wanted,
+            rng_keys=rng_keys,
+            settings=settings,
+            vocab_size=self.config.target_vocab_size,
+            min_confidence=self.min_confidence,
+        )
+        length = jnp.where(wanted > 0, num_pairs, cache.length)
+        return proposal, state.replace(cache=drafting.cache.rollback(length))
+
+    def _feed(
+        self,
+        params: Params,
+        embedding: Array,
+        tokens: Tokens,
+        features: Float[Array, "b t d"],
+        cache: KVCache,
+        at: RowCounts,
+    ) -> tuple[Float32[Array, "b v"], Float32[Array, "b t d"], KVCache]:
+        """Runs the head; its logits are spread over the target's vocabulary."""
+        logits, hidden, cache = apply_head(
+            self.config, params, look_up(embedding, tokens), features, cache, logits_at=at
+        )
+        none = jnp.full([tokens.shape[0], self.config.target_vocab_size], -jnp.inf, jnp.float32)
+        return none.at[:, params["ids"]].set(logits[:, 0]), hidden, cache
+
+
+def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over the head in `spec.options.draft_head`.
+
+    Raises:
+      InputError: there is none, or it is another target's.
+    """
+    name = spec.options.draft_head
+    if name is None:
+        raise InputError("the drafter 'eagle' expects draft_head, and none was given")
+    head = load_eagle(pathlib.Path(name).expanduser(), spec.target_config, spec.dtype)
+    drafter = EagleDrafter(
+        config=head.config,
+        num_draft_tokens=spec.num_draft_tokens,
+        dtype=spec.dtype,
+        min_confidence=spec.options.draft_confidence,
+    )
+    return BuiltDrafter(drafter, head.params)

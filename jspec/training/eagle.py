@@ -1,0 +1,87 @@
+"""A head of EAGLE-3 (arXiv 2503.01840) as a trainee."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.models import LlamaConfig
+from jspec.models.eagle import EagleConfig, init_eagle_params
+from jspec.models.layers import look_up
+from jspec.training.eagle_loss import eagle_loss, known_tokens
+from jspec.training.loop import SCORE, Trainee
+from jspec.training.target_states import make_states
+from jspec.training.texts import Rows
+from jspec.typing import Params
+from jspec.weights.resolver import LoadedModel
+
+
+def eagle_config(
+    target: LlamaConfig, *, vocab_size: int, feature_layers: tuple[int, ...]
+) -> EagleConfig:
+    """Returns the shape of a head for a target: its layer is one of the target's.
+
+    Args:
+      target: the target.
+      vocab_size: tokens that the head can propose.
+      feature_layers: see `EagleConfig`.
+    """
+    layer = dataclasses.replace(target, num_layers=1, vocab_size=vocab_size, tie_embeddings=False)
+    return EagleConfig(layer, target.vocab_size, feature_layers)
+
+
+def make_eagle_trainee(
+    target: LoadedModel,
+    config: EagleConfig,
+    ids: np.ndarray,
+    *,
+    num_steps: int,
+    decay: float,
+    seed: int,
+) -> Trainee:
+    """Returns a head to train, which begins as a look at the target's last features.
+
+    Args:
+      target: the frozen target.
+      config: the head's.
+      ids: tokens that the head can propose, [u].
+      num_steps: calls of each chain in training.
+      decay: weight of each call relative to the one before.
+      seed: of the initial parameters.
+    """
+    states_of = make_states(target, ids, config.feature_layers)
+    is_known = known_tokens(config, jnp.asarray(ids))
+
+    def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
+        states = jax.lax.stop_gradient(states_of(target_params, rows))
+        value, metrics = eagle_loss(
+            params, states, config=config, is_known=is_known, num_steps=num_steps, decay=decay
+        )
+        return value, {"losses": metrics.loss, "acceptance": metrics.acceptance,
+                       "agreement": metrics.agreement, SCORE: metrics.length}  # fmt: skip
+
+    def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
+        _, metrics = loss(params, target_params, rows)
+        count = jnp.sum(jnp.asarray(rows.is_answer)).astype(jnp.float32)
+        return {name: value * count for name, value in metrics.items()}, count
+
+    return Trainee(_first_params(target, config, ids, seed), loss, evaluate)
+
+
+def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:
+    """Returns initial parameters: the last feature passes through, and the target's head reads it.
+
+    The layer begins as noise that is added to it.
+    """
+    params = init_eagle_params(config, jax.random.key(seed))
+    width = config.layer.embed_dim
+    name = "embedding" if target.config.tie_embeddings else "head"
+    head = params["head"] | {
+        "head": look_up(target.params[name], jnp.asarray(ids)[None])[0].astype(jnp.float32),
+        "final_norm": jax.tree.map(
+            lambda leaf: leaf.astype(jnp.float32), target.params["final_norm"]
+        ),
+    }
+    fc = params["fc"].at[:, -width:].add(jnp.eye(width))
+    return {"fc": fc, "head": head}

@@ -1,0 +1,199 @@
+"""Folders with a head of EAGLE-3: config.json and safetensors, in the layout of published heads.
+
+```
+  fc.weight                             [D, 3·D]   fuses the target's features
+  midlayer.input_layernorm.weight       [D]        of the embedding
+  midlayer.hidden_norm.weight           [D]        of the feature
+  midlayer.self_attn.{q,k,v}_proj       [., 2·D]   and o_proj
+  midlayer.post_attention_layernorm, midlayer.mlp.{gate,up,down}_proj, norm
+  lm_head.weight                        [U, D]
+  d2t                                   [U]        the target's id of a draft id, less the draft id
+  t2d                                   [V]        whether the head can propose the id
+```
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jspec.errors import InputError
+from jspec.models.config import LlamaConfig
+from jspec.models.eagle import EagleConfig, default_feature_layers
+from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.weights.assemble import as_dtype
+from jspec.weights.new_folder import new_folder
+from jspec.weights.rules import Rule, flatten, gate_up_rule, nest, qkv_rule, single_rule
+from jspec.weights.tokenizer_files import read_json
+
+_FILE = "model.safetensors"
+_ARCHITECTURE = "LlamaForCausalLMEagle3"
+_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+class LoadedHead(NamedTuple):
+    """A head ready to run.
+
+    Attributes:
+      config: its shape.
+      params: `fc`, `head` and `ids`; see `models.eagle`.
+      name: what it was asked for by.
+    """
+
+    config: EagleConfig
+    params: dict[str, Any]
+    name: str
+
+
+def eagle_rules(config: EagleConfig) -> list[Rule]:
+    """Returns the table from a head's tensors to its parameters, `ids` apart."""
+    shape = config.layer
+    embed, heads = (shape.embed_dim,), ("head", "attention")
+    attention, mlp = "midlayer.self_attn", "midlayer.mlp"
+    out = (shape.embed_dim, shape.num_kv_heads, shape.num_groups, shape.head_dim)
+    flat_out = (shape.embed_dim, shape.num_heads * shape.head_dim)
+    return [
+        single_rule(("fc",), "fc.weight", (shape.embed_dim, config.feature_dim)),
+        single_rule(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
+        single_rule(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
+        qkv_rule(shape, (*heads, "qkv"), attention, "weight", (2 * shape.embed_dim,)),
+        single_rule((*heads, "out"), f"{attention}.o_proj.weight", flat_out, out),
+        single_rule(
+            ("head", "mlp_norm", "scale"), "midlayer.post_attention_layernorm.weight", embed
+        ),
+        gate_up_rule(shape, ("head", "mlp", "gate_up"), mlp, "weight", embed),
+        single_rule(("head", "mlp", "down"), f"{mlp}.down_proj.weight", (*embed, shape.hidden_dim)),
+        single_rule(("head", "final_norm", "scale"), "norm.weight", embed),
+        single_rule(("head", "head"), "lm_head.weight", (shape.vocab_size, *embed)),
+    ]
+
+
+def is_eagle_folder(folder: pathlib.Path) -> bool:
+    """Returns whether a folder's config.json says that it holds a head."""
+    path = folder / "config.json"
+    if not path.is_file():
+        return False
+    architectures = read_json(path).get("architectures")
+    return isinstance(architectures, list) and any("Eagle3" in str(name) for name in architectures)
+
+
+def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedHead:
+    """Loads a head.
+
+    Args:
+      folder: with config.json and model.safetensors.
+      target: the model that it was trained for.
+      dtype: bfloat16 or float32.
+
+    Raises:
+      InputError: anything missing, damaged, of another shape, or of another target.
+    """
+    config = _read_config(folder, target)
+    tensors = _read_tensors(folder / _FILE)
+    ids = _read_ids(folder, tensors, config)
+    expected = {part.name: part.shape for rule in eagle_rules(config) for part in rule.parts}
+    for name in sorted(expected.keys() | tensors.keys()):
+        shape = tensors[name].shape if name in tensors else None
+        if shape != expected.get(name):
+            raise InputError(
+                f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
+                f"{_shape_text(shape)}"
+            )
+    import jax
+
+    leaves = {
+        rule.path: jax.device_put(rule.pack(tensors, as_dtype(dtype)))
+        for rule in eagle_rules(config)
+    }
+    return LoadedHead(config, nest(leaves) | {"ids": jax.device_put(ids)}, str(folder))
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "nothing" if shape is None else str(list(shape))
+
+
+def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
+    path = folder / "config.json"
+    raw = read_json(path)
+    num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
+    layers = raw.pop(_LAYERS_KEY, None)
+    try:
+        shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
+        layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
+        layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
+        config = EagleConfig(layer, shape.vocab_size, layers)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"{path}: {error}") from None
+    for what, own, other in [
+        ("width", config.layer.embed_dim, target.embed_dim),
+        ("vocabulary", config.target_vocab_size, target.vocab_size),
+    ]:
+        if own != other:
+            raise InputError(
+                f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
+            )
+    if not all(0 <= i <= target.num_layers for i in layers):
+        raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
+    return config
+
+
+def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    import safetensors
+    import safetensors.numpy
+
+    try:
+        return safetensors.numpy.load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
+
+
+def _read_ids(
+    folder: pathlib.Path, tensors: dict[str, np.ndarray], config: EagleConfig
+) -> np.ndarray:
+    """Takes the mapping out of the tensors; returns the target's id of every draft id, [u]."""
+    num_drafts = config.layer.vocab_size
+    offsets = tensors.pop("d2t", None)
+    is_known = tensors.pop("t2d", None)
+    if offsets is None:
+        if num_drafts != config.target_vocab_size:
+            raise InputError(f"{folder}: d2t: missing")
+        return np.arange(num_drafts, dtype=np.int32)
+    if offsets.shape != (num_drafts,):
+        raise InputError(f"{folder}: d2t: expected [{num_drafts}], found {list(offsets.shape)}")
+    ids = np.arange(num_drafts) + offsets.astype(np.int64)
+    if len(np.unique(ids)) < num_drafts or ids.min() < 0 or ids.max() >= config.target_vocab_size:
+        raise InputError(f"{folder}: d2t: expected different ids of the target's vocabulary")
+    if is_known is not None and not np.array_equal(np.flatnonzero(is_known), np.sort(ids)):
+        raise InputError(f"{folder}: d2t and t2d disagree")
+    return ids.astype(np.int32)
+
+
+def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]) -> None:
+    """Writes a head; the folder appears when it is complete.
+
+    Raises:
+      InputError: the folder exists or cannot be written.
+    """
+    import safetensors.numpy
+
+    leaves = flatten(params)
+    ids = np.asarray(leaves.pop(("ids",)))
+    is_known = np.zeros([config.target_vocab_size], bool)
+    is_known[ids] = True
+    tensors = {"d2t": ids.astype(np.int64) - np.arange(len(ids)), "t2d": is_known}
+    for rule in eagle_rules(config):
+        tensors |= rule.unpack(np.asarray(leaves[rule.path]))
+    text = to_hf_config(dataclasses.replace(config.layer, vocab_size=config.target_vocab_size)) | {
+        "architectures": [_ARCHITECTURE],
+        "draft_vocab_size": config.layer.vocab_size,
+        _LAYERS_KEY: list(config.feature_layers),
+        "dtype": str(leaves["fc",].dtype),
+    }
+    with new_folder(folder) as partial:
+        safetensors.numpy.save_file(tensors, partial / _FILE, metadata={"format": "pt"})
+        (partial / _FILE).chmod(0o644)
+        (partial / "config.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,115 @@
+"""Lets a target answer prompts, to train drafters on: what was answered before is not done again.
+
+`python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl`
+
+Prompt k has seed + k. Every answer is added to the file as soon as it is finished, in any order; a
+run that was killed goes on where it was, and a line that it tore is cut off.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import time
+
+from absl import flags
+
+from jspec import cli
+from jspec.errors import InputError, check_range
+from jspec.generator import DEFAULT_TARGET, Generator
+from jspec.json_lines import check_output
+from jspec.prompts import read_prompts
+from jspec.request import Request, Settings
+from jspec.weights.resolver import load_model
+
+_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
+_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSONL.", required=True)
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Answers are added to it.", required=True)
+_NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 0, "The first so many; 0 takes all.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 192, "Tokens of an answer.")
+_MAX_PROMPT_TOKENS = flags.DEFINE_integer("max_prompt_tokens", 256, "Longer ones are left out.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely token.")
+_SEED = flags.DEFINE_integer("seed", 0, "Of the first prompt.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Prompts answered at a time.")
+_CHUNK = flags.DEFINE_integer("chunk", 128, "Prompts handed over at a time.")
+
+
+def main() -> None:
+    """Answers what is missing."""
+    check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
+    check_range("chunk", _CHUNK.value, 1, 10**6)
+    path = check_output(_OUTPUT_JSON.value)
+    done = read_done(path)
+    prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]
+    prompts = prompts[: _NUM_PROMPTS.value or None]
+    target = load_model(_TARGET.value, dtype=_DTYPE.value)
+    generator = Generator(
+        target,
+        drafter="none",
+        batch_size=_BATCH_SIZE.value,
+        max_seq_len=_MAX_PROMPT_TOKENS.value + _MAX_NEW_TOKENS.value,
+    )
+    waiting = [
+        (index, ids)
+        for index, text in enumerate(prompts)
+        if index not in done
+        and len(ids := generator.encode_prompt(text)) <= _MAX_PROMPT_TOKENS.value
+    ]
+    begin, num_tokens = time.monotonic(), 0
+    with path.open("a", encoding="utf-8") as file:
+        for first in range(0, len(waiting), _CHUNK.value):
+            chunk = waiting[first : first + _CHUNK.value]
+            for piece in generator.run([make_request(index, ids) for index, ids in chunk]):
+                if piece.result is None:
+                    continue
+                num_tokens += len(piece.result.token_ids)
+                record = {
+                    "index": chunk[piece.index][0],
+                    "prompt_token_ids": piece.result.prompt_token_ids,
+                    "token_ids": piece.result.token_ids,
+                    "temperature": _TEMPERATURE.value,
+                }
+                file.write(json.dumps(record) + "\n")
+                file.flush()
+            seconds = time.monotonic() - begin
+            left = seconds / (first + len(chunk)) * (len(waiting) - first - len(chunk))
+            print(f"{first + len(chunk)} of {len(waiting)} prompts, {num_tokens} tokens, "
+                  f"{num_tokens / seconds:.0f} a second, {left / 60:.0f} min left",
+                  file=sys.stderr, flush=True)  # fmt: skip
+
+
+def make_request(index: int, prompt: list[int]) -> Request:
+    """Returns the request for a prompt of the file."""
+    settings = Settings(
+        max_new_tokens=_MAX_NEW_TOKENS.value,
+        temperature=_TEMPERATURE.value,
+        seed=_SEED.value + index,
+    )
+    return Request(prompt, settings)
+
+
+def read_done(path: pathlib.Path) -> set[int]:
+    """Returns the prompts that a file has answers to, and cuts a torn line off its end.
+
+    Raises:
+      InputError: a line that is no answer.
+    """
+    if not path.exists():
+        return set()
+    done, good = set(), 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                done.add(int(json.loads(line)["index"]))
+            except (ValueError, KeyError, TypeError):
+                raise InputError(f"{path}:{number}: expected an answer of this script") from None
+            good += len(line)
+    os.truncate(path, good)
+    return done
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

@@ -1,0 +1,134 @@
+"""The head as drafter: its chains, its lag, and the laws through the whole step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models.eagle import apply_head, fuse, init_eagle_cache
+from jspec.speculation.noise import Purpose, round_keys
+from jspec.speculation.types import TargetView
+from tests import tiny, tiny_eagle
+from tests.speculation.drive import Engine, settings_of
+
+WIDTH = 3
+CAPACITY = 160
+LENGTHS = np.array([140, 66, 3])
+
+
+@pytest.fixture(scope="module")
+def head():
+    return tiny_eagle.params()
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), CAPACITY)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def observed(tiny_pair, head, text):
+    """Returns the state that has seen another number of tokens of each row, and proposed never."""
+    drafter = tiny_eagle.drafter(WIDTH)
+    text = jnp.asarray(text)
+    features = jax.jit(lambda tokens: tiny_eagle.features_of(tiny_pair, tokens))(text)
+    observe = jax.jit(drafter.observe)
+    state = drafter.init(len(LENGTHS), CAPACITY)
+    for start in range(0, LENGTHS.max(), 5):
+        valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
+        block = slice(start, start + 5)
+        state = observe(head, state, text[:, block], features[:, block], valid)
+    return state
+
+
+def propose(tiny_pair, head, state, last, limit, temperature=0.0):
+    """Proposes with seed 0 for every row."""
+    drafter = tiny_eagle.drafter(WIDTH)
+
+    @jax.jit
+    def run(head, state, last, limit):
+        zeros = jnp.zeros_like(last)
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
+        return drafter.propose(
+            head, state, last, limit=lambda kind: limit + kind, rng_keys=keys,
+            settings=settings_of(len(LENGTHS), temperature),
+            view=TargetView(tiny_pair.target, tiny_pair.apply, None),
+        )  # fmt: skip
+
+    return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
+
+
+def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observed):
+    """Rows that missed 139, 65 and 2 pairs: the chain is that of calls over everything."""
+    last = text[np.arange(len(LENGTHS)), LENGTHS]
+    proposal, state = propose(tiny_pair, head, observed, last, [WIDTH] * 3)
+    np.testing.assert_array_equal(state.cache.length, LENGTHS)
+    for row, length in enumerate(LENGTHS):
+        _, drafts = tiny_eagle.chain_logits(
+            tiny_pair, head, text[row, : length + 1].tolist(), WIDTH
+        )
+        np.testing.assert_array_equal(proposal.tokens[row], drafts)
+
+
+def test_its_law_is_the_heads_softmax_over_what_it_can_propose(tiny_pair, head, text, observed):
+    """At temperature 1; other tokens of the target have probability 0."""
+    last = text[np.arange(len(LENGTHS)), LENGTHS]
+    proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, temperature=1.0)
+    others = np.setdiff1d(np.arange(61), np.asarray(head["ids"]))
+    assert (np.asarray(proposal.probs)[..., others] == 0).all()
+    logits, _ = tiny_eagle.chain_logits(tiny_pair, head, text[2, : LENGTHS[2] + 1].tolist(), 1)
+    expected = jax.nn.softmax(logits[0])
+    np.testing.assert_allclose(proposal.probs[2, 0][head["ids"]], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, observed):
+    """Its cache stays where it was, its neighbour's does not, and it proposes nothing."""
+    last = text[np.arange(len(LENGTHS)), LENGTHS]
+    proposal, state = propose(tiny_pair, head, observed, last, [0, 2, 0])
+    np.testing.assert_array_equal(proposal.num_tokens, [0, 2, 0])
+    np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_after_many_rounds_its_cache_holds_pairs_of_real_features(tiny_pair, head, temperature):
+    """However many drafts were kept, its own guesses never stay."""
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), tiny_eagle.drafter(WIDTH)
+    )
+    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+    result = engine.generate(prompts, temperature=temperature, max_length=60)
+    assert result.num_accepted.sum() > 0
+    state = result.state.draft
+    for row, prompt in enumerate(prompts):
+        tokens = jnp.asarray([*prompt, *result.tokens[row]], jnp.int32)[None]
+        num_pairs = int(state.cache.length[row])
+        assert num_pairs >= len(tokens[0]) - WIDTH - 2
+        cache = fresh_cache(tiny_pair, head, tokens[:, : num_pairs + 1])
+        for ours, theirs in zip(
+            (*state.cache.keys, *state.cache.values), (*cache.keys, *cache.values), strict=True
+        ):
+            np.testing.assert_allclose(
+                ours[row, :, :num_pairs], theirs[0, :, :num_pairs], atol=3e-5
+            )
+
+
+def fresh_cache(pair, head, tokens):
+    """Returns the cache of one call on all pairs of a text."""
+    features = fuse(head, tiny_eagle.features_of(pair, tokens)[:, :-1])
+    empty = init_eagle_cache(
+        tiny_eagle.CONFIG, batch_size=1, capacity=features.shape[1], dtype=jnp.float32
+    )
+    embedded = pair.target["embedding"][tokens[:, 1:]]
+    return apply_head(tiny_eagle.CONFIG, head, embedded, features, empty)[2]
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_greedy_output_is_plain_output(tiny_pair, head, rule):
+    """In a batch of prompts of different lengths."""
+    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+    plain = Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), tiny_eagle.drafter(WIDTH), rule
+    )
+    wanted = plain.generate(prompts, max_length=60).tokens
+    assert engine.generate(prompts, max_length=60).tokens == wanted

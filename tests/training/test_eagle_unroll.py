@@ -1,0 +1,77 @@
+"""Training-time test: all chains at once say what each says by itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models.eagle import apply_head, fuse, init_eagle_cache
+from jspec.training.eagle_unroll import Places, head_logits, unroll
+from tests import tiny_eagle
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def head():
+    return tiny_eagle.params()
+
+
+def places_of(*lengths):
+    """Returns the places of one row with texts of those lengths."""
+    text = np.concatenate([np.full(n, i + 1) for i, n in enumerate(lengths)])
+    positions = np.concatenate([np.arange(n) for n in lengths])
+    return Places(jnp.asarray(text[None], jnp.int32), jnp.asarray(positions[None], jnp.int32))
+
+
+def chain(pair, head, tokens, features, anchor):
+    """Returns the logits of the calls of the chain that begins at a pair, teacher-forced."""
+    pairs = features[:, : anchor + 1]
+    said = []
+    for step in range(min(STEPS, tokens.shape[1] - anchor - 1)):
+        later = tokens[:, 1 : anchor + 2 + step]
+        empty = init_eagle_cache(
+            tiny_eagle.CONFIG, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
+        )
+        embedded = pair.target["embedding"][later]
+        logits, hidden, _ = apply_head(tiny_eagle.CONFIG, head, embedded, pairs, empty)
+        said.append(logits[0, -1])
+        pairs = jnp.concatenate([pairs, hidden[:, -1:]], axis=1)
+    return said
+
+
+def test_every_chain_is_what_drafting_computes(tiny_pair, head):
+    """At several places of a row that holds two texts."""
+    rng = np.random.default_rng(0)
+    texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, 12)]
+    features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
+    row = jnp.concatenate(texts, axis=1)
+    outputs = unroll(
+        tiny_eagle.CONFIG, head, tiny_pair.target["embedding"][row],
+        jnp.concatenate(features, axis=1), places_of(9, 12), STEPS,
+    )  # fmt: skip
+    logits = [head_logits(head, output)[0] for output in outputs]
+    for text, own, begin in zip(texts, features, (0, 9), strict=True):
+        for anchor in (0, 3, 6):
+            said = chain(tiny_pair, head, text, fuse(head, own), anchor)
+            for step, expected in enumerate(said):
+                np.testing.assert_allclose(
+                    logits[step][begin + anchor], expected, rtol=1e-3, atol=1e-3
+                )
+
+
+def test_gradients_reach_every_parameter(tiny_pair, head):
+    """From the loss of the last step alone."""
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (1, 10)), jnp.int32)
+    features = tiny_eagle.features_of(tiny_pair, tokens)
+    trained = {name: leaf for name, leaf in head.items() if name != "ids"}
+
+    def loss(params):
+        outputs = unroll(
+            tiny_eagle.CONFIG, params, tiny_pair.target["embedding"][tokens], features,
+            places_of(10), STEPS,
+        )  # fmt: skip
+        return jnp.sum(jax.nn.log_softmax(head_logits(params, outputs[-1]))[:, :, 0])
+
+    grads = jax.grad(loss)(trained)
+    assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))
