@@ -47,6 +47,9 @@ _PROMPTS_FILE = flags.DEFINE_string("prompts_file", "configs/prompts.jsonl", "JS
 _PER_CATEGORY = flags.DEFINE_integer("per_category", 5, "Prompts of each category.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer.")
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "Prompt k of repeat r has seed 1000 r + k.")
+_ACCEPTANCE = flags.DEFINE_string(
+    "acceptance", "rejection", "The rule; under coupled all ways say the same at any temperature."
+)
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
 _MAX_SEQ_LEN = flags.DEFINE_integer("max_seq_len", 2048, "Tokens of prompt and answer.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
@@ -127,6 +130,7 @@ def make_generator(
         draft if needs_draft_model(way.drafter) else None,
         drafter=way.drafter,
         num_draft_tokens=way.num_draft_tokens,
+        acceptance=_ACCEPTANCE.value,
         drafter_options=without_unread(way.drafter, options),
         max_seq_len=_MAX_SEQ_LEN.value,
     )
@@ -219,7 +223,7 @@ def print_tables(report: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 _RECORDED = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DTYPE, _DRAFTERS,
-             _PROMPTS_FILE, _PER_CATEGORY, _MAX_NEW_TOKENS, _TEMPERATURE, _REPEATS,
+             _PROMPTS_FILE, _PER_CATEGORY, _MAX_NEW_TOKENS, _TEMPERATURE, _ACCEPTANCE, _REPEATS,
              _MAX_SEQ_LEN)  # fmt: skip
 
 
