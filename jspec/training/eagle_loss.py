@@ -75,7 +75,7 @@ def eagle_loss(
     can_hit = states.is_scored & is_known[states.tokens]
     losses, overlaps, agreements = [], [], []
     is_alive = jnp.ones([len(states.tokens), t], bool)
-    length = jnp.zeros([len(states.tokens), t])
+    length = jnp.zeros([len(states.tokens), t], jnp.float32)
     for step, output in enumerate(outputs):
         # Place i of this step predicts token i + 2 + step, of which logits i + 1 + step speak.
         logits = jax.nn.log_softmax(head_logits(params, output))
@@ -88,8 +88,8 @@ def eagle_loss(
         agrees = (jnp.argmax(logits, axis=-1) == jnp.argmax(target, axis=-1)) & counts
         agreements.append(_mean(agrees.astype(jnp.float32), scored))
         is_alive &= agrees
-        length += is_alive
-    weights = decay ** jnp.arange(num_steps)
+        length += is_alive.astype(jnp.float32)
+    weights = jnp.float32(decay) ** jnp.arange(num_steps, dtype=jnp.float32)
     metrics = StepMetrics(
         jnp.stack(losses),
         jnp.stack(overlaps),
@@ -106,7 +106,9 @@ def _ahead(leaf: Array, by: int) -> Array:
 
 
 def _mean(values: Float32[Array, "b t"], counts: Bool[Array, "b t"]) -> Float32[Array, ""]:
-    return jnp.sum(jnp.where(counts, values, 0.0)) / jnp.maximum(jnp.sum(counts), 1)
+    return jnp.sum(jnp.where(counts, values, 0.0)) / jnp.maximum(
+        jnp.sum(counts, dtype=jnp.float32), 1.0
+    )
 
 
 def known_tokens(config: EagleConfig, ids: Int32[Array, "u"]) -> Bool[Array, "v"]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
@@ -134,7 +135,8 @@ def train(
       InputError: the loss is not finite.
     """
     optimizer = recipe.optimizer()
-    state = TrainState(trainee.params, optimizer.init(trainee.params))
+    params = jax.tree.map(jnp.copy, trainee.params)  # the state's own: updates take it over
+    state = TrainState(params, optimizer.init(params))
     update = _make_update(trainee, optimizer)
     evaluate = jax.jit(trainee.evaluate)
     saver = _Saver(workdir, recipe)
@@ -240,15 +242,14 @@ class _Saver:
         latest = self._checkpointer.latest
         if latest is None:
             return state, 0
-        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
         try:
-            return self._checkpointer.load(latest.step, abstract), latest.step
+            return self._load(latest.step, state), latest.step
         except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
             reason = " ".join(str(error).split())[:400]
             raise InputError(f"{self.folder}: cannot go on from step {latest.step}: {reason}")  # noqa: B904
 
     def save(self, step: int, state: TrainState, report: dict[str, Any]) -> None:
-        self._checkpointer.save_async(step, state, metrics=report)
+        self._checkpointer.save_async(step, _named_leaves(state), metrics=report)
 
     def is_stale(self, patience: int) -> bool:
         self._checkpointer.wait()
@@ -261,5 +262,19 @@ class _Saver:
     def best(self, state: TrainState) -> tuple[Params, dict[str, Any]]:
         self._checkpointer.wait()
         best = max(self._checkpointer.checkpoints, key=lambda one: one.metrics[SCORE])
-        abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-        return self._checkpointer.load(best.step, abstract).params, dict(best.metrics)
+        return self._load(best.step, state).params, dict(best.metrics)
+
+    def _load(self, step: int, state: TrainState) -> TrainState:
+        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        abstract = {
+            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for name, leaf in _named_leaves(state).items()
+        }
+        leaves = self._checkpointer.load(step, abstract)
+        return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in abstract])
+
+
+def _named_leaves(state: TrainState) -> dict[str, jax.Array]:
+    """Returns the leaves by their paths: Orbax then need not know optax's types."""
+    return {jax.tree_util.keystr(path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(state)}  # fmt: skip

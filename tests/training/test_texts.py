@@ -1,0 +1,86 @@
+"""Texts and their packing: what is trained on, in which order."""
+
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.training.texts import Batches, Text, iterate_rows, most_frequent, pack, read_texts, split
+
+TEXTS = [Text((1, 2, 3), (4, 5)), Text((6,), (7, 8, 9, 10)), Text((11, 12), (13,) * 9)]
+
+
+def test_texts_stand_one_behind_another_and_the_last_is_cut():
+    """Places, positions and answers by hand."""
+    rows = pack(TEXTS, 16)
+    np.testing.assert_array_equal(
+        rows.tokens, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0, 0],
+                      [11, 12, *[13] * 9, 0, 0, 0, 0, 0]],
+    )  # fmt: skip
+    np.testing.assert_array_equal(rows.text[0], [1] * 5 + [2] * 5 + [0] * 6)
+    np.testing.assert_array_equal(rows.positions[0], [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, *[0] * 6])
+    np.testing.assert_array_equal(np.flatnonzero(rows.is_answer[0]), [3, 4, 6, 7, 8, 9])
+    cut = pack([Text((1,), tuple(range(2, 40)))], 12)
+    np.testing.assert_array_equal(cut.tokens, [range(1, 13)])
+
+
+def test_batches_follow_from_the_seed_and_their_number():
+    """Whatever was asked for before; every epoch has an order of its own."""
+    texts = [Text((i,), (i,) * 7) for i in range(1, 33)]
+    options = {"batch_size": 2, "seq_len": 17}
+    one, other = (Batches(texts, seed=3, **options) for _ in range(2))
+    assert one.num_batches == 8
+    wanted = [one[index].tokens for index in range(20)]
+    for index in (19, 3, 8, 0):
+        np.testing.assert_array_equal(other[index].tokens, wanted[index])
+    epochs = [np.concatenate(wanted[first : first + 8]) for first in (0, 8)]
+    assert (epochs[0] != epochs[1]).any()
+    assert sorted(np.unique(epochs[0])) == sorted(np.unique(epochs[1])) == list(range(33))
+    assert (Batches(texts, seed=4, **options)[0].tokens != wanted[0]).any()
+
+
+def test_too_few_texts_are_refused():
+    """Not a batch of nothing."""
+    with pytest.raises(InputError, match="expected texts for 9 rows of 16 tokens, got 2"):
+        Batches(TEXTS, batch_size=9, seq_len=16, seed=0)
+
+
+def test_the_most_frequent_tokens_of_answers():
+    """Prompts do not count; ties go to the smaller id; they come rising."""
+    texts = [Text((9, 9, 9), (5, 5, 2)), Text((), (7, 2, 1))]
+    np.testing.assert_array_equal(most_frequent(texts, 10, 3), [1, 2, 5])
+
+
+def test_held_out_texts_are_not_trained_on():
+    """Evenly spaced, the same in every run."""
+    texts = [Text((i,), (i,)) for i in range(10)]
+    training, held_out = split(texts, 3)
+    assert held_out == [texts[0], texts[3], texts[6]]
+    assert sorted(training + held_out) == texts
+    assert split(texts, 0) == (texts, [])
+
+
+def test_the_last_batch_is_filled_with_nothing():
+    """No text is scored twice."""
+    rows = pack([Text((1,), (2,) * 9)] * 3, 10)
+    batches = list(iterate_rows(rows, 2))
+    assert [batch.tokens.shape for batch in batches] == [(2, 10)] * 2
+    assert not batches[1].is_answer[1].any()
+    assert sum(batch.is_answer.sum() for batch in batches) == 27
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"prompt_token_ids": [1]}', "expected lists of ids"),
+     ('{"prompt_token_ids": [1], "token_ids": [true]}', "expected lists of ids"),
+     ('{"prompt_token_ids": [1], "token_ids": [99]}', "expected ids below 50, got 99"),
+     ("[1]", "expected lists of ids")],
+)  # fmt: skip
+def test_lines_that_are_no_answers_are_refused(tmp_path, line, message):
+    """By file and line."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt_token_ids": [1, 2], "token_ids": [3]}\n')
+    assert read_texts(str(path), 50) == [Text((1, 2), (3,))]
+    with path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(InputError, match=rf"answers\.jsonl:2: {message}"):
+        read_texts(str(path), 50)

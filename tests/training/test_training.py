@@ -1,0 +1,140 @@
+"""A head is trained on a tiny target: it learns, and a killed run ends like an undisturbed one."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.generator import Generator
+from jspec.models.eagle import init_eagle_params
+from jspec.request import Request, Settings
+from jspec.training.eagle import eagle_config, make_eagle_trainee
+from jspec.training.loop import SCORE, Recipe, train
+from jspec.training.texts import Batches, Rows, Text, iterate_rows, most_frequent, pack, split
+from tests.tiny_models import CONFIG, make_model, target
+
+SEQ_LEN, BATCH = 64, 2
+_POISON = 3  # an id of no text's beginning
+RECIPE = Recipe(
+    num_steps=200, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=50, evaluate_every=50
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion():
+    """Optax raises floats to whole powers."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """Returns what the target says to a few prompts."""
+    generator = Generator(target(), drafter="none", batch_size=8)
+    prompts = np.random.default_rng(0).integers(4, CONFIG.vocab_size, (40, 6)).tolist()
+    requests = [Request(prompt, Settings(max_new_tokens=40)) for prompt in prompts]
+    return [
+        Text(tuple(r.prompt_token_ids), tuple(r.token_ids)) for r in generator.generate(requests)
+    ]
+
+
+@pytest.fixture(scope="module")
+def parts(texts):
+    """Returns a trainee, its batches and held-out rows."""
+    training, held_out = split(texts, 8)
+    ids = most_frequent(training, CONFIG.vocab_size, 100)
+    config = eagle_config(CONFIG, vocab_size=len(ids), feature_layers=(1, 2))
+    trainee = make_eagle_trainee(make_model(), config, ids, num_steps=3, decay=0.8, seed=0)
+    untrained = init_eagle_params(config, jax.random.key(1))
+    del untrained["ids"]
+    trainee = trainee._replace(params=untrained)  # that knows nothing of the target
+    batches = Batches(training, batch_size=BATCH, seq_len=SEQ_LEN, seed=0)
+    return trainee, batches, list(iterate_rows(pack(held_out, SEQ_LEN), BATCH))
+
+
+class Killed(Exception):
+    """Stands for a signal."""
+
+
+class Killing:
+    """Batches of which one kills the run."""
+
+    def __init__(self, batches, at):
+        self.batches, self.at = batches, at
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise Killed
+        return self.batches[index]
+
+
+def metrics_of(folder):
+    """Returns the lines of metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(parts, tmp_path_factory):
+    """Returns the outcome of a whole run and its folder."""
+    trainee, batches, held_out = parts
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return train(trainee, target().params, batches, held_out, RECIPE, folder), folder
+
+
+def test_it_learns(parts, undisturbed):
+    """Held-out texts: more tokens a call than untrained, and a smaller loss."""
+    (_, metrics), folder = undisturbed
+    lines = metrics_of(folder)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    scores = [line["held_out"][SCORE] for line in lines if "held_out" in line]
+    assert [line["step"] for line in lines if "loss" in line] == [50, 100, 150, 200]
+    assert losses[-1] < 0.9 * losses[0]
+    trainee, _, held_out = parts
+    untrained = [trainee.evaluate(trainee.params, target().params, rows) for rows in held_out]
+    before = sum(float(sums[SCORE]) for sums, _ in untrained) / sum(float(n) for _, n in untrained)
+    assert metrics[SCORE] == max(scores) > before + 0.2
+
+
+def test_a_killed_run_ends_like_an_undisturbed_one(parts, undisturbed, tmp_path):
+    """Killed between two checkpoints: the same parameters to the bit, and each line once."""
+    trainee, batches, held_out = parts
+    with pytest.raises(Killed):
+        train(trainee, target().params, Killing(batches, 127), held_out, RECIPE, tmp_path)
+    params, metrics = train(trainee, target().params, batches, held_out, RECIPE, tmp_path)
+    (wanted, wanted_metrics), folder = undisturbed
+    jax.tree.map(np.testing.assert_array_equal, params, wanted)
+    assert metrics == wanted_metrics
+    assert metrics_of(tmp_path) == metrics_of(folder)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(parts, tmp_path):
+    """It says at which step and batch, and the last good checkpoint stays."""
+    trainee, batches, held_out = parts
+    sound = trainee.loss
+
+    def loss(params, frozen, rows):
+        value, metrics = sound(params, frozen, rows)
+        return jnp.where(rows.tokens[0, 0] == _POISON, jnp.nan, value), metrics
+
+    rows = Rows(*map(np.copy, batches[17]))
+    rows.tokens[0, 0] = _POISON
+    others = Replacing(batches, 17, rows)
+    recipe = dataclasses.replace(RECIPE, evaluate_every=5)
+    with pytest.raises(InputError, match="the loss of step 17, batch 17, is nan"):
+        train(trainee._replace(loss=loss), target().params, others, held_out, recipe, tmp_path)
+    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 15
+
+
+class Replacing(Killing):
+    """Batches of which one is another."""
+
+    def __init__(self, batches, at, rows):
+        super().__init__(batches, at)
+        self.rows = rows
+
+    def __getitem__(self, index):
+        return self.rows if index == self.at else self.batches[index]
