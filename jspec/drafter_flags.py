@@ -63,7 +63,10 @@ _DRAFT_TABLE = flags.DEFINE_string(
     "draft_table", None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
 )
 _DRAFT_HEAD = flags.DEFINE_string(
-    "draft_head", None, "Folder with a trained head, for eagle; see jspec.train."
+    "draft_head",
+    None,
+    "Folder with a trained head, for eagle, as jspec.train writes it."
+    " Published heads of EAGLE-3 have the same layout.",
 )
 
 

@@ -28,7 +28,7 @@ from jspec.drafters import (
 from jspec.errors import InputError
 from jspec.models import KVCache
 from jspec.sampling import SamplingSettings, sampling_probs
-from jspec.speculation.types import Drafter, TargetView
+from jspec.speculation.types import Drafter, TargetView, observed_layers
 from jspec.typing import Params
 
 
@@ -176,6 +176,8 @@ def _make_law(name: str, spec: DrafterSpec, target_params: Params) -> DraftLaw:
         return ModelLaw(model, options.draft_confidence)
     if isinstance(drafter, TableDrafter):
         return TableLaw(drafter, built.params)
+    if observed_layers(drafter):
+        raise InputError(f"expected a drafter without a trained head, got {name!r}")
     return LookBackLaw(drafter, built.params, spec.target_config.vocab_size)
 
 

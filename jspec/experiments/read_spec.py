@@ -32,7 +32,7 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     Raises:
       InputError: an unknown field, a value of another type or out of range; it says which.
     """
-    fields = _take("", plain, Experiment())
+    fields = take_fields("", plain, Experiment())
     fields["ways"] = {
         label: _read_way(f"ways.{label}", way) for label, way in fields.get("ways", {}).items()
     }
@@ -47,7 +47,7 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     }
     for name, make in _GROUPS.items():
         if name in fields:
-            fields[name] = make(**_take(f"{name}.", fields[name], make()))
+            fields[name] = make(**take_fields(f"{name}.", fields[name], make()))
     experiment = Experiment(**fields)
     for name in ("ways", "settings"):
         if experiment.needs_prompts and not fields[name]:
@@ -75,7 +75,7 @@ def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None
 
 def _read_way(name: str, plain: Any) -> WaySpec:
     _check_group(name, plain)
-    fields = _take(f"{name}.", plain, WaySpec())
+    fields = take_fields(f"{name}.", plain, WaySpec())
     options = fields.get("options", {})
     check_known(f"{name}.options.", list(options), _OPTIONS)
     try:
@@ -87,7 +87,7 @@ def _read_way(name: str, plain: Any) -> WaySpec:
 
 def _read_pair(name: str, plain: Any) -> PairSpec:
     _check_group(name, plain)
-    return PairSpec(**_take(f"{name}.", plain, PairSpec()))
+    return PairSpec(**take_fields(f"{name}.", plain, PairSpec()))
 
 
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
@@ -101,8 +101,17 @@ def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
         raise InputError(f"{name}: {error}") from None
 
 
-def _take(prefix: str, plain: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
-    """Returns a dataclass's fields from plain values, of the types that its defaults have."""
+def take_fields(prefix: str, plain: Mapping[str, Any], defaults: Any) -> dict[str, Any]:
+    """Returns a dataclass's fields from plain values, of the types that its defaults have.
+
+    Args:
+      prefix: what comes before their names in messages, such as "estimate.".
+      plain: the values, as JSON has them.
+      defaults: one of the dataclass.
+
+    Raises:
+      InputError: an unknown field, or a value of another type.
+    """
     expected = {f.name: getattr(defaults, f.name) for f in dataclasses.fields(defaults)}
     check_known(prefix, list(plain), list(expected))
     return {key: _cast(prefix + key, value, expected[key]) for key, value in plain.items()}
@@ -115,7 +124,7 @@ def _cast(name: str, value: Any, default: Any) -> Any:
     elif isinstance(default, tuple):
         if not isinstance(value, list | tuple):
             raise InputError(f"expected {name} to be a list, got {value!r}")
-        return tuple(_cast(name, one, default[0]) for one in value)
+        return tuple(_cast(name, one, default[0] if default else None) for one in value)
     elif isinstance(default, float):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"expected {name} to be a number, got {value!r}")

@@ -37,7 +37,7 @@ class WaySpec:
     def __post_init__(self) -> None:
         if not isinstance(self.draft, str | None):
             raise InputError(f"expected draft to be a text or None, got {self.draft!r}")
-        choose_drafter(self.drafter, has_draft=self.draft is not None)
+        choose_drafter(self.drafter, has_draft=self.draft is not None, options=self.options)
         if self.num_draft_tokens != AUTO and self.drafter != "none":
             number = whole_number("num_draft_tokens", self.num_draft_tokens, f" or {AUTO!r}")
             check_range("num_draft_tokens", number, 1, 4096)

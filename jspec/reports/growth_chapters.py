@@ -23,9 +23,9 @@ def batch_blocks(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> l
     ratios = {way: [_whole_ratio(scene, way) for scene in scenes] for way in shown}
     ends = []
     for way, own in ratios.items():
-        paying = [s.batch_size for s, ratio in zip(scenes, own, strict=True) if _pays(ratio)]
-        last = f"clearly pays up to batch size {max(paying)}" if paying else "never clearly pays"
-        ends.append(f"{code(way)} {last}")
+        sizes = [scene.batch_size for scene in scenes]
+        paying = [size for size, ratio in zip(sizes, own, strict=True) if _pays(ratio)]
+        ends.append(f"{code(way)} {where_it_pays('batch size', paying, sizes)}")
     return [
         Paragraph(f"{view.where}, of the sizes measured: {'; '.join(ends)}."),
         Table(
@@ -53,8 +53,7 @@ def length_blocks(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
     begins = []
     for way, own in ratios.items():
         paying = [length for length, ratio in own.items() if _pays(ratio)]
-        first = f"pays from {min(paying)} tokens on" if paying else "never clearly pays"
-        begins.append(f"{code(way)} {first}")
+        begins.append(f"{code(way)} {where_it_pays('answers of', paying, list(own))}")
     points = {
         way: [Point(length, ratio) for length, ratio in own.items() if ratio is not None]
         for way, own in ratios.items()
@@ -73,6 +72,19 @@ def length_blocks(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
 def _whole_ratio(scene: Scene, way: str) -> Ratio | None:
     compared = compare(scene.cells.get(way, ()), scene.cells[scene.base], whole)
     return compared and compared.ratio
+
+
+def where_it_pays(what: str, paying: Sequence[int], measured: Sequence[int]) -> str:
+    """Says at which of the rising numbers that were measured a way clearly pays."""
+    if not paying:
+        return "never clearly pays"
+    if list(paying) == list(measured):
+        return "clearly pays at all of them"
+    if list(paying) == list(measured[-len(paying) :]):
+        return f"clearly pays from {what} {paying[0]} on"
+    if list(paying) == list(measured[: len(paying)]):
+        return f"clearly pays up to {what} {paying[-1]}"
+    return f"clearly pays at {what} {', '.join(map(str, paying))} only"
 
 
 def _pays(ratio: Ratio | None) -> bool:

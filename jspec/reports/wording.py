@@ -39,6 +39,7 @@ _DRAFTERS = {
     "unigram": "proposes frequent tokens, from a table of counts",
     "bigram": "proposes what often follows the last token, from a table of counts",
     "random": "proposes anything: a bad drafter, for comparison",
+    "eagle": "proposes what a trained head reads off the target's own features",
     "pattern": "proposes what a given pattern leaves no choice about",
 }
 

@@ -18,6 +18,8 @@ from jspec.training.texts import Batches, iterate_rows, most_frequent, pack, rea
 from jspec.weights.eagle_head import save_eagle
 from jspec.weights.resolver import load_model
 
+HEAD = "head"  # the folder of the trained head in a workdir
+
 
 @dataclasses.dataclass(frozen=True)
 class Training:
@@ -85,7 +87,7 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
     held_rows = list(iterate_rows(pack(held_out, training.seq_len), training.batch_size))
     params, metrics = train(trainee, target.params, batches, held_rows, training.recipe, workdir)
     stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-    save_eagle(workdir / "head", shape, stored | {"ids": jnp.asarray(ids)})
+    save_eagle(workdir / HEAD, shape, stored | {"ids": jnp.asarray(ids)})
     return metrics
 
 

@@ -56,6 +56,8 @@ def read_texts(path: str, vocab_size: int) -> list[Text]:
     """
     texts = []
     for where, record in read_json_lines(path, "the answers"):
+        if isinstance(record, dict) and "error" in record:
+            continue
         ids = [_ids_of(record, name) for name in ("prompt_token_ids", "token_ids")]
         if ids[0] is None or ids[1] is None:
             raise InputError(f"{where}: expected lists of ids prompt_token_ids and token_ids")

@@ -1,0 +1,55 @@
+"""The flag --config: a config file whose fields are overridden by --config.FIELD=VALUE."""
+
+import re
+import sys
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+from jspec.errors import InputError
+from jspec.experiments.config import load_config
+from jspec.experiments.read_spec import check_known
+
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
+
+
+class _ConfigParser(config_flags.ConfigFileFlagParser):
+    """Loads a config file; what is wrong with it is one line."""
+
+    def parse(self, path: str) -> ConfigDict:
+        """Returns the config, after a look at the fields that the command line overrides.
+
+        Raises:
+          InputError: see `load_config`; or there is no such field.
+        """
+        config = load_config(path)
+        for found in filter(None, map(_OVERRIDE.match, sys.argv[1:])):
+            check_field(config, found[1].rstrip("."))
+        return config.lock()
+
+
+def define_config() -> flags.FlagHolder:
+    """Defines the flag and returns it; its value is a ConfigDict."""
+    holder = config_flags.DEFINE_config_file(
+        "config", None, "The config file; --config.FIELD=VALUE overrides a field of it."
+    )
+    flags.FLAGS["config"].parser = _ConfigParser("config")
+    return holder
+
+
+def check_field(config: ConfigDict, name: str) -> None:
+    """Checks that a config has a field.
+
+    Args:
+      config: the config.
+      name: "FIELD", or "GROUP.FIELD".
+
+    Raises:
+      InputError: it has none.
+    """
+    group, prefix = config, ""
+    for part in name.split("."):
+        if not isinstance(group, ConfigDict):
+            raise InputError(f"the config has no field {name!r}; {prefix[:-1]!r} is no group")
+        check_known(prefix, [part], list(group))
+        group, prefix = group[part], f"{prefix}{part}."

@@ -1,0 +1,59 @@
+"""Trains a drafter: `python -m jspec.train --config=configs/train_eagle.py --workdir=DIR`.
+
+Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
+it was with the same command. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end,
+`head/`, for `--drafter=eagle --draft_head=DIR/head`.
+"""
+
+import pathlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from absl import flags
+
+from jspec import cli
+from jspec.config_flag import define_config
+from jspec.errors import InputError
+from jspec.experiments.config import to_plain
+from jspec.experiments.config_file import check_or_write_config
+from jspec.experiments.read_spec import take_fields
+from jspec.training.loop import SCORE, Recipe
+from jspec.training.run import HEAD, Training, run_training
+
+_CONFIG = define_config()
+_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of checkpoints, metrics and the head.")
+
+
+def main() -> None:
+    """Reads the flags and trains."""
+    if _CONFIG.value is None or not _WORKDIR.value:
+        raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
+    plain = to_plain(_CONFIG.value)
+    training = read_training(plain)
+    workdir = pathlib.Path(_WORKDIR.value)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make the workdir {workdir}: {error.strerror}") from None
+    check_or_write_config(workdir / "config.json", plain)
+    if (workdir / HEAD).exists():
+        print(f"{workdir / HEAD} is there already: nothing to do", file=sys.stderr, flush=True)
+        return
+    metrics = run_training(training, workdir)
+    print(f"{workdir / HEAD}: {metrics[SCORE]:.3f} tokens a call on held-out texts")
+
+
+def read_training(plain: Mapping[str, Any]) -> Training:
+    """Returns the training run that a config describes.
+
+    Raises:
+      InputError: an unknown field, or a value of another type or out of range.
+    """
+    fields = take_fields("", plain, Training())
+    recipe = take_fields("recipe.", fields.get("recipe", {}), Recipe())
+    return Training(**fields | {"recipe": Recipe(**recipe)})
+
+
+if __name__ == "__main__":
+    cli.run_main(main)
