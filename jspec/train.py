@@ -1,8 +1,8 @@
 """Trains a drafter: `python -m jspec.train --config=configs/train_eagle.py --workdir=DIR`.
 
 Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
-it was with the same command. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end,
-`head/`, for `--drafter=eagle --draft_head=DIR/head`.
+it was with the same command. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the
+end, `head/`, for `--drafter=eagle --draft_head=DIR/head`.
 """
 
 import pathlib
