@@ -11,6 +11,8 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from absl import flags
 
@@ -43,19 +45,19 @@ def main() -> None:
     done = read_done(path)
     prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]
     prompts = prompts[: _NUM_PROMPTS.value or None]
-    target = load_model(_TARGET.value, dtype=_DTYPE.value)
     generator = Generator(
-        target,
+        load_model(_TARGET.value, dtype=_DTYPE.value),
         drafter="none",
         batch_size=_BATCH_SIZE.value,
         max_seq_len=_MAX_PROMPT_TOKENS.value + _MAX_NEW_TOKENS.value,
     )
-    waiting = [
-        (index, ids)
-        for index, text in enumerate(prompts)
-        if index not in done
-        and len(ids := generator.encode_prompt(text)) <= _MAX_PROMPT_TOKENS.value
-    ]
+    waiting = []
+    for index, text in enumerate(prompts):
+        ids = generator.encode_prompt(text)
+        if index in done:
+            check_same(path, index, done[index], how_answered() | {"prompt_token_ids": ids})
+        elif len(ids) <= _MAX_PROMPT_TOKENS.value:
+            waiting.append((index, ids))
     begin, num_tokens = time.monotonic(), 0
     with path.open("a", encoding="utf-8") as file:
         for first in range(0, len(waiting), _CHUNK.value):
@@ -64,11 +66,10 @@ def main() -> None:
                 if piece.result is None:
                     continue
                 num_tokens += len(piece.result.token_ids)
-                record = {
+                record = how_answered() | {
                     "index": chunk[piece.index][0],
                     "prompt_token_ids": piece.result.prompt_token_ids,
                     "token_ids": piece.result.token_ids,
-                    "temperature": _TEMPERATURE.value,
                 }
                 file.write(json.dumps(record) + "\n")
                 file.flush()
@@ -77,6 +78,28 @@ def main() -> None:
             print(f"{first + len(chunk)} of {len(waiting)} prompts, {num_tokens} tokens, "
                   f"{num_tokens / seconds:.0f} a second, {left / 60:.0f} min left",
                   file=sys.stderr, flush=True)  # fmt: skip
+
+
+def how_answered() -> dict[str, Any]:
+    """Returns what besides the prompt decides an answer."""
+    flags_ = _TARGET, _DTYPE, _TEMPERATURE, _SEED, _MAX_NEW_TOKENS
+    return {flag.name: flag.value for flag in flags_}
+
+
+def check_same(
+    path: pathlib.Path, index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
+) -> None:
+    """Checks that an answer in the file is one to our prompt, drawn as we would.
+
+    Raises:
+      InputError: it is not; the message names what differs.
+    """
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            what = f"{theirs.get(name)!r} there and {value!r} here"
+            if name == "prompt_token_ids":
+                what = "another there"
+            raise InputError(f"{path} has other answers: {name} of prompt {index} is {what}")
 
 
 def make_request(index: int, prompt: list[int]) -> Request:
@@ -89,21 +112,22 @@ def make_request(index: int, prompt: list[int]) -> Request:
     return Request(prompt, settings)
 
 
-def read_done(path: pathlib.Path) -> set[int]:
-    """Returns the prompts that a file has answers to, and cuts a torn line off its end.
+def read_done(path: pathlib.Path) -> dict[int, dict[str, Any]]:
+    """Returns the answers in a file by prompt, and cuts a torn line off its end.
 
     Raises:
       InputError: a line that is no answer.
     """
     if not path.exists():
-        return set()
-    done, good = set(), 0
+        return {}
+    done, good = {}, 0
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
             try:
-                done.add(int(json.loads(line)["index"]))
+                record = json.loads(line)
+                done[int(record["index"])] = record
             except (ValueError, KeyError, TypeError):
                 raise InputError(f"{path}:{number}: expected an answer of this script") from None
             good += len(line)
