@@ -31,8 +31,9 @@ def call(script, monkeypatch, capsys, tmp_path, tmp_path_factory):
     prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
 
     def run(*arguments):
-        fixed = [f"--target={folder}", f"--prompts_file={prompts}", "--max_new_tokens=6",
-                 f"--output_json={tmp_path / 'answers.jsonl'}", "--chunk=2", "--batch_size=2"]  # fmt: skip
+        output = tmp_path / "answers.jsonl"
+        fixed = [f"--target={folder}", f"--prompts_file={prompts}", f"--output_json={output}",
+                 "--max_new_tokens=6", "--chunk=2", "--batch_size=2"]  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["make_answers", *fixed, *arguments])
         capsys.readouterr()
         status = 0
