@@ -11,6 +11,7 @@ from jspec.reports.wording import NOTHING, code, interval, listed, number, perce
 
 FEW_PROMPTS = 5
 MOST_RIVALS = 3
+_LEAST_COST = 0.9  # plain steps: what a round that checks drafts cannot take less than
 _NEAR = 0.85  # ways that are slower than this share of the fastest are not its rivals
 
 
@@ -122,8 +123,8 @@ def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
 
 
 def is_faster(own: WayNumbers) -> bool:
-    """Whether it is clearly so: not by one timing alone, nor without any draft that is kept."""
-    if own.speedup is None or is_timed_once(own) or not own.kept_per_round:
+    """Whether it is clearly so: not by one timing alone, nor for another reason than its drafts."""
+    if own.speedup is None or is_timed_once(own) or not own.kept_per_round or is_noisy(own):
         return False
     return own.speedup.low > 1
 
@@ -131,6 +132,11 @@ def is_faster(own: WayNumbers) -> bool:
 def is_slower(own: WayNumbers) -> bool:
     """Whether it is clearly so: not by one timing alone."""
     return own.speedup is not None and own.speedup.high < 1 and not is_timed_once(own)
+
+
+def is_noisy(own: WayNumbers) -> bool:
+    """Whether its rounds seem cheaper than plain steps, which they cannot be."""
+    return own.cost is not None and own.cost < _LEAST_COST
 
 
 def is_timed_once(own: WayNumbers) -> bool:

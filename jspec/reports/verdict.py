@@ -8,6 +8,7 @@ from jspec.reports.advice import (
     by_task_table,
     find_rivals,
     is_faster,
+    is_noisy,
     is_slower,
     is_timed_once,
     kept_share,
@@ -40,6 +41,12 @@ def verdict(summary: Summary) -> list[Block]:
         sentences.append(
             "All this is about generating; with the time to read the prompt, whole answers come "
             f"{number(best.whole_speedup.median)} times as fast."
+        )
+    if is_noisy(best):
+        sentences.append(
+            "A round that checks drafts cannot cost less than a plain step: these times are too "
+            "noisy to go by. Time them again, more often (`--config.repeats=5`) and on a quiet "
+            "machine."
         )
     if few := _few(best):
         sentences.append(few)
