@@ -1,4 +1,4 @@
-"""The flag --config: a config file whose fields are overridden by --config.FIELD=VALUE."""
+"""The flags --config, whose fields are overridden by --config.FIELD=VALUE, and --workdir."""
 
 import re
 import sys
@@ -13,7 +13,7 @@ from jspec.experiments.read_spec import check_known
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
 
 
-class _ConfigParser(config_flags.ConfigFileFlagParser):
+class _ConfigParser(flags.ArgumentParser):
     """Loads a config file; what is wrong with it is one line."""
 
     def parse(self, path: str) -> ConfigDict:
@@ -28,13 +28,11 @@ class _ConfigParser(config_flags.ConfigFileFlagParser):
         return config.lock()
 
 
-def define_config() -> flags.FlagHolder:
-    """Defines the flag and returns it; its value is a ConfigDict."""
-    holder = config_flags.DEFINE_config_file(
-        "config", None, "The config file; --config.FIELD=VALUE overrides a field of it."
-    )
-    flags.FLAGS["config"].parser = _ConfigParser("config")
-    return holder
+CONFIG = config_flags.DEFINE_config_file(
+    "config", None, "The config file; --config.FIELD=VALUE overrides a field of it."
+)
+WORKDIR = flags.DEFINE_string("workdir", None, "The folder of what the run writes.")
+flags.FLAGS["config"].parser = _ConfigParser()
 
 
 def check_field(config: ConfigDict, name: str) -> None:

@@ -11,22 +11,21 @@ import sys
 
 from absl import flags
 
-from jspec import cli
-from jspec.config_flag import define_config
+from jspec import cli, config_flag
+from jspec.config_flag import CONFIG, WORKDIR
 from jspec.errors import InputError
 from jspec.experiments.config import to_plain
 from jspec.experiments.run import run_experiment
 
-_CONFIG = define_config()
-_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of the results.")
+flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 
 
 def main() -> None:
     """Reads the flags and runs the experiment."""
-    if _CONFIG.value is None or not _WORKDIR.value:
+    if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
-    if run_experiment(to_plain(_CONFIG.value), _WORKDIR.value, argv):
+    if run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv):
         sys.exit(1)
 
 

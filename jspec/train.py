@@ -12,8 +12,8 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli
-from jspec.config_flag import define_config
+from jspec import cli, config_flag
+from jspec.config_flag import CONFIG, WORKDIR
 from jspec.errors import InputError
 from jspec.experiments.config import to_plain
 from jspec.experiments.config_file import check_or_write_config
@@ -21,17 +21,16 @@ from jspec.experiments.read_spec import take_fields
 from jspec.training.loop import SCORE, Recipe
 from jspec.training.run import HEAD, Training, run_training
 
-_CONFIG = define_config()
-_WORKDIR = flags.DEFINE_string("workdir", None, "The folder of checkpoints, metrics and the head.")
+flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 
 
 def main() -> None:
     """Reads the flags and trains."""
-    if _CONFIG.value is None or not _WORKDIR.value:
+    if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
-    plain = to_plain(_CONFIG.value)
+    plain = to_plain(CONFIG.value)
     training = read_training(plain)
-    workdir = pathlib.Path(_WORKDIR.value)
+    workdir = pathlib.Path(WORKDIR.value)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -8,6 +8,7 @@ import numpy as np
 
 from jspec.drafters import EagleDrafter
 from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache, init_eagle_params
+from jspec.weights.eagle_head import save_eagle
 from tests import tiny
 
 NUM_IDS = 40  # of the target's 61 tokens
@@ -17,9 +18,9 @@ CONFIG = EagleConfig(
 )  # fmt: skip
 
 
-def params(seed=0, std=0.4):
-    """Returns a head of large weights whose tokens are every third one left out."""
-    shapes = jax.eval_shape(lambda key: init_eagle_params(CONFIG, key), jax.random.key(0))
+def params(seed=0, std=0.4, config=CONFIG):
+    """Returns a head of large weights that cannot propose every third token."""
+    shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
     rng = np.random.default_rng(seed)
 
     def draw(path, leaf):
@@ -27,8 +28,17 @@ def params(seed=0, std=0.4):
         return jnp.asarray(1 + noise if path[-1].key == "scale" else noise, jnp.float32)
 
     head = jax.tree_util.tree_map_with_path(draw, shapes)
-    ids = np.flatnonzero(np.arange(tiny.CONFIG.vocab_size) % 3 != 2)[:NUM_IDS]
+    ids = np.flatnonzero(np.arange(config.target_vocab_size) % 3 != 2)[: config.layer.vocab_size]
     return head | {"ids": jnp.asarray(ids, jnp.int32)}
+
+
+def save_head(folder, target_config):
+    """Writes a head for a target of that shape; returns the folder as options have it."""
+    num_ids = (2 * target_config.vocab_size + 1) // 3
+    layer = dataclasses.replace(target_config, num_layers=1, vocab_size=num_ids)
+    config = EagleConfig(layer, target_config.vocab_size, (0, target_config.num_layers))
+    save_eagle(folder, config, params(config=config))
+    return str(folder)
 
 
 def drafter(width, **options):

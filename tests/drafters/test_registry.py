@@ -25,6 +25,7 @@ from jspec.errors import InputError
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
+from tests import tiny_eagle
 from tests.tiny import CONFIG
 
 SPEC = DrafterSpec(
@@ -37,7 +38,9 @@ SPEC = DrafterSpec(
 def spec(tmp_path_factory):
     """What every drafter can be built from."""
     table = write_table(tmp_path_factory.mktemp("table")).draft_table
-    return SPEC._replace(options=dataclasses.replace(SPEC.options, draft_table=table))
+    head = tiny_eagle.save_head(tmp_path_factory.mktemp("head") / "head", CONFIG)
+    options = dataclasses.replace(SPEC.options, draft_table=table, draft_head=head)
+    return SPEC._replace(options=options)
 
 
 def write_table(folder, vocab_size=61, order=2):
