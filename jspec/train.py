@@ -51,7 +51,8 @@ def read_training(plain: Mapping[str, Any]) -> Training:
     """
     fields = take_fields("", plain, Training())
     recipe = take_fields("recipe.", fields.get("recipe", {}), Recipe())
-    return Training(**fields | {"recipe": Recipe(**recipe)})
+    fields["recipe"] = Recipe(**recipe)
+    return Training(**fields)
 
 
 if __name__ == "__main__":

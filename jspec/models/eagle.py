@@ -131,7 +131,7 @@ def apply_head(
       hidden: what takes the place of the later tokens' features, [b t d].
       cache: with the block written and nothing committed.
     """
-    return EagleHead(config).apply(
+    return EagleHead(config).apply(  # type: ignore[return-value]
         {"params": params["head"]}, embedded, features, cache, logits_at=logits_at
     )
 

@@ -86,7 +86,7 @@ def unroll(
         normed = RMSNorm(config.layer.norm_epsilon).apply(
             {"params": params["head"]["mlp_norm"]}, hidden
         )
-        hidden = hidden + FeedForward(config.layer).apply({"params": params["head"]["mlp"]}, normed)
+        hidden = hidden + FeedForward(config.layer).apply({"params": params["head"]["mlp"]}, normed)  # type: ignore[operator, arg-type]
         final = RMSNorm(config.layer.norm_epsilon)
         outputs.append(final.apply({"params": params["head"]["final_norm"]}, hidden))
     return outputs
@@ -121,7 +121,7 @@ def _project(
         norm.apply({"params": head["embedding_norm"]}, tokens),
         norm.apply({"params": head["feature_norm"]}, hidden),
     ]
-    qkv = linear(jnp.concatenate(both, axis=-1), head["attention"]["qkv"])
+    qkv = linear(jnp.concatenate(both, axis=-1), head["attention"]["qkv"])  # type: ignore[operator, arg-type]
     if cfg.attention_bias:
         qkv += head["attention"]["qkv_bias"]
     rope = rope_cos_sin(cfg, positions)

@@ -230,8 +230,8 @@ class _Saver:
         self.folder = workdir / _CHECKPOINTS
         self._checkpointer = ocp.training.Checkpointer(
             str(self.folder.absolute()),
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.AnyPreservationPolicy([
+            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # type: ignore
+            preservation_policy=policies.AnyPreservationPolicy([  # type: ignore
                 policies.LatestN(recipe.keep),
                 policies.BestN(get_metric_fn=lambda metrics: metrics[SCORE], n=1),
             ]),
@@ -256,12 +256,12 @@ class _Saver:
         found = self._checkpointer.checkpoints
         if not patience or not found:
             return False
-        best = max(found, key=lambda one: one.metrics[SCORE])
+        best = max(found, key=lambda one: one.metrics[SCORE])  # type: ignore
         return sum(one.step > best.step for one in found) >= patience
 
     def best(self, state: TrainState) -> tuple[Params, dict[str, Any]]:
         self._checkpointer.wait()
-        best = max(self._checkpointer.checkpoints, key=lambda one: one.metrics[SCORE])
+        best = max(self._checkpointer.checkpoints, key=lambda one: one.metrics[SCORE])  # type: ignore
         return self._load(best.step, state).params, dict(best.metrics)
 
     def _load(self, step: int, state: TrainState) -> TrainState:

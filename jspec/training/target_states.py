@@ -51,7 +51,7 @@ def make_states(target: LoadedModel, ids: np.ndarray, feature_layers: tuple[int,
             is_scored=jnp.asarray(rows.is_answer),
             embedded=look_up(params["embedding"], tokens),
             features=hidden[:, :, :-1],
-            logits=linear(final, head),
+            logits=linear(final, head),  # type: ignore
         )
 
     return jax.jit(states_of)

@@ -91,7 +91,7 @@ def pack(texts: Sequence[Text], seq_len: int) -> Rows:
         room -= len(text.prompt) + len(text.answer)
     packed = Rows(
         *(np.zeros([len(rows), seq_len], np.int32) for _ in range(3)),
-        np.zeros([len(rows), seq_len], bool),
+        np.zeros([len(rows), seq_len], bool),  # type: ignore
     )
     for row, members in enumerate(rows):
         begin = 0
