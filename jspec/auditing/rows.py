@@ -35,6 +35,7 @@ _ROWS_A_RUN = 128
 _PATHS_A_CALL = 64
 _MAX_NUM_DRAFT_TOKENS = 2
 _COST_OF_A_DRAFT = 0.5  # of a plain step
+_COST_OF_A_GREEDY_DRAFT = 0.05
 
 
 class Context(NamedTuple):
@@ -218,10 +219,15 @@ class Rows:
         return state.replace(draft=jax.jit(self._catch_up)(params, state))
 
     def _costs(self) -> np.ndarray | None:
-        """Returns costs of rounds under which rows of different fortunes choose differently."""
+        """Returns costs of rounds under which rows of different fortunes choose differently.
+
+        At temperature 0 all rows have the same fortune: drafts are cheap enough to be tried.
+        """
         if not self._numbers or self._drafter is None:
             return None
-        one_drafter = 1 + _COST_OF_A_DRAFT * np.array(self._numbers)
+        is_greedy = self.settings.temperature == 0
+        cost = _COST_OF_A_GREEDY_DRAFT if is_greedy else _COST_OF_A_DRAFT
+        one_drafter = 1 + cost * np.array(self._numbers)
         return np.tile(one_drafter, (len(drafters_of(self._drafter.kinds)), 1))
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
