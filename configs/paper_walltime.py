@@ -39,4 +39,5 @@ def get_config() -> ConfigDict:
     config.ways = ordered(ways)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.repeats = 3
+    config.measure_costs = True
     return config

@@ -24,4 +24,5 @@ def get_config() -> ConfigDict:
     config.ways = ordered(ways)
     config.per_category = 1
     config.repeats = 3
+    config.measure_costs = True
     return config

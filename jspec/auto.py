@@ -1,7 +1,7 @@
 """A number of draft tokens that adapts: which numbers there are, and what rounds of them cost."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -40,6 +40,7 @@ class AutoCosts:
         params: ModelParams,
         drafter: Drafter,
         *,
+        numbers: Sequence[int],
         target: LoadedModel,
         batch_size: int,
         max_seq_len: int,
@@ -49,9 +50,10 @@ class AutoCosts:
         """Prepares; nothing is measured yet.
 
         Args:
-          engine: the compiled programs, whose rows choose among `numbers_of(drafter)`.
+          engine: the compiled programs, whose rows choose among `numbers`.
           params: both sides' parameters.
           drafter: what proposes.
+          numbers: of drafts, rising from 0.
           target: the target.
           batch_size: rows that run together.
           max_seq_len: tokens that prompt and answer may come to.
@@ -62,6 +64,7 @@ class AutoCosts:
           InputError: costs of something else.
         """
         self._engine, self._params, self._drafter = engine, params, drafter
+        self._numbers = tuple(numbers)
         self._target, self._batch_size, self._key = target, batch_size, key
         self._max_context = self._context(max_seq_len)
         self._known = costs
@@ -74,7 +77,7 @@ class AutoCosts:
         if self._known is None:
             key = dict(self._key) | self._place()
             self._known = recall_or_measure(
-                cache_dir() / "costs.json", key, self._measure, self._check
+                cache_dir() / "costs.json", key, self.measure, self._check
             )
         return self._known
 
@@ -90,7 +93,7 @@ class AutoCosts:
         return capacity_for(max_length, self._drafter.num_draft_tokens + 1)
 
     def _check(self, costs: RoundCosts) -> None:
-        expected = numbers_of(self._drafter), tuple(drafters_of(self._drafter.kinds))
+        expected = self._numbers, tuple(drafters_of(self._drafter.kinds))
         found = costs.numbers, costs.drafters
         if found != expected:
             numbers, drafters = map(list, expected)
@@ -111,16 +114,17 @@ class AutoCosts:
             "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._params],
             "batch_size": self._batch_size,
             "max_context": self._max_context,
-            "numbers": list(numbers_of(self._drafter)),
+            "numbers": list(self._numbers),
         }
 
-    def _measure(self) -> RoundCosts:
+    def measure(self) -> RoundCosts:
+        """Measures them now, whatever is known."""
         return measure_costs(
             self._engine,
             self._params,
             target=mask_padding(make_apply(self._target.config), self._target),
             drafter=self._drafter,
-            numbers=numbers_of(self._drafter),
+            numbers=self._numbers,
             batch_size=self._batch_size,
             max_context=self._max_context,
         )

@@ -93,18 +93,18 @@ class Generator:
         self._rounds_per_visit = rounds_per_visit
         self._drafter_options, self._rule_options = drafter_options, rule_options
         self._rule = get_rule(acceptance, rule_options)
-        self._programs = make_programs(
+        self._make_programs = functools.partial(
+            make_programs,
             target,
             draft,
             drafter=drafter,
             drafter_options=drafter_options,
-            num_draft_tokens=num_draft_tokens,
-            costs=costs,
             acceptance=acceptance,
             rule=self._rule,
             max_seq_len=self.max_seq_len,
             batch_size=batch_size,
         )
+        self._programs = self._make_programs(num_draft_tokens=num_draft_tokens, costs=costs)
         self.drafter = drafter
         self.num_draft_tokens = self._programs.num_draft_tokens
         self._drafter_bytes = self._programs.drafter_bytes(
@@ -313,6 +313,21 @@ class Generator:
     def costs(self) -> RoundCosts | None:
         """What rounds cost here; measured now if need be. None with a fixed number of drafts."""
         return None if self._programs.auto is None else self._programs.auto.costs
+
+    def measure_costs(self) -> RoundCosts | None:
+        """Measures what rounds cost here, a plain step and rounds with drafts, apart from any run.
+
+        With a fixed number of drafts that number is measured beside 0, with "auto" all that it
+        chooses from. Takes a few seconds, and as many again to compile. None for plain decoding.
+        """
+        if self._programs.drafter is None:
+            return None
+        programs = self._programs
+        if programs.auto is None:
+            numbers = 0, self.num_draft_tokens
+            programs = self._make_programs(num_draft_tokens=AUTO, costs=None, numbers=numbers)
+        assert programs.auto is not None
+        return programs.auto.measure()
 
     def _take_piece(self, answer: Answer) -> Piece:
         piece = answer.take_piece()

@@ -1,6 +1,7 @@
 """From models and the names of a drafter and a rule to compiled programs and their parameters."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,6 +79,7 @@ def make_programs(
     rule: AcceptanceRule,
     max_seq_len: int,
     batch_size: int,
+    numbers: Sequence[int] | None = None,
 ) -> Programs:
     """Prepares programs; nothing is compiled yet.
 
@@ -92,13 +94,15 @@ def make_programs(
       rule: what decides.
       max_seq_len: tokens that prompt and answer may come to.
       batch_size: rows that run together.
+      numbers: of drafts, rising from 0, among which "auto" chooses; None takes its own.
 
     Raises:
       InputError: a value out of range, or models or costs that do not fit.
     """
     is_auto = num_draft_tokens == AUTO
     most = max(max_seq_len - 2, 1)
-    num_wanted = min(MOST_DRAFT_TOKENS, most) if is_auto else num_draft_tokens
+    largest = numbers[-1] if numbers else MOST_DRAFT_TOKENS
+    num_wanted = min(largest, most) if is_auto else num_draft_tokens
     num_wanted = whole_number("num_draft_tokens", num_wanted, f" or {AUTO!r}")
     if costs is not None and (not is_auto or drafter == "none"):
         raise InputError(f"expected num_draft_tokens={AUTO!r} and a drafter with costs of rounds")
@@ -117,12 +121,13 @@ def make_programs(
     params = ModelParams(target.params, built.params)
     if built.drafter is None or not is_auto:
         return Programs(make_engine(target, built.drafter, rule), params, built.drafter, None)
-    numbers = numbers_of(built.drafter)
+    numbers = numbers or numbers_of(built.drafter)
     engine = make_engine(target, built.drafter, rule, numbers)
     auto = AutoCosts(
         engine,
         params,
         built.drafter,
+        numbers=numbers,
         target=target,
         batch_size=batch_size,
         max_seq_len=max_seq_len,

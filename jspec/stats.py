@@ -1,6 +1,7 @@
 """Counts and times of one answer, and the rates that follow from them."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -111,7 +112,7 @@ class Stats:
         }
 
 
-Rounds = tuple[RoundCounts, ...] | list[RoundCounts]
+Rounds = Sequence[RoundCounts]
 
 
 def acceptance_rate(rounds: Rounds) -> float | None:

@@ -162,3 +162,4 @@ def test_plain_decoding_has_nothing_to_choose():
     generator = make_auto("none", costs=None)
     result = generator.generate(requests(max_new_tokens=5)[0])
     assert (generator.costs, result.stats.num_proposed) == (None, 0)
+    assert generator.measure_costs() is None

@@ -1,28 +1,30 @@
-"""From rounds that were seen to a speed-up that is expected.
+"""From rounds that were seen, and costs that were measured apart, to a speed-up that is expected.
 
-Two predictions, both of the form tokens of a round / seconds of a round · seconds of a plain step:
+A speed-up is tokens of a round over seconds of a round, in steps of plain decoding. Two forms:
 
 * `iid`: Theorem 3.8 of Leviathan et al. (arXiv 2211.17192). One probability for every draft, every
-  proposal full, a verify call as cheap as a plain step. The paper itself is off by up to 45 %.
+  proposal full, each draft adding c plain steps. The paper itself is off by up to 45 %.
 * `by_position`: a probability for each place in the proposal, given that all drafts before it were
-  kept; proposals of the lengths that there were, 0 included; the seconds of a round by the number
-  of its drafts, drafting and all.
+  kept; proposals of the lengths that there were, 0 included; the seconds of a round of that length,
+  drafting and all.
 
-A round is (drafts proposed, drafts kept); what follows, such as the drafter's name, is not read.
+The costs are those of a calibration (see `RoundCosts`): no answer that was timed has a part in
+them, so a wrong cost shows as an error, on the very prompts whose acceptance was seen too.
 """
 
-import collections
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from jspec.analysis.improvement import walltime_improvement
+from jspec.analysis.improvement import expected_tokens
+from jspec.batch import capacity_for
+from jspec.costs import RoundCosts
 from jspec.errors import InputError
 from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance
 
-Round = Sequence[Any]
-CostFn = Callable[[int], float]
+CostFn = Callable[[int, RoundCounts | None], float]
 
 
 class PromptRun(NamedTuple):
@@ -34,13 +36,36 @@ class PromptRun(NamedTuple):
       seconds: of decoding it, prefill excluded.
       num_plain_tokens: of the plain answer, likewise without the prefill's.
       plain_seconds: of decoding it.
+      max_length: tokens that prompt and answer may come to.
     """
 
-    rounds: Sequence[Round]
+    rounds: Sequence[RoundCounts]
     num_tokens: int
     seconds: float
     num_plain_tokens: int
     plain_seconds: float
+    max_length: int
+
+
+class RoundSpeed(NamedTuple):
+    """A speed-up and what it is made of.
+
+    Attributes:
+      tokens: a round gives.
+      cost: of a round, in steps of plain decoding.
+    """
+
+    tokens: float
+    cost: float
+
+    @property
+    def speedup(self) -> float:
+        """To plain decoding."""
+        return self.tokens / self.cost
+
+    def error(self, measured: "RoundSpeed") -> float:
+        """Returns how far it is off, relative to the truth; above 0 where it is too much."""
+        return self.speedup / measured.speedup - 1
 
 
 class HalfPrediction(NamedTuple):
@@ -49,48 +74,70 @@ class HalfPrediction(NamedTuple):
     Attributes:
       seen: which prompts were looked at, "even" or "odd" ones; the others are predicted.
       alpha: of the seen rounds: the share of drafts kept among those whose turn came.
-      measured: the speed-up of the others.
+      measured: the speed of the others.
       iid: what was expected of them so.
       by_position: and so.
-      iid_error: relative to what was measured; above 0 where too much was expected.
-      by_position_error: likewise.
     """
 
     seen: str
     alpha: float
-    measured: float
-    iid: float
-    by_position: float
-    iid_error: float
-    by_position_error: float
+    measured: RoundSpeed
+    iid: RoundSpeed
+    by_position: RoundSpeed
 
 
-def observed_alpha(rounds: Sequence[Round]) -> float:
+def cost_of(costs: RoundCosts) -> CostFn:
+    """Returns the seconds of rounds that were measured, for `expect_by_position`.
+
+    A round costs what the smallest number of drafts costs that was measured and holds its own; one
+    in which nobody had anything to say costs a plain step.
+
+    Args:
+      costs: of the way's rounds, at batch size 1.
+    """
+
+    @functools.cache
+    def seconds(max_length: int) -> np.ndarray:
+        return costs.at(capacity_for(max_length, costs.numbers[-1] + 1))
+
+    def cost(max_length: int, a_round: RoundCounts | None) -> float:
+        plain = seconds(max_length)[:, 0].min()
+        if a_round is None or not a_round.num_proposed:
+            return float(plain)
+        if a_round.drafter not in costs.drafters or a_round.num_proposed > costs.numbers[-1]:
+            raise InputError(
+                f"expected costs of rounds with {a_round.num_proposed} drafts by "
+                f"{a_round.drafter!r}, got {list(costs.numbers)} by {list(costs.drafters)}"
+            )
+        own = seconds(max_length)[costs.drafters.index(a_round.drafter)]
+        return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
+
+    return cost
+
+
+def observed_alpha(rounds: Sequence[RoundCounts]) -> float:
     """Returns the paper's alpha as rounds show it: drafts kept of those whose turn came.
 
     A draft behind a refused one never had its turn: `acceptance_rate`, drafts kept of all proposed,
     falls with the number of drafts, and this does not. 0 where nothing was proposed.
     """
-    kept = sum(accepted for _, accepted, *_ in rounds)
-    tried = sum(min(accepted + 1, proposed) for proposed, accepted, *_ in rounds)
+    kept = sum(one.num_accepted for one in rounds)
+    tried = sum(min(one.num_accepted + 1, one.num_proposed) for one in rounds)
     return kept / tried if tried else 0.0
 
 
-def expected_speedup(
-    rounds: Sequence[Round], cost: CostFn, plain_seconds: float, *, is_conditional: bool = True
-) -> float:
-    """Returns the speed-up of rounds like these: the prediction `by_position`.
+def expect_by_position(
+    prompts: Sequence[PromptRun], cost: CostFn, *, is_conditional: bool = True
+) -> RoundSpeed:
+    """Returns the speed of rounds like these: the prediction `by_position`.
 
-        sum over k of P(k) · (1 + sum over i <= k of a_1 · ... · a_i)  tokens a round, in
-        sum over k of P(k) · cost(k)  seconds
+        sum over k of P(k) · (1 + sum over i <= k of a_1 · ... · a_i)  tokens a round
 
-    with P(k) the share of rounds with k drafts proposed.
+    with P(k) the share of rounds with k drafts proposed, and the mean of the rounds' costs.
 
     Args:
-      rounds: seen.
-      cost: from the number of drafts proposed to the seconds of a round, drafting included; see
-        `at_fitting_width`.
-      plain_seconds: of a plain step.
+      prompts: seen; their seconds are not looked at.
+      cost: (max_length, round) -> its seconds, drafting included; of a plain step for None.
       is_conditional: whether a_1 · ... · a_i is a product of conditional acceptances, as if how
         long a proposal is said nothing about how good it is; else it is how often the i-th draft of
         those proposals that have one is kept.
@@ -98,91 +145,71 @@ def expected_speedup(
     Raises:
       InputError: no rounds.
     """
+    rounds = _rounds_of(prompts)
+    tokens_of = np.cumsum([1.0, *_kept_by_place(rounds, is_conditional=is_conditional)])
+    # A place that no draft ever reached adds nothing.
+    found = [tokens_of[min(one.num_proposed, len(tokens_of) - 1)] for one in rounds]
+    return RoundSpeed(float(np.mean(found)), _cost_in_steps(prompts, cost))
+
+
+def _rounds_of(prompts: Sequence[PromptRun]) -> list[RoundCounts]:
+    rounds = [one for prompt in prompts for one in prompt.rounds]
     if not rounds:
         raise InputError("expected some rounds, got none")
-    rates = _kept_by_place(rounds, is_conditional=is_conditional)
-    lengths = collections.Counter(int(proposed) for proposed, *_ in rounds)
-    tokens = sum(count * (1 + sum(rates[:length])) for length, count in lengths.items())
-    seconds = sum(count * cost(length) for length, count in lengths.items())
-    return tokens / seconds * plain_seconds
+    return rounds
 
 
-def _kept_by_place(rounds: Sequence[Round], *, is_conditional: bool) -> list[float]:
+def _kept_by_place(rounds: Sequence[RoundCounts], *, is_conditional: bool) -> list[float]:
     """Returns how likely the draft at each place is kept; a place never reached is left out."""
-    counts = [RoundCounts(int(proposed), int(accepted)) for proposed, accepted, *_ in rounds]
     if not is_conditional:
-        return acceptance_by_position(counts)
-    return np.cumprod(conditional_acceptance(counts)).tolist()
+        return acceptance_by_position(rounds)
+    return np.cumprod(conditional_acceptance(rounds)).tolist()
 
 
-def at_fitting_width(seconds: Mapping[int, float]) -> CostFn:
-    """Returns the cost of a round by the number of drafts proposed.
-
-    Args:
-      seconds: of rounds at the compiled widths. A round runs at the smallest one that holds its
-        drafts (see `speculation.step`).
-    """
-    widths = sorted(seconds)
-
-    def cost(num_proposed: int) -> float:
-        fitting = [width for width in widths if width >= num_proposed]
-        if not fitting:
-            raise InputError(f"expected a cost of rounds of {num_proposed} drafts, got {widths}")
-        return seconds[fitting[0]]
-
-    return cost
+def _cost_in_steps(prompts: Sequence[PromptRun], cost: CostFn) -> float:
+    """Returns the mean cost of the prompts' rounds in plain steps."""
+    seconds = sum(cost(prompt.max_length, one) for prompt in prompts for one in prompt.rounds)
+    plain = sum(cost(prompt.max_length, None) * len(prompt.rounds) for prompt in prompts)
+    return seconds / plain
 
 
-def fit_round_costs(prompts: Sequence[PromptRun], widths: Sequence[int]) -> CostFn:
-    """Returns the seconds of rounds at each width that answers' seconds speak for.
-
-    Least squares over prompts, seconds = sum over rounds of the cost at their width; a wider round
-    never costs less (what is fitted are the rises), and the total is met exactly. A width that no
-    round had is interpolated; outside of those that had any it costs what the nearest does.
+def expect_iid(
+    prompts: Sequence[PromptRun], cost: CostFn, *, num_draft_tokens: int
+) -> tuple[RoundSpeed, float]:
+    """Returns the speed by Theorem 3.8, and its c: what a draft adds to a round, in plain steps.
 
     Args:
-      prompts: seen.
-      widths: the compiled ones, among them one that holds every proposal.
+      prompts: seen; their seconds are not looked at.
+      cost: see `expect_by_position`; c is that of a full round, less a plain step, by drafts.
+      num_draft_tokens: gamma.
 
     Raises:
-      InputError: no rounds, or a proposal that no width holds.
+      InputError: no rounds.
     """
-    import scipy.optimize
-
-    widths = sorted(set(widths))
-    index_of = at_fitting_width({width: float(i) for i, width in enumerate(widths)})
-    counts = np.zeros([len(prompts), len(widths)])
-    for row, prompt in enumerate(prompts):
-        for proposed, *_ in prompt.rounds:
-            counts[row, int(index_of(proposed))] += 1
-    if not counts.any():
-        raise InputError("expected some rounds, got none")
-    seconds = np.array([prompt.seconds for prompt in prompts])
-    used = np.flatnonzero(counts.any(axis=0))
-    at_least = counts[:, used[::-1]].cumsum(axis=1)[:, ::-1]  # rounds of a width or a wider one
-    rises, _ = scipy.optimize.nnls(at_least, seconds)
-    known = np.cumsum(rises) * (seconds.sum() / (at_least @ rises).sum())
-    costs = np.interp(widths, np.array(widths)[used], known)
-    return at_fitting_width(dict(zip(widths, costs.tolist(), strict=True)))
+    rounds = _rounds_of(prompts)
+    drafter = next((one.drafter for one in rounds if one.drafter), "")
+    full = RoundCounts(num_draft_tokens, 0, drafter)
+    whole = [prompt._replace(rounds=[full] * len(prompt.rounds)) for prompt in prompts]
+    steps = _cost_in_steps(whole, cost)
+    tokens = expected_tokens(observed_alpha(rounds), num_draft_tokens)
+    return RoundSpeed(tokens, steps), (steps - 1) / num_draft_tokens
 
 
-def measured_speedup(prompts: Sequence[PromptRun]) -> float:
-    """Returns tokens a second with drafts over those without, over all prompts together."""
-    speed = sum(p.num_tokens for p in prompts) / sum(p.seconds for p in prompts)
-    return speed * plain_step_seconds(prompts)
-
-
-def plain_step_seconds(prompts: Sequence[PromptRun]) -> float:
-    """Returns the seconds of a plain step, over all prompts together."""
-    return sum(p.plain_seconds for p in prompts) / sum(p.num_plain_tokens for p in prompts)
+def measured_speed(prompts: Sequence[PromptRun]) -> RoundSpeed:
+    """Returns the speed that all prompts together had."""
+    num_rounds = sum(len(prompt.rounds) for prompt in prompts)
+    plain = sum(p.plain_seconds for p in prompts) / sum(p.num_plain_tokens for p in prompts)
+    return RoundSpeed(
+        sum(p.num_tokens for p in prompts) / num_rounds,
+        sum(p.seconds for p in prompts) / num_rounds / plain,
+    )
 
 
 def predict_halves(
     prompts: Sequence[PromptRun],
+    cost: CostFn,
     *,
     num_draft_tokens: int,
-    cost_ratio: float,
-    costs: Callable[[Sequence[PromptRun]], CostFn],
     is_conditional: bool = True,
 ) -> list[HalfPrediction]:
     """Predicts each half of the prompts from the other one.
@@ -192,11 +219,9 @@ def predict_halves(
 
     Args:
       prompts: at least 2.
+      cost: see `expect_by_position`; measured apart from the prompts.
       num_draft_tokens: gamma, of the i.i.d. form.
-      cost_ratio: c, what a draft costs in plain steps, of the i.i.d. form.
-      costs: from the prompts that may be looked at to the seconds of their rounds, such as a
-        partial `fit_round_costs`, or whatever was measured apart.
-      is_conditional: see `expected_speedup`.
+      is_conditional: see `expect_by_position`.
 
     Returns:
       Two predictions.
@@ -209,16 +234,14 @@ def predict_halves(
     halves = {"even": prompts[::2], "odd": prompts[1::2]}
     predictions = []
     for seen, other in (("even", "odd"), ("odd", "even")):
-        rounds = [a_round for prompt in halves[seen] for a_round in prompt.rounds]
-        alpha = observed_alpha(rounds)
-        iid = walltime_improvement(alpha, num_draft_tokens, cost_ratio)
-        by_position = expected_speedup(
-            rounds,
-            costs(halves[seen]),
-            plain_step_seconds(halves[seen]),
-            is_conditional=is_conditional,
+        own = halves[seen]
+        predictions.append(
+            HalfPrediction(
+                seen,
+                observed_alpha(_rounds_of(own)),
+                measured_speed(halves[other]),
+                expect_iid(own, cost, num_draft_tokens=num_draft_tokens)[0],
+                expect_by_position(own, cost, is_conditional=is_conditional),
+            )
         )
-        measured = measured_speedup(halves[other])
-        errors = iid / measured - 1, by_position / measured - 1
-        predictions.append(HalfPrediction(seen, alpha, measured, iid, by_position, *errors))
     return predictions

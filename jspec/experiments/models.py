@@ -7,7 +7,7 @@ from jspec.auto import AUTO
 from jspec.cli import parse_quantization
 from jspec.drafters import member_names
 from jspec.experiments.errors import WorkdirError, describe_error
-from jspec.experiments.shared_costs import recorded_costs
+from jspec.experiments.shared_costs import COSTS, recorded_costs
 from jspec.experiments.spec import Experiment
 from jspec.experiments.store import Store
 from jspec.experiments.tables import counted_table
@@ -110,12 +110,15 @@ class Generators:
             return Generator(self.models.target, **options)
         options["num_draft_tokens"] = way.num_draft_tokens
         generator = Generator(self.models.target, draft, **options)
-        if way.num_draft_tokens != AUTO:
+        is_auto = way.num_draft_tokens == AUTO
+        if not is_auto and not self._experiment.measure_costs:
             return generator
-        path = self._store.folder / "costs.json"
+        measure = (lambda: generator.costs) if is_auto else generator.measure_costs
         with self._store.setup():
-            costs = recorded_costs(path, label, batch_size, lambda: generator.costs)
-        return Generator(self.models.target, draft, costs=costs, **options)
+            costs = recorded_costs(self._store.folder / COSTS, label, batch_size, measure)
+        return (
+            Generator(self.models.target, draft, costs=costs, **options) if is_auto else generator
+        )
 
     def describe(self) -> dict[str, Any]:
         """Returns what each way is, as plain values; the error of one that cannot be made."""

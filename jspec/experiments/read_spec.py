@@ -125,6 +125,9 @@ def _cast(name: str, value: Any, default: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise InputError(f"expected {name} to be a list, got {value!r}")
         return tuple(_cast(name, one, default[0] if default else None) for one in value)
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise InputError(f"expected {name} to be true or false, got {value!r}")
     elif isinstance(default, float):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(f"expected {name} to be a number, got {value!r}")

@@ -8,6 +8,8 @@ from jspec.costs import RoundCosts
 from jspec.experiments.config_file import write_json
 from jspec.experiments.errors import WorkdirError
 
+COSTS = "costs.json"  # in the workdir
+
 
 def recorded_costs(
     path: pathlib.Path, way: str, batch_size: int, measure: Callable[[], RoundCosts | None]

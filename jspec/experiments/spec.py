@@ -131,6 +131,8 @@ class Experiment:
       batch_sizes: prompts answered together.
       max_new_tokens: tokens of an answer, where a setting says nothing else.
       max_seq_len: tokens that prompt and answer may come to.
+      measure_costs: whether the cost of a round is measured for each way, apart from its answers,
+        so that the report can say what was to be expected; about 20 s a way, most of it once.
       table: see `TableSpec`.
       estimate: see `EstimateSpec`.
       theory: see `TheorySpec`.
@@ -154,6 +156,7 @@ class Experiment:
     batch_sizes: tuple[int, ...] = (1,)
     max_new_tokens: int = 64
     max_seq_len: int = 2048
+    measure_costs: bool = False
     table: TableSpec = TableSpec()
     estimate: EstimateSpec = EstimateSpec()
     theory: TheorySpec = TheorySpec()

@@ -7,7 +7,7 @@ from jspec.reports.document import Block, Heading, Paragraph, Words
 from jspec.reports.growth_chapters import batch_blocks, length_blocks
 from jspec.reports.measured import parse_cells
 from jspec.reports.pictures import scene_pictures
-from jspec.reports.prediction_table import prediction_table
+from jspec.reports.prediction_table import prediction_tables
 from jspec.reports.scene import Scene, Summary, by_length, make_scenes, name_base, summarise
 from jspec.reports.spec_bench_table import spec_bench_table
 from jspec.reports.verdict import verdict
@@ -90,6 +90,6 @@ def _numbers(summary: Summary, view: View) -> list[Block]:
     blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall_table(summary)]
     if summary.by_category:
         blocks += category_tables(summary)
-    tables = spec_bench_table(summary), prediction_table(summary.scene, view)
+    tables = [spec_bench_table(summary), *prediction_tables(summary.scene, view, {})]
     blocks += [table for table in tables if table is not None]
     return [*blocks, *scene_pictures(summary, view)]

@@ -14,6 +14,7 @@ class MeasuredAnswer(NamedTuple):
 
     Attributes:
       category: of the prompt; NO_CATEGORY where it has none.
+      num_prompt_tokens: of the prompt; 0 where it is not known.
       token_ids: what was answered.
       num_round_tokens: all but the first, which reading the prompt gives.
       prefill_seconds: to read the prompt.
@@ -25,6 +26,7 @@ class MeasuredAnswer(NamedTuple):
     """
 
     category: str
+    num_prompt_tokens: int
     token_ids: tuple[int, ...]
     num_round_tokens: int
     prefill_seconds: float
@@ -90,6 +92,7 @@ def _parse_answer(answer: Mapping[str, Any]) -> MeasuredAnswer:
     category, repetition = answer.get("category"), answer.get("repetition")
     return MeasuredAnswer(
         category=NO_CATEGORY if category is None else str(category),
+        num_prompt_tokens=int(answer.get("num_prompt_tokens", 0)),
         token_ids=tuple(answer["token_ids"]),
         num_round_tokens=int(answer["num_round_tokens"]),
         prefill_seconds=float(answer["prefill_seconds"]),

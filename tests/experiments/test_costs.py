@@ -92,3 +92,22 @@ def test_costs_are_measured_into_the_workdir(config, tmp_path, monkeypatch, caps
     assert len(runs) == 2
     for run in runs:
         assert RoundCosts.from_json(run["described"]["auto"]["costs"]) == costs
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_costs_of_a_fixed_number_are_measured_where_they_are_wanted(config, tmp_path, is_wanted):
+    """A plain step and a full round: what the report's expectations are made of."""
+    ways = {"plain": {"drafter": "none"},
+            "lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 2}}  # fmt: skip
+    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=1, max_seq_len=64,
+                   measure_costs=is_wanted)  # fmt: skip
+    assert run_experiment(plain, str(tmp_path)) == 0
+    path = tmp_path / "costs.json"
+    assert path.exists() == is_wanted
+    if is_wanted:
+        entries = json.loads(path.read_text())
+        assert set(entries) == {"lookup"}
+        costs = RoundCosts.from_json(entries["lookup"]["1"])
+        assert (costs.numbers, costs.drafters) == ((0, 2), ("prompt_lookup",))
+    (run,) = read_lines(tmp_path / "runs.jsonl")
+    assert run["described"]["lookup"]["costs"] is None
