@@ -5,6 +5,8 @@
 
 Lines of the prompts file have a `category`; `--config.prompts_file=FILE` takes another one,
 `--config.per_category=5` the first five prompts of each category.
+
+Expected on two CPU cores: not measured yet.
 """
 
 from ml_collections import ConfigDict

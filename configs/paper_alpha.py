@@ -6,8 +6,17 @@
 In kind of Table 3 of arXiv 2211.17192, at temperatures 0 and 1, on the target's own answers, every
 token of them. Tables of unigrams and bigrams are counted first, on 10,000 tokens that the target
 says to other prompts (configs/table_prompts.jsonl); they are kept in the workdir. `hierarchical`
-has the law of its draft model, and is not listed apart. The paper's 10K tokens take about 160
-answers: `--config.prompts_file=FILE`.
+has the law of its draft model, and is not listed apart. A cascade's law is that of its first member
+with something to say. `pattern` completes stock phrases, and is silent elsewhere.
+
+Refused: `none`, which drafts nothing, and `eagle`, alone or in a cascade: its law at a token needs
+the hidden states of a round, which are not there without drafting. Numbers of drafts and acceptance
+rules are refused too: they have no part in alpha.
+
+The paper looked at 10K tokens: a file of 65 prompts gives as many, 160 an answer
+(`--config.prompts_file=FILE`); the 13 of configs/prompts.jsonl give 2K.
+
+Expected on two CPU cores: not measured yet.
 """
 
 from ml_collections import ConfigDict
@@ -15,6 +24,13 @@ from ml_collections import ConfigDict
 from jspec.experiments.config import defaults, ordered, way
 
 _TARGET = "smollm2-135m-instruct"
+_PHRASES = (
+    "In conclusion, ",
+    "For example, ",
+    "Here are some ",
+    "It is important to note that ",
+    "On the other hand, ",
+)
 
 
 def get_config() -> ConfigDict:
@@ -30,12 +46,18 @@ def get_config() -> ConfigDict:
         "ngram": way("ngram"),
         "ngram sampled": way("ngram", options={"ngram_law": "sampled"}),
         "prompt_lookup": way("prompt_lookup"),
+        "pattern": way("pattern", options={"pattern": "|".join(_PHRASES)}),
+        "prompt_lookup+bigram": way("prompt_lookup+bigram"),
     }
     for layers in (10, 20, 25):
         options = {"draft_layers": tuple(range(layers))}
         ways[f"layer_skip:{layers} layers"] = way("layer_skip", options=options)
     for kind in ("int4", "int8"):
         ways[f"model {kind}"] = way("model", draft=_TARGET, draft_quantization=kind)
+    ways["prompt_lookup+model int4"] = way(
+        "prompt_lookup+model", draft=_TARGET, draft_quantization="int4"
+    )
     config.ways = ordered(ways)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
+    config.max_new_tokens = 160
     return config

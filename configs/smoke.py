@@ -2,6 +2,8 @@
 
 python -m jspec.experiment --config=configs/smoke.py --workdir=runs/smoke
 python scripts/summarize.py runs/smoke
+
+Expected on two CPU cores: not measured yet.
 """
 
 from ml_collections import ConfigDict

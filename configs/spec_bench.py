@@ -8,6 +8,8 @@
 13 prompts of configs/prompts.jsonl are answered, which are of the same kinds. Spec-Bench itself
 lets answers have 1024 tokens: `--config.max_new_tokens=1024`; the first two prompts of each
 category: `--config.per_category=2`.
+
+Expected on two CPU cores: not measured yet.
 """
 
 from ml_collections import ConfigDict

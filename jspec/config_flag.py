@@ -1,5 +1,6 @@
 """The flags --config, whose fields are overridden by --config.FIELD=VALUE, and --workdir."""
 
+import pathlib
 import re
 import sys
 
@@ -8,7 +9,7 @@ from ml_collections import ConfigDict, config_flags
 
 from jspec.errors import InputError
 from jspec.experiments.config import load_config
-from jspec.experiments.read_spec import check_known
+from jspec.experiments.plain_values import check_known
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
 
@@ -33,6 +34,12 @@ CONFIG = config_flags.DEFINE_config_file(
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "The folder of what the run writes.")
 flags.FLAGS["config"].parser = _ConfigParser()
+
+
+def config_file() -> pathlib.Path:
+    """Returns the path of the file that --config names."""
+    given = config_flags.get_config_filename(flags.FLAGS["config"])
+    return pathlib.Path(given.partition(":")[0])
 
 
 def check_field(config: ConfigDict, name: str) -> None:

@@ -37,7 +37,8 @@ _DRAFT_PATTERN = flags.DEFINE_string(
 )
 _DRAFT_JSON = flags.DEFINE_string(
     "draft_json", None, 'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; '
-    "placeholders: <string>, <number>, <integer>, <boolean>."
+    "placeholders: <string>, <number>, <integer>, <boolean>. Spaces and line breaks count: drafts "
+    "come only where the answer is laid out as this text is."
 )  # fmt: skip
 _LOOKUP_GROWTH = flags.DEFINE_float(
     "lookup_growth", DrafterOptions.lookup_growth, "prompt_lookup proposes at most this times the "

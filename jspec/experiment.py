@@ -1,6 +1,7 @@
 """Runs an experiment: `python -m jspec.experiment --config=configs/smoke.py --workdir=DIR`.
 
-Fields of the config are overridden by `--config.FIELD=VALUE`. Every finished cell is appended to
+Fields of the config are overridden by `--config.FIELD=VALUE`. A prompts file is looked for in the
+current folder, then in the one above the config's. Every finished cell is appended to
 DIR/results.jsonl at once: a run that was killed goes on where it was with the same command, and
 several processes may work in one DIR, each cell done once (times then disturb each other). Failed
 cells are recorded, and tried again by the next run; the status is 1 if there are any. Progress goes
@@ -12,7 +13,7 @@ import sys
 from absl import flags
 
 from jspec import cli, config_flag
-from jspec.config_flag import CONFIG, WORKDIR
+from jspec.config_flag import CONFIG, WORKDIR, config_file
 from jspec.errors import InputError
 from jspec.experiments.config import to_plain
 from jspec.experiments.run import run_experiment
@@ -25,7 +26,8 @@ def main() -> None:
     if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
-    if run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv):
+    base = config_file().resolve().parent.parent
+    if run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv, base):
         sys.exit(1)
 
 

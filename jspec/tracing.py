@@ -1,5 +1,6 @@
 """Runs one generation call by call, to show what became of every draft, and when."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ def record_trace(
     acceptance: str = "rejection",
     rule_options: RuleOptions = _RULE_DEFAULTS,
     chat: bool | None = None,
+    argv: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Answers one prompt in two programs a round, so that the drafts are seen between them.
 
@@ -64,9 +66,11 @@ def record_trace(
       acceptance: the rule's name.
       rule_options: of the rule.
       chat: whether to put the prompt into the chat template; None does if there is one.
+      argv: the command line, for the record.
 
     Returns:
-      The trace; see `jspec.reports.trace`.
+      The trace; see `jspec.reports.trace`. It holds all that decides the answer, plain values:
+      models and their forms, settings with the seed, options of drafter and rule, costs of `auto`.
 
     Raises:
       InputError: a value out of range, or a draft that does not fit the target.
@@ -95,18 +99,25 @@ def record_trace(
     said = [first, *(token for one in rounds for token in one["emitted"])]
     return {
         "target": target.name,
+        "target_quantization": target.quantization,
         "draft": None if draft is None else draft.name,
+        "draft_quantization": None if draft is None else draft.quantization,
+        "dtype": target.params["embedding"].dtype.name,
         "drafter": drafter,
         "num_draft_tokens": num_draft_tokens,
+        "drafter_options": dataclasses.asdict(drafter_options),
+        "costs": programs.auto and programs.auto.to_json(),
         "acceptance": acceptance,
-        "settings": {"temperature": settings.temperature, "seed": settings.seed,
-                     "max_new_tokens": settings.max_new_tokens},
+        "rule_options": dataclasses.asdict(rule_options),
+        "settings": dataclasses.asdict(settings),
+        "argv": list(argv),
+        "chat": chat,
         "prompt": prompt,
         **_with_texts(target.tokenizer, first, rounds),
         "finish_reason": "stop" if said[-1] in row.stop_ids else "length",
         "plain_seconds": [one["target_seconds"] for one in plain_rounds],
         "environment": environment(),
-    }  # fmt: skip
+    }
 
 
 def _run_twice(

@@ -6,8 +6,7 @@ Prompt k has seed + k. Every answer is added to the file as soon as it is finish
 run that was killed goes on where it was, and a line that it tore is cut off.
 """
 
-import json
-import os
+import contextlib
 import pathlib
 import sys
 import time
@@ -18,6 +17,7 @@ from absl import flags
 
 from jspec import cli
 from jspec.errors import InputError, check_range
+from jspec.experiments.journal import Journal
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import check_output
 from jspec.prompts import read_prompts
@@ -42,7 +42,8 @@ def main() -> None:
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
     path = check_output(_OUTPUT_JSON.value)
-    done = read_done(path)
+    journal = Journal(path, contextlib.nullcontext)
+    done = read_done(path, journal)
     prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]
     prompts = prompts[: _NUM_PROMPTS.value or None]
     generator = Generator(
@@ -59,25 +60,23 @@ def main() -> None:
         elif len(ids) <= _MAX_PROMPT_TOKENS.value:
             waiting.append((index, ids))
     begin, num_tokens = time.monotonic(), 0
-    with path.open("a", encoding="utf-8") as file:
-        for first in range(0, len(waiting), _CHUNK.value):
-            chunk = waiting[first : first + _CHUNK.value]
-            for piece in generator.run([make_request(index, ids) for index, ids in chunk]):
-                if piece.result is None:
-                    continue
-                num_tokens += len(piece.result.token_ids)
-                record = how_answered() | {
-                    "index": chunk[piece.index][0],
-                    "prompt_token_ids": piece.result.prompt_token_ids,
-                    "token_ids": piece.result.token_ids,
-                }
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-            seconds = time.monotonic() - begin
-            left = seconds / (first + len(chunk)) * (len(waiting) - first - len(chunk))
-            print(f"{first + len(chunk)} of {len(waiting)} prompts, {num_tokens} tokens, "
-                  f"{num_tokens / seconds:.0f} a second, {left / 60:.0f} min left",
-                  file=sys.stderr, flush=True)  # fmt: skip
+    for first in range(0, len(waiting), _CHUNK.value):
+        chunk = waiting[first : first + _CHUNK.value]
+        for piece in generator.run([make_request(index, ids) for index, ids in chunk]):
+            if piece.result is None:
+                continue
+            num_tokens += len(piece.result.token_ids)
+            record = how_answered() | {
+                "index": chunk[piece.index][0],
+                "prompt_token_ids": piece.result.prompt_token_ids,
+                "token_ids": piece.result.token_ids,
+            }
+            journal.append(record)
+        seconds = time.monotonic() - begin
+        left = seconds / (first + len(chunk)) * (len(waiting) - first - len(chunk))
+        print(f"{first + len(chunk)} of {len(waiting)} prompts, {num_tokens} tokens, "
+              f"{num_tokens / seconds:.0f} a second, {left / 60:.0f} min left",
+              file=sys.stderr, flush=True)  # fmt: skip
 
 
 def how_answered() -> dict[str, Any]:
@@ -112,26 +111,18 @@ def make_request(index: int, prompt: list[int]) -> Request:
     return Request(prompt, settings)
 
 
-def read_done(path: pathlib.Path) -> dict[int, dict[str, Any]]:
-    """Returns the answers in a file by prompt, and cuts a torn line off its end.
+def read_done(path: pathlib.Path, journal: Journal) -> dict[int, dict[str, Any]]:
+    """Returns the answers in a file by prompt; a line that was torn at its end is cut off.
 
     Raises:
       InputError: a line that is no answer.
     """
-    if not path.exists():
-        return {}
-    done, good = {}, 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                record = json.loads(line)
-                done[int(record["index"])] = record
-            except (ValueError, KeyError, TypeError):
-                raise InputError(f"{path}:{number}: expected an answer of this script") from None
-            good += len(line)
-    os.truncate(path, good)
+    done = {}
+    for number, record in enumerate(journal.read() if path.exists() else (), 1):
+        try:
+            done[int(record["index"])] = record
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{path}:{number}: expected an answer of this script") from None
     return done
 
 

@@ -66,6 +66,7 @@ def main() -> None:
         acceptance=acceptance,
         rule_options=rule_options,
         chat=_CHAT.value,
+        argv=["python", "scripts/trace.py", *sys.argv[1:]],
     )
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
     print(to_terminal(trace, has_colours=has_colours))

@@ -1,5 +1,7 @@
 """A generation run call by call says what a Generator says, and tells the drafts besides."""
 
+import json
+
 import pytest
 
 from jspec.drafters import DrafterOptions
@@ -38,6 +40,39 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     assert sum(len(one["drafts"]) - one["num_accepted"] for one in trace["rounds"]) == (
         result.stats.num_proposed - result.stats.num_accepted
     )
+
+
+def test_a_trace_holds_what_it_takes_to_repeat_it():
+    """Guards against a trace whose settings, options or command nobody knows any more."""
+    options = DrafterOptions(draft_layers=(0,))
+    settings = Settings(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
+    trace = json.loads(
+        json.dumps(
+            record_trace(
+                target(),
+                None,
+                PROMPT,
+                settings,
+                drafter="layer_skip",
+                num_draft_tokens=4,
+                drafter_options=options,
+                acceptance="block",
+                argv=["python", "scripts/trace.py", "--seed=3"],
+            )
+        )
+    )
+    assert Settings(**{k: tuple(v) if isinstance(v, list) else v
+                       for k, v in trace["settings"].items()}) == settings  # fmt: skip
+    assert trace["drafter_options"]["draft_layers"] == [0]
+    assert trace["argv"] == ["python", "scripts/trace.py", "--seed=3"]
+    assert (trace["acceptance"], trace["rule_options"]["lenience"]) == ("block", 1.0)
+    assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
+    assert trace["target_quantization"] is trace["draft_quantization"] is None
+    again = record_trace(
+        target(), None, PROMPT, settings, drafter="layer_skip", num_draft_tokens=4,
+        drafter_options=options, acceptance="block",
+    )  # fmt: skip
+    assert list(answer_tokens(again)) == list(answer_tokens(trace))
 
 
 def test_a_trace_tells_rejected_drafts_and_times():

@@ -105,8 +105,10 @@ def member_names(name: str) -> list[str]:
                 f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
                 f"got {name!r}"
             )
-    if len(set(names)) < len(names) or (len(names) > 1 and "none" in names):
-        raise InputError(f"expected a cascade of different drafters, got {name!r}")
+    if len(names) > 1 and "none" in names:
+        raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
+    if len(set(names)) < len(names):
+        raise InputError(f"expected each drafter of a cascade once, got {name!r}")
     return names
 
 

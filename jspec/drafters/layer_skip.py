@@ -225,9 +225,14 @@ def _check_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, .
     if layers is None:
         raise InputError("the drafter 'layer_skip' expects draft_layers, and none were given")
     layers = tuple(layers)
-    strangers = [layer for layer in layers if not 0 <= layer < num_layers]
-    if strangers:
-        raise InputError(f"expected draft_layers from 0 to {num_layers - 1}, got {strangers[0]}")
+    if any(not 0 <= layer < num_layers for layer in layers):
+        listed = ",".join(map(str, layers))
+        if layers == tuple(range(len(layers))):
+            listed = f"the first {len(layers)}"
+        raise InputError(
+            f"expected draft_layers among the target's {num_layers}, from 0 to {num_layers - 1}; "
+            f"got {listed}"
+        )
     if not layers or any(low >= high for low, high in itertools.pairwise(layers)):
         listed = ",".join(map(str, layers)) or "none"
         raise InputError(f"expected draft_layers in rising order, at least one; got {listed}")

@@ -2,15 +2,17 @@
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
 from jspec.errors import InputError
-from jspec.experiments.spec import Experiment, PairSpec
+from jspec.experiments.pair_spec import PairSpec
+from jspec.experiments.spec import Experiment
 from jspec.experiments.way_spec import WaySpec
 from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS
 
@@ -89,7 +91,7 @@ def load_config(path: str) -> ConfigDict:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-        config = getattr(module, _GET_CONFIG)(*[text] * bool(colon))
+        config = _call(name, getattr(module, _GET_CONFIG, None), [text] * bool(colon))
     except InputError:
         raise
     except Exception as error:  # whatever the user's file raises is the user's error
@@ -99,6 +101,27 @@ def load_config(path: str) -> ConfigDict:
         raise InputError(f"{name}: expected {_GET_CONFIG}() to return a ConfigDict, got "
                          f"{type(config).__name__}")  # fmt: skip
     return config
+
+
+def _call(name: str, get_config: Any, texts: Sequence[str]) -> Any:
+    """Returns what a config file's function returns for the text, if one was given."""
+    if not callable(get_config):
+        raise InputError(f"{name}: expected a function {_GET_CONFIG}(), got none")
+    if texts and not inspect.signature(get_config).parameters:
+        raise InputError(f"{name}: expected no text behind the colon, got {texts[0]!r}")
+    return get_config(*texts)
+
+
+def split_pair(text: str) -> tuple[str, str]:
+    """Returns target and draft of a config's text "TARGET,DRAFT".
+
+    Raises:
+      InputError: it is none.
+    """
+    target, comma, draft = text.partition(",")
+    if not (target and comma and draft):
+        raise InputError(f"expected TARGET,DRAFT behind the colon, got {text!r}")
+    return target, draft
 
 
 def to_plain(config: ConfigDict) -> dict[str, Any]:

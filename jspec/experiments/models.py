@@ -5,7 +5,6 @@ from typing import Any
 
 from jspec.auto import AUTO
 from jspec.cli import parse_quantization
-from jspec.drafters import member_names
 from jspec.experiments.errors import WorkdirError, describe_error
 from jspec.experiments.shared_costs import COSTS, recorded_costs
 from jspec.experiments.spec import Experiment
@@ -14,8 +13,6 @@ from jspec.experiments.tables import counted_table
 from jspec.experiments.way_spec import WaySpec
 from jspec.generator import Generator
 from jspec.weights.resolver import LoadedModel, load_model
-
-_WITH_TABLE = ("unigram", "bigram")
 
 
 class Models:
@@ -53,8 +50,7 @@ class Models:
 
     def complete(self, way: WaySpec) -> WaySpec:
         """Returns a way with the workdir's table, if it needs one and brings none of its own."""
-        names = {*member_names(way.drafter), *member_names(way.options.inner_drafter)}
-        if names.isdisjoint(_WITH_TABLE) or way.options.draft_table is not None:
+        if not way.needs_table:
             return way
         if self._table is None:
             self._table = counted_table(self._experiment, self.target, self._store)

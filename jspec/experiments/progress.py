@@ -3,6 +3,8 @@
 import sys
 import time
 
+from jspec.counted import counted
+
 _SECONDS_APART = 5.0
 
 
@@ -13,13 +15,13 @@ class Progress:
     compilation makes the beginning slow.
     """
 
-    def __init__(self, num_all: int, num_before: int, unit: str = "cells") -> None:
+    def __init__(self, num_all: int, num_before: int, unit: str = "cell") -> None:
         """Begins.
 
         Args:
           num_all: that there are.
           num_before: of them finished already.
-          unit: what they are.
+          unit: what one of them is.
         """
         self._num_all, self._num_before, self._unit = num_all, num_before, unit
         self._begun = time.monotonic()
@@ -32,7 +34,7 @@ class Progress:
         if self._printed is not None and now - self._printed < _SECONDS_APART and not is_last:
             return
         self._printed = now
-        line = f"{min(num_finished, self._num_all)} of {self._num_all} {self._unit}"
+        line = f"{min(num_finished, self._num_all)} of {counted(self._num_all, self._unit)}"
         if num_failed:
             line += f", {num_failed} failed"
         num_new = num_finished - self._num_before

@@ -1,43 +1,56 @@
 """Runs an experiment: cell after cell, each kept at once."""
 
 import datetime
+import pathlib
 import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jspec.counted import counted
 from jspec.experiments.cells import Cell, make_cells
+from jspec.experiments.check_files import check_files
 from jspec.experiments.chosen_prompts import choose_prompts, digest
 from jspec.experiments.errors import WorkdirError, describe_error
 from jspec.experiments.kinds import Worker, make_worker
 from jspec.experiments.progress import Progress
+from jspec.experiments.prompt_files import find_prompts
 from jspec.experiments.read_spec import read_experiment
-from jspec.experiments.store import DONE, FAILED, Store
+from jspec.experiments.store import DONE, FAILED, Store, is_begun
 from jspec.prompts import Prompt
 from jspec.provenance import environment, git_state
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
 
-def run_experiment(config: Mapping[str, Any], workdir: str, argv: Sequence[str] = ()) -> int:
+def run_experiment(
+    config: Mapping[str, Any],
+    workdir: str,
+    argv: Sequence[str] = (),
+    base: pathlib.Path | None = None,
+) -> int:
     """Does the cells that a workdir does not have yet, and waits for those of other processes.
 
     Args:
       config: as plain JSON; see `config.to_plain`.
       workdir: the folder of the results; it is made if need be.
       argv: the command line, for the record.
+      base: where prompts files are looked for after the current folder.
 
     Returns:
       How many cells have failed; the next run tries them again.
 
     Raises:
-      InputError: a bad config, no prompts, a target that cannot be loaded.
+      InputError: a bad config, no prompts, names of models or files that are not there, a target
+        that cannot be loaded.
       WorkdirError: the workdir belongs to another config, is damaged, or cannot be written.
     """
-    experiment = read_experiment(config)
+    experiment = find_prompts(read_experiment(config), base)
     prompts = choose_prompts(experiment) if experiment.needs_prompts else {}
     cells = make_cells(experiment, list(prompts))
+    if not is_begun(workdir):  # a name spelled wrong leaves no workdir of another config
+        check_files(experiment)
     with Store(workdir, config) as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         if _remaining(store, cells):
@@ -46,7 +59,8 @@ def run_experiment(config: Mapping[str, Any], workdir: str, argv: Sequence[str] 
             store.add_run(_describe_run(run, argv, prompts, worker))
             _work(store, cells, worker, run)
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
-    print(f"{workdir}: {len(cells) - failed} of {len(cells)} cells are done"
+    verb = "is" if len(cells) == 1 else "are"
+    print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
           + f", {failed} failed" * bool(failed))  # fmt: skip
     return failed
 

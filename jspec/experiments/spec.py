@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from jspec.cli import QUANTIZATIONS
 from jspec.errors import InputError, check_among, check_range
+from jspec.experiments.pair_spec import DTYPES, PairSpec
 from jspec.experiments.way_spec import WaySpec
 from jspec.generator import DEFAULT_TARGET
 from jspec.request import Settings
@@ -15,7 +16,6 @@ KINDS = ("generate", "estimate", "theory", "predict")
 THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")
 _WITH_PROMPTS = ("generate", "estimate")
 _CHATS = {"auto": None, "yes": True, "no": False}
-_DTYPES = ("bfloat16", "float32")
 _MOST_SEEDS = 4_000_000
 _SEPARATOR = "/"
 
@@ -38,7 +38,10 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         check_range("table.num_tokens", self.num_tokens, 1, 10**9)
-        Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        try:
+            Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        except InputError as error:
+            raise InputError(f"table: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,41 +75,10 @@ class TheorySpec:
     def __post_init__(self) -> None:
         for name in self.tables:
             check_among("theory.tables", name, THEORY_TABLES)
-
-
-@dataclasses.dataclass(frozen=True)
-class PairSpec:
-    """A pair of models about which the kind "predict" is asked; see `byte_model.predict_table`.
-
-    Attributes:
-      target: a preset, or a Hugging Face folder.
-      draft: likewise.
-      target_quantization: "none", "int8" or "int4".
-      draft_quantization: likewise.
-      target_bytes_per_weight: instead of what dtype and quantization say.
-      draft_bytes_per_weight: likewise.
-      dtype: of the floats.
-      bandwidth: bytes of weights read in a second; None measures it here.
-      flop_rate: floating-point operations in a second; likewise.
-      context: tokens in the caches.
-      batch_size: rows that run together.
-      alphas: acceptances to look at.
-      numbers: of drafts.
-    """
-
-    target: str = "llama3.2-3b"
-    draft: str = "llama3.2-1b"
-    target_quantization: str = "none"
-    draft_quantization: str = "none"
-    target_bytes_per_weight: float | None = None
-    draft_bytes_per_weight: float | None = None
-    dtype: str = "bfloat16"
-    bandwidth: float | None = None
-    flop_rate: float | None = None
-    context: int = 1024
-    batch_size: int = 1
-    alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
-    numbers: tuple[int, ...] = (1, 2, 3, 4, 5, 7)
+        if not self.tables or len(set(self.tables)) < len(self.tables):
+            raise InputError(
+                f"expected theory.tables that differ, at least one; got {list(self.tables)}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +136,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_among("kind", self.kind, KINDS)
-        check_among("dtype", self.dtype, _DTYPES)
+        check_among("dtype", self.dtype, DTYPES)
         check_among("target_quantization", self.target_quantization, QUANTIZATIONS)
         check_among("chat", self.chat, tuple(_CHATS))
         for name in ("num_prompts", "per_category", "turns"):
@@ -172,6 +144,8 @@ class Experiment:
         check_range("repeats", self.repeats, 1, 10**6)
         _check_different("seeds", self.seeds, 0, _MOST_SEEDS)
         _check_different("batch_sizes", self.batch_sizes, 1, 4096)
+        for label, pair in self.predict.items():
+            pair.check(f"predict.{label}")
         if self.needs_prompts:
             self._check_ways()
 

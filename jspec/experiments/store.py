@@ -25,7 +25,13 @@ from jspec.experiments.journal import Journal, Record
 from jspec.experiments.locks import ByteLocks
 
 DONE, FAILED = "done", "failed"
+_CONFIG = "config.json"
 _FILES, _SETUP, _FIRST_CELL = 0, 1, 16  # bytes of the lock file
+
+
+def is_begun(folder: str) -> bool:
+    """Whether a folder is the workdir of some config."""
+    return (pathlib.Path(folder) / _CONFIG).exists()
 
 
 class Store:
@@ -63,7 +69,7 @@ class Store:
         self.runs = self._runs.read()
 
     def _check_config(self, config: Mapping[str, Any]) -> None:
-        path = self.folder / "config.json"
+        path = self.folder / _CONFIG
         results = self.folder / "results.jsonl"
         if not path.exists() and results.exists() and results.stat().st_size:
             raise WorkdirError(f"{self.folder} holds results without their config.json")

@@ -4,6 +4,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 
+from jspec.counted import counted
 from jspec.errors import InputError
 from jspec.experiments.journal import Journal
 from jspec.experiments.progress import Progress
@@ -45,9 +46,9 @@ def _answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[
     journal = Journal(store.folder / "table_answers.jsonl", contextlib.nullcontext)
     answers = [list(map(int, record["token_ids"])) for record in journal.read()]
     generator = Generator(target, drafter="none", max_seq_len=experiment.max_seq_len)
-    print(f"counting a table on {spec.num_tokens} tokens of the target's answers",
+    print(f"counting a table on {counted(spec.num_tokens, 'token')} of the target's answers",
           file=sys.stderr, flush=True)  # fmt: skip
-    progress = Progress(spec.num_tokens, _total(answers), "tokens")
+    progress = Progress(spec.num_tokens, _total(answers), "token")
     for number, settings in _settings(spec, len(answers)):
         if _total(answers) >= spec.num_tokens:
             return answers

@@ -4,7 +4,7 @@ import dataclasses
 
 from jspec.auto import AUTO
 from jspec.cli import QUANTIZATIONS
-from jspec.drafters import DrafterOptions, choose_drafter, needs_draft_model
+from jspec.drafters import DrafterOptions, choose_drafter, needs_draft_model, options_read
 from jspec.errors import InputError, check_among, check_range, whole_number
 from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.speculation.acceptance import RuleOptions, get_rule
@@ -50,3 +50,9 @@ class WaySpec:
     def rule_options(self) -> RuleOptions:
         """The numbers of the rule."""
         return RuleOptions(lenience=self.lenience)
+
+    @property
+    def needs_table(self) -> bool:
+        """Whether it drafts from a table and brings none of its own."""
+        is_read = "draft_table" in options_read(self.drafter, self.options)
+        return is_read and self.options.draft_table is None

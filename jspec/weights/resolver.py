@@ -88,27 +88,27 @@ def _load_random(name: str, form: _Form) -> LoadedModel:
     from jspec.weights.byte_tokenizer import ByteTokenizer
     from jspec.weights.random_weights import random_params
 
+    print(
+        f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",
+        file=sys.stderr,
+        flush=True,
+    )
+    preset, seed = _parse_random(name)
+    config = PRESETS[preset]
+    params = random_params(config, seed, *form)
+    tokenizer = ByteTokenizer(config.vocab_size, bos_id=config.bos_id, eos_ids=config.eos_ids)
+    return _make(name, "random", config, params, tokenizer, form)
+
+
+def _parse_random(name: str) -> tuple[str, int]:
+    """Returns the preset and the seed."""
     preset, _, seed = name.removeprefix(_RANDOM).partition(":")
     if preset not in PRESETS or not (seed == "" or seed.isdecimal()):
         raise InputError(
             f"expected random:<preset> or random:<preset>:<seed> with a preset among "
             f"{', '.join(PRESETS)}; got {name!r}"
         )
-    print(
-        f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",
-        file=sys.stderr,
-        flush=True,
-    )
-    config = PRESETS[preset]
-    params = random_params(config, int(seed or 0), *form)
-    tokenizer = ByteTokenizer(config.vocab_size, bos_id=config.bos_id, eos_ids=config.eos_ids)
-    return _make(name, "random", config, params, tokenizer, form)
-
-
-def _load_hub(name: str, form: _Form) -> LoadedModel:
-    from jspec.weights.hub import fetch
-
-    return _load_folder(name, "hub", fetch(name), form)
+    return preset, int(seed or 0)
 
 
 def _expand(spec: str) -> pathlib.Path:
@@ -134,17 +134,40 @@ def load_model(
     Raises:
       InputError: no such model, or it cannot be honoured; one line.
     """
-    path, form = _expand(spec), _Form(dtype, quantization)
-    if spec.startswith(_RANDOM):
+    (source, path), form = find_model(spec), _Form(dtype, quantization)
+    if path is None:
         return _load_random(spec, form)
+    load = _load_gguf if source in ("preset", "gguf") else _load_folder
+    return load(spec, source, path, form)
+
+
+def find_model(spec: str) -> tuple[str, pathlib.Path | None]:
+    """Returns the source of a model and its folder or file, without loading it.
+
+    One of a hub, or the preset, is fetched if it is not here yet; random weights lie nowhere.
+
+    Args:
+      spec: see `load_model`.
+
+    Raises:
+      InputError: no such model; one line.
+    """
+    path = _expand(spec)
+    if spec.startswith(_RANDOM):
+        _parse_random(spec)
+        return "random", None
     if spec == smollm2.NAME:
-        return _load_gguf(spec, "preset", smollm2.fetch(), form)
+        return "preset", smollm2.fetch()
     if spec and path.is_dir():
-        return _load_folder(spec, "hf", path, form)
+        return "hf", path
     if path.suffix == ".gguf":
-        return _load_gguf(spec, "gguf", path, form)
+        if not path.is_file():
+            raise InputError(f"{path}: cannot be read: No such file or directory")
+        return "gguf", path
     if _HUB_NAME.fullmatch(spec):
-        return _load_hub(spec, form)
+        from jspec.weights.hub import fetch
+
+        return "hub", fetch(spec)
     raise InputError(
         f"no model {spec!r}: expected an existing folder, a .gguf file, {smollm2.NAME}, a hub "
         f"name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"

@@ -23,12 +23,22 @@ def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
         assert found == (2 * (1 << 20), 2 * 2 * 64 * 128 * 128)
 
 
-def test_a_small_measurement_gives_something_sensible(monkeypatch):
-    """On any machine that runs the tests: between 10 MB/s and 100 TB/s, and so on."""
-    monkeypatch.setitem(machine._SIZES, "cpu", (1 << 20, 64, 128))
-    found = machine.measure_machine("float32")
-    assert 1e7 < found.bandwidth < 1e14
-    assert 1e7 < found.flop_rate < 1e17
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_product_is_timed_with_all_of_its_kernel(monkeypatch, dtype):
+    """Guards against another product than the one whose bytes and operations are counted."""
+    timed = []
+
+    def time_call(call, values, kernel):
+        timed.append((kernel, call(values, kernel)))
+        return 0.25
+
+    monkeypatch.setattr(machine, "least_seconds", time_call)
+    assert machine._time_product(3, 8, 16, dtype) == 0.25
+    ((kernel, product),) = timed
+    assert (kernel.shape, kernel.dtype.name) == ((16, 8), dtype)
+    assert kernel.nbytes == 8 * 16 * (2 if dtype == "bfloat16" else 4)
+    assert product.shape == (1, 3, 16)
+    assert (product == 8).all()  # every weight of every row took part
 
 
 def test_the_fastest_call_counts(monkeypatch):

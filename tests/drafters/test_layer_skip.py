@@ -39,7 +39,8 @@ def test_the_first_layers_alone_share_the_targets_cache():
 
 @pytest.mark.parametrize(
     ("layers", "message"),
-    [((0, 3), "from 0 to 2, got 3"), ((-1, 0), "from 0 to 2, got -1"), ((), "one; got none"),
+    [((0, 3), "the target's 3, from 0 to 2; got 0,3"), ((-1, 0), "from 0 to 2; got -1,0"),
+     (tuple(range(50)), "the target's 3, from 0 to 2; got the first 50"), ((), "one; got none"),
      ((2, 2), "in rising order, at least one; got 2,2"), ((1, 0), "rising order.* got 1,0")],
 )  # fmt: skip
 def test_layers_that_cannot_be_are_refused(layers, message):

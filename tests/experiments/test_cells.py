@@ -42,7 +42,8 @@ def test_other_kinds():
     assert [one.key for one in make_cells(make(kind="theory", theory={"tables": ["table1"]}), [])]
     pairs = make_cells(make(kind="predict", predict={"a": {}, "b": {}}), [])
     assert [cell.key for cell in pairs] == [{"pair": "a"}, {"pair": "b"}]
-    estimates = make_cells(make(kind="estimate"), [5])
+    ways = {"random": {"drafter": "random"}, "lookup": {"drafter": "prompt_lookup"}}
+    estimates = make_cells(make(kind="estimate", ways=ways), [5])
     assert estimates[1].key == {"way": "lookup", "setting": "T=0", "prompt": 5, "seed": 0}
 
 

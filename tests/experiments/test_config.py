@@ -1,5 +1,6 @@
 """Config files, and the configs that ship."""
 
+import json
 import pathlib
 import re
 
@@ -89,12 +90,30 @@ def test_a_config_file_may_take_an_argument():
     """Guards against a pair of one's own that needs a config file of one's own."""
     config = load_config("configs/predict.py:llama3.1-8b,llama3.2-1b")
     assert list(config.predict) == ["mine"]
-    with pytest.raises(InputError, match="expected TARGET,DRAFT behind the colon, got 'x'"):
-        load_config("configs/predict.py:x")
+    for text in ("x", "x,", ",x"):
+        with pytest.raises(InputError, match=f"TARGET,DRAFT behind the colon, got '{text}'"):
+            load_config(f"configs/predict.py:{text}")
+    with pytest.raises(InputError, match=r"smoke\.py: expected no text behind the colon, got 'x'"):
+        load_config("configs/smoke.py:x")
+
+
+def test_the_llama_config_takes_a_pair_of_folders():
+    """Guards against one way of eight that still wants the hub's weights."""
+    models = "random:llama3.2-3b", "random:llama3.2-1b:7"
+    plain = to_plain(load_config(f"configs/llama32_1b_3b.py:{','.join(models)}"))
+    own = read_experiment(plain)
+    assert own.target == models[0]
+    assert own.title == f"{models[1]} for {models[0]}"
+    drafts = [way.draft for way in own.ways.values() if way.drafter.endswith("model")]
+    assert drafts == [models[1]] * 8
+    hub = to_plain(load_config("configs/llama32_1b_3b.py"))
+    assert list(hub["ways"]) == list(plain["ways"])
+    assert "meta-llama/" in json.dumps(hub)
+    assert "meta-llama/" not in json.dumps(plain)
 
 
 BROKEN = {
-    "": "has no attribute 'get_config'",
+    "": r"expected a function get_config\(\), got none",
     "def get_config(): return 3": r"expected get_config\(\) to return a ConfigDict, got int",
     "def get_config(:": "SyntaxError",
     "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",

@@ -2,7 +2,6 @@
 
 import pytest
 
-from jspec.errors import InputError
 from jspec.experiments.run import run_experiment
 from tests.experiments.tiny import done_cells, read_lines
 
@@ -59,9 +58,3 @@ def test_estimate(config, tmp_path, folder):
         assert sum(record["entropy"]["counts"]) == record["num_places"]
         if name.startswith("self"):
             assert record["sum_overlap"] == pytest.approx(record["num_places"], rel=1e-3)
-
-
-def test_turns_are_refused_where_only_the_first_is_looked_at(config, tmp_path):
-    """Guards against a field that is silently ignored."""
-    with pytest.raises(InputError, match="expected turns to be 1 with kind 'estimate', got 0"):
-        run_experiment(config(kind="estimate", turns=0), str(tmp_path / "work"))

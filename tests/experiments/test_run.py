@@ -134,16 +134,17 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(config, tmp_path, capsys
 
 
 def test_a_way_that_cannot_be_made_fails_alone_and_succeeds_later(config, tmp_path, folder, capsys):
-    """Guards against a missing draft that ends the run, and failed cells that stay failed."""
+    """Guards against a damaged draft that ends the run, and failed cells that stay failed."""
     draft, work = tmp_path / "draft", tmp_path / "work"
+    draft.mkdir()
     ways = {"plain": {"drafter": "none"},
             "model": {"drafter": "model", "num_draft_tokens": 2, "draft": str(draft)}}  # fmt: skip
     plain = config(ways=ways, settings={"T=0": {}}, num_prompts=2)
     assert run_experiment(plain, str(work)) == 2
     assert len(done_cells(work)) == 2
     (run,) = read_lines(work / "runs.jsonl")
-    assert "no model" in run["described"]["model"]["error"]
-    shutil.copytree(folder, draft)
+    assert "no config.json in the folder" in run["described"]["model"]["error"]
+    shutil.copytree(folder, draft, dirs_exist_ok=True)
     assert run_experiment(plain, str(work)) == 0
     records = done_cells(work)
     assert len(records) == 4
@@ -196,13 +197,89 @@ def test_prompts_that_have_changed_are_refused(config, tmp_path, prompts_file):
 def test_what_ends_a_run_before_it_begins(config, tmp_path):
     """Guards against cells that fail one after another for a reason that all of them have."""
     work = tmp_path / "work"
-    with pytest.raises(InputError, match="no model 'nowhere'"):
-        run_experiment(config(target="nowhere"), str(work))
-    assert not (work / "runs.jsonl").exists() or not read_lines(work / "runs.jsonl")
-    assert not read_lines(work / "results.jsonl")
     with pytest.raises(InputError, match="No such file"):
-        run_experiment(config(prompts_file=str(tmp_path / "none")), str(tmp_path / "other"))
-    assert not (tmp_path / "other").exists()
+        run_experiment(config(prompts_file=str(tmp_path / "none")), str(work))
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(InputError, match=r"no config\.json in the folder"):
+        run_experiment(config(target=str(empty)), str(tmp_path / "other"))
+    assert not read_lines(tmp_path / "other" / "results.jsonl")
+    assert not read_lines(tmp_path / "other" / "runs.jsonl")
+    assert not work.exists()
+
+
+MISSPELLED = {
+    "target": ({"target": "nowhere"}, "target: no model 'nowhere'"),
+    "random": ({"target": "random:nothing"}, "target: expected random:<preset>"),
+    "draft": (
+        {"ways": {"a": {"drafter": "model", "draft": "./nowhere"}}},
+        r"ways\.a\.draft: no model '\./nowhere'",
+    ),
+    "gguf": (
+        {"ways": {"a": {"drafter": "model", "draft": "nowhere.gguf"}}},
+        r"ways\.a\.draft: nowhere\.gguf: cannot be read: No such file",
+    ),
+    "draft of an estimate": (
+        {"kind": "estimate", "ways": {"a": {"drafter": "model", "draft": "nowhere"}}},
+        r"ways\.a\.draft: no model 'nowhere'",
+    ),
+    "table": (
+        {"ways": {"a": {"drafter": "bigram", "options": {"draft_table": "nowhere"}}}},
+        r"ways\.a\.options\.draft_table: no such file: nowhere",
+    ),
+    "prompts of the table": (
+        {"ways": {"a": {"drafter": "bigram"}}, "table": {"prompts_file": "nowhere"}},
+        r"cannot read table\.prompts_file nowhere: No such file",
+    ),
+    "pair": (
+        {"kind": "predict", "predict": {"a": {"draft": "nowhere"}}},
+        r"predict\.a\.draft: expected a preset among .* or a folder, got 'nowhere'",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MISSPELLED)
+def test_a_misspelled_name_ends_a_run_before_it_begins(config, tmp_path, what):
+    """Guards against hours of a run before a way fails for a letter, and against a workdir left
+    behind that the corrected config may not use.
+    """
+    change, message = MISSPELLED[what]
+    with pytest.raises(InputError, match=message) as caught:
+        run_experiment(config(**change), str(tmp_path / "work"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "work").exists()
+
+
+def test_prompts_are_found_from_another_folder(config, tmp_path, monkeypatch):
+    """Guards against a config that works in the clone alone; what is here comes first."""
+    base, here = tmp_path / "clone", tmp_path / "here"
+    for folder in (base / "configs", here):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    plain = config(prompts_file="configs/p.jsonl", settings={"T=0": {}})
+    with pytest.raises(InputError) as caught:
+        run_experiment(plain, "work", base=base)
+    message = f"prompts file configs/p.jsonl: No such file, neither in {here} nor in {base}"
+    assert message in str(caught.value)
+    write_prompts(base / "configs" / "p.jsonl", [{"prompt": "ab"}])
+    assert run_experiment(plain, "work", base=base) == 0
+    assert json.loads((here / "work" / "config.json").read_text()) == plain
+    (here / "configs").mkdir()
+    write_prompts(here / "configs" / "p.jsonl", [{"prompt": "ab"}, {"prompt": "cd"}])
+    with pytest.raises(WorkdirError, match="have changed since"):
+        run_experiment(plain, "work", base=base)
+    assert run_experiment(plain, "other", base=base) == 0
+    assert len(done_cells(here / "other")) == 4
+
+
+def test_one_cell_is_one(config, tmp_path, capsys):
+    """Guards against "1 cells"."""
+    ways = {"plain": {"drafter": "none"}}
+    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=1)
+    assert run_experiment(plain, str(tmp_path / "work")) == 0
+    output, errors = capsys.readouterr()
+    assert output == f"{tmp_path / 'work'}: 1 of 1 cell is done\n"
+    assert errors.splitlines()[-1] == "1 of 1 cell"
 
 
 def test_a_full_disk_ends_the_run(config, tmp_path, monkeypatch):

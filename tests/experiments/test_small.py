@@ -44,3 +44,5 @@ def test_progress_is_a_line_now_and_then(monkeypatch, capsys):
     assert lines[1] == "46 of 100 cells, about 54 s left"
     assert lines[-1] == "100 of 100 cells, 1 failed"
     assert len(lines) == 13
+    Progress(1, 0, "token").show(1, num_failed=0)
+    assert capsys.readouterr().err == "1 of 1 token\n"

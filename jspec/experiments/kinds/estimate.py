@@ -6,7 +6,6 @@ from typing import Any
 from jspec.analysis.draft_law import DraftLaw
 from jspec.analysis.estimates import Estimator
 from jspec.encode_prompt import encode_conversation
-from jspec.errors import InputError
 from jspec.experiments.cells import Cell
 from jspec.experiments.draws import draw_settings
 from jspec.experiments.models import Models
@@ -84,11 +83,5 @@ class EstimateWorker:
 def make_worker(
     experiment: Experiment, prompts: Mapping[int, Prompt], store: Store
 ) -> EstimateWorker:
-    """Returns the worker; see `kinds.make_worker`.
-
-    Raises:
-      InputError: turns, of which only the first is looked at.
-    """
-    if experiment.turns != 1:
-        raise InputError(f"expected turns to be 1 with kind 'estimate', got {experiment.turns}")
+    """Returns the worker; see `kinds.make_worker`."""
     return EstimateWorker(experiment, prompts, Models(experiment, store))

@@ -1,0 +1,43 @@
+"""Names that a user may have spelled wrong, looked at before anything is measured."""
+
+import pathlib
+from collections.abc import Callable
+
+from jspec.analysis.byte_model import load_config
+from jspec.errors import InputError
+from jspec.experiments.spec import Experiment
+from jspec.weights.resolver import find_model
+
+_PATHS = ("draft_table", "draft_head")
+
+
+def check_files(experiment: Experiment) -> None:
+    """Checks that there are the models, tables and heads that an experiment names.
+
+    Nothing is loaded; models of a hub are fetched. One that is there and cannot be used is another
+    matter: it costs its way alone, whose cells fail.
+
+    Raises:
+      InputError: something is not there; it says which field names it.
+    """
+    if experiment.kind == "predict":
+        for label, pair in experiment.predict.items():
+            _check(f"predict.{label}.target", load_config, pair.target)
+            _check(f"predict.{label}.draft", load_config, pair.draft)
+    if not experiment.needs_prompts:
+        return
+    _check("target", find_model, experiment.target)
+    for label, way in experiment.ways.items():
+        if way.draft is not None:
+            _check(f"ways.{label}.draft", find_model, way.draft)
+        for name in _PATHS:
+            path = getattr(way.options, name)
+            if path is not None and not pathlib.Path(path).exists():
+                raise InputError(f"ways.{label}.options.{name}: no such file: {path}")
+
+
+def _check(name: str, find: Callable[[str], object], spec: str) -> None:
+    try:
+        find(spec)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
