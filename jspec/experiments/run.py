@@ -43,7 +43,7 @@ def run_experiment(config: Mapping[str, Any], workdir: str, argv: Sequence[str] 
         if _remaining(store, cells):
             worker = make_worker(experiment, prompts, store)
             run = _new_run_id()
-            store.add_run(_describe_run(run, argv, prompts, worker))
+            store.add_run(_describe_run(run, argv, prompts, worker, len(cells)))
             _work(store, cells, worker, run)
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
     print(f"{workdir}: {len(cells) - failed} of {len(cells)} cells are done"
@@ -107,7 +107,11 @@ def _new_run_id() -> str:
 
 
 def _describe_run(
-    run: str, argv: Sequence[str], prompts: Mapping[int, Prompt], worker: Worker
+    run: str,
+    argv: Sequence[str],
+    prompts: Mapping[int, Prompt],
+    worker: Worker,
+    num_cells: int,
 ) -> dict[str, Any]:
     record = {
         "run": run,
@@ -116,5 +120,6 @@ def _describe_run(
         "environment": environment(),
         "git": git_state(),
         "described": worker.describe(),
+        "num_cells": num_cells,
     }
     return record | ({"prompts_digest": digest(prompts)} if prompts else {})

@@ -1,6 +1,6 @@
 """Speed-ups that theory expects, beside those that were measured."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jspec.analysis.prediction import (
     HalfPrediction,
@@ -9,6 +9,7 @@ from jspec.analysis.prediction import (
     plain_step_seconds,
     predict_halves,
 )
+from jspec.costs import RoundCosts
 from jspec.reports.document import Table
 from jspec.reports.measured import Cell
 from jspec.reports.scene import Scene
@@ -19,13 +20,17 @@ _AUTO_NUMBERS = (0, 1, 3, 7)
 _FEWEST_PROMPTS = 4
 
 
-def prediction_table(scene: Scene, view: View) -> Table | None:
+def prediction_table(
+    scene: Scene, view: View, costs: Mapping[str, RoundCosts] | None = None
+) -> Table | None:
     """Returns expected beside measured speed-ups of each way; None with too few prompts for it.
 
     Args:
       scene: one answer at a time, the base plain decoding.
       view: of the scene.
+      costs: measured apart from the answers, by way; not looked at yet.
     """
+    del costs
     if scene.base_name != "plain decoding" or scene.batch_size != 1:
         return None
     rows = []
