@@ -56,7 +56,7 @@ def run_experiment(
         if _remaining(store, cells):
             worker = make_worker(experiment, prompts, store)
             run = _new_run_id()
-            store.add_run(_describe_run(run, argv, prompts, worker))
+            store.add_run(_describe_run(run, argv, prompts, worker, len(cells)))
             _work(store, cells, worker, run)
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
     verb = "is" if len(cells) == 1 else "are"
@@ -121,7 +121,11 @@ def _new_run_id() -> str:
 
 
 def _describe_run(
-    run: str, argv: Sequence[str], prompts: Mapping[int, Prompt], worker: Worker
+    run: str,
+    argv: Sequence[str],
+    prompts: Mapping[int, Prompt],
+    worker: Worker,
+    num_cells: int,
 ) -> dict[str, Any]:
     record = {
         "run": run,
@@ -130,5 +134,6 @@ def _describe_run(
         "environment": environment(),
         "git": git_state(),
         "described": worker.describe(),
+        "num_cells": num_cells,
     }
     return record | ({"prompts_digest": digest(prompts)} if prompts else {})

@@ -61,7 +61,11 @@ def by_task_table(summary: Summary, overall: WayNumbers) -> Table:
         if ranked := rank(scene, numbers):
             rows.append((category, *_advise(scene, category, ranked, overall.way)))
             fewest = min(fewest, ranked[0].num_prompts)
-    num_intervals = len(rows) * len(scene.others)
+    num_intervals = sum(
+        not own.is_timed_once
+        for numbers in summary.by_category.values()
+        for own in rank(scene, numbers)
+    )
     few = (
         f" Intervals of fewer than {FEW_PROMPTS} prompts are too narrow: take them as hints."
         if fewest < FEW_PROMPTS
@@ -74,10 +78,19 @@ def by_task_table(summary: Summary, overall: WayNumbers) -> Table:
         tuple(rows),
         text_columns=(0, 1, 7),
         note="A way is named where the interval of its speed-up lies above 1; **also** are others "
-        "about as fast, or the best where none is named. Of so many intervals "
-        f"({num_intervals}) about {max(round(num_intervals / 40), 1)} would lie above 1 by chance."
-        + few,
+        f"about as fast, or the best where none is named. {_by_chance(num_intervals)}{few}",
     )  # fmt: skip
+
+
+def _by_chance(num_intervals: int) -> str:
+    """Returns how many intervals would mislead: 2.5 % lie above 1 where nothing differs."""
+    if not num_intervals:
+        return "Nothing was timed often enough for an interval."
+    intervals = "interval" if num_intervals == 1 else "intervals"
+    return (
+        f"Were no way faster or slower than the base, still {number(num_intervals / 40, 1)} of "
+        f"the {num_intervals} {intervals} would be expected to lie above 1 by chance."
+    )
 
 
 def _advise(
@@ -85,12 +98,10 @@ def _advise(
 ) -> tuple[str, ...]:
     """Returns a line of `by_task_table` without the task."""
     best = ranked[0]
-    if is_timed_once(best):
-        use, other = "timed once: no advice", f"{code(best.way)} {interval(best.speedup)}"
+    if best.is_timed_once or not is_faster(best):
+        use = "no advice" if best.is_timed_once else code(scene.base)
+        other = f"best: {code(best.way)} {interval(best.speedup, is_once=best.is_timed_once)}"
         return (use, *[NOTHING] * 4, str(best.num_prompts), other)
-    if not is_faster(best):
-        nothing = f"best: {code(best.way)} {interval(best.speedup)}"
-        return (scene.base_name, *[NOTHING] * 4, str(best.num_prompts), nothing)
     rivals = [best.way, *find_rivals(scene, ranked, category)]
     numbers = {own.way: own for own in ranked}
     used = overall if overall in rivals and is_faster(numbers[overall]) else best.way
@@ -124,24 +135,19 @@ def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
 
 def is_faster(own: WayNumbers) -> bool:
     """Whether it is clearly so: not by one timing alone, nor for another reason than its drafts."""
-    if own.speedup is None or is_timed_once(own) or not own.kept_per_round or is_noisy(own):
+    if own.speedup is None or own.is_timed_once or not own.kept_per_round or is_noisy(own):
         return False
     return own.speedup.low > 1
 
 
 def is_slower(own: WayNumbers) -> bool:
     """Whether it is clearly so: not by one timing alone."""
-    return own.speedup is not None and own.speedup.high < 1 and not is_timed_once(own)
+    return own.speedup is not None and own.speedup.high < 1 and not own.is_timed_once
 
 
 def is_noisy(own: WayNumbers) -> bool:
     """Whether its rounds seem cheaper than plain steps, which they cannot be."""
     return own.cost is not None and own.cost < _LEAST_COST
-
-
-def is_timed_once(own: WayNumbers) -> bool:
-    """Whether nothing is known of how much its speed-up varies."""
-    return own.num_prompts * own.num_repeats <= 1
 
 
 def kept_share(own: WayNumbers) -> str:

@@ -6,9 +6,10 @@ Lines differ in marker and stroke, not in colour alone: figures must be readable
 import io
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from jspec.analysis.ratios import Ratio
 from jspec.errors import InputError
 from jspec.reports.document import Picture
 
@@ -86,6 +87,14 @@ def as_label(text: str) -> str:
     """Returns a label as matplotlib shows it letter for letter: no formula, nothing hidden."""
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
+
+
+def error_bars(ratios: Sequence[Ratio]) -> list[list[float]]:
+    """Returns the lengths of error bars, down and up; a median may lie outside its interval."""
+    return [
+        [max(ratio.median - ratio.low, 0.0) for ratio in ratios],
+        [max(ratio.high - ratio.median, 0.0) for ratio in ratios],
+    ]
 
 
 def whole_ticks(axes: "Axes") -> None:

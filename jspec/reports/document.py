@@ -63,14 +63,14 @@ class Picture(NamedTuple):
       caption: what it shows and how to read it.
       description: the same for whoever cannot see it.
       svg: the picture; its ids are its own.
-      png: the picture; empty for one that is only drawn as SVG.
+      png: the same.
     """
 
     name: str
     caption: str
     description: str
     svg: str
-    png: bytes = b""
+    png: bytes
 
 
 class Embedded(NamedTuple):

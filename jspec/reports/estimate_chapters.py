@@ -9,14 +9,15 @@ from jspec.reports.estimated import Estimate, parse_estimates
 from jspec.reports.view import View
 from jspec.reports.way_tables import drafters_table
 from jspec.reports.wording import (
+    EXPLAIN_INTERVALS,
     NOTHING,
     code,
     explain_setting,
     interval,
     listed,
-    number,
     percent,
 )
+from jspec.reports.workdir import Workdir
 
 _WORDS = (
     ("target", "the model whose answers are wanted."),
@@ -41,14 +42,14 @@ _WORDS = (
 )
 
 
-def estimate_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> list[Block]:
+def estimate_chapters(workdir: Workdir) -> list[Block]:
     """Returns verdict, words, tables and pictures.
 
     Args:
-      config: of the experiment.
-      done: its finished cells, as results.jsonl has them.
+      workdir: of the experiment.
     """
-    estimates = parse_estimates(config, done)
+    config = workdir.config
+    estimates = parse_estimates(config, workdir.done)
     if not estimates:
         return [Paragraph("No cell is finished yet.")]
     settings = list(dict.fromkeys(one.setting for one in estimates))
@@ -82,7 +83,7 @@ def _verdict(estimates: Sequence[Estimate]) -> str:
     text = f"**Kept most often: the drafts of {code(best.way)}, alpha = {interval(alpha)}.**"
     if best.num_places < best.num_tokens:
         text += f" It has something to propose before {_coverage(best)} of the tokens."
-    rest = [f"{code(one.way)} {number(own.median)}" for one, own in known[1:]]
+    rest = [f"{code(one.way)} {interval(own)}" for one, own in known[1:]]
     return f"{text} Then {listed(rest)}." if rest else text
 
 
@@ -107,8 +108,8 @@ def _alpha_table(estimates: Sequence[Estimate]) -> Table:
         ("setting", "drafter", "its law", "alpha", "has a proposal (% of tokens)", "tokens"),
         tuple(rows),
         text_columns=(0, 1, 2),
-        note="Alpha is the mean over the tokens before which the drafter has a proposal, with its "
-        "95 % interval over prompts.",
+        note="Alpha is the mean over the tokens before which the drafter has a proposal. "
+        + EXPLAIN_INTERVALS,
     )
 
 
@@ -119,17 +120,14 @@ def _details(estimates: Sequence[Estimate], view: View) -> list[Block]:
         rows = [
             (
                 code(one.way),
-                *(
-                    number(one.by_category[category].median)
-                    if category in one.by_category
-                    else NOTHING
-                    for category in categories
-                ),
+                *(interval(one.by_category.get(category)) for category in categories),
             )
             for one in estimates
         ]
         columns = ("drafter", *categories)
-        blocks.append(Table(f"Alpha by category ({view.where})", columns, tuple(rows)))
+        caption = f"Alpha by category ({view.where})"
+        note = f"{EXPLAIN_INTERVALS} One prompt alone has none."
+        blocks.append(Table(caption, columns, tuple(rows), note=note))
     blocks.append(figures_estimate.by_entropy(estimates, view))
     lenient = [one for one in estimates if len(one.leniences) > 1]
     if lenient:
@@ -142,7 +140,7 @@ def _lenience_table(estimates: Sequence[Estimate], view: View) -> Table:
     rows = []
     for one in estimates:
         cells = {
-            own.lenience: f"{number(own.acceptance)} / {number(own.total_variation, 3)}"
+            own.lenience: f"{interval(own.acceptance)} / {interval(own.total_variation, 3)}"
             for own in one.leniences
         }
         rows.append((code(one.way), *(cells.get(lenience, NOTHING) for lenience in leniences)))
@@ -150,5 +148,6 @@ def _lenience_table(estimates: Sequence[Estimate], view: View) -> Table:
         f"Drafts kept / total variation from the target, by lenience ({view.where})",
         ("drafter", *(f"{lenience:g}" for lenience in leniences)),
         tuple(rows),
-        note="Shares of 1. The total variation is exact, summed over the vocabulary at each token.",
+        note="Shares of 1. The total variation is exact, summed over the vocabulary at each token. "
+        + EXPLAIN_INTERVALS,
     )

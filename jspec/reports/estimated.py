@@ -20,12 +20,26 @@ class Lenience(NamedTuple):
     """
 
     lenience: float
-    acceptance: float
-    total_variation: float
+    acceptance: Ratio
+    total_variation: Ratio
+
+
+class EntropyBin(NamedTuple):
+    """The tokens before which the target was about equally unsure.
+
+    Attributes:
+      middle: of the bin, in nats.
+      alpha: probability that a draft there is kept.
+      num_places: tokens.
+    """
+
+    middle: float
+    alpha: Ratio
+    num_places: int
 
 
 class Estimate(NamedTuple):
-    """One way at one setting.
+    """One way at one setting; intervals are over prompts.
 
     Attributes:
       way: its label.
@@ -35,7 +49,7 @@ class Estimate(NamedTuple):
       num_places: before how many of them the drafter had a proposal.
       alpha: probability that the draft there is kept; None without a place.
       by_category: likewise, of the prompts of each category.
-      entropy: middle of each bin in nats, alpha in it, and the places.
+      entropy: the bins that hold any place.
       leniences: what each does.
     """
 
@@ -46,7 +60,7 @@ class Estimate(NamedTuple):
     num_places: int
     alpha: Ratio | None
     by_category: dict[str, Ratio]
-    entropy: list[tuple[float, float, int]]
+    entropy: list[EntropyBin]
     leniences: list[Lenience]
 
 
@@ -80,51 +94,71 @@ def _wrong(line: Mapping[str, Any], error: Exception) -> str:
 
 def _estimate(way: str, setting: str, lines: Sequence[Mapping[str, Any]]) -> Estimate:
     records = [line["record"] for line in lines]
-    by_prompt: dict[Any, np.ndarray] = {}
-    by_category: dict[str, list[tuple[float, float]]] = {}
-    for line, record in zip(lines, records, strict=True):
-        pair = np.array([record["sum_overlap"], record["num_places"]], float)
-        prompt = line["key"]["prompt"]
-        by_prompt[prompt] = by_prompt.get(prompt, 0) + pair
-        if record.get("category") is not None and pair[1]:
-            by_category.setdefault(str(record["category"]), []).append((pair[0], pair[1]))
-    counted = [(pair[0], pair[1]) for pair in by_prompt.values() if pair[1]]
+    kept = [
+        _Part(line["key"]["prompt"], record["sum_overlap"], record["num_places"])
+        for line, record in zip(lines, records, strict=True)
+    ]
+    by_category: dict[str, list[_Part]] = {}
+    for part, record in zip(kept, records, strict=True):
+        if record.get("category") is not None:
+            by_category.setdefault(str(record["category"]), []).append(part)
+    alphas = {category: _share(own) for category, own in by_category.items()}
     return Estimate(
         way=way,
         setting=setting,
         law=str(records[0]["law"]),
         num_tokens=sum(int(record["num_tokens"]) for record in records),
         num_places=sum(int(record["num_places"]) for record in records),
-        alpha=share(counted) if counted else None,
-        by_category={category: share(own) for category, own in by_category.items()},
-        entropy=_entropy(records),
-        leniences=_leniences(records),
+        alpha=_share(kept),
+        by_category={category: alpha for category, alpha in alphas.items() if alpha is not None},
+        entropy=_entropy(lines),
+        leniences=_leniences(lines),
     )
 
 
-def _entropy(records: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, int]]:
+class _Part(NamedTuple):
+    """What a cell adds to a ratio: the sum above the line, and the one below."""
+
+    prompt: int
+    part: float
+    whole: float
+
+
+def _share(parts: Iterable[_Part]) -> Ratio | None:
+    """Returns a ratio of sums, with its interval over prompts; None where there is nothing."""
+    by_prompt: dict[int, np.ndarray] = {}
+    for one in parts:  # a prompt has a cell a seed
+        by_prompt[one.prompt] = by_prompt.get(one.prompt, 0) + np.array(
+            [one.part, one.whole], float
+        )
+    counts = [(part, whole) for part, whole in by_prompt.values() if whole]
+    return share(counts) if counts else None
+
+
+def _entropy(lines: Sequence[Mapping[str, Any]]) -> list[EntropyBin]:
     """Returns the bins that hold any place."""
-    edges = np.array(records[0]["entropy"]["edges"], float)
-    counts = np.sum([record["entropy"]["counts"] for record in records], axis=0)
-    sums = np.sum([record["entropy"]["sums"] for record in records], axis=0)
-    middles = (edges[:-1] + edges[1:]) / 2
-    return [
-        (float(middle), float(total / count), int(count))
-        for middle, total, count in zip(middles, sums, counts, strict=True)
-        if count
-    ]
+    own = [(line["key"]["prompt"], line["record"]["entropy"]) for line in lines]
+    edges = np.array(own[0][1]["edges"], float)
+    bins = []
+    for index, middle in enumerate((edges[:-1] + edges[1:]) / 2):
+        parts = [_Part(prompt, e["sums"][index], e["counts"][index]) for prompt, e in own]
+        if (alpha := _share(parts)) is not None:
+            bins.append(EntropyBin(float(middle), alpha, int(sum(part.whole for part in parts))))
+    return bins
 
 
-def _leniences(records: Sequence[Mapping[str, Any]]) -> list[Lenience]:
-    num_places = sum(record["num_places"] for record in records)
-    totals: dict[float, np.ndarray] = {}
-    for record in records:
+def _leniences(lines: Sequence[Mapping[str, Any]]) -> list[Lenience]:
+    kept: dict[float, list[_Part]] = {}
+    apart: dict[float, list[_Part]] = {}
+    for line in lines:
+        prompt, record = line["key"]["prompt"], line["record"]
         for one in record["lenience"]:
-            pair = np.array([one["sum_acceptance"], one["sum_total_variation"]], float)
-            totals[one["lenience"]] = totals.get(one["lenience"], 0) + pair
-    if not num_places:
-        return []
-    return [
-        Lenience(lenience, *(float(total) / num_places for total in pair))
-        for lenience, pair in sorted(totals.items(), reverse=True)
-    ]
+            for parts, name in ((kept, "sum_acceptance"), (apart, "sum_total_variation")):
+                part = _Part(prompt, one[name], record["num_places"])
+                parts.setdefault(one["lenience"], []).append(part)
+    found = []
+    for lenience in sorted(kept, reverse=True):
+        acceptance, total_variation = _share(kept[lenience]), _share(apart[lenience])
+        if acceptance is not None and total_variation is not None:
+            found.append(Lenience(lenience, acceptance, total_variation))
+    return found

@@ -9,6 +9,7 @@ from jspec.reports.canvas import (
     add_legend,
     as_label,
     colour_of,
+    error_bars,
     looks,
     new_figure,
     to_picture,
@@ -16,26 +17,45 @@ from jspec.reports.canvas import (
 )
 from jspec.reports.document import Picture
 from jspec.reports.view import View
-from jspec.reports.wording import code
-from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance
+from jspec.reports.ways import acceptance_by_place
+from jspec.reports.wording import code, interval
+from jspec.stats import RoundCounts
 
 _FEWEST_ROUNDS = 10
+_BESIDE = 0.06
 
 
-def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
+def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) -> Picture:
     """Returns how often a draft is kept, by its place in the proposal.
 
     Args:
       view: of the scene.
-      rounds: of each way.
+      rounds: of each way, by prompt.
     """
     figure, panels = new_figure(2)
     titles = ("of all proposals that long", "of those with all before it kept")
-    rates = (acceptance_by_position, conditional_acceptance)
+    places = {way: _num_places([r for one in own for r in one]) for way, own in rounds.items()}
+    rates = [
+        {
+            way: acceptance_by_place(own, is_conditional=is_conditional)[: places[way]]
+            for way, own in rounds.items()
+        }
+        for is_conditional in (False, True)
+    ]
     for axes, title, rate_of in zip(panels, titles, rates, strict=True):
-        for (way, own), look in zip(rounds.items(), looks(), strict=False):
-            kept = rate_of(own)[: _num_places(own)]
-            axes.plot(range(1, len(kept) + 1), kept, label=as_label(way), **look)
+        for index, ((way, kept), look) in enumerate(zip(rate_of.items(), looks(), strict=False)):
+            beside = _BESIDE * (
+                index - (len(rounds) - 1) / 2
+            )  # so that bars do not hide each other
+            axes.errorbar(
+                [place + beside for place in range(1, len(kept) + 1)],
+                [rate.median for rate in kept],
+                yerr=error_bars(kept),
+                label=as_label(way),
+                capsize=2,
+                elinewidth=0.8,
+                **look,
+            )
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("place in the proposal")
         whole_ticks(axes)
@@ -45,12 +65,12 @@ def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
     caption = (
         f"**Acceptance by position** ({view.where}). Left: a draft at that place is kept, whatever "
         "happened before it (unconditional). Right: once all drafts before it have been kept "
-        "(conditional). The i.i.d. theory assumes that the right lines are level. Places that "
-        f"fewer than {_FEWEST_ROUNDS} rounds reached are left out."
+        "(conditional). The theory of equally good drafts assumes that the right lines are level. "
+        f"95 % intervals over prompts. Places that fewer than {_FEWEST_ROUNDS} rounds reached are "
+        "left out."
     )
     described = "; ".join(
-        f"{way}: " + ", ".join(f"{rate:.2f}" for rate in conditional_acceptance(own))
-        for way, own in rounds.items()
+        f"{way}: " + ", ".join(map(interval, kept)) for way, kept in rates[1].items()
     )
     return to_picture(
         figure,
@@ -60,7 +80,7 @@ def by_place(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
     )
 
 
-def _num_places(rounds: list[RoundCounts]) -> int:
+def _num_places(rounds: Sequence[RoundCounts]) -> int:
     """Returns the places that were reached, all drafts before them kept, often enough to speak of.
 
     Every place where none is: little is then better than nothing.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from jspec.reports.canvas import add_legend, as_label, looks, new_figure, to_picture
+from jspec.reports.canvas import add_legend, as_label, error_bars, looks, new_figure, to_picture
 from jspec.reports.document import Picture
 from jspec.reports.estimated import Estimate
 from jspec.reports.view import View
@@ -22,10 +22,7 @@ def alphas(estimates: Sequence[Estimate]) -> Picture:
         axes.errorbar(
             [alpha.median for _, alpha in known],
             [place + shift for place, _ in known],
-            xerr=[
-                [max(alpha.median - alpha.low, 0) for _, alpha in known],
-                [max(alpha.high - alpha.median, 0) for _, alpha in known],
-            ],
+            xerr=error_bars([alpha for _, alpha in known]),
             label=as_label(setting),
             capsize=2,
             **look | {"linestyle": "none", "markersize": 5, "elinewidth": 1.0},
@@ -46,8 +43,16 @@ def by_entropy(estimates: Sequence[Estimate], view: View) -> Picture:
     """Returns alpha against the entropy of the target's law, a line a drafter."""
     figure, (axes,) = new_figure()
     for one, look in zip(estimates, looks(), strict=False):
-        bins = [(x, alpha) for x, alpha, count in one.entropy if count >= _FEWEST_PLACES]
-        axes.plot([x for x, _ in bins], [y for _, y in bins], label=as_label(one.way), **look)
+        bins = [own for own in one.entropy if own.num_places >= _FEWEST_PLACES]
+        axes.errorbar(
+            [own.middle for own in bins],
+            [own.alpha.median for own in bins],
+            yerr=error_bars([own.alpha for own in bins]),
+            label=as_label(one.way),
+            capsize=3,
+            elinewidth=1.0,
+            **look,
+        )
     axes.set_xlabel("entropy of the target's law (nats; middle of the bin)")
     axes.set_ylabel("alpha: probability that a draft is kept")
     axes.set_ylim(0, 1)
@@ -55,10 +60,11 @@ def by_entropy(estimates: Sequence[Estimate], view: View) -> Picture:
     add_legend(figure, axes)
     caption = (
         f"**Alpha by entropy** ({view.where}): on the left the target is sure what comes next, on "
-        f"the right it is not. Bins of fewer than {_FEWEST_PLACES} tokens are left out."
+        f"the right it is not; 95 % intervals over prompts. Bins of fewer than {_FEWEST_PLACES} "
+        "tokens are left out."
     )
     described = "; ".join(
-        f"{one.way}: " + ", ".join(f"{alpha:.2f}" for _, alpha, _ in one.entropy)
+        f"{one.way}: " + ", ".join(f"{own.alpha.median:.2f}" for own in one.entropy)
         for one in estimates
     )
     return to_picture(
@@ -72,8 +78,8 @@ def by_lenience(estimates: Sequence[Estimate], view: View) -> Picture:
     for one, look in zip(estimates, looks(), strict=False):
         x = [lenience.lenience for lenience in one.leniences]
         values = (
-            [lenience.acceptance for lenience in one.leniences],
-            [lenience.total_variation for lenience in one.leniences],
+            [lenience.acceptance.median for lenience in one.leniences],
+            [lenience.total_variation.median for lenience in one.leniences],
         )
         for axes, own in zip(panels, values, strict=True):
             axes.plot(x, own, label=as_label(one.way), **look)
@@ -93,7 +99,8 @@ def by_lenience(estimates: Sequence[Estimate], view: View) -> Picture:
     described = "; ".join(
         f"{one.way}: "
         + ", ".join(
-            f"{own.lenience:g} keeps {own.acceptance:.2f} at {own.total_variation:.2f}"
+            f"{own.lenience:g} keeps {own.acceptance.median:.2f} at "
+            f"{own.total_variation.median:.2f}"
             for own in one.leniences
         )
         for one in estimates

@@ -7,6 +7,7 @@ from jspec.analysis.ratios import Ratio
 from jspec.reports.canvas import (
     add_legend,
     as_label,
+    error_bars,
     looks,
     mark_base,
     new_figure,
@@ -80,15 +81,16 @@ def by_number(
     whole_ticks(axes)
     add_legend(figure, axes)
     fitted = "; ".join(
-        f"{code(drafter)}: alpha = {model.alpha:.2f}, c = {model.cost_ratio:.3f}"
+        f"{code(drafter)}: fitted alpha = {model.fitted_alpha:.2f}, c = {model.cost_ratio:.3f}"
         for drafter, model in models.items()
     )
     caption = (
         f"**Speed-up against the number of drafts** ({view.where}). Markers are measured, with "
         "95 % intervals; above the dotted line speculation pays. Dashed, with small hollow "
-        "markers: what theory expects (Theorem 3.8 of arXiv 2211.17192) if every draft "
-        "were there and kept with the same probability alpha, and added c plain steps to a round "
-        f"({fitted})."
+        "markers: what theory expects (Theorem 3.8 of arXiv 2211.17192) if every draft were there "
+        "and kept with the same probability, and added c plain steps to a round "
+        f"({fitted}). **Fitted alpha** is not the alpha of the tables: a draft that the drafter "
+        "had not to offer counts as one that was refused, since the theorem expects full rounds."
     )
     return to_picture(
         figure, f"speedup-by-number{view.suffix}", caption=caption, description=_describe(points)
@@ -111,7 +113,7 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
         axes.errorbar(
             [ratio.median for ratio in ratios],
             [categories.index(category) + shift for category in own],
-            xerr=_errors(ratios),
+            xerr=error_bars(ratios),
             label=as_label(way),
             **look | {"linestyle": "none", "markersize": 4.5, "elinewidth": 1.0},
         )
@@ -196,20 +198,12 @@ def _draw_ratios(axes: "Axes", points: Sequence[Point], look: dict[str, Any], la
     axes.errorbar(
         [point.x for point in points],
         [ratio.median for ratio in ratios],
-        yerr=_errors(ratios),
+        yerr=error_bars(ratios),
         label=as_label(label),
         capsize=3,
         elinewidth=1.0,
         **look,
     )
-
-
-def _errors(ratios: Sequence[Ratio]) -> list[list[float]]:
-    """Returns the lengths of error bars, down and up; a median may lie outside its interval."""
-    return [
-        [max(ratio.median - ratio.low, 0.0) for ratio in ratios],
-        [max(ratio.high - ratio.median, 0.0) for ratio in ratios],
-    ]
 
 
 def _describe(points: Mapping[str, Sequence[Point]]) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jspec.costs import RoundCosts
+from jspec.reports.cost_lines import cost_blocks
 from jspec.reports.document import Block, Heading, Paragraph, Words
 from jspec.reports.growth_chapters import batch_blocks, length_blocks
 from jspec.reports.measured import parse_cells
@@ -19,18 +21,20 @@ from jspec.reports.way_tables import (
     ways_table,
 )
 from jspec.reports.wording import WORDS, code, explain_setting
+from jspec.reports.workdir import Workdir
 
 _DEFAULT_LENGTH = 64
 
 
-def generate_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> list[Block]:
+def generate_chapters(workdir: Workdir) -> list[Block]:
     """Returns verdict, words, tables and pictures.
 
     Args:
-      config: of the experiment.
-      done: its finished cells, as results.jsonl has them.
+      workdir: of the experiment.
     """
-    scenes = make_scenes(config, parse_cells(done))
+    config = workdir.config
+    costs = {way: own[1] for way, own in workdir.costs.items() if 1 in own}
+    scenes = make_scenes(config, parse_cells(workdir.done))
     if not scenes:
         return [Paragraph("No cell of the base is finished yet: there is nothing to compare with.")]
     lengths = by_length(scenes, config.get("max_new_tokens", _DEFAULT_LENGTH))
@@ -42,7 +46,8 @@ def generate_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any
     blocks += [Heading("Words"), Words(tuple(WORDS.items()))]
     blocks += [Heading("Ways"), ways_table(config["ways"])]
     for summary, view in zip(summaries, views, strict=True):
-        blocks += _numbers(summary, view)
+        blocks += _numbers(summary, view, config, costs)
+    blocks += cost_blocks(config["ways"], costs)
     batches: list[Block] = []
     growing: list[Block] = []
     for summary, view, group in zip(summaries, views, lengths, strict=True):
@@ -70,7 +75,8 @@ def _views(summaries: Sequence[Summary]) -> list[View]:
 
 
 def _introduction(config: Mapping[str, Any]) -> str:
-    base = name_base(config["ways"])
+    base, label = name_base(config["ways"]), code(next(iter(config["ways"])))
+    base += "" if base == label else f" ({label} in the tables)"
     return (
         f"The question: how much faster does {code(config.get('target'))} answer if a **drafter** "
         "guesses the next few tokens cheaply, and the model (the **target**) checks all guesses "
@@ -85,11 +91,17 @@ def _scene_heading(scene: Scene) -> Heading:
     return Heading(f"{scene.setting}: {explain_setting(scene.settings)}{batch}", 3)
 
 
-def _numbers(summary: Summary, view: View) -> list[Block]:
+def _numbers(
+    summary: Summary, view: View, config: Mapping[str, Any], costs: Mapping[str, RoundCosts]
+) -> list[Block]:
     """Returns the tables and figures of a scene."""
-    blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall_table(summary)]
+    overall = overall_table(summary, str(config.get("dtype")))
+    blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall]
     if summary.by_category:
         blocks += category_tables(summary)
-    tables = [spec_bench_table(summary), *prediction_tables(summary.scene, view, {})]
+    tables = [
+        spec_bench_table(summary, str(config.get("prompts_file"))),
+        *prediction_tables(summary.scene, view, costs),
+    ]
     blocks += [table for table in tables if table is not None]
     return [*blocks, *scene_pictures(summary, view)]

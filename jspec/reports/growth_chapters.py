@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from jspec.analysis.ratios import Ratio
 from jspec.reports.document import Block, Paragraph, Table
 from jspec.reports.figures_speed import Point, break_even
 from jspec.reports.pictures import batch_picture
 from jspec.reports.scene import Scene
-from jspec.reports.speeds import compare, whole
+from jspec.reports.speeds import Comparison, compare, whole
 from jspec.reports.view import View
 from jspec.reports.wording import code, interval
 
@@ -20,18 +19,18 @@ def batch_blocks(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> l
       shown: the ways to speak of.
       view: of the scenes.
     """
-    ratios = {way: [_whole_ratio(scene, way) for scene in scenes] for way in shown}
+    compared = {way: [_compare(scene, way) for scene in scenes] for way in shown}
     ends = []
-    for way, own in ratios.items():
+    for way, own in compared.items():
         sizes = [scene.batch_size for scene in scenes]
-        paying = [size for size, ratio in zip(sizes, own, strict=True) if _pays(ratio)]
+        paying = [size for size, one in zip(sizes, own, strict=True) if _pays(one)]
         ends.append(f"{code(way)} {where_it_pays('batch size', paying, sizes)}")
     return [
         Paragraph(f"{view.where}, of the sizes measured: {'; '.join(ends)}."),
         Table(
             f"Speed-up of whole batches, by batch size ({view.where})",
             ("way", *(str(scene.batch_size) for scene in scenes)),
-            tuple((code(way), *map(interval, own)) for way, own in ratios.items()),
+            tuple((code(way), *map(_show, own)) for way, own in compared.items()),
             note="All tokens of a batch over all of its time, reading the prompts included, "
             f"against {view.base} at the same batch size.",
         ),
@@ -47,31 +46,34 @@ def length_blocks(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
       shown: the ways to speak of.
       view: of the scenes.
     """
-    ratios = {
-        way: {length: _whole_ratio(scene, way) for length, scene in scenes.items()} for way in shown
+    compared = {
+        way: {length: _compare(scene, way) for length, scene in scenes.items()} for way in shown
     }
     begins = []
-    for way, own in ratios.items():
-        paying = [length for length, ratio in own.items() if _pays(ratio)]
+    for way, own in compared.items():
+        paying = [length for length, one in own.items() if _pays(one)]
         begins.append(f"{code(way)} {where_it_pays('answers of', paying, list(own))}")
     points = {
-        way: [Point(length, ratio) for length, ratio in own.items() if ratio is not None]
-        for way, own in ratios.items()
+        way: [Point(length, one.ratio) for length, one in own.items() if one is not None]
+        for way, own in compared.items()
     }
     return [
         Paragraph(f"{view.where}, of the lengths measured: {'; '.join(begins)}."),
         Table(
             f"Speed-up of whole answers, by tokens of an answer at most ({view.where})",
             ("way", *map(str, scenes)),
-            tuple((code(way), *map(interval, own.values())) for way, own in ratios.items()),
+            tuple((code(way), *map(_show, own.values())) for way, own in compared.items()),
         ),
         break_even(view, {way: own for way, own in points.items() if own}),
     ]
 
 
-def _whole_ratio(scene: Scene, way: str) -> Ratio | None:
-    compared = compare(scene.cells.get(way, ()), scene.cells[scene.base], whole)
-    return compared and compared.ratio
+def _compare(scene: Scene, way: str) -> Comparison | None:
+    return compare(scene.cells.get(way, ()), scene.cells[scene.base], whole)
+
+
+def _show(compared: Comparison | None) -> str:
+    return interval(compared and compared.ratio, is_once=bool(compared and compared.is_timed_once))
 
 
 def where_it_pays(what: str, paying: Sequence[int], measured: Sequence[int]) -> str:
@@ -87,5 +89,6 @@ def where_it_pays(what: str, paying: Sequence[int], measured: Sequence[int]) -> 
     return f"clearly pays at {what} {', '.join(map(str, paying))} only"
 
 
-def _pays(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio.low > 1
+def _pays(compared: Comparison | None) -> bool:
+    """Whether it clearly does: not by one timing alone."""
+    return compared is not None and not compared.is_timed_once and compared.ratio.low > 1

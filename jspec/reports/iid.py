@@ -11,17 +11,19 @@ class IidModel(NamedTuple):
     """Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured numbers.
 
     Attributes:
-      alpha: probability that a next draft is there and kept, once those before it are.
+      fitted_alpha: probability that a next draft is there and kept, once those before it are. What
+        a drafter does not propose counts against it, so that it is below
+        `jspec.analysis.prediction.observed_alpha` wherever proposals are not full.
       cost_ratio: what one more draft adds to a round, its share of a wider verify call included,
         in steps of plain decoding.
     """
 
-    alpha: float
+    fitted_alpha: float
     cost_ratio: float
 
     def speedup(self, num_draft_tokens: int) -> float:
         """Returns the speed-up to expect of that many drafts a round."""
-        return walltime_improvement(self.alpha, num_draft_tokens, self.cost_ratio)
+        return walltime_improvement(self.fitted_alpha, num_draft_tokens, self.cost_ratio)
 
 
 def fit(
@@ -29,7 +31,7 @@ def fit(
 ) -> IidModel | None:
     """Returns the model of one drafter.
 
-    A draft that the drafter did not propose counts as one that was not kept, so that alpha is the
+    A draft that the drafter did not propose counts as one that was not kept, so that it is the
     maximum-likelihood estimate of a geometric law cut off at the number of drafts: kept drafts over
     those and the rounds that did not keep all.
 

@@ -39,8 +39,7 @@ def _write(block: Block) -> str:
         case Table():
             return _table(block)
         case Picture(name, caption, description):
-            suffix = "png" if block.png else "svg"
-            return f"![{_escape(description)}](figures/{name}.{suffix})\n\n{_inline(caption)}"
+            return f"![{_escape(description)}](figures/{name}.png)\n\n{_inline(caption)}"
         case Embedded():
             return block.markdown
 

@@ -75,15 +75,25 @@ def _environment(run: Mapping[str, Any]) -> str:
 
 
 def _counts(workdir: Workdir) -> list[str]:
-    target = workdir.config.get("target") if workdir.config.get("kind") != "theory" else None
-    described = "" if not target else f" Target: {code(target)}, {workdir.config.get('dtype')}."
+    described = _target(workdir.config)
     failed = len(workdir.failed)
-    lines = [f"{len(workdir.done)} cells done, {failed or 'none'} failed.{described}"]
+    of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
+    lines = [f"{len(workdir.done)}{of_all} cells done, {failed or 'none'} failed.{described}"]
+    if not of_all:
+        lines.append("How many cells there are to be is not recorded: some may be missing.")
     seconds = [(line["record"] or {}).get("seconds") for line in workdir.done]
     known = [float(one) for one in seconds if isinstance(one, int | float)]
     if known:
         lines.append(f"{sum(known) / 60:.1f} minutes of generating, compilation not counted.")
     return [*lines, *workdir.notes]
+
+
+def _target(config: Mapping[str, Any]) -> str:
+    """Returns which model was run, if any was: theory and predictions run none."""
+    target = config.get("target")
+    if not target or config.get("kind", "generate") not in ("generate", "estimate"):
+        return ""
+    return f" Target: {code(target)}, {config.get('dtype')}."
 
 
 def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:

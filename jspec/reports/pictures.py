@@ -31,13 +31,18 @@ def scene_pictures(summary: Summary, view: View) -> list[Picture]:
     if summary.by_category:
         pictures.append(figures_speed.by_category(view, _by_category(summary)))
     wide = {
-        name: rounds[way]
+        name: way
         for name, way in _widest_or_auto(scene).items()
         if any(r.num_proposed for r in rounds.get(way, ()))
     }
     if wide:
-        pictures.append(figures_drafts.by_place(view, wide))
-        pictures.append(figures_drafts.kept_histogram(view, wide))
+        by_prompt = {
+            name: [all_rounds([group]) for group in distinct_answers(scene.cells[way])]
+            for name, way in wide.items()
+        }
+        pictures.append(figures_drafts.by_place(view, by_prompt))
+        kept = {name: rounds[way] for name, way in wide.items()}
+        pictures.append(figures_drafts.kept_histogram(view, kept))
     if costs := _round_costs(scene, numbers):
         pictures.append(figures_drafts.round_cost(view, costs))
     if repeated := _repetition(scene):

@@ -1,8 +1,8 @@
 """The whole report of a workdir, and its files."""
 
 import pathlib
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from jspec.errors import InputError
 from jspec.reports.document import Block, Embedded, Heading, Paragraph, Picture
@@ -12,14 +12,13 @@ from jspec.reports.html_page import to_html
 from jspec.reports.markdown import fenced, to_markdown
 from jspec.reports.origin import origin_blocks
 from jspec.reports.table_chapters import table_chapters
-from jspec.reports.timeline import to_svg
-from jspec.reports.trace import check_trace, drafting_share
+from jspec.reports.timeline import timeline
+from jspec.reports.trace import check_trace
 from jspec.reports.trace import to_html as trace_html
 from jspec.reports.trace import to_terminal as trace_text
-from jspec.reports.wording import percent
 from jspec.reports.workdir import Record, Workdir
 
-ChaptersFn = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], list[Block]]
+ChaptersFn = Callable[[Workdir], list[Block]]
 _CHAPTERS: Mapping[str, ChaptersFn] = {
     "generate": generate_chapters,
     "estimate": estimate_chapters,
@@ -27,6 +26,7 @@ _CHAPTERS: Mapping[str, ChaptersFn] = {
     "predict": table_chapters,
 }
 _FIGURES = "figures"
+_LINK = re.compile(rf"^!\[.*\]\({_FIGURES}/([\w-]+)\.(?:png|svg)\)$", re.MULTILINE)
 
 
 def make_report(workdir: Workdir) -> list[Block]:
@@ -40,11 +40,9 @@ def make_report(workdir: Workdir) -> list[Block]:
         raise InputError(f"expected a kind among {', '.join(_CHAPTERS)}; got {kind!r}")
     config = {**workdir.config, "kind": kind}
     blocks: list[Block] = [Heading(str(config.get("title") or "Experiment"), 1)]
-    if workdir.failed:
-        failed, all_cells = len(workdir.failed), len(workdir.failed) + len(workdir.done)
-        blocks.append(Paragraph(f"**{failed} of {all_cells} cells failed**, listed at the end."))
+    blocks += _what_is_missing(workdir)
     if workdir.done:
-        blocks += _CHAPTERS[kind](config, workdir.done)
+        blocks += _CHAPTERS[kind](workdir._replace(config=config))
     else:
         blocks.append(Paragraph("No cell is finished yet."))
     if workdir.traces:
@@ -54,27 +52,34 @@ def make_report(workdir: Workdir) -> list[Block]:
     return [*blocks, *origin_blocks(workdir)]
 
 
+def _what_is_missing(workdir: Workdir) -> list[Block]:
+    """Returns what whoever reads only the top must know: cells that are not there."""
+    done, failed = len(workdir.done), len(workdir.failed)
+    num_cells = max(workdir.num_cells or 0, done + failed)
+    blocks: list[Block] = []
+    if done + failed < num_cells:
+        text = f"**{done} of {num_cells} cells are finished**: this report is of those alone."
+        blocks.append(Paragraph(text))
+    if failed:
+        text = f"**{failed} of {num_cells} cells failed**, listed at the end."
+        blocks.append(Paragraph(text))
+    return blocks
+
+
 def _trace_blocks(trace: Record, index: int) -> list[Block]:
     """Returns the walk through a generation, and its timeline."""
     check_trace(trace)
     blocks: list[Block] = [
         Embedded(trace_html(trace), fenced(trace_text(trace, has_colours=False)))
     ]
-    if svg := to_svg(trace):
-        caption = (
-            "**When drafter and target worked**, in the first rounds. A box above is a proposal, "
-            "divided into its drafts; a box below it is one call of the target, with the number of "
-            "tokens that it gave. Hatched: the steps of plain decoding for as many tokens. "
-            f"Drafting took {percent(drafting_share(trace), 1)} of the time of all rounds. Timed "
-            "call by call, which takes a little longer than running whole rounds."
-        )
-        described = "A timeline of draft and target calls."
-        blocks.append(Picture(f"timeline-{index}", caption, described, svg))
-    return blocks
+    return [*blocks, timeline(trace, f"timeline-{index}")] if trace["rounds"] else blocks
 
 
 def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.Path]:
     """Writes report.md, report.html and figures/ into a folder.
+
+    Figures of an earlier report there that this one does not have are removed: those to which its
+    report.md links.
 
     Returns:
       The files of the report.
@@ -88,12 +93,25 @@ def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.
         if isinstance(block, Picture):
             path = folder / _FIGURES / block.name
             files[path.with_suffix(".svg")] = block.svg.encode()
-            if block.png:
-                files[path.with_suffix(".png")] = block.png
+            files[path.with_suffix(".png")] = block.png
     try:
         (folder / _FIGURES).mkdir(exist_ok=True)
+        stale = _earlier_figures(folder) - files.keys()
         for path, content in files.items():
             path.write_bytes(content)
+        for path in stale:
+            path.unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"cannot write the report to {folder}: {error.strerror}") from None
     return list(files)
+
+
+def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
+    """Returns the files of the figures in the report that a folder holds, if it holds one."""
+    report = folder / "report.md"
+    text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
+    return {
+        folder / _FIGURES / f"{name}.{kind}"
+        for name in _LINK.findall(text)
+        for kind in ("png", "svg")
+    }

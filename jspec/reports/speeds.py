@@ -41,6 +41,11 @@ class Comparison(NamedTuple):
     num_prompts: int
     num_repeats: int
 
+    @property
+    def is_timed_once(self) -> bool:
+        """Whether nothing is known of how much the ratio varies: its interval has no width."""
+        return self.num_prompts * self.num_repeats <= 1
+
 
 def compare(
     own: Sequence[Cell], base: Sequence[Cell], clock: Clock, *, num_samples: int = 2000

@@ -1,12 +1,14 @@
 """The chapters of a report on an experiment whose cells are tables: "theory" and "predict"."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jspec.errors import InputError
 from jspec.reports import figures_curves
 from jspec.reports.document import Block, Bullets, Heading, Paragraph, Table
+from jspec.reports.pair_verdict import pair_verdict
 from jspec.reports.wording import code, column_texts
+from jspec.reports.workdir import Workdir
 
 _TITLES = {
     "table1": "Table 1: what drafts bring if they cost nothing",
@@ -37,19 +39,23 @@ _PREDICT = (
 )
 
 
-def table_chapters(config: Mapping[str, Any], done: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Returns a chapter for each table, drawn where it is one of curves.
+def table_chapters(workdir: Workdir) -> list[Block]:
+    """Returns a chapter for each table, drawn where it is one of curves; verdicts on pairs first.
 
     Raises:
       InputError: a cell that is no table.
     """
-    is_theory = config["kind"] == "theory"
-    blocks: list[Block] = [Paragraph(_THEORY if is_theory else _PREDICT)]
-    for line in done:
-        name = str(line["key"].get("table" if is_theory else "pair"))
-        record = _check(line)
-        blocks += _theory(name, record) if is_theory else _prediction(name, record)
-    return blocks
+    is_theory = workdir.config["kind"] == "theory"
+    tables = [
+        (str(line["key"].get("table" if is_theory else "pair")), _check(line))
+        for line in workdir.done
+    ]
+    if is_theory:
+        return [Paragraph(_THEORY), *(block for one in tables for block in _theory(*one))]
+    pairs = workdir.config.get("predict", {})
+    verdicts = tuple(pair_verdict(name, pairs.get(name, {}), record) for name, record in tables)
+    blocks: list[Block] = [Paragraph(_PREDICT), Heading("Verdict"), Bullets(verdicts)]
+    return [*blocks, *(block for one in tables for block in _prediction(*one))]
 
 
 def _check(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +78,7 @@ def _theory(name: str, record: dict[str, Any]) -> list[Block]:
 
 
 def _prediction(pair: str, record: dict[str, Any]) -> list[Block]:
-    """Returns a pair's verdicts, table and speeds by number of drafts."""
+    """Returns a pair's notes, table and speeds by number of drafts."""
     blocks: list[Block] = [Heading(pair), *_notes(record), _table(f"Pair {code(pair)}", record)]
     speeds = [one for one in figures_curves.of_table(record) if "plain decoding" in one.y_label]
     if speeds and len(speeds[0].x) > 1:

@@ -10,12 +10,12 @@ from jspec.reports.advice import (
     is_faster,
     is_noisy,
     is_slower,
-    is_timed_once,
     kept_share,
     rank,
     say_everywhere,
     speedup_of,
 )
+from jspec.reports.auto_advice import advise_auto
 from jspec.reports.document import Block, Bullets, Paragraph
 from jspec.reports.scene import Summary
 from jspec.reports.ways import WayNumbers
@@ -51,6 +51,7 @@ def verdict(summary: Summary) -> list[Block]:
     if few := _few(best):
         sentences.append(few)
     blocks: list[Block] = [Paragraph(" ".join(filter(None, sentences)))]
+    blocks += advise_auto(scene)
     if summary.by_category:
         blocks += [by_task_table(summary, best), Paragraph(say_everywhere(summary, best))]
     if found := _does_not_pay(summary, ranked):
@@ -64,7 +65,7 @@ def _headline(best: WayNumbers, base: str) -> str:
     assert best.speedup is not None
     measured = f"{number(best.speedup.median)} times as fast as {base}"
     bounds = f"(95 % interval {number(best.speedup.low)} to {number(best.speedup.high)})"
-    if is_timed_once(best):
+    if best.is_timed_once:
         bounds = "(timed once)"
     if is_faster(best):
         return f"**Fastest overall: {code(best.way)}, {measured}** {bounds}."
@@ -121,7 +122,7 @@ def _does_not_pay(summary: Summary, ranked: Sequence[WayNumbers]) -> tuple[str, 
         category: found[0]
         for category, numbers in summary.by_category.items()
         if (found := rank(summary.scene, numbers))
-        and not (is_faster(found[0]) or is_timed_once(found[0]))
+        and not (is_faster(found[0]) or found[0].is_timed_once)
     }
     if best:
         described = [
@@ -140,7 +141,9 @@ def _lossy(summary: Summary) -> str:
     ]
     if not lossy:
         return ""
-    measured = [f"{code(own.way)} {interval(own.speedup)}" for own in lossy]
+    measured = [
+        f"{code(own.way)} {interval(own.speedup, is_once=own.is_timed_once)}" for own in lossy
+    ]
     return (
         f"These ways change what the target would say and are not recommended above: "
         f"{listed(measured)}."

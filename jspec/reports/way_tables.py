@@ -1,4 +1,4 @@
-"""Tables of the ways of generating: over everything, by category, in Spec-Bench's columns."""
+"""Tables of the ways of generating: what they are, over everything, by category."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -75,13 +75,18 @@ def _extras(way: Mapping[str, Any]) -> str:
     return ", ".join(map(code, assignments(own))) or NOTHING
 
 
-def overall_table(summary: Summary) -> Table:
-    """Returns the numbers of each way over all prompts."""
+def overall_table(summary: Summary, dtype: str) -> Table:
+    """Returns the numbers of each way over all prompts.
+
+    Args:
+      summary: of a scene.
+      dtype: of the target's weights and caches.
+    """
     scene = summary.scene
     has_same = scene.settings.get("temperature", 0.0) == 0
     is_single = scene.batch_size == 1
-    columns = ["way", "speed-up", "tokens/s", "drafts kept (%)", "proposed a round", "kept a round",
-               "tokens per call"]  # fmt: skip
+    columns = ["way", "speed-up", "tokens/s", "drafts kept (%)", "alpha", "proposed a round",
+               "kept a round", "tokens per call"]  # fmt: skip
     columns += ["cost of a round", "speed-up of whole answers"] if is_single else []
     columns += ["same answers"] if has_same else []
     rows = []
@@ -89,35 +94,70 @@ def overall_table(summary: Summary) -> Table:
         is_base = own.way == scene.base
         row = [
             code(own.way),
-            "1" if is_base else interval(own.speedup),
+            "1" if is_base else interval(own.speedup, is_once=own.is_timed_once),
             number(own.tokens_per_second, 1),
             percent_interval(own.acceptance),
+            interval(own.alpha),
             number(own.proposed_per_round),
             number(own.kept_per_round),
             number(own.tokens_per_call),
         ]
         if is_single:
-            row += [number(own.cost), "1" if is_base else interval(own.whole_speedup)]
+            whole = interval(own.whole_speedup, is_once=own.is_timed_once)
+            row += [number(own.cost), "1" if is_base else whole]
         if has_same:
             same, total = own.same_answers
             row.append(f"{same} of {total}")
         rows.append(tuple(row))
     most = max(summary.overall, key=lambda own: own.num_prompts)
-    return Table(
-        f"All prompts ({name_of(scene)})", tuple(columns), tuple(rows), note=_note(scene, most)
-    )
+    note = f"{_note(scene, most)} {explain_same_answers(scene, dtype)}"
+    return Table(f"All prompts ({name_of(scene)})", tuple(columns), tuple(rows), note=note)
 
 
 def _note(scene: Scene, most: WayNumbers) -> str:
     text = (
-        f"{most.num_prompts} prompts, each timed {most.num_repeats} times, the ways in turn; 95 % "
-        "intervals resample prompts and repeats. "
+        f"{_counted(most.num_prompts, 'prompt')}, each timed {_counted(most.num_repeats, 'time')}, "
+        "the ways in turn; 95 % intervals resample prompts and repeats. "
     )
     if scene.batch_size > 1:
         return f"{text}A speed is all tokens of a batch over all of its time."
     return (
         f"{text}Speed-up and tokens/s are those of decoding, from the first token to the last; a "
         "whole answer has the time to read the prompt besides, which no drafter shortens."
+    )
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def explain_same_answers(scene: Scene, dtype: str) -> str:
+    """Returns what it means that answers are, or are not, the base's token for token.
+
+    Args:
+      scene: what was measured.
+      dtype: of the target's weights and caches.
+    """
+    if scene.settings.get("temperature", 0.0) > 0:
+        return (
+            "Answers are not compared with each other: at a temperature above 0 every way draws "
+            "its own, as a second draw of plain decoding would be another text too. A way that "
+            "keeps the target's answers draws them from the same probabilities."
+        )
+    text = f"**Same answers** are token for token those of {scene.base_name}. "
+    if any(scene.is_lossy[way] for way in scene.cells):
+        text += "Ways that change the answers may part from them anywhere. "
+    if dtype == "float32":
+        return (
+            f"{text}In float32 the others should all be the same; where one is not, "
+            "`python scripts/check_parity.py` shows whether two tokens were as good as tied."
+        )
+    return (
+        f"{text}The others always take the token that the target finds most likely, but in "
+        f"{dtype} a call over several tokens rounds a little differently from a call over one: "
+        "where the two best tokens are nearly tied, either may win, and from there on the texts "
+        "differ. Neither is less the target's own answer (`python scripts/check_parity.py` looks "
+        "at each such place)."
     )
 
 
@@ -148,7 +188,15 @@ def category_tables(summary: Summary) -> list[Table]:
         for category, numbers in summary.by_category.items()
     }
     faster = [
-        (category, *(interval(own[way].speedup) if way in own else NOTHING for way in shown))
+        (
+            category,
+            *(
+                interval(own[way].speedup, is_once=own[way].is_timed_once)
+                if way in own
+                else NOTHING
+                for way in shown
+            ),
+        )
         for category, own in by_way.items()
     ]
     per_call = [

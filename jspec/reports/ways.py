@@ -25,6 +25,7 @@ class WayNumbers(NamedTuple):
       whole_speedup: to the base in the time of whole answers, reading the prompt included; None
         where it was not asked for.
       acceptance: share of the drafts that are kept, its interval over prompts; None without drafts.
+      alpha: share of the drafts whose turn came that are kept, likewise; see `observed_alpha`.
       tokens_per_call: tokens that a target call gives.
       proposed_per_round: drafts.
       kept_per_round: drafts.
@@ -41,12 +42,18 @@ class WayNumbers(NamedTuple):
     speedup: Ratio | None
     whole_speedup: Ratio | None
     acceptance: Ratio | None
+    alpha: Ratio | None
     tokens_per_call: float | None
     proposed_per_round: float | None
     kept_per_round: float | None
     cost: float | None
     seconds_per_round: float | None
     same_answers: tuple[int, int]
+
+    @property
+    def is_timed_once(self) -> bool:
+        """Whether nothing is known of how much its speed-up varies."""
+        return self.num_prompts * self.num_repeats <= 1
 
 
 def way_numbers(
@@ -77,6 +84,7 @@ def way_numbers(
         speedup=faster and faster.ratio,
         whole_speedup=whole_faster and whole_faster.ratio,
         acceptance=acceptance([all_rounds([group]) for group in answers]),
+        alpha=observed_alpha([all_rounds([group]) for group in answers]),
         tokens_per_call=num_round_tokens / len(rounds) if rounds else None,
         proposed_per_round=_mean([r.num_proposed for r in rounds]),
         kept_per_round=_mean([r.num_accepted for r in rounds]),
@@ -96,6 +104,57 @@ def acceptance(rounds_by_prompt: Sequence[Sequence[RoundCounts]]) -> Ratio | Non
         (sum(r.num_accepted for r in rounds), sum(r.num_proposed for r in rounds))
         for rounds in rounds_by_prompt
     ]
+    return _share_or_none(counts)
+
+
+def observed_alpha(rounds_by_prompt: Sequence[Sequence[RoundCounts]]) -> Ratio | None:
+    """Returns the drafts kept of those whose turn came, with its bootstrap interval over prompts.
+
+    The same as `jspec.analysis.prediction.observed_alpha`: a draft behind a refused one had none.
+
+    Args:
+      rounds_by_prompt: the rounds of each prompt's answers.
+    """
+    counts = [
+        (
+            sum(r.num_accepted for r in rounds),
+            sum(min(r.num_accepted + 1, r.num_proposed) for r in rounds),
+        )
+        for rounds in rounds_by_prompt
+    ]
+    return _share_or_none(counts)
+
+
+def acceptance_by_place(
+    rounds_by_prompt: Sequence[Sequence[RoundCounts]], *, is_conditional: bool
+) -> list[Ratio]:
+    """Returns how often the draft at each place is kept, with bootstrap intervals over prompts.
+
+    Args:
+      rounds_by_prompt: the rounds of each prompt's answers.
+      is_conditional: whether those rounds alone count in which all drafts before it were kept.
+
+    Returns:
+      As many as there are places that a round reached; see `jspec.stats`.
+    """
+    rates: list[Ratio] = []
+    while True:
+        place = len(rates)
+        reached = [
+            [
+                r.num_accepted > place
+                for r in rounds
+                if r.num_proposed > place and (r.num_accepted >= place or not is_conditional)
+            ]
+            for rounds in rounds_by_prompt
+        ]
+        rate = _share_or_none([(sum(own), len(own)) for own in reached])
+        if rate is None:
+            return rates
+        rates.append(rate)
+
+
+def _share_or_none(counts: Sequence[tuple[float, float]]) -> Ratio | None:
     counts = [pair for pair in counts if pair[1] > 0]
     return share(counts) if counts else None
 

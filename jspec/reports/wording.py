@@ -19,7 +19,11 @@ WORDS = {
     "target call": "one pass of the target, which costs nearly the same for one token as for "
     "several.",
     "plain decoding": "no drafts: every target call gives one token.",
-    "acceptance rate": "the share of the proposed drafts that the target keeps.",
+    "drafts kept": "the share of the proposed drafts that the target keeps. Behind the first one "
+    "that it refuses all drafts of a round are thrown away unseen, so that the share falls with "
+    "the number of drafts.",
+    "alpha": "the share of the drafts whose turn came that the target keeps: those behind a "
+    "refused one do not count. How good a drafter guesses, whatever the number of drafts.",
     "tokens per call": "tokens that one target call gives: the kept drafts and one of its own. "
     "1 is plain decoding.",
     "cost of a round": "its time, in steps of plain decoding. A round pays if it gives more "
@@ -28,6 +32,8 @@ WORDS = {
     "interval": "[a, b] beside a number: with other prompts of the same kind it would fall between "
     "a and b 19 times out of 20 (a 95 % bootstrap interval).",
 }
+
+EXPLAIN_INTERVALS = "In brackets 95 % bootstrap intervals over prompts."
 
 _DRAFTERS = {
     "none": "plain decoding: no drafts",
@@ -61,11 +67,13 @@ def percent(value: float | None, digits: int = 0) -> str:
     return NOTHING if value is None else f"{value:.{digits}%}".replace("%", " %")
 
 
-def interval(ratio: Ratio | None, digits: int = 2) -> str:
-    """Returns a ratio and its interval."""
+def interval(ratio: Ratio | None, digits: int = 2, *, is_once: bool = False) -> str:
+    """Returns a ratio and its interval, or that there is none: it was timed once."""
     if ratio is None:
         return NOTHING
-    if math.isclose(ratio.low, ratio.high):  # of a single measurement
+    if is_once:
+        return f"{ratio.median:.{digits}f} (timed once)"
+    if math.isclose(ratio.low, ratio.high):  # of prompts that are all alike
         return f"{ratio.median:.{digits}f}"
     return f"{ratio.median:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 

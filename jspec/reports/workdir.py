@@ -1,10 +1,11 @@
-"""The folder of an experiment: its config, its runs, its results and traces."""
+"""The folder of an experiment: its config, its runs, its results, costs and traces."""
 
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
+from jspec.costs import RoundCosts
 from jspec.errors import InputError
 
 Record = dict[str, Any]
@@ -20,6 +21,8 @@ class Workdir(NamedTuple):
       failed: cells that failed and were not done later, each once.
       traces: of single generations, as `scripts/trace.py` writes them.
       notes: what was left out while reading.
+      costs: of rounds, measured apart from the answers, by way and batch size; empty where there
+        are none.
     """
 
     config: Record
@@ -28,6 +31,13 @@ class Workdir(NamedTuple):
     failed: list[Record]
     traces: list[Record]
     notes: list[str]
+    costs: Mapping[str, Mapping[int, RoundCosts]]
+
+    @property
+    def num_cells(self) -> int | None:
+        """How many cells the experiment has; None where its runs do not say."""
+        said = [run.get("num_cells") for run in self.runs]
+        return max((one for one in said if isinstance(one, int)), default=None)
 
 
 def read_workdir(folder: pathlib.Path) -> Workdir:
@@ -48,7 +58,23 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
     failed = _by_name(cell for cell in cells if cell["status"] != "done")
     traces = [_read_object(path, "a trace") for path in sorted(folder.glob("trace*.json"))]
     left = [cell for name, cell in failed.items() if name not in done]
-    return Workdir(config, runs, list(done.values()), left, traces, notes)
+    costs = _read_costs(folder / "costs.json", notes)
+    return Workdir(config, runs, list(done.values()), left, traces, notes, costs)
+
+
+def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, RoundCosts]]:
+    """Returns the costs in a file, of which what is wrong is noted; none without the file."""
+    costs: dict[str, dict[int, RoundCosts]] = {}
+    if not path.exists():
+        return costs
+    try:
+        for way, entries in _read_object(path, "costs").items():
+            own = {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
+            costs[way] = own
+    except (InputError, ValueError, AttributeError):
+        notes.append(f"{path.name} is broken and was left out")
+        return {}
+    return costs
 
 
 def _by_name(cells: Iterator[Record]) -> dict[str, Record]:

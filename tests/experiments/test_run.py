@@ -37,6 +37,7 @@ def test_a_run_and_its_record(config, tmp_path, capsys):
     (run,) = read_lines(work / "runs.jsonl")
     assert {"run", "started", "argv", "environment", "git", "described"} <= set(run)
     assert run["argv"] == ["python", "x"]
+    assert run["num_cells"] == 32
     assert run["described"]["lookup"]["num_draft_tokens"] == 3
     assert run["described"]["plain"]["drafter"] == "none"
     for line in lines:

@@ -1,4 +1,4 @@
-"""Figures: each is drawn, as an SVG that is one and a PNG, and reads in black and white."""
+"""Figures: what they draw is what they were given, and it reads in black and white."""
 
 import itertools
 import xml.etree.ElementTree
@@ -8,7 +8,8 @@ import pytest
 from jspec.analysis.ratios import Ratio
 from jspec.reports import figures_curves, figures_drafts, figures_estimate, figures_speed
 from jspec.reports.canvas import as_label, looks
-from jspec.reports.estimated import Estimate, Lenience
+from jspec.reports.estimated import EntropyBin, Estimate, Lenience
+from jspec.reports.figures_costs import cost_by_width
 from jspec.reports.figures_speed import BatchPoint, Point
 from jspec.reports.iid import IidModel
 from jspec.reports.measured import parse_cells
@@ -18,56 +19,196 @@ from jspec.reports.view import View
 from jspec.stats import RoundCounts
 from tests.reports.workdirs import cells, config
 
-VIEW = View("", "T=0")
-RATIO = Ratio(1.2, 1.1, 1.3)
-ROUNDS = {"a $x$": [RoundCounts(3, 1), RoundCounts(3, 3)], "_b": [RoundCounts(0, 0)]}
+VIEW = View("-2", "T=0")
+RATIO, LOW, HIGH = Ratio(1.2, 1.1, 1.4), Ratio(0.4, 0.3, 0.6), Ratio(0.9, 0.8, 0.95)
+ROUNDS = [[RoundCounts(3, 1), RoundCounts(3, 3)], [RoundCounts(3, 0)]]
+
+
+def lines_of(axes):
+    """Returns the points of every line that has a marker, without those of error bars."""
+    drawn = [line for line in axes.get_lines() if line.get_marker() in "os^DvPX*<"]
+    return [[tuple(map(float, point)) for point in line.get_xydata()] for line in drawn]
+
+
+def bars_of(axes):
+    """Returns the ends of every error bar, by the figure's order."""
+    return [
+        [tuple(map(float, end)) for end in segment]
+        for container in axes.containers
+        for bar in container.lines[2]
+        for segment in bar.get_segments()
+    ]
+
+
+def legend_of(figure):
+    """Returns the names under a figure."""
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def close(expected):
+    """Returns points that others may come near to."""
+    return [pytest.approx(point) for point in expected]
+
+
+def test_speed_by_number_and_its_theory(figures):
+    """Guards against a marker beside its number, or a theory line that is another drafter's."""
+    points = {"a": [Point(1, RATIO), Point(3, LOW)]}
+    picture = figures_speed.by_number(VIEW, points, {"a": IidModel(0.5, 0.1)})
+    (axes,) = figures[0].axes
+    measured, theory = lines_of(axes)
+    assert measured == close([(1, 1.2), (3, 0.4)])
+    # Theorem 3.8: (1 - alpha^(n + 1)) / ((1 - alpha) (n c + 1))
+    assert theory == close([(1, 1.5 / 1.1), (2, 1.75 / 1.2), (3, 1.875 / 1.3)])
+    assert bars_of(axes) == [close([(1, 1.1), (1, 1.4)]), close([(3, 0.3), (3, 0.6)])]
+    assert legend_of(figures[0]) == ["a"]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (
+        "drafts a round, at most (tokens)", "speed-up (times plain decoding)",
+    )  # fmt: skip
+    assert "`a`: fitted alpha = 0.50, c = 0.100" in picture.caption
+    assert picture.name == "speedup-by-number-2"
+
+
+def test_speed_by_category(figures):
+    """Guards against a speed-up in another category's row."""
+    figures_speed.by_category(VIEW, {"a": {"qa": RATIO, "co$de$": LOW}, "b": {"co$de$": HIGH}})
+    (axes,) = figures[0].axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["qa", r"co\$de\$"]
+    first, second = lines_of(axes)
+    assert first == close([(1.2, -0.2), (0.4, 0.8)])
+    assert second == close([(0.9, 1.2)])
+
+
+def test_whole_answers_by_length(figures):
+    """Guards against lengths that are not where the axis says."""
+    figures_speed.break_even(VIEW, {"a": [Point(8, LOW), Point(64, RATIO)]})
+    (axes,) = figures[0].axes
+    assert lines_of(axes) == [close([(8, 0.4), (64, 1.2)])]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["8", "64"]
+    assert axes.get_xscale() == "log"
+
+
+def test_latency_against_throughput(figures):
+    """Guards against exchanged axes, and batch sizes at other points."""
+    points = [BatchPoint(1, 20.0, 50.0), BatchPoint(4, 40.0, 100.0)]
+    figures_speed.batches(VIEW, {"a": points})
+    (axes,) = figures[0].axes
+    assert lines_of(axes) == [[(50, 20), (100, 40)]]
+    assert [(text.get_text(), text.xy) for text in axes.texts] == [
+        ("1", (50, 20)),
+        ("4", (100, 40)),
+    ]
+    assert axes.get_xlabel().startswith("throughput")
+
+
+def test_acceptance_by_place(figures):
+    """By hand: 2 of 3, 1 of 3, 1 of 3 are kept; of those whose turn came 2 of 3, 1 of 2, 1 of 1."""
+    picture = figures_drafts.by_place(VIEW, {"a $x$": ROUNDS})
+    left, right = figures[0].axes
+    assert lines_of(left) == [close([(1, 2 / 3), (2, 1 / 3), (3, 1 / 3)])]
+    assert lines_of(right) == [close([(1, 2 / 3), (2, 1 / 2), (3, 1)])]
+    # one prompt keeps the first draft always, the other never
+    assert bars_of(left)[0] == close([(1, 0), (1, 1)])
+    assert legend_of(figures[0]) == [r"a \$x\$"]
+    assert "Conditional: a $x$: 0.67 [0.00, 1.00], 0.50, 1.00" in picture.description
+
+
+def test_drafts_kept_a_round(figures):
+    """By hand: of three rounds one keeps 0, one 1, one 3; a way that proposes nothing keeps 0."""
+    rounds = {"a": [r for own in ROUNDS for r in own], "_b": [RoundCounts(0, 0)]}
+    figures_drafts.kept_histogram(VIEW, rounds)
+    (axes,) = figures[0].axes
+    heights = [[bar.get_height() for bar in container] for container in axes.containers]
+    assert heights == [pytest.approx([1 / 3, 1 / 3, 0, 1 / 3]), [1, 0, 0, 0]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2", "3"]
+    hatches = {container[0].get_hatch() for container in axes.containers}
+    assert len(hatches) == 2
+
+
+def test_time_of_rounds(figures):
+    """Guards against seconds where the axis says milliseconds, and a line that goes back."""
+    figures_drafts.round_cost(VIEW, {"a": [(3, 0.12), (0, 0.1)]})
+    (axes,) = figures[0].axes
+    assert lines_of(axes) == [close([(0, 100), (3, 120)])]
+    assert axes.get_ylabel() == "time of a round (ms)"
+
+
+def test_cost_by_width(figures):
+    """A panel a context; a drafter has one look in both, though it is not in each."""
+    cost_by_width(
+        {512: {"a": {0: 1.0, 3: 1.3}, "b": {0: 1.0, 1: 2.0}}, 2048: {"b": {0: 1.0, 1: 1.5}}}
+    )
+    first, second = figures[0].axes
+    assert lines_of(first) == [[(0, 1), (3, 1.3)], [(0, 1), (1, 2)]]
+    assert lines_of(second) == [[(0, 1), (1, 1.5)]]
+    assert first.get_lines()[1].get_marker() == second.get_lines()[0].get_marker() == "s"
+    assert first.get_title() == "512 tokens in the cache"
+    assert legend_of(figures[0]) == ["a", "b"]
+
+
+def test_repetition(figures):
+    """Guards against exchanged axes; three points on a falling line are correlated at -1."""
+    picture = figures_drafts.repetition(VIEW, {"a": [(0.1, 0.6), (0.2, 0.4), (0.3, 0.2)]})
+    assert lines_of(figures[0].axes[0]) == [[(0.1, 0.6), (0.2, 0.4), (0.3, 0.2)]]
+    assert "`a` -1.00 over 3 answers" in picture.caption
+
+
 ESTIMATE = Estimate(
-    "way", "T=0", "sampled", 100, 90, RATIO, {}, [(0.5, 0.9, 50), (1.5, 0.4, 40)],
-    [Lenience(1.0, 0.5, 0.0), Lenience(0.1, 0.9, 0.2)],
+    "way", "T=0", "sampled", 100, 90, RATIO, {},
+    [EntropyBin(0.5, HIGH, 50), EntropyBin(1.5, LOW, 40), EntropyBin(2.5, LOW, 19)],
+    [Lenience(1.0, LOW, Ratio(0.0, 0.0, 0.0)), Lenience(0.1, HIGH, Ratio(0.2, 0.1, 0.3))],
 )  # fmt: skip
-DRAWN = {
-    "number": lambda: figures_speed.by_number(
-        VIEW,
-        {"a": [Point(1, RATIO), Point(3, RATIO)], "b": [Point(2, RATIO)]},
-        {"a": IidModel(0.5, 0.1), "b": IidModel(1.0, 0.0)},
-    ),
-    "category": lambda: figures_speed.by_category(VIEW, {"a": {"qa": RATIO, "co$de$": RATIO}}),
-    "break even": lambda: figures_speed.break_even(
-        VIEW, {"a": [Point(8, RATIO), Point(64, RATIO)]}
-    ),
-    "batches": lambda: figures_speed.batches(
-        VIEW, {"a": [BatchPoint(1, 20.0, 50.0), BatchPoint(4, 40.0, 100.0)]}
-    ),
-    "place": lambda: figures_drafts.by_place(VIEW, ROUNDS),
-    "kept": lambda: figures_drafts.kept_histogram(VIEW, ROUNDS),
-    "cost": lambda: figures_drafts.round_cost(VIEW, {"a": [(0, 0.1), (3, 0.12)]}),
-    "repetition": lambda: figures_drafts.repetition(VIEW, {"a": [(0.1, 0.2), (0.5, 0.5)]}),
-    "alpha": lambda: figures_estimate.alphas([ESTIMATE]),
-    "entropy": lambda: figures_estimate.by_entropy([ESTIMATE], VIEW),
-    "lenience": lambda: figures_estimate.by_lenience([ESTIMATE], VIEW),
-    "curves": lambda: figures_curves.draw(
-        "c", [figures_curves.Curves([0, 1], {"a": [1, None]}, "x", "y")], caption="c"
-    ),
-}
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_a_figure_is_drawn(name):
-    """Guards against data that a figure cannot take: one point, nothing proposed, odd labels."""
-    picture = DRAWN[name]()
-    root = xml.etree.ElementTree.fromstring(picture.svg)
-    assert root.tag.endswith("svg")
-    assert "viewBox" in root.attrib
-    assert picture.png.startswith(b"\x89PNG")
-    assert picture.description
-    assert "None" not in picture.caption
+def test_alphas(figures):
+    """Settings lie beside each other in a way's row."""
+    other = ESTIMATE._replace(setting="T=1", alpha=LOW)
+    figures_estimate.alphas([ESTIMATE._replace(alpha=HIGH), other])
+    (axes,) = figures[0].axes
+    assert lines_of(axes) == [close([(0.9, -0.15)]), close([(0.4, 0.15)])]
+    assert bars_of(axes)[1] == close([(0.3, 0.15), (0.6, 0.15)])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["way"]
+    assert legend_of(figures[0]) == ["T=0", "T=1"]
+
+
+def test_alpha_by_entropy(figures):
+    """Bins of fewer than 20 tokens are left out, the others have intervals."""
+    figures_estimate.by_entropy([ESTIMATE], VIEW)
+    (axes,) = figures[0].axes
+    assert lines_of(axes) == [close([(0.5, 0.9), (1.5, 0.4)])]
+    assert bars_of(axes)[1] == close([(1.5, 0.3), (1.5, 0.6)])
+
+
+def test_lenience(figures):
+    """More lenient to the right; drafts kept and distance are not mixed up."""
+    figures_estimate.by_lenience([ESTIMATE], VIEW)
+    kept, apart = figures[0].axes
+    assert lines_of(kept) == [[(1.0, 0.4), (0.1, 0.9)]]
+    assert lines_of(apart) == [[(1.0, 0.0), (0.1, 0.2)]]
+    assert kept.get_xlim()[0] > kept.get_xlim()[1]
+
+
+def test_curves(figures):
+    """Guards against a gap that becomes a 0, and a panel without its labels."""
+    panel = figures_curves.Curves([0, 1], {"a": [1, None], "b": [2, 3]}, "x", "y")
+    figures_curves.draw("c", [panel], caption="c")
+    (axes,) = figures[0].axes
+    first, second = lines_of(axes)
+    assert first[0] == (0, 1)
+    assert first[1][1] != first[1][1]
+    assert second == [(0, 2), (1, 3)]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("x", "y")
+    assert legend_of(figures[0]) == ["a", "b"]
 
 
 def test_the_same_data_gives_the_same_files():
-    """Guards against figures that differ in git each time they are drawn."""
-    first, second = DRAWN["place"](), DRAWN["place"]()
-    assert first.svg == second.svg
-    assert first.png == second.png
+    """Guards against figures that differ in git each time they are drawn; SVG and PNG are whole."""
+    first, second = (figures_drafts.by_place(VIEW, {"a": ROUNDS}) for _ in range(2))
+    assert (first.svg, first.png) == (second.svg, second.png)
+    root = xml.etree.ElementTree.fromstring(first.svg)
+    assert root.tag.endswith("svg")
+    assert "viewBox" in root.attrib
+    assert "place in the proposal" in first.svg
+    assert first.png.startswith(b"\x89PNG")
 
 
 def test_lines_differ_in_more_than_colour():
@@ -96,7 +237,7 @@ def test_a_scene_draws_what_it_has_data_for():
     for line in only:
         line["record"]["answers"][0]["category"] = None
     (scene,) = make_scenes(config(), parse_cells(only))
-    names = [picture.name for picture in scene_pictures(summarise(scene), VIEW)]
+    names = [picture.name for picture in scene_pictures(summarise(scene), View("", "T=0"))]
     assert names == ["acceptance-by-position", "kept-a-round", "round-cost"]
 
 

@@ -3,16 +3,18 @@
 import numpy as np
 import pytest
 
+from jspec.analysis import prediction
 from jspec.costs import RoundCosts
 from jspec.reports.families import families, widest
+from jspec.reports.growth_chapters import length_blocks
 from jspec.reports.iid import fit
 from jspec.reports.measured import of_category, parse_cells
 from jspec.reports.prediction_table import prediction_tables, prompt_runs
 from jspec.reports.scene import by_length, make_scenes, summarise
 from jspec.reports.speeds import calls, compare, decoding, speed, whole
 from jspec.reports.view import View
-from jspec.reports.ways import way_numbers
-from jspec.stats import RoundCounts
+from jspec.reports.ways import acceptance_by_place, observed_alpha, way_numbers
+from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance
 from tests.reports.workdirs import WAYS, cell, cells, config
 
 
@@ -146,9 +148,11 @@ def test_the_iid_model_recovers_its_own_numbers():
         for number in (1, 3, 5)
     }  # fmt: skip
     model = fit(rounds, {1: 1.05, 3: 1.15, 5: 1.25})
-    assert model.alpha == pytest.approx(alpha, abs=0.01)
+    assert model.fitted_alpha == pytest.approx(alpha, abs=0.01)
     assert model.cost_ratio == pytest.approx(0.05)
-    assert model.speedup(3) == pytest.approx((1 - model.alpha**4) / (1 - model.alpha) / 1.15)
+    assert model.speedup(3) == pytest.approx(
+        (1 - model.fitted_alpha**4) / (1 - model.fitted_alpha) / 1.15
+    )
     assert fit({1: []}, {1: 1.0}) is None
     assert fit({1: rounds[1]}, {1: None}) is None
 
@@ -190,3 +194,38 @@ def test_a_category_is_compared_on_its_own_prompts():
     """Guards against a base of all prompts under a category's numbers."""
     ours, plain = (of_category(pick(way), "qa") for way in ("lookup:3", "plain"))
     assert compare(ours, plain, decoding).ratio.median == pytest.approx(1 / 1.2)
+
+
+def test_rates_have_intervals_over_prompts_and_agree_with_the_counts():
+    """The same figures as `jspec.stats` and `prediction` give, beside what prompts differ in."""
+    rng = np.random.default_rng(1)
+    prompts = [
+        [RoundCounts(int(n), int(rng.integers(n + 1))) for n in rng.integers(0, 5, size=30)]
+        for _ in range(6)
+    ]
+    together = [a_round for own in prompts for a_round in own]
+    for is_conditional, rate_of in (
+        (False, acceptance_by_position),
+        (True, conditional_acceptance),
+    ):
+        rates = acceptance_by_place(prompts, is_conditional=is_conditional)
+        assert [rate.median for rate in rates] == pytest.approx(rate_of(together))
+        assert all(rate.low < rate.median < rate.high for rate in rates)
+    alpha = observed_alpha(prompts)
+    assert alpha.median == pytest.approx(prediction.observed_alpha(together))
+    assert alpha.low < alpha.median < alpha.high
+    assert observed_alpha([[RoundCounts(0, 0)]]) is None
+    assert acceptance_by_place([[]], is_conditional=True) == []
+
+
+def test_one_timing_pays_nowhere():
+    """Guards against "clearly pays" by an interval that has no width."""
+    once = parse_cells([cell(way, [3]) for way in ("plain", "lookup:3")])
+    twice = parse_cells([cell(way, [3], repeat=n) for n in (0, 1) for way in ("plain", "lookup:3")])
+    ways, found = config()["ways"], []
+    for parsed in (once, twice):
+        (scene,) = make_scenes(config(ways=ways), parsed)
+        paragraph, own, _ = length_blocks({8: scene, 16: scene}, ["lookup:3"], View("", "T=0"))
+        found.append((paragraph.text.rpartition("`")[2], own.rows[0][1]))
+    assert found == [(" never clearly pays.", "1.74 (timed once)"),
+                     (" clearly pays at all of them.", "1.74")]  # fmt: skip

@@ -2,7 +2,9 @@
 
 import copy
 import io
-import math
+import json
+import pkgutil
+import re
 import subprocess
 import sys
 import time
@@ -10,8 +12,12 @@ import time
 import PIL.Image
 import pytest
 
+from jspec.analysis.spec_bench import TASKS
 from jspec.errors import InputError
-from jspec.reports.document import Paragraph, Picture, Table
+from jspec.experiments import kinds
+from jspec.experiments.cells import make_cells
+from jspec.experiments.spec import KINDS, Experiment
+from jspec.reports.document import Bullets, Paragraph, Picture, Table
 from jspec.reports.markdown import to_markdown
 from jspec.reports.report import make_report, write_report
 from jspec.reports.workdir import read_workdir
@@ -70,7 +76,7 @@ def test_the_verdict_names_the_best_way_and_why(tmp_path):
     assert rows["code"]["tokens per call"] == "3.33"
     assert rows["code"]["cost of a round"] == "1.20"
     assert rows["code"]["also"] == "-"
-    assert rows["qa"]["use"] == "plain decoding"
+    assert rows["qa"]["use"] == "`plain`"
     assert rows["qa"]["also"] == "best: `lookup:1` 0.95"
     assert "`lookup:3` is clearly slower than plain decoding for qa" in text
     assert "No way is clearly faster than plain decoding for qa" in text
@@ -143,9 +149,24 @@ def test_one_timing_is_no_advice(tmp_path):
     lines = [one for one in cells(repeats=1) if one["key"]["prompts"][0] in (0, 3)]
     blocks, text = report(tmp_path, lines)
     row = table(blocks, "What to use")["code"]
-    assert row["use"] == "timed once: no advice"
-    assert row["also"] == "`lookup:3` 2.78"
+    assert row["use"] == "no advice"
+    assert row["also"] == "best: `lookup:3` 2.78 (timed once)"
+    assert table(blocks, "Speed-up by category")["code"]["`lookup:3`"] == "2.78 (timed once)"
+    assert "Nothing was timed often enough for an interval." in text
     assert "No way is clearly faster than plain decoding for" not in text
+
+
+def test_how_much_chance_may_do_is_counted(tmp_path):
+    """2.5 % of the intervals of 2 tasks and 3 ways are 0.15; of 3 tasks and 3 ways 0.2."""
+    assert "still 0.1 of the 6 intervals" in report(tmp_path / "two", cells())[1]
+    lines = cells()
+    for line in lines:
+        if line["key"]["prompts"][0] in (2, 3):
+            line["record"]["answers"][0]["category"] = "more"
+    assert "still 0.2 of the 9 intervals" in report(tmp_path / "three", lines)[1]
+    only = [line for line in lines if line["key"]["prompts"][0] != 2 or not line["key"]["repeat"]]
+    only = [line for line in only if line["key"]["prompts"][0] != 3]
+    assert "still 0.1 of the 6 intervals" in report(tmp_path / "once", only)[1]
 
 
 def test_lossy_ways_are_not_recommended(tmp_path):
@@ -166,6 +187,8 @@ def test_tables_hold_the_numbers(tmp_path):
     assert row["speed-up"].startswith("1.28 [")
     assert row["tokens/s"] == "12.8"
     assert row["drafts kept (%)"].startswith("18 % [")
+    # of 3 · 10 + 3 · 8 drafts whose turn came 21 were kept
+    assert row["alpha"].startswith("0.39 [")
     assert row["tokens per call"] == "1.54"
     assert row["cost of a round"] == "1.20"
     assert row["speed-up of whole answers"].startswith("1.17 [")
@@ -175,23 +198,134 @@ def test_tables_hold_the_numbers(tmp_path):
     assert per_call["code"]["`lookup:3`"] == "3.33 (78 %)"
 
 
-def test_spec_benchs_columns(tmp_path):
-    """Its six tasks; conversations are eight categories together."""
-    names = ("writing", "math", "translation", "summarization", "qa", "math_reasoning", "rag")
+def spec_bench_cells(*, categories, repeat=0):
+    """Returns a cell a category and way; the first category's answers are those of "qa"."""
     lines = []
-    for index, name in enumerate(names):
+    for index, name in enumerate(categories):
         for way in WAYS:
-            line = cell(way, [3])
+            line = cell(way, [0 if index == 0 else 3], repeat=repeat)
             line["key"]["prompts"] = [index]
-            line["cell"] += str(index)
+            line["cell"] = f"{way}/{index}/{repeat}"
             line["record"]["answers"][0]["category"] = name
             lines.append(line)
-    blocks, _ = report(tmp_path, lines)
+    return lines
+
+
+def test_spec_benchs_columns(tmp_path):
+    """Its definition: mean of the prompts' speeds over the mean of the base's, runs averaged."""
+    names = [name for members in TASKS.values() for name in members]
+    lines = [line for repeat in range(2) for line in
+             spec_bench_cells(categories=names, repeat=repeat)]  # fmt: skip
+    lines += spec_bench_cells(categories=names[:5], repeat=2)  # a repeat that has only begun
+    fields = config(prompts_file="/some/where/question.jsonl")
+    blocks, text = report(tmp_path, lines, config_fields=fields)
     row = table(blocks, "Spec-Bench's columns")["`lookup:3`"]
-    # whole answers: (0.5 + 1) / (0.5 + 0.36) s
-    assert row["multi-turn conversation"] == row["translation"] == "1.74 / 3.33"
-    assert row["mean accepted tokens"] == "3.33"
-    assert row["overall speed-up"] == "1.74"
+    # whole answers of 11 tokens: 0.5 + 1 s plainly, with drafts 0.5 + 1.2 s (10 rounds) and
+    # 0.5 + 0.36 s (3 rounds); the begun repeat does not count for conversations
+    assert row["translation"] == "1.74 / 3.33"
+    conversation = (1 / 1.7 + 7 / 0.86) / (8 / 1.5)
+    assert row["multi-turn conversation"] == f"{conversation:.2f} / {80 / 31:.2f}"
+    overall = (1 / 1.7 + 12 / 0.86) / (13 / 1.5)
+    assert row["overall"] == f"{overall:.2f} / {130 / 46:.2f}"
+    assert "13 prompts from `question.jsonl`; Spec-Bench itself has 480" in text
+    assert "mean over prompts of tokens / second" in text
+    assert "/some/where" not in text
+
+
+@pytest.mark.parametrize("change", [lambda names: names[:-1], lambda names: [*names, "poems"]])
+def test_other_categories_are_not_spec_benchs(tmp_path, change):
+    """Guards against its name over prompts that are not its."""
+    names = change([name for members in TASKS.values() for name in members])
+    _, text = report(tmp_path, spec_bench_cells(categories=names))
+    assert "Spec-Bench" not in text
+
+
+def test_answers_that_differ_are_explained(tmp_path):
+    """Guards against "2 of 3" that looks like an error, or an error that is explained away."""
+    texts = {
+        dtype: report(tmp_path / dtype, cells(), config_fields=config(dtype=dtype))[1]
+        for dtype in ("bfloat16", "float32")
+    }
+    assert "in bfloat16 a call over several tokens rounds a little differently" in texts["bfloat16"]
+    assert "In float32 the others should all be the same" in texts["float32"]
+    assert "rounds a little differently" not in texts["float32"]
+    hot = config(settings={"T=1": {"temperature": 1.0}})
+    blocks, text = report(tmp_path / "hot", cells(setting="T=1"), config_fields=hot)
+    assert "at a temperature above 0 every way draws its own" in text
+    assert "**Same answers**" not in text
+    assert "same answers" not in table(blocks, "All prompts")["`plain`"]
+
+
+AUTO = WAYS | {"lookup:auto": WAYS["lookup:3"] | {"num_draft_tokens": "auto"}}
+
+
+def auto_cells(*, scale, rounds=1):
+    """Returns cells of all ways; "lookup:auto" does as `lookup:3`, in so many times its time."""
+    lines = cells()
+    for line in [one for one in lines if one["key"]["way"] == "lookup:3"]:
+        own = copy.deepcopy(line)
+        own["key"]["way"] = "lookup:auto"
+        own["cell"] += "auto"
+        answer = own["record"]["answers"][0]
+        answer["decode_seconds"] *= scale
+        answer["rounds"] = answer["rounds"] * rounds
+        lines.append(own)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("scale", "rounds", "said"),
+    [(1.0, 1, "too few rounds to tell whether it does as well as `lookup:3` (39 rounds;"),
+     (1.5, 3, "0.67 times as fast as `lookup:3`, the best of the fixed numbers that were timed; "
+              "clearly slower"),
+     (0.9, 3, "1.11 times as fast as `lookup:3`, the best of the fixed numbers that were timed; "
+              "clearly faster"),
+     (1.0, 3, "1.00 times as fast as `lookup:3`, the best of the fixed numbers that were timed; "
+              "about as fast")],
+)  # fmt: skip
+def test_auto_is_set_beside_the_best_fixed_number(tmp_path, scale, rounds, said):
+    """Guards against silence where there are too few rounds to tell."""
+    lines = auto_cells(scale=scale, rounds=rounds)
+    _, text = report(tmp_path, lines, config_fields=config(ways=AUTO))
+    assert f"`lookup:auto` chooses its number of drafts itself: {said}" in text
+
+
+def test_auto_alone_has_nothing_beside_it(tmp_path):
+    """Guards against advice against another drafter's number."""
+    lines = [one for one in auto_cells(scale=1.0) if "lookup:1" != one["key"]["way"] != "lookup:3"]
+    _, text = report(tmp_path, lines, config_fields=config(ways=AUTO))
+    assert "itself: no fixed number of its drafter was timed beside it" in text
+
+
+def costs(numbers, *rows, contexts=(512,)):
+    """Returns costs of one drafter as costs.json has them."""
+    return {"contexts": list(contexts), "numbers": numbers, "drafters": ["prompt_lookup"],
+            "seconds": [[row] for row in rows]}  # fmt: skip
+
+
+def test_what_rounds_cost(tmp_path):
+    """Fixed numbers of a drafter are one line, each in plain steps of its own; auto is another."""
+    folder = tmp_path / "run"
+    write(folder, cells(), config_fields=config(ways=AUTO))
+    entries = {
+        "lookup:1": {"1": costs([0, 1], [0.1, 0.11]), "8": costs([0, 1], [9.0, 9.0])},
+        "lookup:3": {"1": costs([0, 3], [0.2, 0.25])},
+        "lookup:auto": {"1": costs([0, 1, 7], [0.1, 0.1, 0.2], [0.1, 0.12, 0.3],
+                                   contexts=[512, 2048])},
+        "gone": {"1": costs([0, 1], [0.1, 0.1])},
+    }  # fmt: skip
+    (folder / "costs.json").write_text(json.dumps(entries))
+    blocks = make_report(read_workdir(folder))
+    (found,) = [b for b in blocks if isinstance(b, Table) and b.caption.startswith("Cost of a")]
+    assert found.columns[2:] == ("plain step (ms)", "0", "1", "3", "7")
+    assert found.rows == (
+        ("`lookup`", "512", "150.0", "1.00", "1.10", "1.25", "-"),
+        ("`lookup:auto`", "512", "100.0", "1.00", "1.00", "-", "2.00"),
+        ("`lookup:auto`", "2048", "100.0", "1.00", "1.20", "-", "3.00"),
+    )
+    (picture,) = [b for b in blocks if isinstance(b, Picture) and b.name == "cost-by-width"]
+    assert "lookup at 512: 0 drafts 1.00, 1 drafts 1.10, 3 drafts 1.25" in picture.description
+    assert "What a round costs" not in report(tmp_path / "without", cells())[1]
 
 
 def test_batches_and_lengths_have_chapters(tmp_path):
@@ -256,8 +390,6 @@ def test_unfinished_experiments_have_reports(tmp_path):
     assert "No cell of the base is finished yet" in text
     _, text = report(tmp_path / "base", cells(repeats=1)[:1])
     assert "Nothing was timed beside plain decoding yet." in text
-    with pytest.raises(InputError, match="expected a kind among"):
-        report(tmp_path / "odd", [], config_fields=config(kind="odd"))
 
 
 def estimate_cell(way, prompt, overlap, places, *, category=None):
@@ -299,12 +431,24 @@ def test_estimates(tmp_path):
     assert alphas.rows[0] == (
         "T=1", "`lookup:1`", "sampled", "0.500 [0.333, 0.600]", "80 %", "200"
     )  # fmt: skip
+    assert "Then `random:3` 0.01." in text
     assert table(blocks, "Alpha by category")["`lookup:1`"]["code"] == "0.33"
     lenient = table(blocks, "Drafts kept / total variation")
-    assert lenient["`lookup:1`"] == {"drafter": "`lookup:1`", "1": "0.50 / 0.000",
+    assert lenient["`lookup:1`"] == {"drafter": "`lookup:1`", "1": "0.50 [0.33, 0.60] / 0.000",
                                      "0.1": "1.00 / 0.250"}  # fmt: skip
     with pytest.raises(InputError, match="expected a cell of kind estimate"):
         report(tmp_path, cells(), config_fields=config(kind="estimate"))
+
+
+def test_seeds_of_a_prompt_are_one_prompt(tmp_path):
+    """Guards against intervals that take two draws of one prompt for two prompts."""
+    lines = [estimate_cell("lookup:1", 0, overlap, 100, category="qa") for overlap in (60.0, 20.0)]
+    lines += [estimate_cell("lookup:1", 1, 10.0, 100, category="code")]
+    lines[1]["key"] |= {"seed": 1}
+    lines[1]["cell"] += "seed 1"
+    fields = config(kind="estimate", settings={"T=1": {"temperature": 1.0}})
+    blocks, _ = report(tmp_path, lines, config_fields=fields)
+    assert table(blocks, "Alpha by category")["`lookup:1`"]["qa"] == "0.40"
 
 
 def theory_cell(name, columns, rows):
@@ -330,16 +474,62 @@ def test_theory(tmp_path):
         report(tmp_path, lines, config_fields=config(kind="theory"))
 
 
+def pair_cell(name, *rows):
+    """Returns a cell of kind "predict": drafts a round, break-even alpha, speeds."""
+    line = theory_cell(name, ["drafts a round", "break-even alpha", "speed at alpha 0.5",
+                              "speed at alpha 0.8"], list(map(list, rows)))  # fmt: skip
+    line["key"] = {"pair": name}
+    line["record"]["units"] = ["tokens", "", *["times plain decoding's"] * 2]
+    return line
+
+
 def test_predictions(tmp_path):
-    """A pair's verdict comes before its table."""
-    line = theory_cell("a/b", ["drafts a round", "break-even alpha", "speed at alpha 0.8"],
-                       [[1, None, 1.2], [2, 0.5, 1.3333333]])  # fmt: skip
-    line["key"] = {"pair": "a/b"}
-    line["record"]["units"] = ["tokens", "", "times plain decoding's"]
-    blocks, text = report(tmp_path, [line], config_fields=config(kind="predict"))
-    assert table(blocks, "Pair")["2"]["speed at alpha 0.8 (times plain decoding's)"] == "1.33"
-    assert [block.name for block in blocks if isinstance(block, Picture)] == ["predict-a-b"]
-    assert text.index("note of a/b") < text.index("| drafts a round")
+    """Verdicts on the pairs come first, with their own models: none of the config's was asked."""
+    lines = [
+        pair_cell("a/b", (1, None, 0.9, 1.2), (2, 0.55, 0.8, 1.3333333), (3, 0.7, 0.5, 1.3)),
+        pair_cell("never", (1, None, 0.9, 0.95), (2, None, 0.5, 0.7)),
+        pair_cell("beyond", (1, 0.95, 0.7, 0.9)),
+    ]
+    pairs = {
+        "a/b": {"target": "big", "draft": "small", "draft_quantization": "int4"},
+        "never": {"target": "big", "draft": "other", "bandwidth": 1e9, "flop_rate": 1e9},
+    }
+    fields = config(kind="predict", predict=pairs)
+    blocks, text = report(tmp_path, lines, config_fields=fields)
+    (verdicts,) = [block.items for block in blocks if isinstance(block, Bullets)][:1]
+    assert verdicts == (
+        "`a/b` (target `big`, draft `small` in int4): **pays** on this machine if alpha is above "
+        "0.55 (2 drafts a round): at best 1.33 times plain decoding's speed with 2 drafts a round "
+        "at alpha 0.8.",
+        "`never` (target `big`, draft `other`): **does not pay** on a machine like the one given, "
+        "whatever alpha is.",
+        "`beyond`: **pays** on this machine if alpha is above 0.95 (1 draft a round); at none of "
+        "the alphas looked at.",
+    )
+    assert "`toy`" not in text
+    row = table(blocks, "Pair `a/b`")["2"]
+    assert row["speed at alpha 0.8 (times plain decoding's)"] == "1.33"
+    names = [block.name for block in blocks if isinstance(block, Picture)]
+    assert names == ["predict-a-b", "predict-never"]
+    assert text.index("## Verdict") < text.index("note of a/b") < text.index("| drafts a round")
+
+
+def test_figures_that_are_no_longer_drawn_are_removed(tmp_path):
+    """Guards against old figures beside a new report, and against the loss of anybody else's."""
+    folder = write(tmp_path, cells(), traces=[trace()])
+    before = write_report(folder, make_report(read_workdir(folder)))
+    (tmp_path / "trace.json").unlink()
+    own = [folder / "figures" / name for name in ("mine.png", "timeline-1.txt")]
+    for path in own:
+        path.write_text("mine")
+    with (folder / "report.md").open("a") as file:
+        file.write("\n![x](figures/../../timeline-1.png)\n![x](elsewhere/mine.png)\n")
+    after = write_report(folder, make_report(read_workdir(folder)))
+    gone = {path.name for path in set(before) - set(after)}
+    assert gone == {"timeline-1.svg", "timeline-1.png"}
+    assert sorted((folder / "figures").iterdir()) == sorted(
+        [path for path in after if path.parent.name == "figures"] + own
+    )
 
 
 def test_files_are_written_and_the_page_needs_nothing_else(tmp_path, drawn):
@@ -388,14 +578,48 @@ def test_reading_results_loads_no_big_library():
 
 
 def test_numbers_that_were_not_measured_are_left_out(tmp_path):
-    """Guards against a NaN, or a 0 in the place of nothing."""
-    _, text = report(tmp_path, cells())
-    assert "nan" not in text.lower().replace("explanation", "")
-    assert "inf " not in text
-    assert math.isfinite(len(text))
+    """Guards against a NaN, or a 0 in the place of nothing: answers of one token have no rounds."""
+    lines = cells()
+    for line in lines:
+        if line["key"]["way"] == "random:3":
+            answer = line["record"]["answers"][0]
+            answer |= {"rounds": [], "num_round_tokens": 0, "decode_seconds": 0.0,
+                       "device_seconds": 0.0}  # fmt: skip
+    blocks, text = report(tmp_path, lines)
+    row = table(blocks, "All prompts")["`random:3`"]
+    measured = {"way", "same answers", "speed-up of whole answers"}
+    assert {row[name] for name in row.keys() - measured} == {"-"}
+    assert not re.search(r"\b(nan|inf|None)\b", text)
+
+
+@pytest.mark.parametrize(
+    ("num_cells", "said"),
+    [(24, "**4 of 24 cells are finished**: this report is of those alone."), (4, None),
+     (None, None)],
+)  # fmt: skip
+def test_an_unfinished_run_says_so_first(tmp_path, num_cells, said):
+    """Guards against numbers of the first few prompts that are taken for all of them."""
+    run = RUN if num_cells is None else RUN | {"num_cells": num_cells}
+    blocks, text = report(tmp_path, cells(repeats=1)[:4], runs=[RUN, run])
+    assert (blocks[1] == Paragraph(said or "")) == (said is not None)
+    assert ("are finished" in text) == (said is not None)
+    assert (f"4 of {num_cells} cells done" in text) == (num_cells is not None)
+    assert ("How many cells there are to be is not recorded" in text) == (num_cells is None)
 
 
 def test_a_paragraph_of_failures_comes_first(tmp_path):
     """Whoever reads only the top must know that something is missing."""
     blocks, _ = report(tmp_path, [*cells(), failed_cell()])
     assert blocks[1] == Paragraph("**1 of 73 cells failed**, listed at the end.")
+
+
+def test_every_kind_has_its_cells_its_worker_and_its_report(tmp_path):
+    """Guards against a kind that one of the places where kinds are listed does not know."""
+    modules = {module.name for module in pkgutil.iter_modules(kinds.__path__)}
+    assert modules == set(KINDS)
+    for kind in KINDS:
+        assert make_cells(Experiment(kind=kind), [0]) is not None
+        _, text = report(tmp_path / kind, [], config_fields=config(kind=kind))
+        assert "No cell is finished yet." in text
+    with pytest.raises(InputError, match=f"among {', '.join(KINDS)}; got 'odd'"):
+        report(tmp_path / "odd", [], config_fields=config(kind="odd"))

@@ -1,12 +1,11 @@
 """Traces: what became of every draft, in the terminal and as HTML; and the timeline."""
 
 import copy
-import xml.etree.ElementTree
 
 import pytest
 
 from jspec.errors import InputError
-from jspec.reports.timeline import to_svg
+from jspec.reports.timeline import timeline
 from jspec.reports.trace import (
     TracedToken,
     answer_tokens,
@@ -88,23 +87,38 @@ def test_what_is_no_trace_is_refused(change):
         check_trace(bad)
 
 
-def test_the_timeline_draws_every_call():
-    """One box a proposal, one a call of the target, one a step of plain decoding."""
-    root = xml.etree.ElementTree.fromstring(to_svg(trace()))
-    boxes = [node for node in root.iter() if node.tag.endswith("rect")][2:]
-    lanes = [float(box.attrib["y"]) for box in boxes]
-    assert [lanes.count(lane) for lane in sorted(set(lanes))] == [3, 3, 5]
-    # the first target call begins where the first proposal ends, and is 20 times as long
-    begin, end = (box for box in boxes[:2])
-    assert float(end.attrib["x"]) == pytest.approx(
-        float(begin.attrib["x"]) + float(begin.attrib["width"]), abs=0.02
-    )
-    assert float(end.attrib["width"]) == pytest.approx(20 * float(begin.attrib["width"]), rel=0.01)
+def test_the_timeline_draws_every_call(figures):
+    """A box a draft, one a call of the target, one a step of plain decoding, where and how long."""
+    picture = timeline(trace(), "timeline-1")
+    assert picture.png.startswith(b"\x89PNG")
+    (axes,) = figures[0].axes
+    boxes = {lane: [] for lane in range(3)}
+    for box in axes.patches:
+        boxes[round(box.get_y() + box.get_height() / 2)].append((box.get_x(), box.get_width()))
+    # three drafts in 1 ms, no draft in 1 ms, two drafts in 1 ms
+    assert boxes[0] == [pytest.approx(one) for one in
+                        ((0, 1 / 3), (1 / 3, 1 / 3), (2 / 3, 1 / 3), (21, 1), (41, 0.5),
+                         (41.5, 0.5))]  # fmt: skip
+    assert boxes[1] == [pytest.approx(one) for one in ((1, 20), (22, 19), (42, 20))]
+    # as many plain steps as the rounds gave tokens
+    assert boxes[2] == [pytest.approx((18 * step, 18)) for step in range(5)]
+    assert [text.get_text() for text in axes.texts] == ["2", "1", "2"]
+    lanes = [label.get_text() for label in axes.get_yticklabels()]
+    assert lanes == ["drafter", "target", "plain decoding"]
+    assert "Hatched" in picture.caption
+    assert "5 tokens; each: 2, 1, 2" in picture.description
 
 
-def test_a_timeline_without_rounds_or_plain_steps():
-    """Guards against a division by no time."""
-    assert to_svg(trace() | {"rounds": []}) == ""
-    svg = to_svg(trace() | {"plain_seconds": []})
-    assert "plain decoding" not in svg
-    xml.etree.ElementTree.fromstring(svg)
+def test_a_timeline_without_plain_steps(figures):
+    """Guards against a lane that is empty, and a caption about it."""
+    picture = timeline(trace() | {"plain_seconds": []}, "timeline-1")
+    lanes = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
+    assert lanes == ["drafter", "target"]
+    assert "plain" not in picture.caption
+
+
+def test_a_timeline_ends_somewhere(figures):
+    """Guards against hundreds of rounds in one picture."""
+    many = trace() | {"rounds": trace()["rounds"] * 9, "plain_seconds": []}
+    timeline(many, "timeline-1")
+    assert len(figures[0].axes[0].texts) == 16

@@ -84,3 +84,26 @@ def test_repeats_do_not_count_twice_and_categories_are_kept_apart():
     mixed = parse_cells([cell("plain", [2, 3], batch_size=2)])
     assert of_category(mixed, "code") == []
     assert categories_of(of_category(plain, "code")) == []
+
+
+def test_costs_are_read_and_broken_ones_noted(tmp_path):
+    """Guards against a report that costs.json makes impossible, or costs of another batch size."""
+    folder = write(tmp_path, cells())
+    assert read_workdir(folder).costs == {}
+    seconds = {"contexts": [512], "numbers": [0, 3], "drafters": ["x"], "seconds": [[[0.1, 0.2]]]}
+    entries = {"lookup:3": {"1": seconds, "8": seconds | {"seconds": [[[0.3, 0.4]]]}}}
+    (folder / "costs.json").write_text(json.dumps(entries))
+    costs = read_workdir(folder).costs["lookup:3"]
+    assert [costs[size].seconds[0][0] for size in (1, 8)] == [(0.1, 0.2), (0.3, 0.4)]
+    for broken in ("{", "[]", '{"a": 3}', '{"a": {"1": {}}}', '{"a": {"one": {}}}'):
+        (folder / "costs.json").write_text(broken)
+        workdir = read_workdir(folder)
+        assert workdir.costs == {}
+        assert workdir.notes == ["costs.json is broken and was left out"]
+
+
+def test_the_number_of_cells_is_what_a_run_says(tmp_path):
+    """Old runs say nothing, and what is no number does not count."""
+    for said, expected in (([], None), ([{}], None), ([{}, {"num_cells": 72}], 72),
+                           ([{"num_cells": "many"}], None)):  # fmt: skip
+        assert read_workdir(write(tmp_path, cells(), runs=said)).num_cells == expected
