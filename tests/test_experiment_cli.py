@@ -1,8 +1,9 @@
 """python -m jspec.experiment."""
 
 import json
-import pathlib
+import os
 import sys
+import time
 
 import pytest
 from absl.testing import flagsaver
@@ -93,9 +94,11 @@ BAD_FLAGS = {
     "--config.num_prompts=1.5": "num_prompts",
     "--config.seeds=(a b)": "seeds",
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
-    "--config.target=nowhere": "no model 'nowhere'",
+    "--config.target=nowhere": "target: no model 'nowhere'",
     '--config.ways["lookup"].magic=3': "magic",
     "--workdir=": "expected --config=configs/NAME.py and --workdir=DIR",
+    '--config.ways["lookup"].draft=nowhere': "ways.lookup: a drafter among model",
+    "--config.chat=3": "expected chat among auto, yes, no; got '3'",
     "--magic=3": "Unknown command line flag 'magic'",
     "positional": "expected flags only, got 'positional'",
 }
@@ -170,7 +173,35 @@ def test_a_workdir_that_is_a_file(experiment, config_file, tmp_path):
     assert "cannot make the workdir" in check_refusal(*outcome)
 
 
-def test_the_smoke_config_names_files_that_ship():
-    """Guards against a first command that needs what a user lacks."""
-    assert pathlib.Path("configs/prompts.jsonl").is_file()
-    assert pathlib.Path("configs/smoke.py").is_file()
+def test_a_config_works_from_another_folder(experiment, folder, tmp_path, monkeypatch):
+    """Guards against configs that work in the clone alone."""
+    (tmp_path / "clone" / "configs").mkdir(parents=True)
+    write_prompts(tmp_path / "clone" / "configs" / "p.jsonl", [{"prompt": "ab"}])
+    plain = plain_config(folder, "configs/p.jsonl", settings={"T=0": {}})
+    path = write_config(tmp_path / "clone" / "configs" / "c.py", plain)
+    monkeypatch.chdir(tmp_path)
+    for given in (path, "clone/configs/c.py"):
+        status, output, _ = experiment(f"--config={given}", f"--workdir=from {len(given)}")
+        assert (status, output) == (0, f"from {len(given)}: 2 of 2 cells are done\n")
+    outcome = experiment(f"--config={path}", "--workdir=w", "--config.prompts_file=q.jsonl")
+    places = f"No such file, neither in {tmp_path} nor in {tmp_path / 'clone'}"
+    assert f"cannot read the prompts file q.jsonl: {places}" in check_refusal(*outcome)
+
+
+@pytest.mark.slow
+def test_the_smoke_config_is_fast(compile_cache, tmp_path):
+    """Guards against a first look that takes longer than it promises. The model is the user's."""
+    env = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(compile_cache)}
+    work = tmp_path / "work"
+    begin = time.monotonic()
+    status, output, errors = run(
+        "jspec.experiment", "--config=configs/smoke.py", f"--workdir={work}", env=env, timeout=600
+    )
+    seconds = time.monotonic() - begin
+    assert status == 0, errors
+    assert output == f"{work}: 24 of 24 cells are done\n"
+    assert seconds < 60
+    status, output, errors = run("scripts.summarize", str(work), env=env, timeout=600)
+    assert status == 0, errors
+    report = (work / "report.md").read_text(encoding="utf-8")
+    assert all(way in report for way in ("plain", "prompt_lookup:3", "ngram:3"))
