@@ -68,7 +68,7 @@ def by_task_table(summary: Summary, overall: WayNumbers) -> Table:
     )
     few = (
         f" Intervals of fewer than {FEW_PROMPTS} prompts are too narrow: take them as hints."
-        if fewest < FEW_PROMPTS
+        if num_intervals and fewest < FEW_PROMPTS
         else ""
     )
     return Table(
@@ -119,13 +119,16 @@ def _advise(
 
 
 def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
-    """Returns where the best way over all prompts would slow down."""
-    slow = [
-        category
+    """Returns where the best way over all prompts would slow down; "" where that is not known."""
+    known = {
+        category: own
         for category, numbers in summary.by_category.items()
         for own in numbers
-        if own.way == overall.way and is_slower(own)
-    ]
+        if own.way == overall.way and not own.is_timed_once
+    }
+    if not known:
+        return ""
+    slow = [category for category, own in known.items() if is_slower(own)]
     where = f"for {listed(slow)}" if slow else "for none of the tasks"
     return (
         f"Used for everything, {code(overall.way)} is clearly slower than "

@@ -13,13 +13,15 @@ def advise_auto(scene: Scene) -> list[Block]:
     """Returns a sentence for each way whose number of drafts adapts; nothing where none does."""
     sentences = [
         f"{code(way)} chooses its number of drafts itself: {_compared(scene, way)}."
-        for way in scene.others
-        if scene.ways[way].get("num_draft_tokens") == "auto"
+        for way, spec in scene.ways.items()
+        if spec.get("num_draft_tokens") == "auto" and spec.get("drafter") != "none"
     ]
     return [Paragraph(" ".join(sentences))] if sentences else []
 
 
 def _compared(scene: Scene, way: str) -> str:
+    if way not in scene.cells:
+        return "too few rounds to tell whether it does that well (none is finished)"
     clock = decoding if scene.batch_size == 1 else whole
     speeds = {
         other: own

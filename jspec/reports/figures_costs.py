@@ -29,8 +29,8 @@ def cost_by_width(costs: Mapping[int, Mapping[str, Mapping[int, float]]]) -> Pic
         mark_base(axes)
         axes.set_title(f"{context} tokens in the cache", fontsize=10)
         axes.set_xlabel("drafts in a round")
-        axes.set_ylim(bottom=0)
         whole_ticks(axes)
+    panels[0].set_ylim(bottom=0)  # all share it: not before the last one is drawn
     panels[0].set_ylabel("cost of a round (plain steps)")
     add_legend(figure, max(panels, key=lambda axes: len(axes.get_lines())))
     caption = (

@@ -123,8 +123,8 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
     axes.set_xlabel(view.speedup_axis)
     add_legend(figure, axes)
     caption = (
-        f"**Speed-up by category** ({view.where}), with 95 % intervals. Right of the dotted line "
-        "speculation pays."
+        f"**Speed-up by category** ({view.where}), with 95 % intervals; a marker without one was "
+        "timed once. Right of the dotted line speculation pays."
     )
     described = "; ".join(
         f"{way}: " + ", ".join(f"{category} {own[category].median:.2f}" for category in own)

@@ -31,8 +31,9 @@ def verdict(summary: Summary) -> list[Block]:
     best = ranked[0]
     sentences = [
         _headline(best, scene.base_name),
-        f"It {explain_drafter(scene.ways[best.way].get('drafter', ''))}.",
-        _reason(best, scene.base_name),
+        _noise(best) if is_noisy(best) else "",
+        f"{code(best.way)} {explain_drafter(scene.ways[best.way].get('drafter', ''))}.",
+        "" if is_noisy(best) else _reason(best, scene.base_name),
     ]
     if rivals := find_rivals(scene, ranked):
         named = listed(list(map(code, rivals[:MOST_RIVALS])))
@@ -42,18 +43,13 @@ def verdict(summary: Summary) -> list[Block]:
             "All this is about generating; with the time to read the prompt, whole answers come "
             f"{number(best.whole_speedup.median)} times as fast."
         )
-    if is_noisy(best):
-        sentences.append(
-            "A round that checks drafts cannot cost less than a plain step: these times are too "
-            "noisy to go by. Time them again, more often (`--config.repeats=5`) and on a quiet "
-            "machine."
-        )
     if few := _few(best):
         sentences.append(few)
     blocks: list[Block] = [Paragraph(" ".join(filter(None, sentences)))]
     blocks += advise_auto(scene)
     if summary.by_category:
-        blocks += [by_task_table(summary, best), Paragraph(say_everywhere(summary, best))]
+        blocks.append(by_task_table(summary, best))
+        blocks += [Paragraph(text)] if (text := say_everywhere(summary, best)) else []
     if found := _does_not_pay(summary, ranked):
         blocks += [Paragraph(f"Where speculation does not pay ({scene.setting}):"), Bullets(found)]
     if found := _lossy(summary):
@@ -96,6 +92,15 @@ def _reason(own: WayNumbers, base: str) -> str:
         f"{text}, while a round takes {number(own.cost)} times as long as a plain step "
         f"({number(own.tokens_per_call)} / {number(own.cost)} = "
         f"{number(own.tokens_per_call / own.cost)})."
+    )
+
+
+def _noise(own: WayNumbers) -> str:
+    """Returns that a speed-up cannot be what was measured."""
+    return (
+        f"But a round of it took {number(own.cost)} times as long as a plain step, and a round "
+        "that checks drafts cannot cost less than one: these times are too noisy to go by. Time "
+        "them again, more often (`--config.repeats=5`) and on a quiet machine."
     )
 
 

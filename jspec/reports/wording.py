@@ -11,6 +11,7 @@ NOTHING = "-"
 UNCHANGED = "unchanged"
 
 WORDS = {
+    "token": "a word or a piece of one: what a model reads, and says one at a time.",
     "target": "the model whose answers are wanted. What it would say is not changed.",
     "draft": "a token that is guessed cheaply before the target is asked.",
     "drafter": "what makes the guesses: a lookup in the text so far, a smaller model, ...",

@@ -106,6 +106,7 @@ def test_acceptance_by_place(figures):
     left, right = figures[0].axes
     assert lines_of(left) == [close([(1, 2 / 3), (2, 1 / 3), (3, 1 / 3)])]
     assert lines_of(right) == [close([(1, 2 / 3), (2, 1 / 2), (3, 1)])]
+    assert [tick for tick in left.get_xticks() if 0.5 < tick < 3.5] == [1, 2, 3]
     # one prompt keeps the first draft always, the other never
     assert bars_of(left)[0] == close([(1, 0), (1, 1)])
     assert legend_of(figures[0]) == [r"a \$x\$"]
@@ -135,11 +136,12 @@ def test_time_of_rounds(figures):
 def test_cost_by_width(figures):
     """A panel a context; a drafter has one look in both, though it is not in each."""
     cost_by_width(
-        {512: {"a": {0: 1.0, 3: 1.3}, "b": {0: 1.0, 1: 2.0}}, 2048: {"b": {0: 1.0, 1: 1.5}}}
+        {512: {"a": {0: 1.0, 3: 1.3}, "b": {0: 1.0, 1: 2.0}}, 2048: {"b": {0: 1.0, 1: 3.5}}}
     )
     first, second = figures[0].axes
     assert lines_of(first) == [[(0, 1), (3, 1.3)], [(0, 1), (1, 2)]]
-    assert lines_of(second) == [[(0, 1), (1, 1.5)]]
+    assert lines_of(second) == [[(0, 1), (1, 3.5)]]
+    assert second.get_ylim()[1] > 3.5  # the panels share their height
     assert first.get_lines()[1].get_marker() == second.get_lines()[0].get_marker() == "s"
     assert first.get_title() == "512 tokens in the cache"
     assert legend_of(figures[0]) == ["a", "b"]

@@ -140,7 +140,9 @@ def test_rounds_that_seem_cheaper_than_plain_steps_are_noise(tmp_path):
             for answer in line["record"]["answers"]:
                 answer["decode_seconds"] /= 2
     _, text = report(tmp_path, lines)
+    assert "a round of it took 0.60 times as long as a plain step" in text
     assert "these times are too noisy to go by" in text
+    assert "Why: " not in text
     assert "Fastest overall" not in text
 
 
@@ -153,6 +155,8 @@ def test_one_timing_is_no_advice(tmp_path):
     assert row["also"] == "best: `lookup:3` 2.78 (timed once)"
     assert table(blocks, "Speed-up by category")["code"]["`lookup:3`"] == "2.78 (timed once)"
     assert "Nothing was timed often enough for an interval." in text
+    assert "Used for everything" not in text
+    assert "take them as hints" not in text
     assert "No way is clearly faster than plain decoding for" not in text
 
 
@@ -288,6 +292,12 @@ def test_auto_is_set_beside_the_best_fixed_number(tmp_path, scale, rounds, said)
     lines = auto_cells(scale=scale, rounds=rounds)
     _, text = report(tmp_path, lines, config_fields=config(ways=AUTO))
     assert f"`lookup:auto` chooses its number of drafts itself: {said}" in text
+
+
+def test_auto_that_has_not_been_timed_is_not_passed_over(tmp_path):
+    """Guards against silence in the report of a run that is going on."""
+    _, text = report(tmp_path, cells(), config_fields=config(ways=AUTO))
+    assert "`lookup:auto` chooses its number of drafts itself: too few rounds to tell" in text
 
 
 def test_auto_alone_has_nothing_beside_it(tmp_path):
