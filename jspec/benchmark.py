@@ -1,37 +1,48 @@
 """Times jspec's drafters against jspec plain and transformers, on the same prompts, in one process.
 
 `python -m jspec.benchmark --prompts_file=configs/prompts.jsonl --output_json=results.json`
+`python -m jspec.benchmark --target=TARGET --draft=DRAFT --drafters=none,prompt_lookup:5,model:5`
 
 Every way of generating answers every prompt in turn, repeat after repeat, after one round of
 warm-up: a machine that slows down slows all of them. Decoding is greedy. A time is that of a whole
 answer, prefill included, compilation excluded because everything has been compiled in the warm-up.
+
+transformers decodes plainly, with prompt lookup, and with the draft model (assisted generation),
+with the same numbers of drafts as jspec. Below the ratios of all ways stand Spec-Bench's columns by
+the prompts' `category`; see `benchmarking.by_task`.
 """
 
 import dataclasses
 import resource
 import sys
-import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from absl import flags
 
 from jspec import cli, drafter_flags, generator, provenance
-from jspec.analysis.ratios import speed_ratio
+from jspec.benchmarking.by_task import columns_by_way, format_columns, tasks_of
+from jspec.benchmarking.sides import (
+    JSPEC_PLAIN,
+    PEER_PLAIN,
+    jspec_generators,
+    peer_ways,
+    transformers_generators,
+)
+from jspec.benchmarking.summary import format_summary, summarise
+from jspec.benchmarking.timing import measure, warm_up
 from jspec.drafter_flags import read_options
-from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
+from jspec.drafters import DrafterOptions
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
-from jspec.peers import GenerateFn, has_transformers, transformers_generators
+from jspec.peers import check_peers, has_transformers
 from jspec.prompts import read_prompts
-from jspec.request import Request, Settings
+from jspec.request import Settings
 from jspec.ways import Way, check_ways, parse_ways
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-_PEER_DRAFT_TOKENS = 5
 _TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The model.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model, for the drafter `model`.")
 _DRAFTERS = flags.DEFINE_list(
@@ -58,65 +69,96 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
 )
 _TRANSFORMERS = flags.DEFINE_bool(
-    "transformers", None, "Measure transformers too. Default: if torch is installed."
+    "transformers",
+    None,
+    "Measure transformers too. Default: if torch is installed and the target is not rounded.",
 )
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
 
 
-class Timings(NamedTuple):
-    """What one way of generating took.
-
-    Attributes:
-      seconds: [repeats, prompts].
-      tokens: [repeats, prompts], how many.
-      token_ids: the answer to each prompt.
-    """
-
-    seconds: np.ndarray
-    tokens: np.ndarray
-    token_ids: list[list[int]]
-
-
 def main() -> None:
-    """Reads the flags, measures, prints a table, writes JSON."""
+    """Reads the flags, measures, prints tables, writes JSON."""
     own_ways = parse_ways(_DRAFTERS.value, _NUM_DRAFT_TOKENS.value)
-    if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
-        raise InputError("expected --draft with --draft_quantization")
     drafter_options = read_options()
-    check_ways(own_ways, drafter_options, has_draft=bool(_DRAFT.value))
-    if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
-        raise InputError("expected at least one repeat and one prompt")
-    Settings(max_new_tokens=_MAX_NEW_TOKENS.value)  # refuses a bad number before anything is loaded
-    texts = _spread([one.text for one in read_prompts(_PROMPTS_FILE.value)], _NUM_PROMPTS.value)
-    if not texts:
-        raise InputError(f"expected at least one prompt in {_PROMPTS_FILE.value}, got none")
+    _check_flags(own_ways, drafter_options)
+    with_peers = _wants_transformers()
+    texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
+    if with_peers:
+        check_peers(target, draft)
     ways = jspec_generators(target, draft, own_ways, drafter_options)
+    plain_of = dict.fromkeys(ways, JSPEC_PLAIN)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
-    _warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
+    warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
     peak_bytes = _peak_bytes()
-    if has_transformers() if _TRANSFORMERS.value is None else _TRANSFORMERS.value:
-        peers = transformers_generators(target, _PEER_DRAFT_TOKENS)
-        _warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
+    if with_peers:
+        peers = transformers_generators(target, _peer_draft(draft), peer_ways(own_ways))
+        warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
         ways |= peers
+        plain_of |= dict.fromkeys(peers, PEER_PLAIN)
     timings = measure(ways, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value)
     report = summarise(timings, base=next(iter(ways)))
-    print(format_table(report))
+    columns = columns_by_way(timings, plain_of, tasks)
+    print(format_summary(report))
+    if table := format_columns(columns, plain_of):
+        print(f"\n{table}\n")
     print(f"peak memory of jspec, before transformers was loaded: {peak_bytes / 1e9:.2f} GB")
+    if with_peers and draft is not None and draft.quantization is not None:
+        print(
+            f"transformers drafts with {draft.name} in {_DTYPE.value}: it cannot load jspec's "
+            f"{draft.quantization}, so the two sides' drafts are not the same model"
+        )
     if output is not None:
+        record = {
+            "flags": _flag_values(),
+            "drafter_options": dataclasses.asdict(drafter_options),
+            "peak_bytes": peak_bytes,
+            "ways": report,
+            "spec_bench": {name: own.to_json() for name, own in columns.items()},
+            "plain_of": plain_of,
+            "tasks": tasks,
+            "timings": {name: own.to_json() for name, own in timings.items()},
+        }
         with output:
-            output.write(
-                provenance.environment()
-                | {
-                    "flags": _flag_values(),
-                    "drafter_options": dataclasses.asdict(drafter_options),
-                    "peak_bytes": peak_bytes,
-                    "ways": report,
-                    "timings": _plain(timings),
-                }
-            )
+            output.write(provenance.environment() | record)
+
+
+def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -> None:
+    """Refuses what can be refused before anything is loaded."""
+    if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
+        raise InputError("expected --draft with --draft_quantization")
+    check_ways(own_ways, drafter_options, has_draft=bool(_DRAFT.value))
+    if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
+        raise InputError("expected at least one repeat and one prompt")
+    Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+
+
+def _wants_transformers() -> bool:
+    """Returns whether transformers is to be measured, and refuses it where it cannot be."""
+    is_rounded = _TARGET_QUANTIZATION.value != "none"
+    if _TRANSFORMERS.value is None:
+        return has_transformers() and not is_rounded
+    if _TRANSFORMERS.value and is_rounded:
+        raise InputError(
+            "expected --transformers without --target_quantization: it cannot load rounded weights"
+        )
+    if _TRANSFORMERS.value and not has_transformers():
+        raise InputError("expected torch and transformers to be installed, with --transformers")
+    return _TRANSFORMERS.value
+
+
+def _read_prompts(path: str, count: int) -> tuple[list[str], list[str | None]]:
+    """Returns texts, evenly spaced over the file, and their tasks."""
+    read = list(read_prompts(path))
+    if not read:
+        raise InputError(f"expected at least one prompt in {path}, got none")
+    tasks = tasks_of([one.category for one in read])
+    places = range(len(read))
+    if len(read) > count:
+        places = [index * len(read) // count for index in range(count)]
+    return [read[place].text for place in places], [tasks[place] for place in places]
 
 
 def _load(name: str, quantization: str) -> LoadedModel:
@@ -124,104 +166,11 @@ def _load(name: str, quantization: str) -> LoadedModel:
     return load_model(name, dtype=_DTYPE.value, quantization=kind)
 
 
-def jspec_generators(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    ways: Mapping[str, Way],
-    options: DrafterOptions,
-) -> dict[str, GenerateFn]:
-    """Returns greedy generation by jspec in each way; see `peers.GenerateFn`."""
-
-    def make(way: Way) -> GenerateFn:
-        loaded = Generator(
-            target,
-            draft if needs_draft_model(way.drafter) else None,
-            drafter=way.drafter,
-            drafter_options=without_unread(way.drafter, options),
-            num_draft_tokens=way.num_draft_tokens,
-        )
-
-        def generate(prompt: list[int], max_new_tokens: int) -> list[int]:
-            request = Request(prompt, Settings(max_new_tokens=max_new_tokens))
-            return loaded.generate(request).token_ids
-
-        return generate
-
-    return {name: make(way) for name, way in ways.items()}
-
-
-def _warm_up(ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int) -> None:
-    for name, generate in ways.items():
-        print(f"warming up {name}", file=sys.stderr, flush=True)
-        for prompt in prompts:
-            generate(prompt, max_new_tokens)
-
-
-def measure(
-    ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int, repeats: int
-) -> dict[str, Timings]:
-    """Times every way on every prompt, alternating, `repeats` times."""
-    timings = {
-        name: Timings(
-            np.zeros([repeats, len(prompts)]),
-            np.zeros([repeats, len(prompts)]),
-            [[] for _ in prompts],
-        )
-        for name in ways
-    }
-    for repeat in range(repeats):
-        print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-        for index, prompt in enumerate(prompts):
-            for name, generate in ways.items():
-                begin = time.perf_counter()
-                token_ids = generate(prompt, max_new_tokens)
-                timings[name].seconds[repeat, index] = time.perf_counter() - begin
-                timings[name].tokens[repeat, index] = len(token_ids)
-                timings[name].token_ids[index] = token_ids
-    return timings
-
-
-def summarise(timings: Mapping[str, Timings], *, base: str) -> dict[str, dict[str, Any]]:
-    """Returns, for each way, its median tokens a second, ratios to every other, and agreement.
-
-    Args:
-      timings: what was measured.
-      base: the way whose tokens the others are compared with.
-    """
-    report: dict[str, dict[str, Any]] = {}
-    for name, own in timings.items():
-        speed = own.tokens.sum(axis=1) / own.seconds.sum(axis=1)
-        ratios = {
-            other: speed_ratio(own.seconds, own.tokens, theirs.seconds, theirs.tokens)._asdict()
-            for other, theirs in timings.items()
-            if other != name
-        }
-        pairs = zip(own.token_ids, timings[base].token_ids, strict=True)
-        agreeing = [ours == theirs for ours, theirs in pairs]
-        report[name] = {
-            "tokens_per_second": float(np.median(speed)),
-            "same_answers": sum(agreeing),
-            "num_prompts": len(agreeing),
-            "ratio_to": ratios,
-        }
-    return report
-
-
-def format_table(report: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the summary as a table: a line a way, a column of ratios a way."""
-    names = list(report)
-    width = max(len(name) for name in names)
-    lines = [" " * width + "  tokens/s  same  " + "".join(f"  / {name}" for name in names)]
-    for name in names:
-        row = report[name]
-        line = f"{name:<{width}}  {row['tokens_per_second']:8.1f}  "
-        line += f"{row['same_answers']:>2}/{row['num_prompts']:<2} "
-        for other in names:
-            ratio = row["ratio_to"].get(other)
-            cell = "-" if ratio is None else "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
-            line += f"  {cell:>{len(other) + 2}}"
-        lines.append(line)
-    return "\n".join(lines)
+def _peer_draft(draft: LoadedModel | None) -> LoadedModel | None:
+    """Returns the draft for transformers, which has no weights of jspec's integer forms."""
+    if draft is None or draft.quantization is None:
+        return draft
+    return _load(draft.name, "none")
 
 
 def _peak_bytes() -> int:
@@ -230,23 +179,10 @@ def _peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _spread(texts: list[str], count: int) -> list[str]:
-    if len(texts) <= count:
-        return texts
-    return [texts[index * len(texts) // count] for index in range(count)]
-
-
-def _plain(timings: Mapping[str, Timings]) -> dict[str, dict[str, Any]]:
-    return {
-        name: {"seconds": timing.seconds.tolist(), "tokens": timing.tokens.tolist()}
-        for name, timing in timings.items()
-    }
-
-
 def _flag_values() -> dict[str, Any]:
     own = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DRAFTERS,
            _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS,
-           _DTYPE)  # fmt: skip
+           _DTYPE, _TRANSFORMERS)  # fmt: skip
     return {flag.name: flag.value for flag in own}
 
 

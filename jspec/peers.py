@@ -1,15 +1,32 @@
-"""The same model in transformers, to be measured beside jspec."""
+"""The same models in transformers, to be measured beside jspec."""
 
 import importlib.util
 import pathlib
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from jspec.errors import InputError
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
 
-GenerateFn = Callable[[list[int], int], list[int]]
+
+class Generated(NamedTuple):
+    """An answer, and what it took after the prompt had been read.
+
+    Attributes:
+      token_ids: new ones.
+      num_round_tokens: those given by target calls after the first, which reads the prompt.
+      num_calls: how many such calls there were.
+    """
+
+    token_ids: list[int]
+    num_round_tokens: int
+    num_calls: int
+
+
+GenerateFn = Callable[[list[int], int], Generated]
+"""(prompt ids, max_new_tokens) -> the greedy answer."""
 
 
 def has_transformers() -> bool:
@@ -17,42 +34,116 @@ def has_transformers() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def transformers_generators(model: LoadedModel, num_draft_tokens: int) -> dict[str, GenerateFn]:
-    """Returns greedy generation by transformers, plain and with prompt lookup.
+def check_peers(target: LoadedModel, draft: LoadedModel | None) -> None:
+    """Checks that transformers will take the models.
 
-    Args:
-      model: its weights are handed over as a Hugging Face checkpoint, in their own dtype.
-      num_draft_tokens: `prompt_lookup_num_tokens`.
-
-    Returns:
-      By name, functions of (prompt ids, max_new_tokens) that return the new ids.
+    Raises:
+      InputError: it will not; one line.
     """
-    import torch
-    import transformers
+    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
+        raise InputError(
+            f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
+            f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
+            "--notransformers leaves it out"
+        )
 
-    dtype = getattr(torch, model.params["embedding"].dtype.name)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = pathlib.Path(folder) / "model"
-        save_hf(checkpoint, model.config, model.params)
-        peer: Any = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype)
-    peer = peer.to(device).eval()
 
-    def generate(prompt: list[int], max_new_tokens: int, **options: Any) -> list[int]:
-        ids = torch.tensor([prompt], device=device)
+class Peer:
+    """A target, and a draft or none, in transformers."""
+
+    def __init__(self, target: LoadedModel, draft: LoadedModel | None = None) -> None:
+        """Hands the weights over as Hugging Face checkpoints, in their own dtype.
+
+        Raises:
+          InputError: weights are quantised, or draft and target do not fit; see `check_peers`.
+        """
+        check_peers(target, draft)
+        self._eos_ids = list(target.config.eos_ids)
+        self._target = _hand_over(target)
+        self._draft = None if draft is None else _hand_over(draft)
+        self._starts: list[int] = []
+        self._target.register_forward_pre_hook(self._note_call, with_kwargs=True)
+
+    def _note_call(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        """Notes how many tokens the target had read when it was called."""
+        self._starts.append(kwargs["past_key_values"].get_seq_length())
+
+    def way(self, drafter: str, num_draft_tokens: int = 0) -> GenerateFn:
+        """Returns one way of generating.
+
+        Args:
+          drafter: "none", "prompt_lookup", or "model": assisted generation, in which the draft
+            proposes as many tokens in every round, however sure it is of them.
+          num_draft_tokens: a round; at the end of an answer no more than can be used.
+
+        Raises:
+          InputError: no such drafter, or no draft model for it.
+        """
+        if drafter == "none":
+            return self._generate
+        if drafter == "prompt_lookup":
+            return lambda prompt, max_new_tokens: self._generate(
+                prompt, max_new_tokens, prompt_lookup_num_tokens=num_draft_tokens
+            )
+        if drafter != "model" or self._draft is None:
+            raise InputError(
+                f"expected none, prompt_lookup, or model and a draft model; got {drafter!r}"
+            )
+        return lambda prompt, max_new_tokens: self._assisted(
+            prompt, max_new_tokens, num_draft_tokens
+        )
+
+    def _assisted(self, prompt: list[int], max_new_tokens: int, num_draft_tokens: int) -> Generated:
+        """Generates with the draft model; transformers reads these options off the draft alone."""
+        assert self._draft is not None
+        self._draft.generation_config.num_assistant_tokens = num_draft_tokens
+        self._draft.generation_config.num_assistant_tokens_schedule = "constant"
+        self._draft.generation_config.assistant_confidence_threshold = 0.0
+        return self._generate(prompt, max_new_tokens, assistant_model=self._draft)
+
+    def _generate(self, prompt: list[int], max_new_tokens: int, **options: Any) -> Generated:
+        import torch
+
+        self._starts.clear()
+        ids = torch.tensor([prompt], device=self._target.device)
         with torch.inference_mode():
-            output = peer.generate(
+            output = self._target.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_new_tokens,
                 do_sample=False,
-                eos_token_id=list(model.config.eos_ids),
-                pad_token_id=model.config.eos_ids[0] if model.config.eos_ids else 0,
+                eos_token_id=self._eos_ids,
+                pad_token_id=self._eos_ids[0] if self._eos_ids else 0,
                 **options,
             )
-        return output[0, len(prompt) :].tolist()
+        return _count(output[0].tolist(), len(prompt), self._starts)
 
-    def lookup(prompt: list[int], max_new_tokens: int) -> list[int]:
-        return generate(prompt, max_new_tokens, prompt_lookup_num_tokens=num_draft_tokens)
 
-    return {"transformers plain": generate, "transformers prompt_lookup": lookup}
+def _count(text: list[int], prompt_len: int, starts: list[int]) -> Generated:
+    """Counts calls and their tokens.
+
+    transformers checks the first drafts in the call that reads the prompt, which may so give
+    several tokens. They do not count, neither they nor the call.
+
+    Args:
+      text: ids of prompt and answer.
+      prompt_len: ids of the prompt.
+      starts: tokens read before each call, [calls]: all but the last of the text so far.
+    """
+    answer = text[prompt_len:]
+    if len(starts) == 1:
+        return Generated(answer, 0, 0)
+    return Generated(answer, len(text) - 1 - starts[1], len(starts) - 1)
+
+
+def _hand_over(model: LoadedModel) -> Any:
+    """Returns the model as transformers has it, on a GPU if torch sees one."""
+    import torch
+    import transformers
+
+    dtype = getattr(torch, model.params["embedding"].dtype.name)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = pathlib.Path(folder) / "model"
+        save_hf(checkpoint, model.config, model.params)
+        peer: Any = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    return peer.to("cuda" if torch.cuda.is_available() else "cpu").eval()

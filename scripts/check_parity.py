@@ -28,7 +28,7 @@ from jspec.analysis.divergence import (
 )
 from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS, DEFAULT_TARGET, Generator
 from jspec.models import LlamaConfig
-from jspec.peers import has_transformers, transformers_generators
+from jspec.peers import Peer, has_transformers
 from jspec.prompts import read_prompts
 from jspec.request import Request, Settings
 from jspec.weights.random_weights import random_params
@@ -79,8 +79,10 @@ def greedy_ways(target: LoadedModel) -> dict[str, Callable[[list[list[int]]], An
     ways = {name: run(make) for name, make in generators.items()}
     # In bfloat16 transformers rounds its residual stream, jspec does not: no bound is known.
     if _DTYPE.value == "float32" and has_transformers():
-        generate = transformers_generators(target, DEFAULT_NUM_DRAFT_TOKENS)["transformers plain"]
-        ways["transformers"] = lambda prompts: [generate(p, _MAX_NEW_TOKENS.value) for p in prompts]
+        generate = Peer(target).way("none")
+        ways["transformers"] = lambda prompts: [
+            generate(p, _MAX_NEW_TOKENS.value).token_ids for p in prompts
+        ]
     return ways
 
 

@@ -61,6 +61,45 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert "2/2" in rows[1]
 
 
+def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
+    """Guards against unlike drafts without a word, and figures of the wrong task or framework.
+
+    The draft is the target itself, rounded for jspec alone: in transformers each call keeps all.
+    """
+    prompts, path = tmp_path / "p.jsonl", tmp_path / "report.json"
+    lines = [{"prompt": text, "category": kind} for text, kind in (("ab", "x"), ("cd", "y"))]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    status, output, errors = run(
+        "jspec.benchmark", f"--target={folder}", f"--draft={folder}", "--draft_quantization=int8",
+        "--drafters=none,model:3", f"--prompts_file={prompts}", "--repeats=2",
+        "--max_new_tokens=12", "--dtype=float32", f"--output_json={path}",
+        env=environment(compile_cache, tmp_path / "home"), timeout=300,
+    )  # fmt: skip
+    assert status == 0, errors
+    report = json.loads(path.read_text())
+    assert list(report["ways"]) == [
+        "jspec plain", "jspec model:3", "transformers plain", "transformers model:3",
+        "transformers prompt_lookup:5",
+    ]  # fmt: skip
+    assert all(way["same_answers"] == 2 for way in report["ways"].values())
+    assert report["timings"]["transformers model:3"]["round_tokens"] == [[8, 8]] * 2
+    assert report["timings"]["transformers model:3"]["calls"] == [[2, 2]] * 2
+    columns = report["spec_bench"]
+    assert columns["transformers model:3"]["overall"]["mean_accepted_tokens"] == 4
+    assert columns["transformers plain"]["overall"]["mean_accepted_tokens"] == 1
+    assert 1 < columns["jspec model:3"]["tasks"]["x"]["mean_accepted_tokens"] <= 4
+    ours, theirs = (
+        [report["timings"][f"{side} {way}"] for way in ("plain", "model:3")]
+        for side in ("jspec", "transformers")
+    )
+    for side, (plain, drafting) in (("jspec", ours), ("transformers", theirs)):
+        ratios = [plain["seconds"][r][1] / drafting["seconds"][r][1] for r in range(2)]
+        found = columns[f"{side} model:3"]["tasks"]["y"]["speedup"]["median"]
+        assert found == pytest.approx(sum(ratios) / 2)  # the median of two; equal answers
+    assert f"transformers drafts with {folder} in float32: it cannot load jspec's int8" in output
+    assert any(line.split()[:2] == ["overall", "2"] for line in output.splitlines())
+
+
 def test_bad_input(folder, compile_cache, tmp_path):
     """Guards against tracebacks, and against minutes of work before the refusal."""
     empty = tmp_path / "empty.jsonl"
@@ -84,11 +123,13 @@ def test_bad_input(folder, compile_cache, tmp_path):
         f"--output_json={tmp_path / 'no' / 'out.json'}": "there is no folder",
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
+        "--draft_quantization=int4": "expected --draft with --draft_quantization",
+        "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
     good = tmp_path / "good.jsonl"
     good.write_text('{"prompt": "a"}\n')
     base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
-    lines = json.dumps([[*base, flag] for flag in cases])
+    lines = json.dumps([[*base, *flags.split()] for flags in cases])
     done = subprocess.run(
         [sys.executable, "-c", _MANY, lines],
         env=environment(compile_cache, tmp_path / "home"),

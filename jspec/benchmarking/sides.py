@@ -1,0 +1,77 @@
+"""The two sides of the benchmark: jspec's ways of generating, and transformers' like ways."""
+
+from collections.abc import Mapping
+
+from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
+from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
+from jspec.peers import Generated, GenerateFn, Peer
+from jspec.request import Request, Settings
+from jspec.ways import Way
+from jspec.weights.resolver import LoadedModel
+
+JSPEC_PLAIN = "jspec plain"
+PEER_PLAIN = "transformers plain"
+
+
+def jspec_generators(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, Way],
+    options: DrafterOptions,
+) -> dict[str, GenerateFn]:
+    """Returns greedy generation by jspec in each way."""
+
+    def make(way: Way) -> GenerateFn:
+        loaded = Generator(
+            target,
+            draft if needs_draft_model(way.drafter) else None,
+            drafter=way.drafter,
+            drafter_options=without_unread(way.drafter, options),
+            num_draft_tokens=way.num_draft_tokens,
+        )
+
+        def generate(prompt: list[int], max_new_tokens: int) -> Generated:
+            request = Request(prompt, Settings(max_new_tokens=max_new_tokens))
+            result = loaded.generate(request)
+            stats = result.stats
+            return Generated(result.token_ids, stats.num_round_tokens, stats.num_rounds)
+
+        return generate
+
+    return {name: make(way) for name, way in ways.items()}
+
+
+def peer_ways(ways: Mapping[str, Way]) -> dict[str, tuple[str, int]]:
+    """Returns, by name, transformers' drafters and numbers of drafts that stand beside jspec's.
+
+    Prompt lookup and the draft model have the numbers that jspec's ways have. Where jspec chooses
+    the number, and for prompt lookup where jspec does not use it, it is jspec's default.
+
+    Args:
+      ways: jspec's.
+    """
+    pairs = [("none", 0)]
+    for way in ways.values():
+        if way.drafter == "prompt_lookup":
+            pairs.append(("prompt_lookup", _fixed(way.num_draft_tokens)))
+        elif needs_draft_model(way.drafter):
+            pairs.append(("model", _fixed(way.num_draft_tokens)))
+    if not any(drafter == "prompt_lookup" for drafter, _ in pairs):
+        pairs.append(("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS))
+    return {_peer_name(*pair): pair for pair in pairs}
+
+
+def _fixed(num_draft_tokens: int | str) -> int:
+    return num_draft_tokens if isinstance(num_draft_tokens, int) else DEFAULT_NUM_DRAFT_TOKENS
+
+
+def _peer_name(drafter: str, num_draft_tokens: int) -> str:
+    return PEER_PLAIN if drafter == "none" else f"transformers {drafter}:{num_draft_tokens}"
+
+
+def transformers_generators(
+    target: LoadedModel, draft: LoadedModel | None, ways: Mapping[str, tuple[str, int]]
+) -> dict[str, GenerateFn]:
+    """Returns greedy generation by transformers in each way of `peer_ways`."""
+    peer = Peer(target, draft)
+    return {name: peer.way(*way) for name, way in ways.items()}
