@@ -17,13 +17,13 @@ from jspec.experiments.config import defaults, ordered, way
 
 _TARGET = "smollm2-135m-instruct"
 _NUMBERS = {
-    "prompt_lookup": (1, 3, 7, "auto"),
-    "ngram": (1, 3),
+    "prompt_lookup": (3,),
+    "ngram": (3,),
     "random": (1,),
     "unigram": (1,),
     "bigram": (1,),
     "layer_skip": (1,),
-    "model": (1, 3),
+    "model": (1,),
     "hierarchical": (3,),
     "prompt_lookup+model": (3,),
 }
