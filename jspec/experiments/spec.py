@@ -142,6 +142,7 @@ class Experiment:
         for name in ("num_prompts", "per_category", "turns"):
             check_range(name, getattr(self, name), 0, 10**9)
         check_range("repeats", self.repeats, 1, 10**6)
+        check_range("max_seq_len", self.max_seq_len, 2, 10**9)
         _check_different("seeds", self.seeds, 0, _MOST_SEEDS)
         _check_different("batch_sizes", self.batch_sizes, 1, 4096)
         for label, pair in self.predict.items():
