@@ -104,7 +104,7 @@ class Experiment:
       max_new_tokens: tokens of an answer, where a setting says nothing else.
       max_seq_len: tokens that prompt and answer may come to.
       measure_costs: whether the cost of a round is measured for each way, apart from its answers,
-        so that the report can say what was to be expected; about 20 s a way, most of it once.
+        so that the report can say what was to be expected; a minute or so a way, mostly compiling.
       table: see `TableSpec`.
       estimate: see `EstimateSpec`.
       theory: see `TheorySpec`.
