@@ -13,8 +13,8 @@ Refused: `none`, which drafts nothing, and `eagle`, alone or in a cascade: its l
 the hidden states of a round, which are not there without drafting. Numbers of drafts and acceptance
 rules are refused too: they have no part in alpha.
 
-The paper looked at 10K tokens: a file of 65 prompts gives as many, 160 an answer
-(`--config.prompts_file=FILE`); the 13 of configs/prompts.jsonl give 2K.
+The paper looked at 10K tokens: a file of 65 prompts gives as many where answers go on to the limit
+of 160 (`--config.prompts_file=FILE`), the 13 of configs/prompts.jsonl 2K.
 
 Expected on two CPU cores: not measured yet.
 """
@@ -25,11 +25,11 @@ from jspec.experiments.config import defaults, ordered, way
 
 _TARGET = "smollm2-135m-instruct"
 _PHRASES = (
-    "In conclusion, ",
-    "For example, ",
-    "Here are some ",
-    "It is important to note that ",
-    "On the other hand, ",
+    "In conclusion,",
+    "For example,",
+    "Here are some",
+    "It is important to note that",
+    "On the other hand,",
 )
 
 

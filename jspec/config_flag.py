@@ -1,5 +1,6 @@
 """The flags --config, whose fields are overridden by --config.FIELD=VALUE, and --workdir."""
 
+import functools
 import pathlib
 import re
 import sys
@@ -12,6 +13,11 @@ from jspec.experiments.config import load_config
 from jspec.experiments.plain_values import check_known
 
 _OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
+_VALUE = re.compile(r"--?config\.([\w.]+)=(.*)", re.DOTALL)
+_NUMBERS = {
+    int: (flags.IntegerParser(), "a whole number"),
+    float: (flags.FloatParser(), "a number"),
+}
 
 
 class _ConfigParser(flags.ArgumentParser):
@@ -26,6 +32,8 @@ class _ConfigParser(flags.ArgumentParser):
         config = load_config(path)
         for found in filter(None, map(_OVERRIDE.match, sys.argv[1:])):
             check_field(config, found[1].rstrip("."))
+        for found in filter(None, map(_VALUE.fullmatch, sys.argv[1:])):
+            check_value(config, found[1], found[2])
         return config.lock()
 
 
@@ -58,3 +66,28 @@ def check_field(config: ConfigDict, name: str) -> None:
             raise InputError(f"the config has no field {name!r}; {prefix[:-1]!r} is no group")
         check_known(prefix, [part], list(group))
         group, prefix = group[part], f"{prefix}{part}."
+
+
+def check_value(config: ConfigDict, name: str, text: str) -> None:
+    """Checks that a text is what a field can be set to, where it is a number or a group.
+
+    Args:
+      config: the config.
+      name: "FIELD", or "GROUP.FIELD"; there is one.
+      text: of the command line.
+
+    Raises:
+      InputError: it is something else.
+    """
+    *groups, field = name.split(".")
+    kind = functools.reduce(ConfigDict.__getitem__, groups, config).get_type(field)
+    expected = "a group of fields"
+    is_right = kind is not ConfigDict or text.startswith("{")
+    if kind in _NUMBERS:
+        parser, expected = _NUMBERS[kind]
+        try:
+            parser.parse(text)
+        except (TypeError, ValueError):
+            is_right = False
+    if not is_right:
+        raise InputError(f"expected {name} to be {expected}, got {text!r}")

@@ -2,8 +2,9 @@
 
 DIR is the --workdir of `python -m jspec.experiment`, whose run may still be going on. Into it go
 report.md, report.html, which is one file that needs nothing else, and the figures as PNG and SVG.
-Traces that `scripts/trace.py` has written there are part of the report. Needs matplotlib:
-`pip install -e ".[report]"`.
+Traces that `scripts/trace.py` has written there are part of the report, and so are costs of rounds
+in costs.json. Figures of an earlier report there that this one does not have are removed. Needs
+matplotlib: `pip install -e ".[report]"`.
 """
 
 import pathlib

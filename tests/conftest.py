@@ -1,8 +1,11 @@
 """What every test gets: checked shapes and types, strict dtype promotion, fresh keys, a cache."""
 
+import ctypes
 import gc
 import itertools
+import os
 import pathlib
+import sys
 
 import jax
 import jaxtyping
@@ -10,7 +13,7 @@ import pytest
 
 import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
 
-_MAX_MAPS = 25_000
+_MAX_MAPS = 15_000
 
 # Before jspec is imported anywhere, so that the shapes in its annotations are checked at run time.
 jaxtyping.install_import_hook(
@@ -18,6 +21,24 @@ jaxtyping.install_import_hook(
     "tests.typecheck.check_function",
 )
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Compiling is most of the time of the tests: this spares much of it; see also `optimised`. What the
+# tests start inherits it. XLA ends a process at a flag that it does not know.
+jax.config.update("jax_disable_most_optimizations", True)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+if jax.__version_info__[:2] == (0, 10):
+    _FLAGS = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {_FLAGS}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Gives each worker its share of the tests in order, and then what another has left.
+
+    Neighbours share programs: dealt out by turns, all workers would compile them.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -34,17 +55,37 @@ def compile_cache(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_memory_maps():
-    """Forgets compiled programs before they are too many.
+def few_programs():
+    """Forgets compiled programs before they are too many, and gives their memory back.
 
-    Each one takes a few dozen memory maps, of which Linux grants a process 65,530: a worker that
-    has compiled for some hundred tests crashes.
+    Each one takes a few dozen memory maps, of which Linux grants a process 65,530, and a few
+    megabytes: a worker that has compiled for some hundred tests takes many gigabytes, and crashes.
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > _MAX_MAPS:
-        jax.clear_caches()
-        gc.collect()
+        _forget_programs()
+
+
+@pytest.fixture(scope="module")
+def optimised():
+    """Compiles with LLVM's optimisations, as users do; what is compiled already is forgotten.
+
+    XLA's own way with loops stays the simpler one: it is the process's. Programs wholly as users
+    get them are those that tests/auditing/test_program.py audits.
+    """
+    _forget_programs()
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+    _forget_programs()
+
+
+def _forget_programs():
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 @pytest.fixture

@@ -86,12 +86,14 @@ def test_failed_cells_are_the_status(experiment, folder, tmp_path):
 
 BAD_FLAGS = {
     "--config.max_new_token=3": "no field 'max_new_token'; did you mean 'max_new_tokens'?",
-    "--config.max_new_tokens=many": "max_new_tokens",
+    "--config.max_new_tokens=many": "expected max_new_tokens to be a whole number, got 'many'",
+    "--config.table.temperature=hot": "expected table.temperature to be a number, got 'hot'",
+    "--config.ways=3": "expected ways to be a group of fields, got '3'",
     "--config.ways.lookup.num_draft_token=3": "no field 'ways.lookup.num_draft_token'",
     "--config.ways.lookup.num_draft_tokens=many": "or 'auto', got 'many'",
     "--config.title.x=3": "no field 'title.x'; 'title' is no group",
     "--config.kind=magic": "expected kind among",
-    "--config.num_prompts=1.5": "num_prompts",
+    "--config.num_prompts=1.5": "expected num_prompts to be a whole number, got '1.5'",
     "--config.seeds=(a b)": "seeds",
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
     "--config.target=nowhere": "target: no model 'nowhere'",

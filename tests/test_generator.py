@@ -12,6 +12,8 @@ from jspec.sampling import Switches
 from tests import tiny_models
 from tests.tiny_models import DRAFTERS, shared_generator
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 GREEDY = Settings(max_new_tokens=40)
 SAMPLED = Settings(max_new_tokens=40, temperature=0.8)
 

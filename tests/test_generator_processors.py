@@ -16,6 +16,8 @@ PENALTIES = {
     "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.5,
     "logit_bias": {97: 1.0, 98: -2.0}, "forbidden_token_ids": (101, 111), "min_new_tokens": 8,
 }  # fmt: skip
+# What most tests ask for: all processors and log-probabilities, so that they share programs.
+ALL = {"logprobs": True, **PENALTIES}
 DRAFTERS = ("prompt_lookup", "self", "model")
 
 
@@ -45,7 +47,7 @@ def processed(logits, output, stop_ids=(0,)):
 
 def test_greedy_answer_follows_the_processed_logits():
     """Every token is the best one given its own prefix, prompt included."""
-    settings = Settings(max_new_tokens=30, **PENALTIES)
+    settings = Settings(max_new_tokens=30, **ALL)
     answer = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
     for i, logits in enumerate(target_logits(answer)):
         assert answer[i] == np.argmax(processed(logits, answer[:i]))
@@ -56,7 +58,7 @@ def test_greedy_answer_follows_the_processed_logits():
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_speculation_keeps_processed_answers(drafter):
     """Guards against states that a rejection does not take back."""
-    settings = Settings(max_new_tokens=40, **PENALTIES)
+    settings = Settings(max_new_tokens=40, **ALL)
     expected = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
     result = shared_generator(drafter).generate(Request(PROMPT, settings))
     assert result.token_ids == expected
@@ -67,11 +69,12 @@ def test_speculation_keeps_processed_answers(drafter):
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_rows_of_a_batch_keep_their_own_processors(drafter):
     """Guards against one row's penalties, bias or counts in another's law."""
+    below_60 = {"forbidden_token_ids": (), "allowed_token_ids": tuple(range(60))}
     settings = [
-        Settings(max_new_tokens=20, temperature=0.9, seed=1, **PENALTIES),
+        Settings(max_new_tokens=20, temperature=0.9, seed=1, **ALL),
         Settings(max_new_tokens=20),
-        Settings(max_new_tokens=20, temperature=1.1, seed=2, allowed_token_ids=tuple(range(60))),
-        Settings(max_new_tokens=20, frequency_penalty=2.0),
+        Settings(max_new_tokens=20, temperature=1.1, seed=2, **(ALL | below_60)),
+        Settings(max_new_tokens=20, **(ALL | {"frequency_penalty": 2.0})),
     ]
     requests = [Request(PROMPT[i:], one) for i, one in enumerate(settings)]
     together = make_generator(drafter, batch_size=4).generate(requests)
@@ -82,21 +85,19 @@ def test_rows_of_a_batch_keep_their_own_processors(drafter):
 
 def test_an_answer_does_not_end_early():
     """min_new_tokens holds back the model's own end and stop tokens, in every round."""
-    biased = {"logit_bias": {0: 60.0}, "max_new_tokens": 12}  # the end is by far the most likely
-    assert (
-        len(shared_generator("self").generate(Request(PROMPT, Settings(**biased))).token_ids) == 1
-    )
+    biased = ALL | {"logit_bias": {0: 60.0}, "max_new_tokens": 12}  # the end is the most likely
     for drafter in ("none", "self"):
-        settings = Settings(min_new_tokens=7, **biased)
-        result = shared_generator(drafter).generate(Request(PROMPT, settings))
-        assert (len(result.token_ids), result.finish_reason) == (8, "eos")
+        for minimum in (1, 7):
+            settings = Settings(**(biased | {"min_new_tokens": minimum}))
+            result = shared_generator(drafter).generate(Request(PROMPT, settings))
+            assert (len(result.token_ids), result.finish_reason) == (minimum + 1, "eos")
 
 
 @pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets_own(drafter, temperature):
     """Guards against a neighbour position's law, the draft's law, or a residual's."""
-    settings = Settings(max_new_tokens=24, temperature=temperature, logprobs=True, **PENALTIES)
+    settings = Settings(max_new_tokens=24, temperature=temperature, **ALL)
     result = shared_generator(drafter).generate(Request(PROMPT, settings))
     answer = result.token_ids
     assert len(result.logprobs) == len(result.raw_logprobs) == len(answer)
@@ -122,12 +123,12 @@ def test_logprobs_come_only_when_asked_for():
 def test_other_processor_settings_compile_nothing():
     """Guards law 6: penalties, biases, allowed tokens and minimum lengths are data."""
     generator = shared_generator("model")
-    settings = Settings(max_new_tokens=12, temperature=0.7, **PENALTIES)
+    settings = Settings(max_new_tokens=12, temperature=0.7, **ALL)
     generator.generate(Request(PROMPT, settings))
     before = compile_clock().num_programs
     other = Settings(
         max_new_tokens=9, temperature=0.3, seed=5, repetition_penalty=0.9, presence_penalty=-1.0,
-        logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 90)), min_new_tokens=2,
+        logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 90)), min_new_tokens=2, logprobs=True,
     )  # fmt: skip
     generator.generate(Request(PROMPT[3:], other))
     assert compile_clock().num_programs == before
@@ -147,9 +148,9 @@ def test_nan_is_an_error_and_never_a_token():
         update=lambda state, token: state + 1,
     )
     for drafter in ("none", "prompt_lookup"):
+        generator = make_generator(drafter, processors=[nan])
         for temperature in (0.0, 1.0):
             settings = Settings(max_new_tokens=9, temperature=temperature)
-            generator = make_generator(drafter, processors=[nan])
             with pytest.raises(InputError, match=r"NaN.*token 3"):
                 generator.generate(Request(PROMPT, settings))
 

@@ -8,6 +8,7 @@ from tests.tiny_models import make_generator
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.usefixtures("optimised"),
     pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"),
 ]
 

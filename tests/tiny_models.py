@@ -81,7 +81,13 @@ def make_generator(drafter, model=None, **options):
     return Generator(model, drafts.get(drafter), drafter=kind, **options)
 
 
-shared_generator = functools.cache(make_generator)
+_shared = functools.cache(make_generator)
+
+
+def shared_generator(drafter, **options):
+    """Returns the Generator of the target with those options, the same one at every call."""
+    usual = {"num_draft_tokens": NUM_DRAFT_TOKENS, "batch_size": 1, "acceptance": "rejection"}
+    return _shared(drafter, **{k: v for k, v in options.items() if usual.get(k) != v})
 
 
 def save_folder(folder, *, template=None, seed=0, **changes):

@@ -66,8 +66,7 @@ def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
     such as "coding" mean something else elsewhere. Other categories are tasks of their own.
     """
     task_of = {category: task for task, members in TASKS.items() for category in members}
-    is_spec_bench = {task_of.get(category or "") for category in categories} >= TASKS.keys()
-    if not is_spec_bench:
+    if not set(TASKS) <= {task_of.get(category or "") for category in categories}:
         return list(categories)
     return [category and task_of.get(category, category) for category in categories]
 

@@ -74,7 +74,7 @@ def _read_pair(name: str, plain: Any) -> PairSpec:
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
     check_group(name, plain)
     rest = {key: value for key, value in plain.items() if key != _BIAS}
-    fields = {"max_new_tokens": max_new_tokens}
+    fields: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     fields |= take_fields(f"{name}.", rest, Settings(), without=["seed"])
     if _BIAS in plain:
         fields[_BIAS] = _read_bias(f"{name}.{_BIAS}", plain[_BIAS])

@@ -104,7 +104,7 @@ class Experiment:
       max_new_tokens: tokens of an answer, where a setting says nothing else.
       max_seq_len: tokens that prompt and answer may come to.
       measure_costs: whether the cost of a round is measured for each way, apart from its answers,
-        so that the report can say what was to be expected; about 20 s a way, most of it once.
+        so that the report can say what was to be expected; a minute or so a way, mostly compiling.
       table: see `TableSpec`.
       estimate: see `EstimateSpec`.
       theory: see `TheorySpec`.
@@ -142,6 +142,7 @@ class Experiment:
         for name in ("num_prompts", "per_category", "turns"):
             check_range(name, getattr(self, name), 0, 10**9)
         check_range("repeats", self.repeats, 1, 10**6)
+        check_range("max_seq_len", self.max_seq_len, 2, 10**9)
         _check_different("seeds", self.seeds, 0, _MOST_SEEDS)
         _check_different("batch_sizes", self.batch_sizes, 1, 4096)
         for label, pair in self.predict.items():

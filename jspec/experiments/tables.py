@@ -2,7 +2,6 @@
 
 import contextlib
 import sys
-from collections.abc import Iterator
 
 from jspec.counted import counted
 from jspec.errors import InputError
@@ -19,12 +18,14 @@ from jspec.weights.ngram_table import save_table
 from jspec.weights.resolver import LoadedModel
 
 _FIRST_SEED = 10**9  # far from the seeds of what is measured
+_BATCH_SIZE = 8
 
 
 def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> str:
     """Returns the path of the workdir's table, after making it if need be.
 
-    The answers are kept in `table_answers.jsonl` one by one: a killed run goes on with the next.
+    The answers are kept in `table_answers.jsonl`, a batch at a time: a killed run goes on with the
+    next one.
 
     Raises:
       InputError: the prompts file is unreadable or empty, or nothing can be written.
@@ -45,32 +46,31 @@ def _answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[
         raise InputError(f"expected at least one prompt in {spec.prompts_file}, got none")
     journal = Journal(store.folder / "table_answers.jsonl", contextlib.nullcontext)
     answers = [list(map(int, record["token_ids"])) for record in journal.read()]
-    generator = Generator(target, drafter="none", max_seq_len=experiment.max_seq_len)
+    generator = Generator(
+        target, drafter="none", max_seq_len=experiment.max_seq_len, batch_size=_BATCH_SIZE
+    )
     print(f"counting a table on {counted(spec.num_tokens, 'token')} of the target's answers",
           file=sys.stderr, flush=True)  # fmt: skip
     progress = Progress(spec.num_tokens, _total(answers), "token")
-    for number, settings in _settings(spec, len(answers)):
-        if _total(answers) >= spec.num_tokens:
-            return answers
-        request = Request(texts[number % len(texts)], settings)
-        (result,) = generator.generate([request], chat=experiment.wants_chat)
-        journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})
-        answers.append(result.token_ids)
+    while _total(answers) < spec.num_tokens:
+        numbers = range(len(answers), len(answers) + _BATCH_SIZE)
+        requests = [Request(texts[n % len(texts)], _settings(spec, n)) for n in numbers]
+        results = generator.generate(requests, chat=experiment.wants_chat)
+        for number, result in zip(numbers, results, strict=True):
+            if _total(answers) < spec.num_tokens:
+                journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})
+                answers.append(result.token_ids)
         progress.show(_total(answers), 0)
-    raise AssertionError("answers have at least one token each")
+    return answers
 
 
-def _settings(spec: TableSpec, first: int) -> Iterator[tuple[int, Settings]]:
-    """Yields the number of each answer, and how it is drawn."""
-    for number in range(first, first + spec.num_tokens + 1):
-        yield (
-            number,
-            Settings(
-                max_new_tokens=spec.max_new_tokens,
-                temperature=spec.temperature,
-                seed=_FIRST_SEED + number,
-            ),
-        )
+def _settings(spec: TableSpec, number: int) -> Settings:
+    """Returns how an answer is drawn; an answer does not depend on the batch that it is in."""
+    return Settings(
+        max_new_tokens=spec.max_new_tokens,
+        temperature=spec.temperature,
+        seed=_FIRST_SEED + number,
+    )
 
 
 def _total(answers: list[list[int]]) -> int:

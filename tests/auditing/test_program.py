@@ -1,6 +1,7 @@
 """The program jspec.audit, from its flags to its exit status.
 
-In a process of its own: its flags have the names of jspec.generate's.
+In a process of its own: its flags have the names of jspec.generate's. What it audits is compiled as
+users get it, which most other tests' programs are not.
 """
 
 import json
@@ -20,7 +21,9 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def audit(folder, compile_cache, tmp_path):
     """Returns a function from flags to the program's status, output and errors."""
-    env = environment(compile_cache, tmp_path)
+    quick = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # of tests/conftest.py
+    inherited = environment(compile_cache, tmp_path).items()
+    env = {name: value for name, value in inherited if name not in quick}
     flags = [f"--target={folder}", "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2"]
     return lambda *more: run("jspec.audit", *flags, *more, env=env, timeout=300)
 

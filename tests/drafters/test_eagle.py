@@ -1,5 +1,7 @@
 """The head as drafter: its chains, its lag, and the laws through the whole step."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,17 +91,31 @@ def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, observed):
     np.testing.assert_array_equal(state.cache.length, [0, LENGTHS[1], 0])
 
 
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+
+
+@pytest.fixture(scope="module")
+def make_engine(tiny_pair, head):
+    """Returns a cached function from a rule to compiled rounds."""
+
+    @functools.cache
+    def build(rule):
+        params = tiny_pair.target, head
+        drafter = tiny_eagle.drafter(WIDTH)
+        return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter, rule)
+
+    return build
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_after_many_rounds_its_cache_holds_pairs_of_real_features(tiny_pair, head, temperature):
+def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
+    tiny_pair, head, make_engine, temperature
+):
     """However many drafts were kept, its own guesses never stay."""
-    engine = Engine(
-        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), tiny_eagle.drafter(WIDTH)
-    )
-    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
-    result = engine.generate(prompts, temperature=temperature, max_length=60)
+    result = make_engine("rejection").generate(PROMPTS, temperature=temperature, max_length=60)
     assert result.num_accepted.sum() > 0
     state = result.state.draft
-    for row, prompt in enumerate(prompts):
+    for row, prompt in enumerate(PROMPTS):
         tokens = jnp.asarray([*prompt, *result.tokens[row]], jnp.int32)[None]
         num_pairs = int(state.cache.length[row])
         assert num_pairs >= len(tokens[0]) - WIDTH - 2
@@ -123,12 +139,8 @@ def fresh_cache(pair, head, tokens):
 
 
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
-def test_greedy_output_is_plain_output(tiny_pair, head, rule):
+def test_greedy_output_is_plain_output(tiny_pair, make_engine, rule):
     """In a batch of prompts of different lengths."""
-    prompts = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
     plain = Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None))
-    engine = Engine(
-        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, head), tiny_eagle.drafter(WIDTH), rule
-    )
-    wanted = plain.generate(prompts, max_length=60).tokens
-    assert engine.generate(prompts, max_length=60).tokens == wanted
+    wanted = plain.generate(PROMPTS, max_length=60).tokens
+    assert make_engine(rule).generate(PROMPTS, max_length=60).tokens == wanted

@@ -20,6 +20,7 @@ BAD = {
     '{"num_prompts": 1.5}': "expected num_prompts to be a whole number, got 1.5",
     '{"num_prompts": -1}': "expected num_prompts from 0",
     '{"repeats": 0}': "expected repeats from 1",
+    '{"max_seq_len": 1}': "expected max_seq_len from 2",
     '{"seeds": []}': "expected seeds that differ, at least one; got",
     '{"seeds": [1, 1]}': "expected seeds that differ",
     '{"seeds": [5000000]}': "expected seeds from 0",

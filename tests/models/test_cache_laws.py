@@ -8,6 +8,8 @@ import pytest
 from jspec.models import causal_mask
 from tests.tiny import empty_cache
 
+pytestmark = pytest.mark.usefixtures("optimised")
+
 LENGTH = 14
 CAPACITY = 20
 

@@ -135,6 +135,7 @@ def test_a_kernel_of_another_shape_is_refused():
         _logits(params, jnp.zeros([1, 2], jnp.int32))
 
 
+@pytest.mark.usefixtures("optimised")
 def test_a_block_of_unpacked_weights_is_all_that_a_loop_holds():
     """Guards against XLA unpacking int4 weights ahead of the loop: eight times their bytes."""
     weights = jnp.ones([4096, 1024], jnp.float32)

@@ -32,8 +32,11 @@ def test_plain_decoding_equals_the_argmax_of_full_passes(plain, tiny_pair, promp
 @pytest.mark.parametrize(
     ("name", "width"),
     [
-        *itertools.product(["model", "prompt_lookup"], [1, 2, 3, 4, 5]),
-        *itertools.product(["hierarchical"], [1, 2, 5]),
+        *itertools.product(["model", "prompt_lookup", "hierarchical"], [1, 2, 5]),
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in itertools.product(["model", "prompt_lookup"], [3, 4])
+        ),
     ],
 )
 def test_greedy_output_equals_plain_decoding(make_engine, prompts, plain, name, width):
