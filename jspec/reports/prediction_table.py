@@ -135,7 +135,9 @@ def _gaps_table(ways: Sequence[WayPrediction], view: View) -> Table:
         "i.i.d. form where a drafter often has nothing to say or later drafts are kept more or "
         "less often than first ones, in the other form where the two halves of the prompts are "
         "not alike. Costs are off where proposals are shorter than the i.i.d. form takes them to "
-        "be, or where the machine was slower or faster than when they were measured.",
+        "be, where the machine was slower or faster than when they were measured, and with a "
+        "draft model, which reads the prompt in its first round: the shorter the answer, the more "
+        "that weighs.",
     )  # fmt: skip
 
 
