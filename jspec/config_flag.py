@@ -1,9 +1,9 @@
 """The flags --config, whose fields are overridden by --config.FIELD=VALUE, and --workdir."""
 
-import functools
 import pathlib
 import re
 import sys
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -80,7 +80,10 @@ def check_value(config: ConfigDict, name: str, text: str) -> None:
       InputError: it is something else.
     """
     *groups, field = name.split(".")
-    kind = functools.reduce(ConfigDict.__getitem__, groups, config).get_type(field)
+    group: Any = config
+    for part in groups:
+        group = group[part]
+    kind = group.get_type(field)
     expected = "a group of fields"
     is_right = kind is not ConfigDict or text.startswith("{")
     if kind in _NUMBERS:
