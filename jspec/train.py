@@ -2,7 +2,9 @@
 
 Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
 it was with the same command. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the
-end, the drafter, in `head/` for `--drafter=eagle --draft_head=DIR/head`.
+end, the drafter and what matplotlib makes of the metrics: a head of EAGLE-3 in `head/`, for
+`--drafter=eagle --draft_head=DIR/head`, or a model in `draft/`, for `--drafter=model
+--draft=DIR/draft`. With tensorboardX installed, `tensorboard/` has the metrics, too.
 """
 
 import pathlib
@@ -16,8 +18,8 @@ from jspec.errors import InputError
 from jspec.experiments.config import to_plain
 from jspec.experiments.config_file import check_or_write_config
 from jspec.training.kinds import read_training
-from jspec.training.loop import SCORE
 from jspec.training.run import run_training
+from jspec.training.trainee import SCORE
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 

@@ -18,7 +18,7 @@ class Training(abc.ABC):
       drafter: which kind; see `kinds.KINDS`.
       target: the frozen target, as `load_model` takes it.
       dtype: of the target's weights.
-      texts: files to train on; see `read_texts`.
+      texts: files to train on; see `corpus.read_texts`.
       num_held_out: texts that are not trained on but scored.
       seq_len: tokens of a row.
       batch_size: rows of a batch.
