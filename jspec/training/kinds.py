@@ -5,11 +5,15 @@ from typing import Any
 
 from jspec.errors import check_among
 from jspec.experiments.read_spec import take_fields
+from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
 from jspec.training.loop import Recipe
 from jspec.training.training import Training
 
-KINDS: Mapping[str, type[Training]] = {"eagle": EagleTraining}
+KINDS: Mapping[str, type[Training]] = {
+    "eagle": EagleTraining,
+    "draft_model": DraftModelTraining,
+}
 
 
 def read_training(plain: Mapping[str, Any]) -> Training:
