@@ -1,10 +1,10 @@
 """Trains a drafter: `python -m jspec.train --config=configs/train_eagle.py --workdir=DIR`.
 
 Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
-it was with the same command. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the
-end, the drafter and what matplotlib makes of the metrics: a head of EAGLE-3 in `head/`, for
+it was with the same command. DIR gets `config.json`, `metrics.jsonl`, the same for TensorBoard,
+`checkpoints/` and, at the end, with matplotlib, figures of the metrics, and the drafter: a head of EAGLE-3 in `head/`, for
 `--drafter=eagle --draft_head=DIR/head`, or a model in `draft/`, for `--drafter=model
---draft=DIR/draft`. With tensorboardX installed, `tensorboard/` has the metrics, too.
+--draft=DIR/draft`.
 """
 
 import pathlib

@@ -1,39 +1,37 @@
 """The lines of metrics of a run, and the same for TensorBoard."""
 
-import contextlib
 import json
 import operator
 import pathlib
-import shutil
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from jspec.errors import InputError
+from jspec.training.events import first_record, scalars_of, scalars_record
 
 METRICS = "metrics.jsonl"
-_EVENTS = "tensorboard"
+_EVENTS = "tensorboard/events.out.tfevents.0"
 
 
 class Journal:
-    """`metrics.jsonl`, a line an entry; lines of steps that will be done again are dropped.
+    """`metrics.jsonl`, a line an entry, and TensorBoard's file of the same numbers.
 
-    A context: at its end the files are closed.
+    Entries of steps that will be done again are dropped; TensorBoard's file is made anew from the
+    others.
     """
 
     def __init__(self, workdir: pathlib.Path, step: int) -> None:
-        """Opens the file for a run that goes on after `step`.
+        """Opens the files for a run that goes on after `step`.
 
         Raises:
-          InputError: it cannot be written.
+          InputError: they cannot be written.
         """
-        self._path = workdir / METRICS
+        self._lines, self._events = workdir / METRICS, workdir / _EVENTS
         kept = [record for record in read_journal(workdir) if record["step"] <= step]
         try:
-            partial = self._path.with_suffix(".partial")
-            partial.write_text("".join(map(_line, kept)), encoding="utf-8")
-            partial.replace(self._path)
-            self._events = _Events(workdir / _EVENTS, kept)
+            self._events.parent.mkdir(exist_ok=True)
+            _replace(self._lines, b"".join(map(_line, kept)))
+            _replace(self._events, first_record(time.time()) + b"".join(map(_event, kept)))
         except OSError as error:
             raise self._refusal(error) from None
 
@@ -44,34 +42,24 @@ class Journal:
           InputError: it cannot be written.
         """
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(_line(record))
-            self._events.add(record)
+            for path, content in ((self._lines, _line(record)), (self._events, _event(record))):
+                with path.open("ab") as file:
+                    file.write(content)
         except OSError as error:
             raise self._refusal(error) from None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._events.close()
-
     def _refusal(self, error: OSError) -> InputError:
         return InputError(
-            f"cannot write {self._path}: {error.strerror}; the same command goes on from the last "
-            "checkpoint"
+            f"cannot write {self._lines}: {error.strerror}; the same command goes on from the "
+            "last checkpoint"
         )
-
-
-def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record) + "\n"
 
 
 def read_journal(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the entries of a run, up to a line that a kill has torn."""
     path = workdir / METRICS
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
             record = json.loads(line)
             operator.index(record["step"])
@@ -81,52 +69,15 @@ def read_journal(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return kept
 
 
-class _Events:
-    """An event file of all entries; nothing where tensorboardX is not installed.
-
-    It is written anew by every run: the lines of metrics are what counts. tensorboardX's
-    SummaryWriter writes in a thread whose end on a full disk it would wait for without end; its
-    EventsWriter writes at once.
-    """
-
-    def __init__(self, folder: pathlib.Path, records: Sequence[dict[str, Any]]) -> None:
-        self._writer = None
-        try:
-            from tensorboardX.event_file_writer import EventsWriter
-        except ImportError:
-            return
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        self._writer = EventsWriter(str(folder / "events"))
-        for record in records:
-            self.add(record)
-
-    def add(self, record: dict[str, Any]) -> None:
-        """Adds all numbers of an entry."""
-        if self._writer is None:
-            return
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.summary import scalar
-
-        for name, value in scalars(record):
-            event = Event(wall_time=time.time(), step=record["step"], summary=scalar(name, value))
-            self._writer.write_event(event)
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Closes the file."""
-        if self._writer is not None:
-            with contextlib.suppress(OSError):  # a full disk, which has been told of
-                self._writer.close()
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"
 
 
-def scalars(record: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the numbers of an entry by names like "held_out/acceptance/0"."""
-    for name, value in record.items():
-        if isinstance(value, dict):
-            yield from scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, list):
-            yield from scalars(dict(zip(map(str, range(len(value))), value, strict=True)),
-                               f"{prefix}{name}/")  # fmt: skip
-        elif prefix or name != "step":
-            yield f"{prefix}{name}", float(value)
+def _event(record: dict[str, Any]) -> bytes:
+    return scalars_record(record["step"], time.time(), dict(scalars_of(record)))
+
+
+def _replace(path: pathlib.Path, content: bytes) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.replace(path)

@@ -45,7 +45,7 @@ def train(
       batches: to train on.
       held_out: batches to score on.
       recipe: how.
-      workdir: gets `metrics.jsonl`, `checkpoints/` and, with tensorboardX, `tensorboard/`.
+      workdir: gets `metrics.jsonl`, `tensorboard/` and `checkpoints/`.
 
     Returns:
       The parameters of the best score, and the metrics then.
@@ -60,28 +60,28 @@ def train(
     evaluate = jax.jit(trainee.evaluate)
     checkpoints = Checkpoints(workdir, recipe)
     state, step = checkpoints.restore(state)
+    journal = Journal(workdir, step)
     begin, first_step = time.monotonic(), step
-    with Journal(workdir, step) as journal:
-        while step < recipe.num_steps and not checkpoints.is_stale():
-            losses = []
-            for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
-                state, loss, metrics = update(state, target_params, batches[index])
-                where = f"of step {step}, batch {index},"
-                losses.append(_finite(f"the loss {where}", loss, checkpoints))
-                _finite(f"the gradient {where}", metrics[_NORM], checkpoints)
-            step += 1
-            if step % recipe.log_every == 0 or step == recipe.num_steps:
-                left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
-                journal.write({"step": step, "loss": float(np.mean(losses)), **_plain(metrics)})
-                _say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
-                     f"{left / 60:.0f} min left")  # fmt: skip
-            if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
-                what = f"the size of the parameters after step {step - 1}"
-                _finite(what, optax.global_norm(state.params), checkpoints)
-                report = _score(evaluate, state.params, target_params, held_out)
-                journal.write({"step": step, "held_out": report})
-                _say(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts")
-                checkpoints.save(step, state, report)
+    while step < recipe.num_steps and not checkpoints.is_stale():
+        losses = []
+        for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
+            state, loss, metrics = update(state, target_params, batches[index])
+            where = f"of step {step}, batch {index},"
+            losses.append(_finite(f"the loss {where}", loss, checkpoints))
+            _finite(f"the gradient {where}", metrics[_NORM], checkpoints)
+        step += 1
+        if step % recipe.log_every == 0 or step == recipe.num_steps:
+            left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
+            journal.write({"step": step, "loss": float(np.mean(losses)), **_plain(metrics)})
+            _say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
+                 f"{left / 60:.0f} min left")  # fmt: skip
+        if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
+            what = f"the size of the parameters after step {step - 1}"
+            _finite(what, optax.global_norm(state.params), checkpoints)
+            report = _score(evaluate, state.params, target_params, held_out)
+            journal.write({"step": step, "held_out": report})
+            _say(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts")
+            checkpoints.save(step, state, report)
     if step < recipe.num_steps:
         _say(f"stopped: no better score in {recipe.patience} looks")
     return checkpoints.best(state)
