@@ -88,7 +88,7 @@ class Recipe:
         def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
             return trainee.evaluate(rounded(params), target_params, rows)
 
-        if self.remat == "products":
-            policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-            loss = jax.checkpoint(loss, policy=policy)
-        return trainee._replace(loss=loss, evaluate=evaluate)
+        if self.remat == "none":
+            return trainee._replace(loss=loss, evaluate=evaluate)
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        return trainee._replace(loss=jax.checkpoint(loss, policy=policy), evaluate=evaluate)
