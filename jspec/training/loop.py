@@ -77,7 +77,7 @@ def train(
                  f"{left / 60:.0f} min left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
             what = f"the size of the parameters after step {step - 1}"
-            _finite(what, optax.global_norm(state.params), checkpoints)
+            _finite(what, optax.tree.norm(state.params), checkpoints)
             report = _score(evaluate, state.params, target_params, held_out)
             journal.write({"step": step, "held_out": report})
             _say(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts")
@@ -111,7 +111,7 @@ def _make_update(trainee: Trainee, optimizer: optax.GradientTransformation) -> C
         grad = jax.value_and_grad(trainee.loss, has_aux=True)
         (loss, metrics), grads = grad(state.params, target_params, rows)
         changes, own = optimizer.update(grads, state.optimizer, state.params)
-        metrics = metrics | {_NORM: optax.global_norm(grads)}
+        metrics = metrics | {_NORM: optax.tree.norm(grads)}
         return TrainState(optax.apply_updates(state.params, changes), own), loss, metrics
 
     return jax.jit(update, donate_argnums=0)

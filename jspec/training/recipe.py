@@ -28,7 +28,8 @@ class Recipe:
       compute_dtype: that the parameters are rounded to in each step, "float32" or "bfloat16"; the
         optimiser keeps float32 ones.
       remat: "none" keeps everything that the backward pass needs; "products" keeps the outputs of
-        matrix products and computes the rest again: less memory, more time.
+        matrix products and computes the rest again: less memory, more time. (On CPU XLA merges
+        both computations again, and nothing is saved.)
       log_every: updates between two lines of metrics.
       evaluate_every: updates between two looks at held-out texts, each with a checkpoint.
       patience: looks without a better score before it stops; 0 never stops it.

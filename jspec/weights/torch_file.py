@@ -8,6 +8,7 @@ import pathlib
 import pickle
 import re
 import shutil
+import warnings
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,9 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
             "pip install torch"
         ) from None
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that it then refuses
+            found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{path}: {_refusal(str(error))}") from None
     except OSError as error:

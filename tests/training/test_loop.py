@@ -171,28 +171,28 @@ def test_bfloat16_is_for_computing_only(undisturbed, tmp_path):
 
 
 def test_recomputing_saves_memory_and_changes_nothing():
-    """A deep net of cheap functions: the same gradients from less memory."""
+    """Layers of attention, whose scores need not be kept: the same gradients from less memory."""
     weights = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32)) * 0.2, jnp.float32)
 
     def deep(params, frozen, rows):
         x = jnp.asarray(rows.tokens).astype(jnp.float32)[0, :, None] + frozen
         for w in params["w"]:
-            x = x @ w
-            for _ in range(4):
-                x = jnp.sin(x) * jnp.exp(-jnp.square(x))
+            heads = (x @ w).reshape(-1, 8, 4)
+            scores = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", heads, heads))
+            x += jnp.einsum("hqk,khd->qhd", scores, heads).reshape(x.shape)
         return jnp.sum(x), {}
 
-    rows, frozen = Rows(*[np.ones([1, 512], np.int32)] * 4), jnp.linspace(0.0, 1.0, 32)
+    rows, frozen = Rows(*[np.ones([1, 128], np.int32)] * 4), jnp.linspace(0.0, 1.0, 32)
     found = []
     for remat in ("none", "products"):
         trainee = Recipe(remat=remat).apply_to(make_trainee(loss=deep))
-        grad = jax.jit(jax.grad(lambda *inputs, f=trainee.loss: f(*inputs)[0]))
-        program = grad.lower({"w": weights}, frozen, rows).compile()
-        found.append(
-            (program.memory_analysis().temp_size_in_bytes, grad({"w": weights}, frozen, rows))
+        _, pull, _ = jax.vjp(
+            lambda p, f=trainee.loss: f(p, frozen, rows), {"w": weights}, has_aux=True
         )
+        kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+        found.append((kept, pull(jnp.float32(1))[0]))
     (whole, wanted), (less, grads) = found
-    assert less < 0.8 * whole
+    assert less < 0.5 * whole
     np.testing.assert_allclose(grads["w"], wanted["w"], rtol=1e-4, atol=1e-5)
 
 
