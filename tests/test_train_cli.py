@@ -108,7 +108,7 @@ def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
     [(["--config.recipe.num_step=3"], "no field 'recipe.num_step'"),
      (["--config.texts=('nowhere.jsonl',)"], "nowhere.jsonl"),
      (["--config.recipe.num_steps=0"], "num_steps"),
-     (["--config.drafter=parrot"], "got parrot"),
+     (["--config.drafter=parrot"], "got 'parrot'"),
      ([], "answers.jsonl")],
 )  # fmt: skip
 def test_refusals(call, folder, tmp_path, flags, message):
