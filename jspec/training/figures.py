@@ -24,7 +24,8 @@ def training_curves(records: Sequence[dict[str, Any]]) -> list[Curves]:
     """Returns the panels that the entries of a journal are good for."""
     logged = [record for record in records if "loss" in record]
     looks = [record for record in records if "held_out" in record]
-    panels = []
+    panels: list[Curves] = []
+    lines: dict[str, Sequence[float | None]]
     if logged:
         lines = {"loss": [record["loss"] for record in logged]}
         panels.append(Curves([one["step"] for one in logged], lines, "step", "loss"))
