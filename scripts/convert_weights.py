@@ -1,6 +1,13 @@
-"""Converts a model to an Orbax or a Hugging Face folder, tokenizer included.
+"""Converts a model to an Orbax or a Hugging Face folder, or PyTorch's .bin and .pt to safetensors.
 
 python scripts/convert_weights.py --source=smollm2-135m-instruct --output=/path/to/new/folder
+python scripts/convert_weights.py --source=HEAD/pytorch_model.bin --output=/path/to/new/folder
+
+The first takes whatever --target of jspec.generate takes, tokenizer included. The second is for
+weights, published heads of EAGLE-3 or Medusa among them, that come in PyTorch's own format, a file
+or the folder that holds it: a pickle, which can run any program when it is opened. It is read by
+torch's weights-only loader, which builds tensors and refuses everything else; config.json and the
+tokenizer's files are copied.
 """
 
 import pathlib
@@ -11,33 +18,41 @@ from jspec import cli
 from jspec.errors import InputError
 from jspec.weights import Tokenizer, load_model
 from jspec.weights.new_folder import check_new
+from jspec.weights.torch_file import convert_torch, find_torch_files
 
 _SOURCE = flags.DEFINE_string(
-    "source", None, "What to convert: whatever --target of jspec.generate takes."
+    "source", None, "What to convert: whatever --target of jspec.generate takes, or a .bin or .pt."
 )
 _OUTPUT = flags.DEFINE_string(
     "output", None, "The folder to write; it must not exist, or be empty."
 )
-_FORMAT = flags.DEFINE_enum("format", "orbax", ["orbax", "hf"], "Orbax, or safetensors.")
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of every parameter.")
+_FORMAT = flags.DEFINE_enum(
+    "format", None, ["orbax", "hf"], "Orbax, the default, or safetensors, that of .bin and .pt."
+)
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of every float.")
 
 
-def convert(*, source: str, output: pathlib.Path, format_name: str, dtype: str) -> None:
+def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype: str) -> None:
     """Loads a model and writes it in another format.
 
     Args:
-      source: a name that `load_model` takes; not random weights.
+      source: a name that `load_model` takes, not random weights; or see `find_torch_files`.
       output: the folder, which appears when it is complete.
-      format_name: "orbax" or "hf".
+      format_name: "orbax" or "hf"; None takes what the source can be written in.
       dtype: "bfloat16" or "float32".
 
     Raises:
       InputError: no such model, or the folder exists or cannot be written.
     """
     check_new(output)
+    if files := find_torch_files(pathlib.Path(source)):
+        if format_name == "orbax":
+            raise InputError(f"{source}: PyTorch's files are converted with --format=hf")
+        convert_torch(files, output, dtype)
+        return
     if source.startswith("random:"):
         raise InputError(f"{source}: random weights come without a tokenizer; nothing to convert")
-    if format_name == "orbax":
+    if format_name != "hf":
         from jspec.weights.orbax_checkpoint import save_orbax as save
     else:
         from jspec.weights.hf import save_hf as save

@@ -47,30 +47,60 @@ def folder(tmp_path_factory):
     return save_folder(tmp_path_factory.mktemp("models") / "target")
 
 
-def test_a_head_is_trained_and_drafts(call, folder, tmp_path):
-    """The files are there, the head is exact, and a second run has nothing to do."""
+@pytest.fixture(scope="module")
+def answered(folder, tmp_path_factory):
+    """Returns the target, requests, what it says to them, and that as a file."""
     model = load_model(str(folder), dtype="float32")
     plain = Generator(model, drafter="none", batch_size=8)
     prompts = np.random.default_rng(0).integers(3, 250, (12, 5)).tolist()
     requests = [Request(prompt, Settings(max_new_tokens=24)) for prompt in prompts]
     answers = plain.generate(requests)
+    path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     texts = [Text(tuple(one.prompt_token_ids), tuple(one.token_ids)) for one in answers]
-    write_texts(tmp_path / "answers.jsonl", texts)
+    write_texts(path, texts)
+    return model, requests, answers, path
+
+
+def check_drafts(answered, draft=None, **options):
+    """Checks that a trained drafter drafts, and changes nothing."""
+    model, requests, answers, _ = answered
+    generator = Generator(model, draft, num_draft_tokens=3, batch_size=8, **options)
+    drafted = generator.generate(requests)
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in answers]
+    assert sum(one.stats.num_proposed for one in drafted) > 0
+
+
+def test_a_head_is_trained_and_drafts(call, folder, answered, tmp_path):
+    """The files are there, the head is exact, and a second run has nothing to do."""
     flags = [_CONFIG, f"--config.target={folder}", *_SMALL, f"--workdir={tmp_path / 'work'}",
-             f"--config.texts=('{tmp_path / 'answers.jsonl'}',)"]  # fmt: skip
+             f"--config.texts=('{answered[-1]}',)"]  # fmt: skip
     status, output, _ = call(*flags)
     assert status == 0
     assert "tokens a call on held-out texts" in output
-    head = str(tmp_path / "work" / "head")
-    options = DrafterOptions(draft_head=head)
-    eagle = Generator(
-        model, drafter="eagle", num_draft_tokens=3, drafter_options=options, batch_size=8
-    )
-    drafted = eagle.generate(requests)
-    assert [one.token_ids for one in drafted] == [one.token_ids for one in answers]
-    assert sum(one.stats.num_proposed for one in drafted) > 0
+    head = DrafterOptions(draft_head=str(tmp_path / "work" / "head"))
+    check_drafts(answered, drafter="eagle", drafter_options=head)
+    assert (tmp_path / "work" / "figures" / "training.svg").exists()
     assert "nothing to do" in call(*flags)[2]
     check_refusal(*call(*flags, "--config.seq_len=64"))
+
+
+def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
+    """A folder with the target's tokenizer, which --draft takes; trained on any text, too."""
+    text = tmp_path / "book.txt"
+    text.write_text("All work and no play makes Jack a dull boy. " * 20)
+    status, output, errors = call(
+        "--config=configs/train_draft_model.py", f"--config.target={folder}",
+        *[flag for flag in _SMALL if "vocab_size" not in flag and "feature" not in flag],
+        f"--workdir={tmp_path / 'work'}", f"--config.texts=('{answered[-1]}','{text}')",
+        "--config.embed_dim=16", "--config.hidden_dim=24", "--config.num_heads=2",
+        "--config.recipe.compute_dtype=bfloat16", "--config.recipe.remat=products",
+        "--config.recipe.accumulate=2", "--config.total_variation_weight=0.5",
+    )  # fmt: skip
+    assert (status, "draft: " in output) == (0, True), errors
+    draft = load_model(str(tmp_path / "work" / "draft"), dtype="float32")
+    assert (draft.config.num_layers, draft.config.embed_dim, draft.config.head_dim) == (4, 16, 8)
+    assert draft.tokenizer.vocabulary() == answered[0].tokenizer.vocabulary()
+    check_drafts(answered, draft, drafter="model")
 
 
 @pytest.mark.parametrize(
@@ -78,6 +108,7 @@ def test_a_head_is_trained_and_drafts(call, folder, tmp_path):
     [(["--config.recipe.num_step=3"], "no field 'recipe.num_step'"),
      (["--config.texts=('nowhere.jsonl',)"], "nowhere.jsonl"),
      (["--config.recipe.num_steps=0"], "num_steps"),
+     (["--config.drafter=parrot"], "got 'parrot'"),
      ([], "answers.jsonl")],
 )  # fmt: skip
 def test_refusals(call, folder, tmp_path, flags, message):

@@ -6,108 +6,27 @@ bit on one machine. The best checkpoint is the one whose drafts would be kept mo
 that were held out; a loss says little about that.
 """
 
-import dataclasses
-import json
 import math
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 
-from jspec.errors import InputError, check_range
+from jspec.errors import InputError
+from jspec.training.checkpoints import Checkpoints, TrainState
+from jspec.training.journal import Journal
+from jspec.training.recipe import Recipe
 from jspec.training.texts import Batches, Rows
+from jspec.training.trainee import SCORE, Trainee
 from jspec.typing import Params
 
-SCORE = "tokens_per_call"
-_METRICS = "metrics.jsonl"
-_CHECKPOINTS = "checkpoints"
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """How to train.
-
-    Attributes:
-      num_steps: updates.
-      learning_rate: of AdamW, after the warm-up; it falls to a tenth along a cosine.
-      warmup_steps: updates in which it rises from 0.
-      weight_decay: of AdamW.
-      max_norm: gradients are scaled down to this norm.
-      accumulate: batches of one update.
-      log_every: updates between two lines of metrics.
-      evaluate_every: updates between two looks at held-out texts, each with a checkpoint.
-      patience: looks without a better score before it stops; 0 never stops it.
-      keep: latest checkpoints kept, besides the best one.
-      seed: of initialisation and order.
-    """
-
-    num_steps: int = 1000
-    learning_rate: float = 1e-3
-    warmup_steps: int = 50
-    weight_decay: float = 0.0
-    max_norm: float = 0.5
-    accumulate: int = 1
-    log_every: int = 20
-    evaluate_every: int = 200
-    patience: int = 0
-    keep: int = 2
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("num_steps", "accumulate", "log_every", "evaluate_every", "keep"):
-            check_range(name, getattr(self, name), 1, 10**9)
-        check_range("learning_rate", self.learning_rate, 0, 10)
-
-    def optimizer(self) -> optax.GradientTransformation:
-        """Returns AdamW with clipped gradients and the schedule."""
-        schedule = optax.warmup_cosine_decay_schedule(
-            0.0,
-            self.learning_rate,
-            min(self.warmup_steps, self.num_steps - 1),
-            self.num_steps,
-            0.1 * self.learning_rate,
-        )
-        update = optax.chain(
-            optax.clip_by_global_norm(self.max_norm),
-            optax.adamw(schedule, b2=0.95, weight_decay=self.weight_decay),
-        )
-        if self.accumulate == 1:
-            return update
-        return optax.MultiSteps(update, self.accumulate).gradient_transformation()
-
-
-class Trainee(NamedTuple):
-    """What is trained.
-
-    Attributes:
-      params: before the first update; all of them are trained.
-      loss: (params, target's parameters, rows) -> the loss and a dict of scalars or vectors.
-      evaluate: (params, target's parameters, rows) -> sums and the count they are divided by: a
-        dict with `SCORE` among others, and the number of places.
-    """
-
-    params: Params
-    loss: Callable[[Params, Params, Rows], tuple[jax.Array, dict[str, jax.Array]]]
-    evaluate: Callable[[Params, Params, Rows], tuple[dict[str, jax.Array], jax.Array]]
-
-
-class TrainState(struct.PyTreeNode):
-    """All that the next update needs.
-
-    Attributes:
-      params: trained so far.
-      optimizer: optax's state.
-    """
-
-    params: Params
-    optimizer: Any
+_NORM = "gradient_norm"
 
 
 def train(
@@ -126,48 +45,65 @@ def train(
       batches: to train on.
       held_out: batches to score on.
       recipe: how.
-      workdir: gets `metrics.jsonl` and `checkpoints/`.
+      workdir: gets `metrics.jsonl`, `tensorboard/` and `checkpoints/`.
 
     Returns:
       The parameters of the best score, and the metrics then.
 
     Raises:
-      InputError: the loss is not finite.
+      InputError: the loss or its gradient is not finite, or the disk is full.
     """
-    optimizer = recipe.optimizer()
+    optimizer, trainee = recipe.optimizer(), recipe.apply_to(trainee)
     params = jax.tree.map(jnp.copy, trainee.params)  # the state's own: updates take it over
     state = TrainState(params, optimizer.init(params))
     update = _make_update(trainee, optimizer)
     evaluate = jax.jit(trainee.evaluate)
-    saver = _Saver(workdir, recipe)
-    state, step = saver.restore(state)
-    journal = _Journal(workdir / _METRICS, step)
+    checkpoints = Checkpoints(workdir, recipe)
+    state, step = checkpoints.restore(state)
+    journal = Journal(workdir, step)
     begin, first_step = time.monotonic(), step
-    while step < recipe.num_steps and not saver.is_stale(recipe.patience):
+    while step < recipe.num_steps and not checkpoints.is_stale():
         losses = []
-        for part in range(recipe.accumulate):
-            index = step * recipe.accumulate + part
+        for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
             state, loss, metrics = update(state, target_params, batches[index])
-            losses.append(float(loss))
-            if not math.isfinite(losses[-1]):
-                raise InputError(
-                    f"the loss of step {step}, batch {index}, is {losses[-1]}: stopped; the last "
-                    f"good checkpoint is in {saver.folder}"
-                )
+            where = f"of step {step}, batch {index},"
+            losses.append(_finite(f"the loss {where}", loss, checkpoints))
+            _finite(f"the gradient {where}", metrics[_NORM], checkpoints)
         step += 1
         if step % recipe.log_every == 0 or step == recipe.num_steps:
-            speed = (step - first_step) / (time.monotonic() - begin)
-            left = (recipe.num_steps - step) / speed
+            left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
             journal.write({"step": step, "loss": float(np.mean(losses)), **_plain(metrics)})
-            print(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
-                  f"{left / 60:.0f} min left", file=sys.stderr, flush=True)  # fmt: skip
+            _say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
+                 f"{left / 60:.0f} min left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
+            what = f"the size of the parameters after step {step - 1}"
+            _finite(what, optax.tree.norm(state.params), checkpoints)
             report = _score(evaluate, state.params, target_params, held_out)
             journal.write({"step": step, "held_out": report})
-            print(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts",
-                  file=sys.stderr, flush=True)  # fmt: skip
-            saver.save(step, state, report)
-    return saver.best(state)
+            _say(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts")
+            checkpoints.save(step, state, report)
+    if step < recipe.num_steps:
+        _say(f"stopped: no better score in {recipe.patience} looks")
+    return checkpoints.best(state)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _finite(what: str, value: Any, checkpoints: Checkpoints) -> float:
+    """Returns a number that says whether the parameters are sound.
+
+    Raises:
+      InputError: they are lost; a checkpoint that is being written is finished.
+    """
+    number = float(value)
+    if not math.isfinite(number):
+        checkpoints.wait()
+        raise InputError(
+            f"{what} is {number}: stopped; the last good checkpoint is in {checkpoints.folder}"
+        )
+    return number
 
 
 def _make_update(trainee: Trainee, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
@@ -175,6 +111,7 @@ def _make_update(trainee: Trainee, optimizer: optax.GradientTransformation) -> C
         grad = jax.value_and_grad(trainee.loss, has_aux=True)
         (loss, metrics), grads = grad(state.params, target_params, rows)
         changes, own = optimizer.update(grads, state.optimizer, state.params)
+        metrics = metrics | {_NORM: optax.tree.norm(grads)}
         return TrainState(optax.apply_updates(state.params, changes), own), loss, metrics
 
     return jax.jit(update, donate_argnums=0)
@@ -196,85 +133,3 @@ def _score(
 
 def _plain(metrics: dict[str, jax.Array]) -> dict[str, Any]:
     return {name: np.asarray(value, np.float64).tolist() for name, value in metrics.items()}
-
-
-class _Journal:
-    """The lines of metrics; those of steps that will be done again are dropped."""
-
-    def __init__(self, path: pathlib.Path, step: int) -> None:
-        self._path = path
-        kept = []
-        if path.exists():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                try:
-                    if json.loads(line)["step"] <= step:
-                        kept.append(line + "\n")
-                except (ValueError, KeyError, TypeError):
-                    break  # torn by a kill
-        partial = path.with_suffix(".partial")
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(path)
-
-    def write(self, record: dict[str, Any]) -> None:
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-
-
-class _Saver:
-    """Checkpoints of a run: the latest ones and the best."""
-
-    def __init__(self, workdir: pathlib.Path, recipe: Recipe) -> None:
-        from orbax.checkpoint import v1 as ocp
-
-        policies = ocp.training.preservation_policies
-        self.folder = workdir / _CHECKPOINTS
-        self._checkpointer = ocp.training.Checkpointer(
-            str(self.folder.absolute()),
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # type: ignore
-            preservation_policy=policies.AnyPreservationPolicy([  # type: ignore
-                policies.LatestN(recipe.keep),
-                policies.BestN(get_metric_fn=lambda metrics: metrics[SCORE], n=1),
-            ]),
-            cleanup_tmp_directories=True,
-        )  # fmt: skip
-
-    def restore(self, state: TrainState) -> tuple[TrainState, int]:
-        latest = self._checkpointer.latest
-        if latest is None:
-            return state, 0
-        try:
-            return self._load(latest.step, state), latest.step
-        except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
-            reason = " ".join(str(error).split())[:400]
-            raise InputError(f"{self.folder}: cannot go on from step {latest.step}: {reason}")  # noqa: B904
-
-    def save(self, step: int, state: TrainState, report: dict[str, Any]) -> None:
-        self._checkpointer.save_async(step, _named_leaves(state), metrics=report)
-
-    def is_stale(self, patience: int) -> bool:
-        self._checkpointer.wait()
-        found = self._checkpointer.checkpoints
-        if not patience or not found:
-            return False
-        best = max(found, key=lambda one: one.metrics[SCORE])  # type: ignore
-        return sum(one.step > best.step for one in found) >= patience
-
-    def best(self, state: TrainState) -> tuple[Params, dict[str, Any]]:
-        self._checkpointer.wait()
-        best = max(self._checkpointer.checkpoints, key=lambda one: one.metrics[SCORE])  # type: ignore
-        return self._load(best.step, state).params, dict(best.metrics)
-
-    def _load(self, step: int, state: TrainState) -> TrainState:
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        abstract = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            for name, leaf in _named_leaves(state).items()
-        }
-        leaves = self._checkpointer.load(step, abstract)
-        return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in abstract])
-
-
-def _named_leaves(state: TrainState) -> dict[str, jax.Array]:
-    """Returns the leaves by their paths: Orbax then need not know optax's types."""
-    return {jax.tree_util.keystr(path): leaf
-            for path, leaf in jax.tree_util.tree_leaves_with_path(state)}  # fmt: skip

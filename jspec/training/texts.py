@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Int32
 
 from jspec.errors import InputError
-from jspec.json_lines import read_json_lines
 
 
 class Text(NamedTuple):
@@ -42,36 +41,6 @@ class Rows(NamedTuple):
     def pick(self, rows: slice) -> "Rows":
         """Returns some of the rows."""
         return Rows(*(leaf[rows] for leaf in self))
-
-
-def read_texts(path: str, vocab_size: int) -> list[Text]:
-    """Returns the texts of a JSONL file that `python -m jspec.generate --output_json` writes.
-
-    Args:
-      path: each line has `prompt_token_ids` and `token_ids`; lines with `error` are skipped.
-      vocab_size: of the target.
-
-    Raises:
-      InputError: an unreadable file, a line without those fields, or ids of another vocabulary.
-    """
-    texts = []
-    for where, record in read_json_lines(path, "the answers"):
-        if isinstance(record, dict) and "error" in record:
-            continue
-        ids = [_ids_of(record, name) for name in ("prompt_token_ids", "token_ids")]
-        if ids[0] is None or ids[1] is None:
-            raise InputError(f"{where}: expected lists of ids prompt_token_ids and token_ids")
-        both = [*ids[0], *ids[1]]
-        if both and not 0 <= min(both) <= max(both) < vocab_size:
-            raise InputError(f"{where}: expected ids below {vocab_size}, got {max(both)}")
-        texts.append(Text(tuple(ids[0]), tuple(ids[1])))
-    return texts
-
-
-def _ids_of(record: object, name: str) -> list[int] | None:
-    ids = record.get(name) if isinstance(record, dict) else None
-    is_good = isinstance(ids, list) and all(type(value) is int for value in ids)
-    return ids if is_good else None
 
 
 def pack(texts: Sequence[Text], seq_len: int) -> Rows:
@@ -174,7 +143,7 @@ def split(texts: Sequence[Text], num_held_out: int) -> tuple[list[Text], list[Te
 
 
 def write_texts(path: pathlib.Path, texts: Sequence[Text]) -> None:
-    """Writes texts in the form that `read_texts` reads."""
+    """Writes texts in the form that `corpus.read_texts` reads."""
     lines = (
         json.dumps({"prompt_token_ids": list(text.prompt), "token_ids": list(text.answer)})
         for text in texts

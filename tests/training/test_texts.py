@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.errors import InputError
-from jspec.training.texts import Batches, Text, iterate_rows, most_frequent, pack, read_texts, split
+from jspec.training.texts import Batches, Text, iterate_rows, most_frequent, pack, split
 
 TEXTS = [Text((1, 2, 3), (4, 5)), Text((6,), (7, 8, 9, 10)), Text((11, 12), (13,) * 9)]
 
@@ -66,21 +66,3 @@ def test_the_last_batch_is_filled_with_nothing():
     assert [batch.tokens.shape for batch in batches] == [(2, 10)] * 2
     assert not batches[1].is_answer[1].any()
     assert sum(batch.is_answer.sum() for batch in batches) == 27
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [('{"prompt_token_ids": [1]}', "expected lists of ids"),
-     ('{"prompt_token_ids": [1], "token_ids": [true]}', "expected lists of ids"),
-     ('{"prompt_token_ids": [1], "token_ids": [99]}', "expected ids below 50, got 99"),
-     ("[1]", "expected lists of ids")],
-)  # fmt: skip
-def test_lines_that_are_no_answers_are_refused(tmp_path, line, message):
-    """By file and line."""
-    path = tmp_path / "answers.jsonl"
-    path.write_text('{"prompt_token_ids": [1, 2], "token_ids": [3]}\n')
-    assert read_texts(str(path), 50) == [Text((1, 2), (3,))]
-    with path.open("a") as file:
-        file.write(line + "\n")
-    with pytest.raises(InputError, match=rf"answers\.jsonl:2: {message}"):
-        read_texts(str(path), 50)

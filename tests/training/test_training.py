@@ -1,4 +1,7 @@
-"""A head is trained on a tiny target: it learns, and a killed run ends like an undisturbed one."""
+"""A head learns from a target trained on a grammar, and a killed run ends like an undisturbed one.
+
+Seeds: 0 of the grammar and the order of its texts, 1 of the head's parameters.
+"""
 
 import dataclasses
 import json
@@ -9,16 +12,17 @@ import numpy as np
 import pytest
 
 from jspec.errors import InputError
-from jspec.generator import Generator
 from jspec.models.eagle import init_eagle_params
-from jspec.request import Request, Settings
 from jspec.training.eagle import eagle_config, make_eagle_trainee
-from jspec.training.loop import SCORE, Recipe, train
-from jspec.training.texts import Batches, Rows, Text, iterate_rows, most_frequent, pack, split
-from tests.tiny_models import CONFIG, make_model, target
+from jspec.training.loop import train
+from jspec.training.recipe import Recipe
+from jspec.training.texts import Batches, Rows, iterate_rows, most_frequent, pack
+from jspec.training.trainee import SCORE
+from tests.tiny_models import CONFIG
+from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
 
-SEQ_LEN, BATCH = 64, 2
-_POISON = 3  # an id of no text's beginning
+BATCH = 4
+_POISON = 3  # an id of no text
 RECIPE = Recipe(
     num_steps=200, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=50, evaluate_every=50
 )
@@ -31,29 +35,24 @@ def promotion():
         yield
 
 
-@pytest.fixture(scope="module")
-def texts():
-    """Returns what the target says to a few prompts."""
-    generator = Generator(target(), drafter="none", batch_size=8)
-    prompts = np.random.default_rng(0).integers(4, CONFIG.vocab_size, (40, 6)).tolist()
-    requests = [Request(prompt, Settings(max_new_tokens=40)) for prompt in prompts]
-    return [
-        Text(tuple(r.prompt_token_ids), tuple(r.token_ids)) for r in generator.generate(requests)
-    ]
+def frozen():
+    """Returns the target's parameters."""
+    return grammar_target().params
 
 
 @pytest.fixture(scope="module")
-def parts(texts):
+def parts():
     """Returns a trainee, its batches and held-out rows."""
-    training, held_out = split(texts, 8)
-    ids = most_frequent(training, CONFIG.vocab_size, 100)
+    training = grammar_texts(128, 2)
+    ids = most_frequent(training, CONFIG.vocab_size, 40)
     config = eagle_config(CONFIG, vocab_size=len(ids), feature_layers=(1, 2))
-    trainee = make_eagle_trainee(make_model(), config, ids, num_steps=3, decay=0.8, seed=0)
+    trainee = make_eagle_trainee(grammar_target(), config, ids, num_steps=3, decay=0.8, seed=0)
     untrained = init_eagle_params(config, jax.random.key(1))
     del untrained["ids"]
     trainee = trainee._replace(params=untrained)  # that knows nothing of the target
     batches = Batches(training, batch_size=BATCH, seq_len=SEQ_LEN, seed=0)
-    return trainee, batches, list(iterate_rows(pack(held_out, SEQ_LEN), BATCH))
+    held_out = pack(grammar_texts(32, 3), SEQ_LEN)
+    return trainee, batches, list(iterate_rows(held_out, BATCH))
 
 
 class Killed(Exception):
@@ -82,7 +81,7 @@ def undisturbed(parts, tmp_path_factory):
     """Returns the outcome of a whole run and its folder."""
     trainee, batches, held_out = parts
     folder = tmp_path_factory.mktemp("undisturbed")
-    return train(trainee, target().params, batches, held_out, RECIPE, folder), folder
+    return train(trainee, frozen(), batches, held_out, RECIPE, folder), folder
 
 
 def test_it_learns(parts, undisturbed):
@@ -94,17 +93,18 @@ def test_it_learns(parts, undisturbed):
     assert [line["step"] for line in lines if "loss" in line] == [50, 100, 150, 200]
     assert losses[-1] < 0.9 * losses[0]
     trainee, _, held_out = parts
-    untrained = [trainee.evaluate(trainee.params, target().params, rows) for rows in held_out]
+    evaluate = jax.jit(trainee.evaluate)
+    untrained = [evaluate(trainee.params, frozen(), rows) for rows in held_out]
     before = sum(float(sums[SCORE]) for sums, _ in untrained) / sum(float(n) for _, n in untrained)
-    assert metrics[SCORE] == max(scores) > before + 0.2
+    assert metrics[SCORE] == max(scores) > before + 1.0
 
 
 def test_a_killed_run_ends_like_an_undisturbed_one(parts, undisturbed, tmp_path):
     """Killed between two checkpoints: the same parameters to the bit, and each line once."""
     trainee, batches, held_out = parts
     with pytest.raises(Killed):
-        train(trainee, target().params, Killing(batches, 127), held_out, RECIPE, tmp_path)
-    params, metrics = train(trainee, target().params, batches, held_out, RECIPE, tmp_path)
+        train(trainee, frozen(), Killing(batches, 127), held_out, RECIPE, tmp_path)
+    params, metrics = train(trainee, frozen(), batches, held_out, RECIPE, tmp_path)
     (wanted, wanted_metrics), folder = undisturbed
     jax.tree.map(np.testing.assert_array_equal, params, wanted)
     assert metrics == wanted_metrics
@@ -125,7 +125,7 @@ def test_a_loss_that_is_no_number_stops_the_run(parts, tmp_path):
     others = Replacing(batches, 17, rows)
     recipe = dataclasses.replace(RECIPE, evaluate_every=5)
     with pytest.raises(InputError, match="the loss of step 17, batch 17, is nan"):
-        train(trainee._replace(loss=loss), target().params, others, held_out, recipe, tmp_path)
+        train(trainee._replace(loss=loss), frozen(), others, held_out, recipe, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 15
 
 

@@ -7,6 +7,8 @@ import sys
 import jax
 import numpy as np
 import pytest
+import safetensors.numpy
+import torch
 
 from jspec.weights import load_model
 from jspec.weights.hf import save_hf
@@ -45,6 +47,15 @@ def test_converted_model_is_the_same(source, tmp_path, name):
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
+def test_torch_files_become_safetensors(tmp_path):
+    """Guards against a program that never reaches the weights-only loader."""
+    torch.save({"fc.weight": torch.ones(2, 3)}, tmp_path / "head.pt")
+    done = _run(f"--source={tmp_path}/head.pt", f"--output={tmp_path}/out", "--dtype=float32")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    np.testing.assert_array_equal(found["fc.weight"], np.ones([2, 3], np.float32))
+
+
 def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
     """Guards against tracebacks, overwriting and half-written folders."""
     (tmp_path / "full").mkdir()
@@ -53,6 +64,11 @@ def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
         ((f"--source={source}", f"--output={tmp_path}/full"), "not overwritten"),
         (("--source=nonsense", f"--output={tmp_path}/new"), "no model 'nonsense'"),
         (("--source=random:llama3.2-1b", f"--output={tmp_path}/new"), "random weights"),
+        ((f"--source={tmp_path}/a.bin", f"--output={tmp_path}/new"), "cannot read"),
+        (
+            (f"--source={tmp_path}/a.bin", f"--output={tmp_path}/new", "--format=orbax"),
+            "--format=hf",
+        ),
     ]:
         done = _run(*flags)
         assert done.returncode == 2

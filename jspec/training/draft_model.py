@@ -1,0 +1,205 @@
+"""A small Llama as a trainee, which drafts as `--draft=FOLDER --drafter=model`."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.errors import InputError, check_among, check_range
+from jspec.models import LlamaConfig, init_params
+from jspec.training.draft_loss import Sight, chain_metrics, compare
+from jspec.training.losses import LOSSES
+from jspec.training.packed import packed_hidden, places_of
+from jspec.training.texts import Rows, Text
+from jspec.training.trainee import Trainee
+from jspec.training.training import Training
+from jspec.typing import Params
+from jspec.vocabulary import used_vocab_size
+from jspec.weights.hf import save_hf
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.tokenizer import Tokenizer
+
+EMBEDDINGS = ("own", "copied", "shared")
+_SIZES = ("embed_dim", "hidden_dim", "num_heads", "num_kv_heads")
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModelTraining(Training):
+    """A training run of a draft model; see `Training`.
+
+    Attributes:
+      init_layers: layers of the target that it begins as, rising; empty begins from noise. Then it
+        has the target's width.
+      embeddings: "own" begins from noise; "copied" begins as the target's embedding, head and final
+        norm; "shared" is those, and does not train them. The latter two need the target's width.
+      num_layers: 0 for as many as `init_layers`.
+      embed_dim: width; 0 for the target's, like the next three.
+      hidden_dim: width of the feed-forward layers.
+      num_heads: query heads.
+      num_kv_heads: key and value heads.
+      cross_entropy_weight: of the losses' sum; see `losses`.
+      kl_weight: likewise.
+      total_variation_weight: likewise.
+      chain_steps: drafts of a round, for the score.
+    """
+
+    OUTPUT = "draft"
+
+    drafter: str = "draft_model"
+    init_layers: tuple[int, ...] = ()
+    embeddings: str = "own"
+    num_layers: int = 0
+    embed_dim: int = 0
+    hidden_dim: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    cross_entropy_weight: float = 0.0
+    kl_weight: float = 1.0
+    total_variation_weight: float = 0.0
+    chain_steps: int = 4
+
+    def __post_init__(self) -> None:
+        check_among("embeddings", self.embeddings, EMBEDDINGS)
+        check_range("chain_steps", self.chain_steps, 1, 64)
+        if min(self.weights.values()) < 0 or not any(self.weights.values()):
+            raise InputError(
+                "expected weights of losses of at least 0, one of them above, got "
+                + ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items())
+            )
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the losses by name."""
+        return {name: getattr(self, f"{name}_weight") for name in LOSSES}
+
+    def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
+        """Returns the draft model; see `Training.make_trainee`."""
+        del texts
+        if target.is_random:
+            raise InputError(f"{target.name}: random weights have nothing to teach")
+        config = draft_config(self, target.config)
+        return make_draft_trainee(self, config, target)
+
+
+def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConfig:
+    """Returns the shape of a draft model.
+
+    Raises:
+      InputError: layers or embeddings of the target that do not fit it.
+    """
+    sizes = {name: getattr(training, name) or getattr(target, name) for name in _SIZES}
+    is_like_target = all(size == getattr(target, name) for name, size in sizes.items())
+    _check_beginning(training, target, is_like_target)
+    head_dim = target.head_dim if is_like_target else sizes["embed_dim"] // sizes["num_heads"]
+    try:
+        return dataclasses.replace(
+            target,
+            **sizes,
+            num_layers=training.num_layers or len(training.init_layers),
+            head_dim=head_dim,
+            tie_embeddings=training.embeddings == "own" or target.tie_embeddings,
+            attention_bias=target.attention_bias and bool(training.init_layers),
+            mlp_bias=target.mlp_bias and bool(training.init_layers),
+        )
+    except ValueError as error:
+        raise InputError(f"no draft model of that shape: {error}") from None
+
+
+def _check_beginning(
+    training: DraftModelTraining, target: LlamaConfig, is_like_target: bool
+) -> None:
+    """Checks that what the draft begins as fits its shape."""
+    layers, number = training.init_layers, training.num_layers
+    known = range(target.num_layers)
+    if list(layers) != sorted(set(layers)) or not all(layer in known for layer in layers):
+        raise InputError(f"expected init_layers rising, from 0 to {known[-1]}, got {list(layers)}")
+    if layers and not is_like_target:
+        raise InputError(f"with init_layers, expected {', '.join(_SIZES)} to be 0 or the target's")
+    if layers and number not in (0, len(layers)):
+        raise InputError(f"with init_layers, expected num_layers 0 or {len(layers)}, got {number}")
+    if not layers and number < 1:
+        raise InputError("expected num_layers of at least 1, or init_layers")
+    if training.embeddings != "own" and training.embed_dim not in (0, target.embed_dim):
+        raise InputError(
+            f"{training.embeddings} embeddings need the target's width, {target.embed_dim}; got "
+            f"embed_dim {training.embed_dim}"
+        )
+
+
+def make_draft_trainee(
+    training: DraftModelTraining, config: LlamaConfig, target: LoadedModel
+) -> Trainee:
+    """Returns a draft model to train.
+
+    Args:
+      training: how it begins, and what for.
+      config: its shape; see `draft_config`.
+      target: the frozen target.
+    """
+    vocab_size = used_vocab_size(target)
+    whole = _completion(training, config)
+    dtype = target.params["embedding"].dtype
+
+    def metrics_of(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
+        draft_params = whole(params, target_params)
+        frozen = jax.lax.stop_gradient(target_params)
+        places = places_of(rows)
+        found = compare(
+            Sight(packed_hidden(config, draft_params, rows, jnp.float32), _head(draft_params)),
+            Sight(packed_hidden(target.config, frozen, rows, dtype), _head(frozen)),
+            jnp.roll(jnp.asarray(rows.tokens), -1, axis=1),
+            {name: weight for name, weight in training.weights.items() if weight},
+            vocab_size,
+        )
+        is_scored = jnp.roll(jnp.asarray(rows.is_answer), -1, axis=1) & places.has_ahead(1)
+        metrics = chain_metrics(found, is_scored, training.chain_steps)
+        return metrics, jnp.sum(is_scored, dtype=jnp.float32)
+
+    def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
+        metrics, _ = metrics_of(params, target_params, rows)
+        return metrics["losses"][0], metrics
+
+    def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
+        metrics, count = metrics_of(params, target_params, rows)
+        return {name: value * count for name, value in metrics.items()}, count
+
+    def save(params: Params, folder: pathlib.Path) -> None:
+        assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
+        stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), whole(params, target.params))
+        save_hf(folder, config, stored, tokenizer=target.tokenizer)
+
+    return Trainee(first_params(training, config, target.params), loss, evaluate, save)
+
+
+def _head(params: Params) -> Any:
+    return params.get("head", params["embedding"])
+
+
+def _completion(
+    training: DraftModelTraining, config: LlamaConfig
+) -> Callable[[Params, Params], Params]:
+    """Returns (trained, target's parameters) -> the draft model's."""
+    names = _outer_names(config) if training.embeddings == "shared" else ()
+    return lambda params, target_params: params | {name: target_params[name] for name in names}
+
+
+def _outer_names(config: LlamaConfig) -> tuple[str, ...]:
+    """Returns what stands around the layers."""
+    return ("embedding", "final_norm", *([] if config.tie_embeddings else ["head"]))
+
+
+def first_params(
+    training: DraftModelTraining, config: LlamaConfig, target_params: Params
+) -> Params:
+    """Returns the float32 parameters that are trained, before the first update."""
+    params = init_params(config, jax.random.key(training.recipe.seed))
+    for place, layer in enumerate(training.init_layers):
+        params[f"layers_{place}"] = target_params[f"layers_{layer}"]
+    if training.embeddings != "own":
+        params |= {name: target_params[name] for name in _outer_names(config)}
+    if training.embeddings == "shared":
+        params = {name: leaf for name, leaf in params.items() if name not in _outer_names(config)}
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)

@@ -1,0 +1,141 @@
+"""PyTorch's own files, .bin and .pt, into safetensors, without running what they may hold.
+
+Such a file is a pickle, a program: `torch.load(weights_only=True)` builds tensors and plain
+containers, and refuses everything else.
+"""
+
+import pathlib
+import pickle
+import re
+import shutil
+import warnings
+from typing import Any
+
+import numpy as np
+
+from jspec.errors import InputError
+from jspec.weights.assemble import as_dtype
+from jspec.weights.new_folder import new_folder
+
+_SUFFIXES = (".bin", ".pt", ".pth")
+_SHARDS = "pytorch_model*.bin"
+_READABLE = ("model.safetensors", "model.safetensors.index.json", "params")
+_BESIDE = (".json", ".txt", ".model", ".jinja")
+_INDEX = ".index.json"
+_GLOBAL = re.compile(r"GLOBAL (\S+)")
+
+
+def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the files of weights that a path means; none where it means something else.
+
+    Args:
+      source: a file, or a folder with `pytorch_model*.bin` or one single file, and with no weights
+        that `load_model` reads.
+
+    Raises:
+      InputError: a folder with several files, none of that name.
+    """
+    if not source.is_dir():
+        return [source] if source.suffix in _SUFFIXES else []
+    if any((source / name).exists() for name in _READABLE):
+        return []
+    found = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES)
+    shards = sorted(source.glob(_SHARDS))
+    if not shards and len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise InputError(f"{source}: expected one file of weights, found {names}: name one")
+    return shards or found
+
+
+def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -> None:
+    """Writes files' tensors as safetensors, their names kept, and copies what lies beside them.
+
+    Args:
+      files: of one folder, each with other tensors.
+      output: the folder, which appears when it is complete.
+      dtype: "bfloat16" or "float32", of every float; integers and flags stay as they are.
+
+    Raises:
+      InputError: see `read_torch`; a tensor in two files; or the folder exists or cannot be
+        written.
+    """
+    import safetensors.numpy
+
+    tensors: dict[str, np.ndarray] = {}
+    for path in files:
+        for name, tensor in read_torch(path).items():
+            if name in tensors:
+                raise InputError(f"{path}: {name} is in two files")
+            tensors[name] = _cast(tensor, as_dtype(dtype))
+    with new_folder(output) as partial:
+        try:
+            safetensors.numpy.save_file(
+                tensors, partial / "model.safetensors", metadata={"format": "pt"}
+            )
+        except safetensors.SafetensorError as error:  # a full disk, for example
+            raise OSError(str(error)) from None
+        (partial / "model.safetensors").chmod(0o644)
+        for path in files[0].parent.iterdir():
+            if path.suffix in _BESIDE and not path.name.endswith(_INDEX):
+                shutil.copyfile(path, partial / path.name)
+
+
+def _cast(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    is_float = tensor.dtype == as_dtype("bfloat16") or np.issubdtype(tensor.dtype, np.floating)
+    return tensor.astype(dtype) if is_float else tensor
+
+
+def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a file by name.
+
+    Raises:
+      InputError: torch is not installed, or the file is missing, damaged, or holds other than
+        named tensors.
+    """
+    try:
+        import torch
+    except ImportError:
+        raise InputError(
+            f"{path}: reading PyTorch's files needs torch, which is not installed: "
+            "pip install torch"
+        ) from None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of pickles that it then refuses
+            found = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(f"{path}: {_refusal(str(error))}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (RuntimeError, ValueError, EOFError, LookupError, AttributeError, TypeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: truncated or damaged ({reason})") from None
+    if not isinstance(found, dict) or not found:
+        raise InputError(f"{path}: expected tensors by name, got {type(found).__name__}")
+    return {_name(path, name): _to_numpy(path, name, value) for name, value in found.items()}
+
+
+def _refusal(message: str) -> str:
+    """Returns a line on what torch refused to build."""
+    if blocked := _GLOBAL.search(message):
+        return f"expected tensors alone, but it asks for {blocked[1]}: refused, nothing was run"
+    return "expected PyTorch's file of tensors, got something else or a damaged one"
+
+
+def _name(path: pathlib.Path, name: Any) -> str:
+    if not isinstance(name, str):
+        raise InputError(f"{path}: expected tensors by name, got the key {name!r}")
+    return name
+
+
+def _to_numpy(path: pathlib.Path, name: str, value: Any) -> np.ndarray:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"{path}: expected {name} to be a tensor, got {type(value).__name__}")
+    if value.layout != torch.strided or value.is_complex() or value.is_quantized:
+        raise InputError(f"{path}: {name}: expected a dense tensor of numbers, got {value.dtype}")
+    value = value.detach().contiguous()
+    if value.dtype == torch.bfloat16:  # numpy has no such type of its own
+        return value.view(torch.int16).numpy().view(as_dtype("bfloat16"))
+    return value.numpy()

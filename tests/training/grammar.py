@@ -1,0 +1,83 @@
+"""A small probabilistic grammar, texts of it, and a tiny target that was trained on them.
+
+Texts are ASCII, a token a letter: within a word there is little to guess, between words the grammar
+leaves a choice. That is what a drafter has to learn.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jspec.models import init_params
+from jspec.training.draft_loss import masked_mean
+from jspec.training.losses import cross_entropy
+from jspec.training.packed import packed_hidden, places_of
+from jspec.training.texts import Batches, Text
+from tests.tiny_models import CONFIG, make_model
+
+SEQ_LEN = 64
+PROMPT_LEN = 8
+_SEED = 0
+_NUM_STEPS, _RATE = 400, 1e-2
+
+# What a symbol becomes, with odds; what is no key here is written as it is.
+_RULES = {
+    "text": [("sentence text", 1)],
+    "sentence": [("things _ does .", 3), ("things _ acts _ things .", 5)],
+    "things": [("the _ thing", 5), ("a _ thing", 2), ("the _ kind _ thing", 2)],
+    "thing": [("cat", 4), ("dog", 3), ("bird", 2), ("teacher", 2), ("window", 1)],
+    "kind": [("small", 3), ("quick", 2), ("yellow", 1)],
+    "does": [("sleeps", 3), ("sings", 2), ("waits", 1)],
+    "acts": [("sees", 3), ("follows", 2), ("remembers", 1)],
+}
+
+
+def write_text(rng, length):
+    """Returns the beginning of a text, so many ASCII bytes."""
+    letters, waiting = "", ["text"]
+    while len(letters) < length:
+        symbol = waiting.pop(0)
+        if symbol in _RULES:
+            ways, odds = zip(*_RULES[symbol], strict=True)
+            way = rng.choice(len(ways), p=np.array(odds) / sum(odds))
+            waiting[:0] = ways[way].split()
+        else:
+            letters += {"_": " ", ".": ". "}.get(symbol, symbol)
+    return letters[:length]
+
+
+def grammar_texts(number, seed, length=SEQ_LEN):
+    """Returns texts of the grammar, their first letters as prompts."""
+    rng = np.random.default_rng([_SEED, seed])
+    ids = [tuple(write_text(rng, length).encode()) for _ in range(number)]
+    return [Text(one[:PROMPT_LEN], one[PROMPT_LEN:]) for one in ids]
+
+
+@functools.cache
+def grammar_target():
+    """Returns a tiny Llama trained on 256 texts of the grammar, from scratch."""
+    optimizer = optax.adamw(optax.cosine_decay_schedule(_RATE, _NUM_STEPS), weight_decay=0.01)
+
+    def loss(params, rows):
+        logits = packed_hidden(CONFIG, params, rows, jnp.float32) @ params["head"].T
+        tokens = jnp.asarray(rows.tokens)
+        losses = cross_entropy(logits[:, :-1], logits[:, :-1], tokens[:, 1:])
+        return masked_mean(losses, places_of(rows).has_ahead(1)[:, :-1])
+
+    @jax.jit
+    def update(params, state, rows):
+        value, grads = jax.value_and_grad(loss)(params, rows)
+        changes, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, changes), state, value
+
+    with jax.numpy_dtype_promotion("standard"):
+        params = init_params(CONFIG, jax.random.key(_SEED))
+        state = optimizer.init(params)
+        batches = Batches(grammar_texts(256, 1), batch_size=16, seq_len=SEQ_LEN, seed=_SEED)
+        for step in range(_NUM_STEPS):
+            params, state, value = update(params, state, batches[step])
+    assert value < 0.4, f"the target has not learned the grammar: {value} nats a letter"
+    return make_model(params=params)

@@ -1,0 +1,181 @@
+"""A small Llama learns to draft for a target that was itself trained on a grammar (seed 0)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.auditing.checks import run_checks
+from jspec.errors import InputError
+from jspec.generator import Generator
+from jspec.models import LlamaConfig
+from jspec.request import Request, Settings
+from jspec.training.draft_model import DraftModelTraining, draft_config
+from jspec.training.loop import train
+from jspec.training.recipe import Recipe
+from jspec.training.texts import Batches, iterate_rows, pack
+from jspec.training.trainee import SCORE
+from jspec.weights.resolver import LoadedModel
+from tests.auditing.subjects import make_subject
+from tests.tiny_models import CONFIG, target
+from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+
+BATCH = 16
+SMALL = {"num_layers": 1, "embed_dim": 16, "hidden_dim": 32, "num_heads": 2, "num_kv_heads": 1}
+RECIPE = Recipe(
+    num_steps=200, learning_rate=1e-2, warmup_steps=5, max_norm=5.0, log_every=100,
+    evaluate_every=100,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion():
+    """Optax raises floats to whole powers."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def held_out():
+    """Returns rows of texts that nothing is trained on."""
+    return list(iterate_rows(pack(grammar_texts(32, 3), SEQ_LEN), BATCH))
+
+
+def learn(folder, **options):
+    """Trains a draft from scratch; returns its model, its metrics and those before."""
+    training = DraftModelTraining(**SMALL, recipe=RECIPE, **options)
+    trainee = training.make_trainee(grammar_target(), [])
+    batches = Batches(grammar_texts(128, 2), batch_size=BATCH, seq_len=SEQ_LEN, seed=0)
+    before = metrics_of(trainee)
+    params, after = train(trainee, grammar_target().params, batches, held_out(), RECIPE, folder)
+    config = draft_config(training, CONFIG)
+    model = LoadedModel(config, params, grammar_target().tokenizer, "draft", "hf")
+    return model, after, before
+
+
+def metrics_of(trainee):
+    """Returns the means over held-out rows."""
+    frozen = grammar_target().params
+    evaluate = jax.jit(trainee.evaluate)
+    found = [evaluate(trainee.params, frozen, rows) for rows in held_out()]
+    total = sum(float(count) for _, count in found)
+    return {name: sum(np.asarray(sums[name]) for sums, _ in found) / total for name in found[0][0]}
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory):
+    return learn(tmp_path_factory.mktemp("kl"))
+
+
+def test_it_learns(learned):
+    """From 1.05 tokens a call to more than 2.5, with four drafts; alpha from 0.02 to above 0.6."""
+    _, after, before = learned
+    assert before[SCORE] < 1.2
+    assert after[SCORE] > 2.5
+    assert before["acceptance"][0] < 0.1
+    assert after["acceptance"][0] > 0.6
+
+
+def test_the_trained_draft_drafts(learned):
+    """Greedy text is the target's own, and rounds give about what was simulated."""
+    model, after, _ = learned
+    prompts = [list(text.prompt) for text in grammar_texts(16, 3)]
+    requests = [Request(prompt, Settings(max_new_tokens=40)) for prompt in prompts]
+    plain, drafted = (
+        Generator(grammar_target(), draft, drafter=name, batch_size=16, **options).generate(
+            requests
+        )
+        for draft, name, options in [(None, "none", {}), (model, "model", {"num_draft_tokens": 4})]
+    )
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    rounds = sum(one.stats.num_rounds for one in drafted)
+    found = sum(one.stats.num_round_tokens for one in drafted)
+    assert found / rounds > 0.75 * after[SCORE]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cross_entropy", "total_variation"])
+def test_other_losses_teach_too(name, tmp_path):
+    """Total variation alone is the slowest: its gradient is small where the laws share little."""
+    weights = {"kl_weight": 0.0, f"{name}_weight": 1.0}
+    _, after, before = learn(tmp_path, **weights)
+    assert after["acceptance"][0] > before["acceptance"][0] + 0.3
+    assert after["sampled_tokens_per_call"] > before["sampled_tokens_per_call"] + 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rule", "temperature"), [("greedy", 0.0), ("block", 1.0)])
+def test_the_trained_draft_passes_the_audit(learned, rule, temperature):
+    """Every check, the joint law of its rounds among them."""
+    subject = make_subject(
+        rule, "model", target=grammar_target(), draft=learned[0], num_draft_tokens=4,
+        settings=Settings(temperature=temperature),
+    )  # fmt: skip
+    with jax.numpy_dtype_promotion("strict"):
+        checks = list(run_checks(subject, num_rows=1024, max_new_tokens=16))
+    assert {"emitted law", "negative control"} <= {check.name for check in checks}
+    assert [f"{one.name}: {one.detail}" for one in checks if not one.has_passed] == []
+
+
+@pytest.mark.parametrize("embeddings", ["copied", "shared"])
+def test_all_layers_of_the_target_are_the_target(embeddings):
+    """Nothing to learn: every draft is kept, and no gradient is left."""
+    training = DraftModelTraining(init_layers=(0, 1), embeddings=embeddings, recipe=RECIPE)
+    trainee = training.make_trainee(grammar_target(), [])
+    grad = jax.jit(jax.grad(trainee.loss, has_aux=True))
+    grads, metrics = grad(trainee.params, grammar_target().params, held_out()[0])
+    np.testing.assert_allclose(metrics["acceptance"], 1, atol=1e-4)
+    np.testing.assert_allclose(metrics["losses"], 0, atol=1e-4)
+    assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads)) < 1e-4
+    is_outer = {"embedding", "final_norm", "head"} <= trainee.params.keys()
+    assert is_outer == (embeddings == "copied")
+    assert {"layers_0", "layers_1"} <= trainee.params.keys()
+
+
+def test_chosen_layers_begin_better_than_noise(learned):
+    """The last layer alone, with the target's embeddings around it, knows some words."""
+    frozen = grammar_target()
+    training = DraftModelTraining(init_layers=(1,), embeddings="shared", recipe=RECIPE)
+    trainee = training.make_trainee(frozen, [])
+    np.testing.assert_array_equal(
+        trainee.params["layers_0"]["mlp"]["down"], frozen.params["layers_1"]["mlp"]["down"]
+    )
+    assert metrics_of(trainee)["acceptance"][0] > learned[2]["acceptance"][0] + 0.05
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({}, "num_layers of at least 1, or init_layers"),
+     ({"init_layers": (1, 0)}, r"init_layers rising, from 0 to 1, got \[1, 0\]"),
+     ({"init_layers": (0, 2)}, r"got \[0, 2\]"),
+     ({"init_layers": (0,), "num_layers": 2}, "num_layers 0 or 1, got 2"),
+     ({"init_layers": (0,), "embed_dim": 16}, "to be 0 or the target's"),
+     ({"num_layers": 1, "embed_dim": 16, "embeddings": "copied"}, "the target's width, 32; got"),
+     ({"num_layers": 1, "embed_dim": 18, "num_heads": 2, "num_kv_heads": 2}, "head_dim must be"),
+     ({"num_layers": 1, "num_heads": 3}, "multiple of num_kv_heads"),
+     ({"num_layers": 1, "embeddings": "hers"}, "embeddings among own, copied, shared"),
+     ({"num_layers": 1, "kl_weight": 0.0}, "one of them above"),
+     ({"num_layers": 1, "kl_weight": -1.0}, "at least 0")],
+)  # fmt: skip
+def test_shapes_that_cannot_be_are_refused(fields, message):
+    """By name, before anything is computed."""
+    with pytest.raises(InputError, match=message):
+        draft_config(DraftModelTraining(**fields), CONFIG)
+
+
+def test_shapes_follow_the_target():
+    """What is 0 is the target's; a draft of another width has heads of its own."""
+    large = LlamaConfig(**(CONFIG.__dict__ | {"attention_bias": True, "rope_theta": 5e5}))
+    scratch = draft_config(DraftModelTraining(**SMALL), large)
+    assert (scratch.embed_dim, scratch.head_dim, scratch.num_layers) == (16, 8, 1)
+    assert scratch.tie_embeddings
+    assert not scratch.attention_bias
+    assert (scratch.rope_theta, scratch.vocab_size, scratch.eos_ids) == (5e5, 128, (0,))
+    layers = draft_config(DraftModelTraining(init_layers=(1,), embeddings="copied"), large)
+    assert layers == LlamaConfig(**(large.__dict__ | {"num_layers": 1}))
+
+
+def test_random_targets_teach_nothing():
+    """Their weights are noise, and they have no tokenizer to save."""
+    noise = LoadedModel(CONFIG, target().params, target().tokenizer, "random:x", "random")
+    with pytest.raises(InputError, match="nothing to teach"):
+        DraftModelTraining(num_layers=1).make_trainee(noise, [])

@@ -1,0 +1,235 @@
+"""The loop, with a trainee of one vector: stops, accumulation, precision, a full disk, metrics."""
+
+import contextlib
+import dataclasses
+import json
+import resource
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.training.events import scalars_of
+from jspec.training.journal import read_journal
+from jspec.training.loop import train
+from jspec.training.recipe import Recipe
+from jspec.training.texts import Rows
+from jspec.training.trainee import SCORE, Trainee
+from tests.training.test_events import read_events
+
+WIDTH = 20_000  # more than the full disk takes
+RECIPE = Recipe(
+    num_steps=12, learning_rate=0.1, warmup_steps=0, max_norm=1e6, log_every=2, evaluate_every=3
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion():
+    """Optax raises floats to whole powers."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+class Numbers:
+    """Batch k holds the number k, or what is said, in rows of 4 tokens."""
+
+    def __init__(self, **others):
+        self.others = {int(name[1:]): value for name, value in others.items()}
+
+    def __getitem__(self, index):
+        value = self.others.get(index, index)
+        if callable(value):
+            value()
+            value = index
+        tokens = np.full([1, 4], value, np.int32)
+        return Rows(tokens, np.ones_like(tokens), np.zeros_like(tokens), tokens > -1)
+
+
+def mean_of(rows):
+    return jnp.mean(jnp.asarray(rows.tokens).astype(jnp.float32)) / 10
+
+
+def loss(params, frozen, rows):
+    """The squared distance of the vector from the batch's number."""
+    del frozen
+    value = jnp.mean(jnp.square(params["w"].astype(jnp.float32) - mean_of(rows)))
+    return value, {"size": jnp.max(params["w"]), "both": params["w"][:2]}
+
+
+def evaluate(params, frozen, rows):
+    del frozen
+    return {SCORE: -2 * loss(params, None, rows)[0], "acceptance": params["w"][:2]}, jnp.float32(2)
+
+
+def make_trainee(**changes):
+    start = {"w": jnp.linspace(-1.0, 1.0, WIDTH)}
+    return Trainee(start, loss, evaluate, lambda params, folder: None)._replace(**changes)
+
+
+def run(folder, batches=None, trainee=None, **changes):
+    """Trains; returns the parameters, the metrics and the journal."""
+    recipe = dataclasses.replace(RECIPE, **changes)
+    found = train(
+        trainee or make_trainee(), {}, batches or Numbers(), [Numbers()[5]], recipe, folder
+    )
+    return *found, read_journal(folder)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("undisturbed"))
+
+
+def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
+    """Two batches whose mean gradient is that of one: the same parameters."""
+    halves = Numbers(**{f"_{2 * k + i}": k for k in range(12) for i in range(2)})
+    params, _, journal = run(tmp_path, halves, accumulate=2)
+    np.testing.assert_allclose(params["w"], undisturbed[0]["w"], rtol=1e-5, atol=1e-6)
+    assert [one["step"] for one in journal if "loss" in one] == [2, 4, 6, 8, 10, 12]
+    mixed = Numbers(**{f"_{2 * k + i}": k + 20 * i for k in range(12) for i in range(2)})
+    other, *_ = run(tmp_path / "mixed", mixed, accumulate=2)
+    assert np.abs(other["w"] - params["w"]).max() > 0.1
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_it_stops_when_the_score_gets_no_better(tmp_path, keep, capsys):
+    """Whatever is kept: the score is best at step 3, two looks later is step 9."""
+
+    def scored(params, frozen, rows):
+        sums, count = evaluate(params, frozen, rows)
+        return sums | {SCORE: -jnp.square(params["w"][0] + 0.7)}, count
+
+    trainee = make_trainee(evaluate=scored, params={"w": jnp.full([WIDTH], -1.0)})
+    _, metrics, journal = run(
+        tmp_path, Numbers(**{f"_{k}": 50 for k in range(60)}), trainee, num_steps=60, patience=2,
+        keep=keep,
+    )  # fmt: skip
+    assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9]
+    assert metrics[SCORE] == journal[[one["step"] for one in journal].index(3)]["held_out"][SCORE]
+    assert "no better score in 2 looks" in capsys.readouterr().err
+
+
+def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
+    """Although the loss is one; a resume begins before it."""
+
+    def rooted(params, frozen, rows):
+        value, metrics = loss(params, frozen, rows)
+        is_poisoned = rows.tokens[0, 0] == 99
+        return value + jnp.sqrt(jnp.where(is_poisoned, jnp.sum(params["w"] * 0.0), 1.0)), metrics
+
+    with pytest.raises(InputError, match="the gradient of step 7, batch 7, is nan: stopped"):
+        run(tmp_path, Numbers(_7=99), make_trainee(loss=rooted))
+    assert read_journal(tmp_path)[-1]["step"] == 6
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["3", "6"]
+
+
+@contextlib.contextmanager
+def full_disk():
+    """Yields a function after which no file grows beyond a few kilobytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_stops_the_run_and_nothing_is_lost(undisturbed, tmp_path):
+    """One line; with room again the run ends as if nothing had been."""
+    with (
+        full_disk() as fill,
+        pytest.raises(InputError, match="cannot write a checkpoint") as caught,
+    ):
+        run(tmp_path, Numbers(_7=fill))
+    assert "\n" not in str(caught.value)
+    params, metrics, journal = run(tmp_path)
+    np.testing.assert_array_equal(params["w"], undisturbed[0]["w"])
+    assert (metrics, journal) == undisturbed[1:]
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path):
+    """By name."""
+    (tmp_path / "metrics.partial").mkdir()
+    with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl: Is a directory"):
+        run(tmp_path)
+
+
+def test_bfloat16_is_for_computing_only(undisturbed, tmp_path):
+    """The loss sees rounded parameters; those that are kept are not, and end nearby."""
+    seen = []
+
+    def watched(params, frozen, rows):
+        seen.append(params["w"].dtype)
+        return loss(params, frozen, rows)
+
+    params, *_ = run(tmp_path, trainee=make_trainee(loss=watched), compute_dtype="bfloat16")
+    assert set(seen) == {jnp.dtype("bfloat16")}
+    assert params["w"].dtype == jnp.float32
+    np.testing.assert_allclose(params["w"], undisturbed[0]["w"], atol=0.1)
+    assert (params["w"].astype(jnp.bfloat16) != params["w"]).any()
+
+
+def test_recomputing_saves_memory_and_changes_nothing():
+    """Layers of attention, whose scores need not be kept: the same gradients from less memory."""
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=(8, 32, 32)) * 0.2, jnp.float32)
+
+    def deep(params, frozen, rows):
+        x = jnp.asarray(rows.tokens).astype(jnp.float32)[0, :, None] + frozen
+        for w in params["w"]:
+            heads = (x @ w).reshape(-1, 8, 4)
+            scores = jax.nn.softmax(jnp.einsum("qhd,khd->hqk", heads, heads))
+            x += jnp.einsum("hqk,khd->qhd", scores, heads).reshape(x.shape)
+        return jnp.sum(x), {}
+
+    rows, frozen = Rows(*[np.ones([1, 128], np.int32)] * 4), jnp.linspace(0.0, 1.0, 32)
+    found = []
+    for remat in ("none", "products"):
+        trainee = Recipe(remat=remat).apply_to(make_trainee(loss=deep))
+        _, pull, _ = jax.vjp(
+            lambda p, f=trainee.loss: f(p, frozen, rows), {"w": weights}, has_aux=True
+        )
+        kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+        found.append((kept, pull(jnp.float32(1))[0]))
+    (whole, wanted), (less, grads) = found
+    assert less < 0.5 * whole
+    np.testing.assert_allclose(grads["w"], wanted["w"], rtol=1e-4, atol=1e-5)
+
+
+def test_tensorboard_gets_what_the_journal_has(tmp_path):
+    """Also of a run that was killed and went on: each number once."""
+
+    def kill():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Numbers(_8=kill))
+    _, _, journal = run(tmp_path)
+    (path,) = (tmp_path / "tensorboard").iterdir()
+    found = read_events(path.read_bytes())
+    assert [step for step, _ in found] == [one["step"] for one in journal]
+    for (_, values), record in zip(found, journal, strict=True):
+        assert values == pytest.approx(dict(scalars_of(record)))
+    looks = [values for _, values in found if f"held_out/{SCORE}" in values]
+    assert looks[0].keys() >= {"held_out/acceptance/0", "held_out/acceptance/1"}
+
+
+def test_torn_lines_and_later_steps_are_dropped(tmp_path):
+    """A kill may tear the last line."""
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2)]
+    path.write_text("\n".join([*lines, '{"step": 3, "lo']))
+    assert [one["step"] for one in read_journal(tmp_path)] == [1, 2]
+    path.write_text("\n".join([lines[0], "3", lines[1]]))
+    assert [one["step"] for one in read_journal(tmp_path)] == [1]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("num_steps", 0), ("accumulate", 0), ("patience", -1), ("compute_dtype", "float16"),
+     ("remat", "some"), ("learning_rate", -1.0)],
+)  # fmt: skip
+def test_recipes_that_cannot_be_are_refused(field, value):
+    """By name."""
+    with pytest.raises(InputError, match=f"expected {field}"):
+        Recipe(**{field: value})

@@ -1,0 +1,90 @@
+"""What drafts are trained for: values by hand, and how far chains get."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.training.draft_loss import PlaceMetrics, Sight, chain_metrics, compare
+from jspec.training.losses import LOSSES, overlap
+
+TARGET = [0.5, 0.25, 0.25]
+DRAFT = [0.25, 0.5, 0.25]
+# By hand: -log q(1); 0.5 log 2 + 0.25 log 0.5; 1 - (0.25 + 0.25 + 0.25).
+BY_HAND = {"cross_entropy": np.log(2), "kl": 0.25 * np.log(2), "total_variation": 0.25}
+
+
+def logits_of(*laws):
+    """Returns logits [1 t v] of laws, shifted, as logits may be."""
+    return jnp.log(jnp.asarray(laws, jnp.float32))[None] + 3.0
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_those_computed_by_hand(name):
+    """One place, a vocabulary of three."""
+    found = LOSSES[name](logits_of(DRAFT), logits_of(TARGET), jnp.ones([1, 1], jnp.int32))
+    np.testing.assert_allclose(found, [[BY_HAND[name]]], rtol=1e-5)
+
+
+def test_kl_is_the_forward_one():
+    """0.9 log(0.9 / 0.5) + 0.1 log(0.1 / 0.5); reversed it would be 0.51."""
+    found = LOSSES["kl"](logits_of([0.5, 0.5]), logits_of([0.9, 0.1]), jnp.zeros([1, 1], jnp.int32))
+    np.testing.assert_allclose(found, [[0.9 * np.log(1.8) + 0.1 * np.log(0.2)]], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_fall_along_their_gradients(name):
+    """And a draft that says what the target says loses nothing but the text's own surprise."""
+    target, tokens = logits_of(TARGET), jnp.zeros([1, 1], jnp.int32)
+
+    def loss(logits):
+        return jnp.sum(LOSSES[name](logits, target, tokens))
+
+    logits, grad = logits_of(DRAFT), jax.jit(jax.grad(loss))
+    for _ in range(200):
+        logits -= 0.5 * grad(logits)
+    assert loss(logits) < 0.05
+    assert overlap(logits_of(TARGET), target) == pytest.approx(1, abs=1e-6)
+
+
+def test_chains_end_where_a_draft_is_lost_and_where_their_text_ends():
+    """Two texts in a row, the first of five places, its last one unscored; by hand."""
+    is_scored = jnp.asarray([[False, True, True, True, False, True, True, False]])
+    agreement = jnp.asarray([[1, 1, 1, 0, 1, 0, 1, 1]], jnp.float32)
+    acceptance = jnp.asarray([[1, 0.5, 0.4, 1, 1, 0.2, 1, 1]], jnp.float32)
+    found = chain_metrics(PlaceMetrics(agreement, acceptance, agreement), is_scored, 2)
+    # Begun at 1, 2, 3, 5, 6: kept 2, 1, 0, 0, 1.
+    np.testing.assert_allclose(found["tokens_per_call"], 1 + 4 / 5, rtol=1e-6)
+    sampled = (0.5 + 0.5 * 0.4) + (0.4 + 0.4) + 1 + (0.2 + 0.2) + 1
+    np.testing.assert_allclose(found["sampled_tokens_per_call"], 1 + sampled / 5, rtol=1e-6)
+    # Second steps are those at 2, 3 and 6.
+    np.testing.assert_allclose(found["acceptance"], [3.1 / 5, 2.4 / 3], rtol=1e-6)
+    np.testing.assert_allclose(found["agreement"], [3 / 5, 2 / 3], rtol=1e-6)
+
+
+def test_places_are_compared_a_few_at_a_time():
+    """As all at once would be, with padding of the vocabulary left out, gradients too."""
+    rng = np.random.default_rng(0)
+    shapes = [(2, 70, 4), (9, 4), (2, 70, 3), (9, 3)]
+    drafts, draft_head, targets, head = (
+        jnp.asarray(rng.normal(size=s), jnp.float32) for s in shapes
+    )
+    tokens = jnp.asarray(rng.integers(0, 7, (2, 70)), jnp.int32)
+
+    def in_parts(draft_head):
+        found = compare(Sight(drafts, draft_head), Sight(targets, head), tokens, {"kl": 2.0}, 7)
+        return jnp.sum(found.loss), found
+
+    def at_once(draft_head):
+        laws = [
+            jnp.einsum("btd,vd->btv", x, y)[..., :7]
+            for x, y in ((drafts, draft_head), (targets, head))
+        ]
+        return jnp.sum(2 * LOSSES["kl"](*laws, tokens)), overlap(*laws)
+
+    (value, found), grads = jax.jit(jax.value_and_grad(in_parts, has_aux=True))(draft_head)
+    (wanted, acceptance), wanted_grads = jax.value_and_grad(at_once, has_aux=True)(draft_head)
+    np.testing.assert_allclose(value, wanted, rtol=1e-5)
+    np.testing.assert_allclose(found.acceptance, acceptance, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(grads, wanted_grads, rtol=1e-4, atol=1e-4)
+    assert not np.asarray(grads)[7:].any()
