@@ -11,11 +11,11 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from jspec.experiments.config import ordered
-from jspec.training.run import Training
+from jspec.training.eagle import EagleTraining
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
-    config = ordered(dataclasses.asdict(Training()))
+    config = ordered(dataclasses.asdict(EagleTraining()))
     config.texts = ("answers.jsonl",)
     return config

@@ -65,8 +65,8 @@ _DRAFT_TABLE = flags.DEFINE_string(
 _DRAFT_HEAD = flags.DEFINE_string(
     "draft_head",
     None,
-    "Folder with a trained head, for eagle, as jspec.train writes it."
-    " Published heads of EAGLE-3 have the same layout.",
+    "Folder with a trained head, for eagle or medusa, as jspec.train writes it."
+    " Published heads of EAGLE-3 and Medusa have the same layouts.",
 )
 
 

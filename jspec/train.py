@@ -2,13 +2,11 @@
 
 Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
 it was with the same command. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the
-end, `head/`, for `--drafter=eagle --draft_head=DIR/head`.
+end, the drafter, in `head/` for `--drafter=eagle --draft_head=DIR/head`.
 """
 
 import pathlib
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from absl import flags
 
@@ -17,9 +15,9 @@ from jspec.config_flag import CONFIG, WORKDIR
 from jspec.errors import InputError
 from jspec.experiments.config import to_plain
 from jspec.experiments.config_file import check_or_write_config
-from jspec.experiments.read_spec import take_fields
-from jspec.training.loop import SCORE, Recipe
-from jspec.training.run import HEAD, Training, run_training
+from jspec.training.kinds import read_training
+from jspec.training.loop import SCORE
+from jspec.training.run import run_training
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 
@@ -36,23 +34,12 @@ def main() -> None:
     except OSError as error:
         raise InputError(f"cannot make the workdir {workdir}: {error.strerror}") from None
     check_or_write_config(workdir / "config.json", plain)
-    if (workdir / HEAD).exists():
-        print(f"{workdir / HEAD} is there already: nothing to do", file=sys.stderr, flush=True)
+    output = workdir / training.OUTPUT
+    if output.exists():
+        print(f"{output} is there already: nothing to do", file=sys.stderr, flush=True)
         return
     metrics = run_training(training, workdir)
-    print(f"{workdir / HEAD}: {metrics[SCORE]:.3f} tokens a call on held-out texts")
-
-
-def read_training(plain: Mapping[str, Any]) -> Training:
-    """Returns the training run that a config describes.
-
-    Raises:
-      InputError: an unknown field, or a value of another type or out of range.
-    """
-    fields = take_fields("", plain, Training())
-    recipe = take_fields("recipe.", fields.get("recipe", {}), Recipe())
-    fields["recipe"] = Recipe(**recipe)
-    return Training(**fields)
+    print(f"{output}: {metrics[SCORE]:.3f} tokens a call on held-out texts")
 
 
 if __name__ == "__main__":

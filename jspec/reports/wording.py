@@ -40,6 +40,7 @@ _DRAFTERS = {
     "bigram": "proposes what often follows the last token, from a table of counts",
     "random": "proposes anything: a bad drafter, for comparison",
     "eagle": "proposes what a trained head reads off the target's own features",
+    "medusa": "proposes what trained heads, one for each place, read off the target's last output",
     "pattern": "proposes what a given pattern leaves no choice about",
 }
 

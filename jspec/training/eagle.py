@@ -1,20 +1,67 @@
 """A head of EAGLE-3 (arXiv 2503.01840) as a trainee."""
 
 import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jspec.models import LlamaConfig
-from jspec.models.eagle import EagleConfig, init_eagle_params
+from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
+from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
-from jspec.training.loop import SCORE, Trainee
+from jspec.training.loop import Trainee
 from jspec.training.target_states import make_states
-from jspec.training.texts import Rows
+from jspec.training.texts import Rows, Text, most_frequent
+from jspec.training.training import Training
 from jspec.typing import Params
+from jspec.weights.eagle_head import save_eagle
 from jspec.weights.resolver import LoadedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class EagleTraining(Training):
+    """A training run of a head of EAGLE-3; see `Training`.
+
+    Attributes:
+      vocab_size: tokens that the head can propose: the most frequent ones of the answers.
+      feature_layers: of the target; empty takes a low, a middle and a high one.
+      chain_steps: calls of each chain in training.
+      chain_decay: weight of each call relative to the one before.
+    """
+
+    OUTPUT = "head"
+
+    drafter: str = "eagle"
+    vocab_size: int = 8192
+    feature_layers: tuple[int, ...] = ()
+    chain_steps: int = 4
+    chain_decay: float = 0.8
+
+    def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
+        """Returns the head of the most frequent tokens; see `Training.make_trainee`."""
+        size = target.config.vocab_size
+        ids = most_frequent(texts, size, min(self.vocab_size, size))
+        layers = tuple(self.feature_layers) or default_feature_layers(target.config.num_layers)
+        print(f"the head can propose {len(ids)} tokens, {_coverage(texts, ids):.1%} of the answers",
+              file=sys.stderr, flush=True)  # fmt: skip
+        return make_eagle_trainee(
+            target,
+            eagle_config(target.config, vocab_size=len(ids), feature_layers=layers),
+            ids,
+            num_steps=self.chain_steps,
+            decay=self.chain_decay,
+            seed=self.recipe.seed,
+        )
+
+
+def _coverage(texts: Sequence[Text], ids: np.ndarray) -> float:
+    answers = np.concatenate([np.array(text.answer, int) for text in texts])
+    return float(np.isin(answers, ids).mean())
 
 
 def eagle_config(
@@ -58,15 +105,16 @@ def make_eagle_trainee(
         value, metrics = eagle_loss(
             params, states, config=config, is_known=is_known, num_steps=num_steps, decay=decay
         )
-        return value, {"losses": metrics.loss, "acceptance": metrics.acceptance,
-                       "agreement": metrics.agreement, SCORE: metrics.length}  # fmt: skip
+        return value, report(metrics)
 
     def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        _, metrics = loss(params, target_params, rows)
-        count = jnp.sum(jnp.asarray(rows.is_answer)).astype(jnp.float32)
-        return {name: value * count for name, value in metrics.items()}, count
+        return weigh(loss(params, target_params, rows)[1], rows)
 
-    return Trainee(_first_params(target, config, ids, seed), loss, evaluate)
+    def save(params: Params, folder: pathlib.Path) -> None:
+        stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+        save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
+
+    return Trainee(_first_params(target, config, ids, seed), loss, evaluate, save)
 
 
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:

@@ -91,11 +91,13 @@ class Trainee(NamedTuple):
       loss: (params, target's parameters, rows) -> the loss and a dict of scalars or vectors.
       evaluate: (params, target's parameters, rows) -> sums and the count they are divided by: a
         dict with `SCORE` among others, and the number of places.
+      save: (params, folder) -> nothing: writes the drafter in the form that it is loaded from.
     """
 
     params: Params
     loss: Callable[[Params, Params, Rows], tuple[jax.Array, dict[str, jax.Array]]]
     evaluate: Callable[[Params, Params, Rows], tuple[dict[str, jax.Array], jax.Array]]
+    save: Callable[[Params, pathlib.Path], None]
 
 
 class TrainState(struct.PyTreeNode):

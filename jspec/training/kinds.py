@@ -1,0 +1,32 @@
+"""The kinds of drafters that can be trained, by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jspec.errors import check_among
+from jspec.experiments.read_spec import take_fields
+from jspec.training.eagle import EagleTraining
+from jspec.training.loop import Recipe
+from jspec.training.medusa import MedusaTraining
+from jspec.training.training import Training
+
+KINDS: Mapping[str, type[Training]] = {
+    "eagle": EagleTraining,
+    "medusa": MedusaTraining,
+}
+
+
+def read_training(plain: Mapping[str, Any]) -> Training:
+    """Returns the training run that a config describes.
+
+    Args:
+      plain: its fields as JSON has them; `drafter` says which others there are.
+
+    Raises:
+      InputError: an unknown field, or a value of another type or out of range.
+    """
+    check_among("drafter", plain.get("drafter"), KINDS)
+    make = KINDS[plain["drafter"]]
+    fields = take_fields("", plain, make())
+    fields["recipe"] = Recipe(**take_fields("recipe.", fields.get("recipe", {}), Recipe()))
+    return make(**fields)

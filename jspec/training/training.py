@@ -1,0 +1,49 @@
+"""What a training run is: the fields that every kind of drafter shares, and what each adds."""
+
+import abc
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+from jspec.training.loop import Recipe, Trainee
+from jspec.training.texts import Text
+from jspec.weights.resolver import LoadedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Training(abc.ABC):
+    """A training run; each kind of drafter is a subclass with fields of its own.
+
+    Attributes:
+      drafter: which kind; see `kinds.KINDS`.
+      target: the frozen target, as `load_model` takes it.
+      dtype: of the target's weights.
+      texts: files to train on; see `read_texts`.
+      num_held_out: texts that are not trained on but scored.
+      seq_len: tokens of a row.
+      batch_size: rows of a batch.
+      recipe: see `Recipe`.
+    """
+
+    OUTPUT: ClassVar[str]  # the folder of the trained drafter in a workdir
+
+    drafter: str = ""
+    target: str = "smollm2-135m-instruct"
+    dtype: str = "bfloat16"
+    texts: tuple[str, ...] = ()
+    num_held_out: int = 64
+    seq_len: int = 512
+    batch_size: int = 4
+    recipe: Recipe = dataclasses.field(default_factory=Recipe)
+
+    @abc.abstractmethod
+    def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
+        """Returns what is trained.
+
+        Args:
+          target: the loaded target.
+          texts: those to train on.
+
+        Raises:
+          InputError: fields that do not fit each other or the target.
+        """
