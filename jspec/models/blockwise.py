@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Float, Float32
 
 from jspec.models.layers import linear
 from jspec.typing import Params
@@ -42,45 +42,46 @@ class BlockwiseConfig:
 
 
 def inner_layer(params: Params, hidden: Float[Array, "b t d"]) -> Float32[Array, "b t f"]:
-    """Returns what all places are read from, [b t h·f].
+    """Returns what every place is read from, [b t h·f].
 
     Args:
       params: of the heads.
       hidden: the target's last hidden states, normed, [b t d].
     """
-    outputs = linear(hidden, params["up"]) + params["up_bias"].astype(jnp.float32)
-    return jax.nn.relu(outputs)
+    return jax.nn.relu(_affine(params["up"], hidden))
 
 
 def place_output(
     params: Params,
+    index: int,
     inner: Float32[Array, "b t f"],
     hidden: Float[Array, "b t d"],
-    index: Int[Array, ""] | int,
 ) -> Float32[Array, "b t d"]:
     """Returns what stands for the normed output at one place ahead; the target's head reads it.
 
     Args:
       params: of the heads.
+      index: which place.
       inner: of `inner_layer`.
       hidden: the target's last hidden states, normed.
-      index: which place.
     """
-    kernel, bias = params["down"][index], params["down_bias"][index]
-    return hidden + linear(inner, kernel) + bias.astype(jnp.float32)
+    return hidden.astype(jnp.float32) + _affine(params[f"down_{index}"], inner)
+
+
+def _affine(params: Params, inputs: Float[Array, "b t i"]) -> Float32[Array, "b t o"]:
+    return linear(inputs, params["kernel"]) + params["bias"].astype(jnp.float32)
 
 
 def init_blockwise_params(config: BlockwiseConfig, rng_key: Array) -> dict[str, Any]:
     """Returns heads that all say what the target's own head says; the key is consumed.
 
     Returns:
-      `up` [h·f d], `up_bias` [h·f], `down` [h d h·f], `down_bias` [h d]; float32.
+      `up` and `down_0`, `down_1`, ..., each with `kernel` ([h·f d]; [d h·f]) and `bias`; float32.
     """
-    d, h = config.embed_dim, config.num_heads
-    inner = h * config.hidden_dim
-    return {
-        "up": jax.random.normal(rng_key, (inner, d)) * d**-0.5,
-        "up_bias": jnp.zeros([inner]),
-        "down": jnp.zeros([h, d, inner]),
-        "down_bias": jnp.zeros([h, d]),
+    d, wide = config.embed_dim, config.num_heads * config.hidden_dim
+    up = {"kernel": jax.random.normal(rng_key, (wide, d)) * d**-0.5, "bias": jnp.zeros([wide])}
+    downs = {
+        f"down_{index}": {"kernel": jnp.zeros([d, wide]), "bias": jnp.zeros([d])}
+        for index in range(config.num_heads)
     }
+    return {"up": up} | downs
