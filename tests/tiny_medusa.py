@@ -10,6 +10,7 @@ from jspec.models.outputs import head_kernel
 from jspec.weights.medusa_head import save_medusa
 from tests import tiny
 
+NAME = "medusa"
 CONFIG = MedusaConfig(
     tiny.CONFIG.embed_dim, tiny.CONFIG.vocab_size, num_heads=4, num_layers=2
 )  # fmt: skip
@@ -44,17 +45,9 @@ def drafter(width, **options):
     return MedusaDrafter(CONFIG, tiny.CONFIG, width, vocab_size, **options)
 
 
-def logits_after(pair, heads, text):
-    """Returns what every head says after a text whose newest token no model has consumed, [h v].
-
-    Args:
-      pair: the tiny target.
-      heads: the parameters.
-      text: ids, the newest one included.
-    """
-    consumed = jnp.asarray(text[:-1], jnp.int32)[None]
-    cache = tiny.empty_cache(1, len(text) - 1)
-    hidden = np.asarray(pair.apply(pair.target, consumed, cache)[1][0, -1], np.float64)
+def logits_of(pair, heads, hidden):
+    """Returns what every head says of a last hidden state [d], [h v]."""
+    del pair
     logits = []
     for index in range(CONFIG.num_heads):
         head, x = jax.tree.map(np.asarray, heads[f"head_{index}"]), hidden

@@ -34,7 +34,8 @@ class DrafterOptions:
       ngram_max_tokens: its drafts a round, at most.
       ngram_law: "deterministic", the most frequent token, or "sampled" in proportion to the counts.
       draft_table: the file with the counts of `unigram` and `bigram`.
-      draft_head: the folder with the trained head of `eagle` or `medusa`.
+      draft_head: the folder with what was trained for `eagle`, `medusa`, `blockwise` or
+        `lookahead`.
     """
 
     draft_confidence: float = 0.0
