@@ -70,7 +70,7 @@ def logits(kind, tiny_pair, heads, text):
     said = []
     for row, length in enumerate(LENGTHS):
         consumed = jnp.asarray(text[row, :length])[None]
-        hidden = tiny_pair.apply(tiny_pair.target, consumed, tiny.empty_cache(1, length))[1]
+        hidden = tiny_pair.apply(tiny_pair.target, consumed, tiny.empty_cache(1, int(length)))[1]
         said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden[0, -1], np.float64)))
     return np.stack(said)[:, :WIDTH]
 
@@ -161,12 +161,12 @@ def test_after_many_rounds_it_remembers_the_newest_output(kind, tiny_pair, heads
 
 @pytest.mark.parametrize(("rule", "is_member"), [("rejection", False), ("coupled", True)])
 def test_greedy_output_is_plain_output(kind, tiny_pair, heads, rule, is_member):
-    """Alone, and in a cascade with a head of EAGLE, which observes other layers."""
+    """Alone, and in a cascade before a head of EAGLE, which observes other layers."""
     plain = engine_of(tiny_pair, None, None)
     drafter, params = kind.drafter(WIDTH), heads
     if is_member:
-        members = PromptLookupDrafter(2, min_match=2), tiny_eagle.drafter(3, min_confidence=0.5)
-        drafter, params = CascadeDrafter((*members, drafter)), (None, tiny_eagle.params(), heads)
+        members = PromptLookupDrafter(2, min_match=2), drafter, tiny_eagle.drafter(3)
+        drafter, params = CascadeDrafter(members), (None, heads, tiny_eagle.params())
     engine = engine_of(tiny_pair, drafter, params, rule)
     result = engine.generate(PROMPTS, max_length=60)
     assert result.tokens == plain.generate(PROMPTS, max_length=60).tokens
