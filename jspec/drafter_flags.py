@@ -66,8 +66,8 @@ _DRAFT_TABLE = flags.DEFINE_string(
 _DRAFT_HEAD = flags.DEFINE_string(
     "draft_head",
     None,
-    "Folder with a trained head, for eagle, as jspec.train writes it."
-    " Published heads of EAGLE-3 have the same layout.",
+    "Folder with what jspec.train has trained for eagle, medusa, blockwise or lookahead."
+    " Published heads of EAGLE-3 and Medusa have the same layouts.",
 )
 
 

@@ -4,10 +4,13 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from jspec.drafters.blockwise import BlockwiseDrafter, build_blockwise
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.eagle import EagleDrafter, build_eagle
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
+from jspec.drafters.lookahead import LookaheadDrafter, build_lookahead
+from jspec.drafters.medusa import MedusaDrafter, build_medusa
 from jspec.drafters.model import ModelDrafter, build_model, make_model_drafter
 from jspec.drafters.ngram import NgramDrafter, build_ngram
 from jspec.drafters.pattern import PatternDrafter, build_pattern
@@ -60,6 +63,9 @@ _REGISTRY: Mapping[str, _Registered] = {
     "prompt_lookup": _Registered(build_prompt_lookup, ("lookup_min_match", "lookup_growth")),
     "layer_skip": _Registered(build_layer_skip, ("draft_layers", "draft_confidence")),
     "eagle": _Registered(build_eagle, ("draft_head", "draft_confidence")),
+    "medusa": _Registered(build_medusa, ("draft_head", "draft_confidence")),
+    "blockwise": _Registered(build_blockwise, ("draft_head",)),
+    "lookahead": _Registered(build_lookahead, ("draft_head", "draft_confidence")),
     "hierarchical": _Registered(
         _build_hierarchical, ("inner_drafter", "inner_num_draft_tokens", "draft_confidence")
     ),
@@ -179,6 +185,7 @@ def choose_drafter(
 __all__ = [
     "DRAFTERS",
     "WITH_DRAFT_MODEL",
+    "BlockwiseDrafter",
     "BuiltDrafter",
     "CascadeDrafter",
     "Drafter",
@@ -189,6 +196,8 @@ __all__ = [
     "HierarchicalDrafter",
     "HierarchicalParams",
     "LayerSubsetDrafter",
+    "LookaheadDrafter",
+    "MedusaDrafter",
     "ModelDrafter",
     "NgramDrafter",
     "PatternDrafter",

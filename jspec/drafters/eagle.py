@@ -11,7 +11,6 @@ and catches up in wider calls, the prompt among them.
 
 import dataclasses
 import functools
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -20,8 +19,7 @@ from jaxtyping import Array, Bool, Float, Float32, Key
 
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.history import History
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.errors import InputError
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models.cache import KVCache
 from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache
 from jspec.models.layers import look_up
@@ -206,10 +204,7 @@ def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
     Raises:
       InputError: there is none, or it is another target's.
     """
-    name = spec.options.draft_head
-    if name is None:
-        raise InputError("the drafter 'eagle' expects draft_head, and none was given")
-    head = load_eagle(pathlib.Path(name).expanduser(), spec.target_config, spec.dtype)
+    head = load_eagle(required_head(spec, "eagle"), spec.target_config, spec.dtype)
     drafter = EagleDrafter(
         config=head.config,
         num_draft_tokens=spec.num_draft_tokens,

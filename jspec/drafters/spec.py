@@ -1,6 +1,7 @@
 """What drafters are built from, and what building one gives."""
 
 import dataclasses
+import pathlib
 from typing import Any, NamedTuple
 
 from jspec.errors import InputError, check_range, whole_number
@@ -33,7 +34,8 @@ class DrafterOptions:
       ngram_max_tokens: its drafts a round, at most.
       ngram_law: "deterministic", the most frequent token, or "sampled" in proportion to the counts.
       draft_table: the file with the counts of `unigram` and `bigram`.
-      draft_head: the folder with the head of `eagle`.
+      draft_head: the folder with what was trained for `eagle`, `medusa`, `blockwise` or
+        `lookahead`.
     """
 
     draft_confidence: float = 0.0
@@ -130,3 +132,15 @@ class BuiltDrafter(NamedTuple):
 
     drafter: Drafter | None
     params: Params = None
+
+
+def required_head(spec: DrafterSpec, name: str) -> pathlib.Path:
+    """Returns the folder of the trained head that a drafter of that name needs.
+
+    Raises:
+      InputError: none was given.
+    """
+    folder = spec.options.draft_head
+    if folder is None:
+        raise InputError(f"the drafter {name!r} expects draft_head, and none was given")
+    return pathlib.Path(folder).expanduser()

@@ -47,6 +47,9 @@ _DRAFTERS = {
     "bigram": "proposes what often follows the last token, from a table of counts",
     "random": "proposes anything: a bad drafter, for comparison",
     "eagle": "proposes what a trained head reads off the target's own features",
+    "blockwise": "proposes the most likely tokens of the next places, as trained heads see them",
+    "lookahead": "proposes what the target itself says when trained inputs stand for later tokens",
+    "medusa": "proposes what trained heads, one for each place, read off the target's last output",
     "pattern": "proposes what a given pattern leaves no choice about",
 }
 

@@ -12,8 +12,9 @@ import numpy as np
 from jspec.models import LlamaConfig
 from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
+from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
-from jspec.training.loop import SCORE, Trainee
+from jspec.training.loop import Trainee
 from jspec.training.target_states import make_states
 from jspec.training.texts import Rows, Text, most_frequent
 from jspec.training.training import Training
@@ -104,13 +105,10 @@ def make_eagle_trainee(
         value, metrics = eagle_loss(
             params, states, config=config, is_known=is_known, num_steps=num_steps, decay=decay
         )
-        return value, {"losses": metrics.loss, "acceptance": metrics.acceptance,
-                       "agreement": metrics.agreement, SCORE: metrics.length}  # fmt: skip
+        return value, report(metrics)
 
     def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        _, metrics = loss(params, target_params, rows)
-        count = jnp.sum(jnp.asarray(rows.is_answer)).astype(jnp.float32)
-        return {name: value * count for name, value in metrics.items()}, count
+        return weigh(loss(params, target_params, rows)[1], rows)
 
     def save(params: Params, folder: pathlib.Path) -> None:
         stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)

@@ -5,14 +5,20 @@ from typing import Any
 
 from jspec.errors import check_among
 from jspec.experiments.read_spec import take_fields
+from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
+from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import Recipe
+from jspec.training.medusa import MedusaTraining
 from jspec.training.training import Training
 
 KINDS: Mapping[str, type[Training]] = {
-    "eagle": EagleTraining,
+    "blockwise": BlockwiseTraining,
     "draft_model": DraftModelTraining,
+    "eagle": EagleTraining,
+    "lookahead": LookaheadTraining,
+    "medusa": MedusaTraining,
 }
 
 

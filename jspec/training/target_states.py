@@ -1,18 +1,40 @@
 """What a frozen target says of packed texts: the material that heads are trained on."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Float32
 
 from jspec.models import init_cache, make_apply
 from jspec.models.layers import RMSNorm, linear, look_up
-from jspec.training.eagle_loss import TargetStates
 from jspec.training.eagle_unroll import Places
 from jspec.training.texts import Rows
-from jspec.typing import Params
+from jspec.typing import Params, Tokens
 from jspec.weights.resolver import LoadedModel
+
+
+class TargetStates(NamedTuple):
+    """What a frozen target says of a batch of texts.
+
+    Attributes:
+      tokens: the texts, one behind another, padded, [b t].
+      places: where each stands.
+      is_scored: tokens whose prediction counts, [b t]: those of the answers.
+      embedded: the target's embeddings of them, [b t d].
+      features: its outputs at the head's feature layers, [b t l d].
+      logits: of the token after each, among those that the head can propose, [b t u].
+    """
+
+    tokens: Tokens
+    places: Places
+    is_scored: Bool[Array, "b t"]
+    embedded: Float[Array, "b t d"]
+    features: Float[Array, "b t l d"]
+    logits: Float32[Array, "b t u"]
+
 
 StatesFn = Callable[[Params, Rows], TargetStates]
 

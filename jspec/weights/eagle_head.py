@@ -13,7 +13,6 @@
 """
 
 import dataclasses
-import json
 import pathlib
 from typing import Any, NamedTuple
 
@@ -23,9 +22,14 @@ from jspec.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.models.eagle import EagleConfig, default_feature_layers
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.assemble import as_dtype
-from jspec.weights.new_folder import new_folder
-from jspec.weights.rules import Rule, flatten, gate_up_rule, nest, qkv_rule, single_rule
+from jspec.weights.head_folder import (
+    check_target,
+    pack_params,
+    read_tensors,
+    unpack_params,
+    write_head,
+)
+from jspec.weights.rules import Rule, gate_up_rule, qkv_rule, single_rule
 from jspec.weights.tokenizer_files import read_json
 
 _FILE = "model.safetensors"
@@ -90,28 +94,13 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     Raises:
       InputError: anything missing, damaged, of another shape, or of another target.
     """
-    config = _read_config(folder, target)
-    tensors = _read_tensors(folder / _FILE)
-    ids = _read_ids(folder, tensors, config)
-    expected = {part.name: part.shape for rule in eagle_rules(config) for part in rule.parts}
-    for name in sorted(expected.keys() | tensors.keys()):
-        shape = tensors[name].shape if name in tensors else None
-        if shape != expected.get(name):
-            raise InputError(
-                f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
-                f"{_shape_text(shape)}"
-            )
     import jax
 
-    leaves = {
-        rule.path: jax.device_put(rule.pack(tensors, as_dtype(dtype)))
-        for rule in eagle_rules(config)
-    }
-    return LoadedHead(config, nest(leaves) | {"ids": jax.device_put(ids)}, str(folder))
-
-
-def _shape_text(shape: tuple[int, ...] | None) -> str:
-    return "nothing" if shape is None else str(list(shape))
+    config = _read_config(folder, target)
+    tensors = read_tensors(folder / _FILE)
+    ids = _read_ids(folder, tensors, config)
+    params = pack_params(folder, tensors, eagle_rules(config), dtype)
+    return LoadedHead(config, params | {"ids": jax.device_put(ids)}, str(folder))
 
 
 def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
@@ -126,29 +115,16 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         config = EagleConfig(layer, shape.vocab_size, layers)
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
-    for what, own, other in [
-        ("width", config.layer.embed_dim, target.embed_dim),
-        ("vocabulary", config.target_vocab_size, target.vocab_size),
-    ]:
-        if own != other:
-            raise InputError(
-                f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
-            )
+    check_target(
+        folder,
+        [
+            ("width", config.layer.embed_dim, target.embed_dim),
+            ("vocabulary", config.target_vocab_size, target.vocab_size),
+        ],
+    )
     if not all(0 <= i <= target.num_layers for i in layers):
         raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
     return config
-
-
-def _read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    import safetensors
-    import safetensors.numpy
-
-    try:
-        return safetensors.numpy.load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing") from None
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
 
 
 def _read_ids(
@@ -178,22 +154,15 @@ def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]
     Raises:
       InputError: the folder exists or cannot be written.
     """
-    import safetensors.numpy
-
-    leaves = flatten(params)
-    ids = np.asarray(leaves.pop(("ids",)))
+    ids = np.asarray(params["ids"])
     is_known = np.zeros([config.target_vocab_size], bool)
     is_known[ids] = True
     tensors = {"d2t": ids.astype(np.int64) - np.arange(len(ids)), "t2d": is_known}
-    for rule in eagle_rules(config):
-        tensors |= rule.unpack(np.asarray(leaves[rule.path]))
+    tensors |= unpack_params(eagle_rules(config), params)
     text = to_hf_config(dataclasses.replace(config.layer, vocab_size=config.target_vocab_size)) | {
         "architectures": [_ARCHITECTURE],
         "draft_vocab_size": config.layer.vocab_size,
         _LAYERS_KEY: list(config.feature_layers),
-        "dtype": str(leaves["fc",].dtype),
+        "dtype": str(params["fc"].dtype),
     }
-    with new_folder(folder) as partial:
-        safetensors.numpy.save_file(tensors, partial / _FILE, metadata={"format": "pt"})
-        (partial / _FILE).chmod(0o644)
-        (partial / "config.json").write_text(json.dumps(text, indent=2) + "\n", encoding="utf-8")
+    write_head(folder, _FILE, tensors, text)

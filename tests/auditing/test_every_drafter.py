@@ -11,7 +11,7 @@ from jspec.request import Settings
 from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
 from tests.auditing.subjects import make_subject
-from tests.tiny_eagle import save_head
+from tests.tiny_heads import SAVE_HEAD
 from tests.tiny_models import CONFIG, draft, shared_generator, target
 
 _PENALTIES = {
@@ -60,6 +60,11 @@ _SUBJECTS = {
     "unigram": {},
     "bigram": {},
     "eagle": {},
+    "medusa": {},
+    "blockwise": {},
+    "lookahead": {},
+    "ngram+lookahead, auto": {"num_draft_tokens": "auto"},
+    "prompt_lookup+medusa, unsure": {"draft_confidence": 0.4},
     "random": {},
     "pattern": {},
     "prompt_lookup+model": {},
@@ -87,8 +92,8 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
         options["pattern"] = _pattern()
     if members & {"unigram", "bigram"}:
         options["draft_table"] = table
-    if "eagle" in members:
-        options["draft_head"] = save_head(tmp_path / "head", CONFIG)
+    for name in members & set(SAVE_HEAD):
+        options["draft_head"] = SAVE_HEAD[name](tmp_path / "head", CONFIG)
     audited = make_subject(
         _RULES[temperature], drafter, target=target(), num_draft_tokens=num_draft_tokens,
         draft=draft() if needs_draft_model(drafter) else None,

@@ -20,13 +20,25 @@ from jspec.auditing import controls
 from jspec.auditing.law import joint_law
 from jspec.auditing.rows import Context, first_tokens, path_logits
 from jspec.batch import needed_switches
-from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import (
+    BlockwiseDrafter,
+    CascadeDrafter,
+    DrafterOptions,
+    DrafterSpec,
+    LookaheadDrafter,
+    MedusaDrafter,
+    make_drafter,
+)
 from jspec.drafters.tables import table_params
 from jspec.models import LlamaConfig, init_cache, make_apply
+from jspec.models.blockwise import BlockwiseConfig
+from jspec.models.lookahead import LookaheadConfig
+from jspec.models.medusa import MedusaConfig
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.step import speculative_step
 from jspec.weights.byte_tokenizer import ByteTokenizer
+from tests import tiny_blockwise, tiny_lookahead, tiny_medusa
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_statistics import BIGRAM, COUNTS, NGRAM, SETTINGS
 from tests.speculation.toys import VOCAB
@@ -69,15 +81,21 @@ class Case(NamedTuple):
     is_told: bool = False
 
 
-CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade")
+CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
+         "blockwise", "lookahead", "lookahead cascade")  # fmt: skip
 WAYS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
-QUICK = ("pattern", "first layers", "told")
+QUICK = ("pattern", "first layers", "told", "medusa", "blockwise", "lookahead")
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
          "told": "rejection", "auto": "block", "cascade": "rejection"}  # fmt: skip
 MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "block"),
         ("told", "block"), ("auto", "rejection"), ("auto", "coupled"), ("cascade", "block"),
         ("cascade", "coupled")]  # fmt: skip
-RIGHT = [(name, rule, way) for name, rule in [*RULES.items(), *MORE] for way in WAYS]
+HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
+         "lookahead cascade": "block"}  # fmt: skip
+RIGHT = [
+    (name, rule, way) for name, rule in [*RULES.items(), *MORE, *HEADS.items()] for way in WAYS
+]
+RULES |= HEADS
 FALSE_ALARM = 1e-5 / (len(RIGHT) * len(CONTEXTS))
 
 
@@ -127,9 +145,38 @@ def make_case(name):
         "other layers": lambda: build("layer_skip", 3, draft_layers=OTHERS),
         "told": lambda: build("prompt_lookup", NUMBERS[-1]),
         "auto": lambda: build("model", NUMBERS[-1]),
+        "medusa": make_medusa,
+        "blockwise": make_blockwise,
+        "lookahead": make_lookahead,
+        "lookahead cascade": make_lookahead_cascade,
     }[name]()
     numbers = NUMBERS if name in ("told", "auto") else ()
     return Case(*built, numbers=numbers, is_told=name == "told")
+
+
+def make_medusa():
+    """Returns heads that are the target's own, disturbed."""
+    config = MedusaConfig(CONFIG.embed_dim, VOCAB, num_heads=3)
+    params = tiny_medusa.params(config, models()[0]["head"], std=0.5)
+    return MedusaDrafter(config, CONFIG, 3, VOCAB), params
+
+
+def make_blockwise():
+    """Returns heads that are the target's own, disturbed."""
+    config = BlockwiseConfig(CONFIG.embed_dim, hidden_dim=8, num_heads=3)
+    return BlockwiseDrafter(config, CONFIG, 3, VOCAB), tiny_blockwise.params(config)
+
+
+def make_lookahead(**options):
+    """Returns embeddings without training: the first draft is the target's own all the same."""
+    params = tiny_lookahead.params(LookaheadConfig(CONFIG.embed_dim, num_tokens=2), std=0.5)
+    return LookaheadDrafter(3, VOCAB, VOCAB, **options), params
+
+
+def make_lookahead_cascade():
+    """Returns them behind n-grams: rows of one round are drafted for in both ways."""
+    drafter, params = make_lookahead(is_member=True)
+    return CascadeDrafter((NGRAM, drafter)), (None, params)
 
 
 @functools.cache

@@ -1,0 +1,21 @@
+"""Trains the heads of blockwise parallel decoding for SmolLM2-135M on its own answers.
+
+python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl
+python -m jspec.train --config=configs/train_blockwise.py --config.texts='("answers.jsonl",)' \
+  --workdir=runs/blockwise
+python -m jspec.generate --drafter=blockwise --draft_head=runs/blockwise/head --prompt="Hello"
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import ordered
+from jspec.training.blockwise import BlockwiseTraining
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = ordered(dataclasses.asdict(BlockwiseTraining()))
+    config.texts = ("answers.jsonl",)
+    return config

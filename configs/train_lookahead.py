@@ -1,0 +1,21 @@
+"""Trains look-ahead embeddings for SmolLM2-135M on its own answers.
+
+python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl
+python -m jspec.train --config=configs/train_lookahead.py --config.texts='("answers.jsonl",)' \
+  --workdir=runs/lookahead
+python -m jspec.generate --drafter=lookahead --draft_head=runs/lookahead/head --prompt="Hello"
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import ordered
+from jspec.training.lookahead import LookaheadTraining
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = ordered(dataclasses.asdict(LookaheadTraining()))
+    config.texts = ("answers.jsonl",)
+    return config

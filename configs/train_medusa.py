@@ -1,0 +1,21 @@
+"""Trains heads of Medusa for SmolLM2-135M on its own answers.
+
+python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl
+python -m jspec.train --config=configs/train_medusa.py --config.texts='("answers.jsonl",)' \
+  --workdir=runs/medusa
+python -m jspec.generate --drafter=medusa --draft_head=runs/medusa/head --prompt="Hello"
+"""
+
+import dataclasses
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import ordered
+from jspec.training.medusa import MedusaTraining
+
+
+def get_config() -> ConfigDict:
+    """Returns the config."""
+    config = ordered(dataclasses.asdict(MedusaTraining()))
+    config.texts = ("answers.jsonl",)
+    return config

@@ -1,0 +1,144 @@
+"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): greedy heads for the next places.
+
+    target   | ... tn-1  tn | last |          `last` came from the hidden state at tn
+    heads    |           tn | place 0: d1 | place 1: d2 | place 2: d3
+
+The heads share one feed-forward layer and the target's own projection onto the vocabulary. Each
+proposes its most likely token under the row's processors, which is no draw: the draft follows from
+the context alone, and the rule is told so.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float32, Int32, Key
+
+from jspec.drafters.chain import draw_chain
+from jspec.drafters.last_output import ReadingLastOutput
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.models import LlamaConfig
+from jspec.models.blockwise import BlockwiseConfig, inner_layer, place_output
+from jspec.models.layers import linear
+from jspec.models.outputs import head_kernel
+from jspec.sampling import NO_TOKEN, SamplingSettings, first_argmax
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
+from jspec.typing import Params, RowTokens
+from jspec.weights.blockwise_head import load_blockwise
+
+_ASSUMED = 0.5, 0.4  # acceptance, before it is known
+
+
+class _Asking(struct.PyTreeNode):
+    """The heads in the middle of a chain.
+
+    Attributes:
+      inner: of the layer that they share, [b 1 h·f].
+      index: whose turn it is.
+    """
+
+    inner: Float32[Array, "b 1 f"]
+    index: Int32[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockwiseDrafter(ReadingLastOutput):
+    """Proposes every head's most likely token.
+
+    Attributes:
+      config: of the heads.
+      target: the target's shape.
+      num_draft_tokens: drafts a round, at most one a head.
+      vocab_size: ids that are really used; the padding beyond them is cut.
+    """
+
+    config: BlockwiseConfig
+    target: LlamaConfig
+    num_draft_tokens: int
+    vocab_size: int
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: a chain of at most so many drafts."""
+        return (Kind("blockwise", *_ASSUMED, most=self.num_draft_tokens),)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """It always has something to say."""
+        return False
+
+    def propose(
+        self,
+        params: Params,
+        state: Float32[Array, "b d"],
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, Float32[Array, "b d"]]:
+        """Asks one head after the other, in a loop on the device, for as long as any is wanted."""
+        hidden = self.read(view.params, state)
+        head = head_kernel(self.target, view.params)
+
+        def place(index: int) -> Callable[[Array], Array]:
+            return lambda inner: place_output(params, index, inner, hidden)
+
+        places = [place(index) for index in range(self.num_draft_tokens)]
+
+        def first(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
+            return later(asking.replace(inner=inner_layer(params, hidden)), token)
+
+        def later(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
+            del token
+            logits = linear(jax.lax.switch(asking.index, places, asking.inner), head)
+            return logits[:, 0, : self.vocab_size], asking.replace(index=asking.index + 1)
+
+        width = self.config.num_heads * self.config.hidden_dim
+        nothing = jnp.zeros([last_token.shape[0], 1, width], jnp.float32)
+        proposal, _, _ = draw_chain(
+            first,
+            later,
+            _Asking(nothing, jnp.int32(0)),
+            last_token,
+            limit=limit(jnp.zeros_like(last_token)),
+            rng_keys=rng_keys,
+            settings=settings,
+            vocab_size=self.target.vocab_size,
+            draw=take_best,
+        )
+        return proposal.replace(probs=None), state
+
+
+def take_best(
+    logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
+) -> tuple[RowTokens, Float32[Array, "b v"]]:
+    """Takes each row's most likely token, whatever its temperature; see `draw_from_law`.
+
+    Returns:
+      The tokens, `NO_TOKEN` where every one is forbidden; the laws, all probability on the token.
+    """
+    del rng_keys
+    best, highest = first_argmax(settings.process(logits))
+    best = jnp.where(jnp.isfinite(highest), best, NO_TOKEN)
+    return best, jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
+
+
+def build_blockwise(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over the heads in `spec.options.draft_head`.
+
+    Raises:
+      InputError: there are none, or they are another target's.
+    """
+    folder = required_head(spec, "blockwise")
+    heads = load_blockwise(folder, spec.target_config, spec.dtype)
+    drafter = BlockwiseDrafter(
+        config=heads.config,
+        target=spec.target_config,
+        num_draft_tokens=min(spec.num_draft_tokens, heads.config.num_heads),
+        vocab_size=spec.vocab_size,
+    )
+    return BuiltDrafter(drafter, heads.params)

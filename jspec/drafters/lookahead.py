@@ -1,0 +1,133 @@
+"""The target drafts for itself with trained look-ahead embeddings (PaSS, arXiv 2311.13581).
+
+    propose   | committed | last  [LA]  [LA]  [LA] |   one call: logits of d1, d2, d3, d4
+    verify    | committed | last   d1    d2    d3   d4 |
+
+A round is two calls of the target, and gives at least two tokens: d1 comes from the target's own
+law. The first call works in the target's cache, behind what is committed; the second one writes its
+block over that, and nothing of the first is ever committed. In a cascade, where another member may
+propose for other rows, it works in a copy.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Float32, Int32, Key
+
+from jspec.drafters.chain import draw_chain
+from jspec.drafters.memory import Stateless
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.models.cache import KVCache
+from jspec.models.layers import look_up
+from jspec.models.lookahead import embed_block
+from jspec.sampling import SamplingSettings
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetPrefix, TargetView
+from jspec.typing import Params, RowTokens
+from jspec.weights.lookahead_head import load_lookahead
+
+_ASSUMED = 0.98, 0.5  # acceptance, before it is known; the first draft is the target's own
+
+
+class _Looked(struct.PyTreeNode):
+    """What the look ahead has given.
+
+    Attributes:
+      cache: the target's, the block written and not committed.
+      logits: of every draft, [b w v].
+      index: the draft that is drawn next.
+    """
+
+    cache: KVCache
+    logits: Float32[Array, "b w v"]
+    index: Int32[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class LookaheadDrafter(Stateless):
+    """Proposes a chain whose laws come from one call of the target. It has no state.
+
+    Attributes:
+      num_draft_tokens: drafts a round: one, and one more for each embedding that is used.
+      vocab_size: ids that are really used; the padding beyond them is cut.
+      target_vocab_size: width of the target's laws.
+      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
+      is_member: whether other drafters may propose in the same round.
+    """
+
+    num_draft_tokens: int
+    vocab_size: int
+    target_vocab_size: int
+    min_confidence: float = 0.0
+    is_member: bool = False
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: a chain of at most so many drafts."""
+        return (Kind("lookahead", *_ASSUMED, most=self.num_draft_tokens),)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """It has something to say unless it is unsure."""
+        return self.min_confidence > 0
+
+    def propose(
+        self,
+        params: Params,
+        state: tuple[()],
+        last_token: RowTokens,
+        *,
+        limit: LimitFn,
+        rng_keys: Key[Array, "b w"],
+        settings: SamplingSettings,
+        view: TargetView,
+    ) -> tuple[Proposal, tuple[()]]:
+        """Looks ahead once, if any row wants drafts, and draws them one after another."""
+        table, (b, width) = view.params["embedding"], rng_keys.shape
+
+        def first(looked: _Looked, token: RowTokens) -> tuple[Array, _Looked]:
+            block = embed_block(table, params, token, width - 1)
+            logits, _, cache = view.apply(view.params, block, looked.cache)
+            return later(looked.replace(cache=cache, logits=logits), token)
+
+        def later(looked: _Looked, token: RowTokens) -> tuple[Array, _Looked]:
+            del token
+            logits = looked.logits[:, looked.index, : self.vocab_size]
+            return logits, looked.replace(index=looked.index + 1)
+
+        nothing = jnp.zeros([b, width, self.target_vocab_size], jnp.float32)
+        proposal, looked, _ = draw_chain(
+            first,
+            later,
+            _Looked(view.cache, nothing, jnp.int32(0)),
+            last_token,
+            limit=limit(jnp.zeros_like(last_token)),
+            rng_keys=rng_keys,
+            settings=settings,
+            vocab_size=self.target_vocab_size,
+            min_confidence=self.min_confidence,
+        )
+        if self.is_member:
+            return proposal, state
+        block = jnp.concatenate([last_token[:, None], proposal.tokens], axis=1)
+        hidden = look_up(table, block).astype(jnp.float32)
+        # No layer has run on the drafts; what is handed on is the cache, which is then not copied.
+        return proposal.replace(prefix=TargetPrefix(hidden, looked.cache, 0)), state
+
+
+def build_lookahead(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over the embeddings in `spec.options.draft_head`.
+
+    Raises:
+      InputError: there are none, or they are another target's.
+    """
+    folder = required_head(spec, "lookahead")
+    embeddings = load_lookahead(folder, spec.target_config)
+    drafter = LookaheadDrafter(
+        num_draft_tokens=min(spec.num_draft_tokens, embeddings.config.num_tokens + 1),
+        vocab_size=spec.vocab_size,
+        target_vocab_size=spec.target_config.vocab_size,
+        min_confidence=spec.options.draft_confidence,
+        is_member=spec.is_member,
+    )
+    return BuiltDrafter(drafter, embeddings.params)

@@ -1,0 +1,163 @@
+"""What folders with a trained head have in common: a config.json and one safetensors file.
+
+A table of rules (see `rules`) says which tensors there are and where each goes; nothing may be
+missing, left over, or of another shape.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jspec.errors import InputError
+from jspec.models.config import LlamaConfig
+from jspec.weights.assemble import as_dtype
+from jspec.weights.new_folder import new_folder
+from jspec.weights.rules import Rule, flatten, nest
+from jspec.weights.tokenizer_files import read_json
+
+
+class HeadFile(NamedTuple):
+    """Where the heads of one kind lie.
+
+    Attributes:
+      what: the kind, in words.
+      name: of the safetensors file.
+      key: an entry of config.json that no other kind has.
+    """
+
+    what: str
+    name: str
+    key: str
+
+
+def read_head_config(folder: pathlib.Path, file: HeadFile) -> dict[str, Any]:
+    """Returns the config.json of a folder with a head of that kind.
+
+    Raises:
+      InputError: there is none, it is damaged, or it is of another kind.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"{path}: missing; expected a folder with {file.what}")
+    raw = read_json(path)
+    if file.key not in raw:
+        raise InputError(f"{path}: expected {file.what}; it has no {file.key}")
+    return raw
+
+
+def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) -> None:
+    """Checks that a head was made for a target.
+
+    Args:
+      folder: the head's.
+      sizes: what is compared, such as "width"; the head's; the target's.
+
+    Raises:
+      InputError: one that differs.
+    """
+    for what, own, other in sizes:
+        if own != other:
+            raise InputError(
+                f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
+            )
+
+
+def target_sizes(raw: dict[str, Any], target: LlamaConfig) -> list[tuple[str, Any, int]]:
+    """Returns what config.json says of the target for `check_target`, as far as it does."""
+    pairs = [
+        ("width", "hidden_size", target.embed_dim),
+        ("vocabulary", "vocab_size", target.vocab_size),
+        ("layers", "num_hidden_layers", target.num_layers),
+    ]
+    return [(what, raw[key], other) for what, key, other in pairs if key in raw]
+
+
+def target_entries(target: LlamaConfig) -> dict[str, Any]:
+    """Returns what a config.json says of the target: the other side of `target_sizes`."""
+    return {
+        "hidden_size": target.embed_dim,
+        "vocab_size": target.vocab_size,
+        "num_hidden_layers": target.num_layers,
+    }
+
+
+def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a safetensors file.
+
+    Raises:
+      InputError: it is missing, truncated or damaged.
+    """
+    import safetensors
+    import safetensors.numpy
+
+    try:
+        return safetensors.numpy.load_file(path)
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing") from None
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
+
+
+def pack_params(
+    folder: pathlib.Path, tensors: dict[str, np.ndarray], rules: Sequence[Rule], dtype: Any
+) -> dict[str, Any]:
+    """Returns the parameters, on the default device.
+
+    Args:
+      folder: the head's, for messages.
+      tensors: all there are.
+      rules: where each goes.
+      dtype: bfloat16 or float32.
+
+    Raises:
+      InputError: a tensor that is missing, unknown or of another shape.
+    """
+    import jax
+
+    expected = {part.name: part.shape for rule in rules for part in rule.parts}
+    for name in sorted(expected.keys() | tensors.keys()):
+        shape = tensors[name].shape if name in tensors else None
+        if shape != expected.get(name):
+            raise InputError(
+                f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
+                f"{_shape_text(shape)}"
+            )
+    return nest({rule.path: jax.device_put(rule.pack(tensors, as_dtype(dtype))) for rule in rules})
+
+
+def _shape_text(shape: tuple[int, ...] | None) -> str:
+    return "nothing" if shape is None else str(list(shape))
+
+
+def unpack_params(rules: Sequence[Rule], params: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the tensors that `pack_params` makes the parameters from."""
+    leaves = flatten(params)
+    tensors: dict[str, np.ndarray] = {}
+    for rule in rules:
+        tensors |= rule.unpack(np.asarray(leaves[rule.path]))
+    return tensors
+
+
+def write_head(
+    folder: pathlib.Path, name: str, tensors: dict[str, np.ndarray], config: dict[str, Any]
+) -> None:
+    """Writes a folder, which appears when it is complete.
+
+    Args:
+      folder: the new one.
+      name: of the safetensors file.
+      tensors: what is in it.
+      config: what is in config.json.
+
+    Raises:
+      InputError: the folder exists or cannot be written.
+    """
+    import safetensors.numpy
+
+    with new_folder(folder) as partial:
+        safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
+        (partial / name).chmod(0o644)
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

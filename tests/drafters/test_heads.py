@@ -1,0 +1,212 @@
+"""Heads on the last hidden state: their chains, what they remember, and parity."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.errors import InputError
+from jspec.request import Settings
+from jspec.speculation.noise import Purpose, round_keys
+from jspec.speculation.types import TargetView
+from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
+from tests.speculation.drive import Engine, request_settings, settings_of
+from tests.tiny_heads import SAVE_HEAD
+
+WIDTH = 3
+LENGTHS = np.array([40, 17, 3])
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+KINDS = {kind.NAME: kind for kind in (tiny_medusa, tiny_blockwise)}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return KINDS[request.param]
+
+
+@pytest.fixture(scope="module")
+def heads(kind, tiny_pair):
+    return kind.params_for(tiny_pair)
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 48)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def last(text):
+    return text[np.arange(len(LENGTHS)), LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def observed(kind, tiny_pair, heads, text):
+    """Returns the state that has seen another number of tokens of each row, in blocks of 5."""
+    drafter = kind.drafter(WIDTH)
+    text = jnp.asarray(text)
+    outputs = last_outputs(tiny_pair, drafter, text)
+    state = drafter.init(len(LENGTHS), text.shape[1])
+    for start in range(0, LENGTHS.max(), 5):
+        valid = jnp.arange(5) < jnp.asarray(LENGTHS - start)[:, None]
+        block = slice(start, start + 5)
+        state = drafter.observe(heads, state, text[:, block], outputs[:, block], valid)
+    return state
+
+
+def last_outputs(pair, drafter, text):
+    """Returns what a drafter observes of a text [b t], by one call."""
+    layers, cache = drafter.hidden_layers, tiny.empty_cache(*text.shape)
+    return pair.apply(pair.target, text, cache, hidden_layers=layers)[1]
+
+
+@pytest.fixture(scope="module")
+def logits(kind, tiny_pair, heads, text):
+    """Returns what the heads say behind each row's text, [b h v], by numpy."""
+    said = []
+    for row, length in enumerate(LENGTHS):
+        consumed = jnp.asarray(text[row, :length])[None]
+        hidden = tiny_pair.apply(tiny_pair.target, consumed, tiny.empty_cache(1, int(length)))[1]
+        said.append(kind.logits_of(tiny_pair, heads, np.asarray(hidden[0, -1], np.float64)))
+    return np.stack(said)[:, :WIDTH]
+
+
+def propose(pair, drafter, heads, state, last, limit, settings):
+    """Proposes with seed 0 for every row."""
+
+    @jax.jit
+    def run(heads, state, last, limit, settings):
+        zeros = jnp.zeros_like(last)
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
+        return drafter.propose(
+            heads, state, last, limit=lambda kind: limit + kind, rng_keys=keys, settings=settings,
+            view=TargetView(pair.target, pair.apply, None),
+        )[0]  # fmt: skip
+
+    return run(heads, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32), settings)
+
+
+def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, logits):
+    """Rows of different lengths, whose last tokens came in blocks that were partly padding."""
+    drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.0)
+    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH, 2, 0], settings)
+    np.testing.assert_array_equal(proposal.num_tokens, [WIDTH, 2, 0])
+    meant = np.arange(WIDTH) < np.array([WIDTH, 2, 0])[:, None]
+    np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
+
+
+def test_the_law_is_what_was_drawn_from(kind, tiny_pair, heads, observed, last, logits):
+    """At a temperature: each head's softmax, or none, where nothing is drawn."""
+    drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.7)
+    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    if kind is tiny_blockwise:
+        assert proposal.probs is None
+        np.testing.assert_array_equal(proposal.tokens, logits.argmax(axis=-1))
+    else:
+        expected = scipy.special.softmax(logits / 0.7, axis=-1)
+        np.testing.assert_allclose(proposal.probs, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last, logits):
+    """A penalty counts the row's own drafts, and a bias takes the first head's favourite away."""
+    favourite = int(logits[0, 0].argmax())
+    settings = Settings(presence_penalty=2.0, logit_bias={favourite: -50.0})
+    settings = request_settings(settings, [[one] for one in last.tolist()], 61)
+    drafter = kind.drafter(WIDTH)
+    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    for row in range(len(LENGTHS)):
+        processed, seen = logits[row].copy(), set()
+        for place in range(WIDTH):
+            processed[place, favourite] -= 50
+            processed[place, list(seen)] -= 2.0
+            seen.add(int(processed[place].argmax()))
+            assert proposal.tokens[row, place] == processed[place].argmax()
+
+
+def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, logits):
+    """Where its law's largest probability is below the confidence, before it is drawn from."""
+    if kind is not tiny_medusa:
+        pytest.skip("what is not drawn is never unsure")
+    largest = scipy.special.softmax(logits, axis=-1).max(axis=-1)
+    confidence = float(np.median(largest))
+    drafter = kind.drafter(WIDTH, min_confidence=confidence)
+    settings = settings_of(len(LENGTHS), 1.0)
+    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
+    np.testing.assert_array_equal(proposal.num_tokens, expected)
+    assert len(set(expected.tolist())) > 1
+
+
+def engine_of(pair, drafter, params, rule="rejection", **options):
+    """Returns the compiled rounds of a drafter."""
+    return Engine(pair.apply, tiny.empty_cache, (pair.target, params), drafter, rule, **options)
+
+
+def test_after_many_rounds_it_remembers_the_newest_output(kind, tiny_pair, heads):
+    """However many drafts were kept, and of a row that is done: that of its last token."""
+    drafter = kind.drafter(WIDTH)
+    engine = engine_of(tiny_pair, drafter, heads)
+    lengths = np.array([60, 20, 41])
+    result = engine.generate(PROMPTS, temperature=np.array([0, 1, 1]), max_length=lengths)
+    assert 0 < result.num_accepted.sum() < result.infos.num_proposed.sum()
+    for row, prompt in enumerate(PROMPTS):
+        tokens = jnp.asarray([*prompt, *result.tokens[row]][:-1], jnp.int32)[None]
+        outputs = last_outputs(tiny_pair, drafter, tokens)
+        np.testing.assert_allclose(result.state.draft[row], outputs[0, -1, 0], atol=1e-3)
+
+
+@pytest.mark.parametrize(("rule", "is_member"), [("rejection", False), ("coupled", True)])
+def test_greedy_output_is_plain_output(kind, tiny_pair, heads, rule, is_member):
+    """Alone, and in a cascade before a head of EAGLE, which observes other layers."""
+    plain = engine_of(tiny_pair, None, None)
+    drafter, params = kind.drafter(WIDTH), heads
+    if is_member:
+        members = PromptLookupDrafter(2, min_match=2), drafter, tiny_eagle.drafter(3)
+        drafter, params = CascadeDrafter(members), (None, heads, tiny_eagle.params())
+    engine = engine_of(tiny_pair, drafter, params, rule)
+    result = engine.generate(PROMPTS, max_length=60)
+    assert result.tokens == plain.generate(PROMPTS, max_length=60).tokens
+    names = [drafter.kinds[index].drafter for index in result.infos.kind[result.num_accepted > 0]]
+    assert kind.NAME in names
+
+
+def spec_of(folder, num_draft_tokens=3):
+    """Returns what the drafter of a folder is built from."""
+    options = DrafterOptions(draft_head=None if folder is None else str(folder))
+    return DrafterSpec(num_draft_tokens, tiny.CONFIG, 61, None, jnp.float32, options=options)
+
+
+def test_there_are_no_more_drafts_than_heads(kind, tmp_path):
+    """Four heads make chains of four."""
+    kind.save_head(tmp_path / "head", tiny.CONFIG)
+    for wanted, got in ((2, 2), (7, 4)):
+        drafter = make_drafter(kind.NAME, spec_of(tmp_path / "head", wanted)).drafter
+        assert drafter.num_draft_tokens == got
+        assert drafter.kinds[0].most == got
+
+
+def test_heads_are_asked_for(kind, tmp_path):
+    """And an empty folder, and heads of every other kind, are named."""
+    with pytest.raises(InputError, match=f"'{kind.NAME}' expects draft_head"):
+        make_drafter(kind.NAME, spec_of(None))
+    with pytest.raises(InputError, match=r"config\.json: missing; expected a folder with heads"):
+        make_drafter(kind.NAME, spec_of(tmp_path))
+    for other in SAVE_HEAD.keys() - {kind.NAME}:
+        SAVE_HEAD[other](tmp_path / other, tiny.CONFIG)
+        with pytest.raises(InputError, match=rf"expected .*; it has no {kind.NAME}_num_heads"):
+            make_drafter(kind.NAME, spec_of(tmp_path / other))
+
+
+def test_the_padding_of_a_vocabulary_is_never_proposed(kind, tiny_pair, heads, observed, last):
+    """Ids that no tokenizer has, at the end of the target's table."""
+    used = 20
+    drafter = dataclasses.replace(kind.drafter(WIDTH), vocab_size=used)
+    settings = settings_of(len(LENGTHS), 1.0)
+    proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
+    assert (np.asarray(proposal.tokens) < used).all()
+    if proposal.probs is not None:
+        assert (np.asarray(proposal.probs)[..., used:] == 0).all()

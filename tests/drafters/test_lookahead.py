@@ -1,0 +1,149 @@
+"""Look-ahead embeddings: what they draft, what stays in the target's cache, and parity."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.errors import InputError
+from jspec.speculation.noise import Purpose, round_keys
+from jspec.speculation.types import TargetView
+from tests import tiny, tiny_lookahead
+from tests.speculation.drive import Engine, assert_committed_equal, settings_of
+from tests.tiny_heads import SAVE_HEAD
+
+WIDTH, CAPACITY = 3, 64
+LENGTHS = np.array([40, 17, 3])
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
+
+
+@pytest.fixture(scope="module")
+def embeddings():
+    return tiny_lookahead.params()
+
+
+@pytest.fixture(scope="module")
+def text():
+    return np.random.default_rng(0).integers(0, 61, (len(LENGTHS), 48)).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def cache(tiny_pair, text):
+    """Returns the target's cache of rows of different lengths."""
+    empty = tiny.empty_cache(len(LENGTHS), CAPACITY)
+    written = jax.jit(tiny_pair.apply)(tiny_pair.target, jnp.asarray(text), empty)[2]
+    return written.commit(jnp.asarray(LENGTHS, jnp.int32))
+
+
+@pytest.fixture(scope="module")
+def logits(tiny_pair, embeddings, text):
+    """Returns what the target says of all drafts of every row, [b w v]."""
+    said = [
+        tiny_lookahead.logits_after(
+            tiny.CONFIG, tiny_pair.target, embeddings["embeddings"][: WIDTH - 1],
+            text[row, : length + 1],
+        )
+        for row, length in enumerate(LENGTHS)
+    ]  # fmt: skip
+    return np.stack(said)
+
+
+def propose(pair, embeddings, cache, text, limit, temperature=0.0, **options):
+    """Proposes with seed 0 for every row."""
+    drafter = tiny_lookahead.drafter(WIDTH, **options)
+    last = text[np.arange(len(LENGTHS)), LENGTHS]
+
+    @jax.jit
+    def run(embeddings, cache, last, limit):
+        zeros = jnp.zeros_like(last)
+        keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
+        return drafter.propose(
+            embeddings, (), last, limit=lambda kind: limit + kind, rng_keys=keys,
+            settings=settings_of(len(LENGTHS), temperature),
+            view=TargetView(pair.target, pair.apply, cache),
+        )[0]  # fmt: skip
+
+    return run(embeddings, cache, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
+
+
+def test_drafts_are_what_the_target_says(tiny_pair, embeddings, cache, text, logits):
+    """Rows of different lengths, of which another number of drafts is wanted."""
+    limit = np.array([WIDTH, 2, 0])
+    proposal = propose(tiny_pair, embeddings, cache, text, limit)
+    np.testing.assert_array_equal(proposal.num_tokens, limit)
+    meant = np.arange(WIDTH) < limit[:, None]
+    np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
+
+
+def test_the_law_is_the_softmax_of_what_it_says(tiny_pair, embeddings, cache, text, logits):
+    """At a temperature."""
+    proposal = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3, temperature=0.7)
+    expected = scipy.special.softmax(logits / 0.7, axis=-1)
+    np.testing.assert_allclose(proposal.probs, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_of_the_look_ahead_is_committed(tiny_pair, embeddings, cache, text):
+    """The committed slots are as they were; in a cascade the target's cache is left alone."""
+    prefix = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3).prefix
+    np.testing.assert_array_equal(prefix.cache.length, LENGTHS)
+    assert_committed_equal(prefix.cache, cache, atol=0)
+    assert prefix.num_layers == 0
+    alone = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3, is_member=True)
+    assert alone.prefix is None
+
+
+def test_without_a_wish_the_target_is_not_called(tiny_pair, embeddings, cache, text):
+    """Not even the slots behind the committed ones change."""
+    proposal = propose(tiny_pair, embeddings, cache, text, [0, 0, 0])
+    for ours, before in zip(proposal.prefix.cache.keys, cache.keys, strict=True):
+        np.testing.assert_array_equal(ours, before)
+
+
+def engine_of(pair, drafter, params, rule="rejection", **options):
+    """Returns the compiled rounds of a drafter."""
+    return Engine(pair.apply, tiny.empty_cache, (pair.target, params), drafter, rule, **options)
+
+
+@pytest.mark.parametrize(("rule", "is_member"), [("rejection", False), ("coupled", True)])
+def test_greedy_output_is_plain_output(tiny_pair, embeddings, rule, is_member):
+    """Alone, and behind a lookup; the first draft of a look ahead is always kept."""
+    plain = engine_of(tiny_pair, None, None)
+    drafter, params = tiny_lookahead.drafter(WIDTH, is_member=is_member), embeddings
+    if is_member:
+        drafter = CascadeDrafter((PromptLookupDrafter(2, min_match=2), drafter))
+        params = None, embeddings
+    result = engine_of(tiny_pair, drafter, params, rule).generate(PROMPTS, max_length=60)
+    assert result.tokens == plain.generate(PROMPTS, max_length=60).tokens
+    kind = [kind.drafter for kind in drafter.kinds].index("lookahead")
+    is_turn = (result.infos.kind == kind) & (result.infos.num_proposed > 0)
+    is_turn &= result.infos.num_tokens > 0
+    assert is_turn.any()
+    assert (result.num_accepted[is_turn] >= 1).all()
+
+
+def spec_of(folder, num_draft_tokens=3):
+    """Returns what the drafter of a folder is built from."""
+    options = DrafterOptions(draft_head=None if folder is None else str(folder))
+    return DrafterSpec(num_draft_tokens, tiny.CONFIG, 61, None, jnp.float32, options=options)
+
+
+def test_there_is_one_draft_more_than_embeddings(tmp_path):
+    """Three embeddings make chains of four."""
+    tiny_lookahead.save_head(tmp_path / "head", tiny.CONFIG)
+    for wanted, got in ((1, 1), (7, 4)):
+        drafter = make_drafter("lookahead", spec_of(tmp_path / "head", wanted)).drafter
+        assert drafter.num_draft_tokens == got
+        assert drafter.kinds[0].most == got
+
+
+def test_embeddings_are_asked_for(tmp_path):
+    """And heads of every other kind are named."""
+    with pytest.raises(InputError, match="'lookahead' expects draft_head"):
+        make_drafter("lookahead", spec_of(None))
+    for other in SAVE_HEAD.keys() - {"lookahead"}:
+        SAVE_HEAD[other](tmp_path / other, tiny.CONFIG)
+        with pytest.raises(InputError, match="look-ahead embeddings; it has no lookahead_num_tok"):
+            make_drafter("lookahead", spec_of(tmp_path / other))

@@ -1,0 +1,44 @@
+"""Tiny look-ahead embeddings, and what the tiny target says with them, without a cache."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.drafters import LookaheadDrafter
+from jspec.models import init_cache, make_apply
+from jspec.models.lookahead import LookaheadConfig
+from jspec.weights.lookahead_head import save_lookahead
+from tests import tiny
+
+CONFIG = LookaheadConfig(tiny.CONFIG.embed_dim, num_tokens=3)
+
+
+def params(config=CONFIG, seed=0, std=0.4):
+    """Returns embeddings."""
+    values = std * np.random.default_rng(seed).normal(size=(config.num_tokens, config.embed_dim))
+    return {"embeddings": jnp.asarray(values, jnp.float32)}
+
+
+def save_head(folder, target_config):
+    """Writes embeddings for a target of that shape; returns the folder as options have it."""
+    config = LookaheadConfig(target_config.embed_dim, num_tokens=3)
+    save_lookahead(folder, config, params(config), target_config)
+    return str(folder)
+
+
+def drafter(width, **options):
+    """Returns the drafter of the embeddings."""
+    return LookaheadDrafter(width, 61, tiny.CONFIG.vocab_size, **options)
+
+
+def logits_after(config, target, embeddings, text):
+    """Returns the logits of all drafts after a text, [1+l v], by one call from an empty cache.
+
+    Args:
+      config: the target's.
+      target: its parameters.
+      embeddings: the trained ones, [l d].
+      text: ids, the newest one included.
+    """
+    inputs = jnp.concatenate([target["embedding"][jnp.asarray(text)], embeddings])[None]
+    empty = init_cache(config, batch_size=1, capacity=inputs.shape[1], dtype=jnp.float32)
+    return np.asarray(make_apply(config)(target, inputs, empty)[0][0, len(text) - 1 :])
