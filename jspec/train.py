@@ -3,8 +3,8 @@
 Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
 it was with the same command. DIR gets `config.json`, `metrics.jsonl`, the same for TensorBoard,
 `checkpoints/` and, at the end, figures of the metrics, where matplotlib is, and the drafter: a head
-in `head/`, for `--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a model
-in `draft/`, for `--drafter=model --draft=DIR/draft`. docs/train_a_drafter.md is the guide.
+in `head/`, for `--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a
+model in `draft/`, for `--drafter=model --draft=DIR/draft`. docs/train_a_drafter.md is the guide.
 """
 
 import pathlib
