@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.batch import capacity_for
 from jspec.calibration import measure_costs
+from jspec.capacity import capacity_for
 from jspec.costs import RoundCosts, recall_or_measure
 from jspec.engine import Engine
 from jspec.errors import InputError

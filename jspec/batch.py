@@ -1,6 +1,5 @@
 """The device's side of the answers in hand: which request is in which row."""
 
-import itertools
 import operator
 from collections.abc import Iterator, Sequence
 
@@ -8,6 +7,7 @@ import jax
 import numpy as np
 
 from jspec.answer import Round
+from jspec.capacity import capacity_for
 from jspec.compile_clock import Instant
 from jspec.engine import Engine, Row
 from jspec.processors import PROCESSORS, Processor
@@ -15,8 +15,6 @@ from jspec.request import Settings
 from jspec.sampling import Switches
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
-
-_SMALLEST_CAPACITY = 256
 
 
 class Batch:
@@ -116,15 +114,3 @@ def needed_switches(
         processors=own,
         logprobs=any(one.logprobs for one in settings),
     )
-
-
-def capacity_for(max_length: int, head_room: int) -> int:
-    """Returns the smallest of a few capacities that is enough: 256, 384, 512, 768, 1024, ...
-
-    Args:
-      max_length: tokens a row may come to.
-      head_room: tokens of one block, which may stand behind the last token.
-    """
-    num_slots = max_length + head_room
-    sizes = (_SMALLEST_CAPACITY * 2**i * part // 2 for i in itertools.count() for part in (2, 3))
-    return next(size for size in sizes if size >= num_slots)

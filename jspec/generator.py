@@ -8,7 +8,8 @@ from typing import Any, overload
 
 from jspec.answer import Answer
 from jspec.auto import AUTO
-from jspec.batch import Batch, capacity_for
+from jspec.batch import Batch
+from jspec.capacity import capacity_for
 from jspec.compile_cache import use_compile_cache
 from jspec.costs import RoundCosts
 from jspec.drafters import DrafterOptions, choose_drafter

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from jspec.auto import numbers_of
-from jspec.batch import capacity_for, needed_switches
+from jspec.batch import needed_switches
+from jspec.capacity import capacity_for
 from jspec.compile_cache import use_compile_cache
 from jspec.drafters import DrafterOptions
 from jspec.encode_prompt import encode_prompt

@@ -20,7 +20,7 @@ from absl import flags
 from jspec import cli, drafter_flags, provenance
 from jspec.analysis.ratios import speed_ratio
 from jspec.auto import MOST_DRAFT_TOKENS
-from jspec.batch import capacity_for
+from jspec.capacity import capacity_for
 from jspec.drafter_flags import read_options
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.errors import InputError, check_range

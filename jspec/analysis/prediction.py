@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jspec.analysis.improvement import expected_tokens
-from jspec.batch import capacity_for
+from jspec.capacity import capacity_for
 from jspec.costs import RoundCosts
 from jspec.errors import InputError
 from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance

@@ -3,7 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
-from jspec.batch import capacity_for, needed_switches
+from jspec.batch import needed_switches
+from jspec.capacity import capacity_for
 from jspec.generator import Generator
 from jspec.request import Request
 
