@@ -15,8 +15,8 @@ _DRAFTER = flags.DEFINE_string(
     "has something to say proposes. Default: model with --draft, else prompt_lookup.",
 )
 _DRAFT_CONFIDENCE = flags.DEFINE_float(
-    "draft_confidence", DrafterOptions.draft_confidence, "A draft model stops where its most "
-    "likely token is less likely than this; 0 never stops it."
+    "draft_confidence", DrafterOptions.draft_confidence, "A drafter that is drawn from stops "
+    "where its most likely token is less likely than this; 0 never stops it."
 )  # fmt: skip
 _LOOKUP_MIN_MATCH = flags.DEFINE_integer(
     "lookup_min_match", DrafterOptions.lookup_min_match, "Tokens that must match for prompt_lookup."

@@ -15,10 +15,13 @@ from jspec.weights.resolver import LoadedModel
 
 _TOLERANCE = 1e-3  # of the largest key or value: a wrong slot is off by about 1
 _NUM_ROWS = 4
+_DRAFT_MODELS = ("model", "hierarchical")  # whose cache is the draft model's
 
 
 def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
     """Compares the committed slots of the target's cache, and of those that drafters have.
+
+    The cache of a trained head, which a prefill of the text alone does not make, is not looked at.
 
     Args:
       subject: what is audited.
@@ -31,7 +34,9 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
     members = state.draft if len(names) > 1 else (state.draft,)
     for name, own in zip(names, members, strict=True):
         layers = subject.drafter_options.draft_layers if name == "layer_skip" else None
-        model = subject.draft if layers is None else subject.target
+        model = subject.draft if name in _DRAFT_MODELS else None
+        if name == "layer_skip":
+            model = subject.target
         cache = getattr(own, "cache", None)
         if model is not None and isinstance(cache, KVCache):
             errors[name] = _largest_error(model, cache, tokens, context, layers)

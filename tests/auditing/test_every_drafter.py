@@ -60,6 +60,7 @@ _SUBJECTS = {
     "unigram": {},
     "bigram": {},
     "eagle": {},
+    "eagle+model": {},
     "medusa": {},
     "blockwise": {},
     "lookahead": {},
