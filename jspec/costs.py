@@ -1,5 +1,6 @@
 """What rounds cost on the machine at hand: measured once, kept in a file, an argument of a run."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -75,8 +76,13 @@ class RoundCosts:
                 drafters=tuple(map(str, record["drafters"])),
                 seconds=tuple(tuple(tuple(map(float, c)) for c in b) for b in record["seconds"]),
             )
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"expected costs of rounds, got something else ({error!r})") from None
+        except InputError:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise InputError(
+                "expected costs of rounds, an object of contexts, numbers, drafters and seconds as "
+                "in settings.costs of an answer; got something else"
+            ) from None
 
 
 def recall_or_measure(
@@ -97,7 +103,9 @@ def recall_or_measure(
       check: raises `InputError` for costs of something else, which are measured anew.
     """
     name = json.dumps(key, sort_keys=True)
-    entries = _read(path)
+    entries, problem = _read(path)
+    if problem is not None:
+        print(f"note: {path} is corrupt ({problem}): begun anew", file=sys.stderr, flush=True)
     if name in entries:
         try:
             costs = RoundCosts.from_json(entries[name])
@@ -107,7 +115,7 @@ def recall_or_measure(
             print(f"note: {path}: {error}: measuring anew", file=sys.stderr, flush=True)
     print("measuring what rounds cost on this machine (once)", file=sys.stderr, flush=True)
     costs = measure()
-    _write(path, _read(path) | {name: costs.to_json()})
+    _write(path, _read(path)[0] | {name: costs.to_json()})
     return costs
 
 
@@ -125,26 +133,25 @@ def read_costs(path: str) -> RoundCosts:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read(path: pathlib.Path) -> dict[str, Any]:
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
+    """Returns the entries of a file, none where it is not there, and what is wrong with it."""
     try:
         if not path.exists():
-            return {}
+            return {}, None
         entries = json.loads(path.read_bytes())
-        if isinstance(entries, dict):
-            return entries
-        problem = "not an object"
     except (OSError, ValueError, RecursionError) as error:
-        problem = str(error)
-    print(f"note: {path} is corrupt ({problem}): begun anew", file=sys.stderr, flush=True)
-    return {}
+        return {}, str(error)
+    return (entries, None) if isinstance(entries, dict) else ({}, "not an object")
 
 
 def _write(path: pathlib.Path, entries: Mapping[str, Any]) -> None:
     """Replaces the file in one step, so that it is never half-written."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}")
         temporary.write_text(json.dumps(entries, indent=1), encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
         print(f"note: cannot keep costs in {path}: {error.strerror}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
