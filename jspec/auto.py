@@ -5,12 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from jspec.calibration import measure_costs
 from jspec.capacity import capacity_for
 from jspec.costs import RoundCosts, recall_or_measure
-from jspec.engine import Engine
+from jspec.engine import CostsAt, Engine
 from jspec.errors import InputError
 from jspec.models import make_apply
 from jspec.provenance import environment
@@ -81,9 +80,10 @@ class AutoCosts:
             )
         return self._known
 
-    def at(self, max_length: int) -> np.ndarray:
+    def at(self, max_length: int) -> CostsAt:
         """Returns the costs for a row that may come to so many tokens, whatever batch it is in."""
-        return self.costs.at(self._context(max_length))
+        context = self._context(max_length)
+        return CostsAt(self.costs.at(context), self.costs.reading_at(context))
 
     def to_json(self) -> dict[str, Any] | None:
         """Returns the costs as plain values; None while they are not known."""

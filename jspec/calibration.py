@@ -4,7 +4,8 @@ The compiled rounds of the run themselves are timed, at temperature 0, from rows
 token over and over, so that a drafter that looks back always finds a match; draft models have
 consumed it. A visit of one round less a visit of none is the round; the numbers take turns, so that
 a machine that slows down slows all of them alike. A drafter that has nothing to say to such a text
-(`pattern`), or stops by itself (`draft_confidence`), is taken to cost what it then costs.
+(`pattern`), or stops by itself (`draft_confidence`), is taken to cost what it then costs. What
+catching up takes is a round of a drafter that lags less the same round of one that does not.
 """
 
 import statistics
@@ -22,12 +23,13 @@ from jspec.request import Settings
 from jspec.sampling import Switches
 from jspec.speculation.control import drafters_of
 from jspec.speculation.noise import INDEPENDENT
-from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView
+from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView, lag_of
 from jspec.typing import ApplyFn
 
 _CONTEXTS = (512, 2048)
-_PROMPT_TOKENS = 48
+_PROMPT_TOKENS = 129
 _REPEATS = 9
+_READING_REPEATS = 5
 _TOKEN_ID = 1
 
 
@@ -54,14 +56,20 @@ def measure_costs(
     """
     drafters = drafters_of(drafter.kinds)
     contexts = sorted({min(context, max_context) for context in _CONTEXTS})
-    seconds = []
+    seconds, reading = [], []
     for context in contexts:
-        one = _start(engine, params, context, numbers[-1])
+        one = lagging = _start(engine, params, context, numbers[-1])
         for name in drafters:
             one = _catch_up(params, one, target, drafter, name)
-        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), one)
-        seconds.append(_time_rounds(engine, params, state, drafter, numbers))
-    return RoundCosts(tuple(contexts), tuple(numbers), tuple(drafters), tuple(seconds))
+        ready, lagging = (
+            jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), row)
+            for row in (one, lagging)
+        )
+        seconds.append(_time_rounds(engine, params, ready, drafter, numbers))
+        reading.append(_time_reading(engine, params, ready, lagging, drafter, numbers[1]))
+    return RoundCosts(
+        tuple(contexts), tuple(numbers), tuple(drafters), tuple(seconds), tuple(reading)
+    )
 
 
 def _start(engine: Engine, params: ModelParams, context: int, width: int) -> SpecState:
@@ -114,6 +122,31 @@ def _time_rounds(
     typical = np.maximum.accumulate(np.maximum(typical, plain), axis=1)
     typical[:, 0] = plain
     return tuple(map(tuple, typical.tolist()))
+
+
+def _time_reading(
+    engine: Engine,
+    params: ModelParams,
+    ready: SpecState,
+    lagging: SpecState,
+    drafter: Drafter,
+    number: int,
+) -> tuple[float, ...]:
+    """Returns the median seconds for each token that a drafter has missed, [drafters]."""
+    kinds, reading = [kind.drafter for kind in drafter.kinds], []
+    for name in drafters_of(drafter.kinds):
+        kind = jnp.full_like(lagging.last_token, kinds.index(name))
+        lag = int(lag_of(drafter, lagging.draft, kind)[0])
+        wanted = [number * (one == name) for one in kinds]
+        more = [0.0]
+        if lag > 0:
+            more = [
+                _time_visit(engine, params, lagging, wanted, 1)
+                - _time_visit(engine, params, ready, wanted, 1)
+                for _ in range(_READING_REPEATS)
+            ]
+        reading.append(max(statistics.median(more), 0.0) / max(lag, 1))
+    return tuple(reading)
 
 
 def _time_visit(

@@ -17,39 +17,49 @@ from jspec.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class RoundCosts:
-    """Seconds of a round, by context, drafter and number of drafts.
+    """Seconds of a round, by context, drafter and number of drafts; and what catching up takes.
 
     Attributes:
       contexts: slots of the cache for which they were measured, rising.
       numbers: of drafts.
       drafters: who drafts.
-      seconds: [contexts][drafters][numbers].
+      seconds: of a round, drafts and verify call, [contexts][drafters][numbers].
+      reading: for each token that a drafter has missed and reads before it drafts, [contexts]
+        [drafters]; the prompt's are among them. Empty where no drafter reads anything.
     """
 
     contexts: tuple[int, ...]
     numbers: tuple[int, ...]
     drafters: tuple[str, ...]
     seconds: tuple[tuple[tuple[float, ...], ...], ...]
+    reading: tuple[tuple[float, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        expected = len(self.contexts), len(self.drafters), len(self.numbers)
-        try:
-            found = np.asarray(self.seconds, float).shape
-        except (TypeError, ValueError):
-            found = "rows of different lengths"
-        if found != expected or 0 in expected:
-            raise InputError(f"expected costs of shape {expected}, got {found}")
+        shape = len(self.contexts), len(self.drafters), len(self.numbers)
+        _check_shape("costs", self.seconds, shape)
+        if self.reading:
+            _check_shape("seconds of reading", self.reading, shape[:2])
         if list(self.contexts) != sorted(set(self.contexts)):
             raise InputError(f"expected costs of rising contexts, got {list(self.contexts)}")
         if not all(math.isfinite(x) and x > 0 for x in np.ravel(self.seconds)):
             raise InputError("expected costs that are finite numbers of seconds above 0")
+        if not all(math.isfinite(x) and x >= 0 for x in np.ravel(self.reading)):
+            raise InputError("expected seconds of reading that are finite and not below 0")
 
     def at(self, context: int) -> np.ndarray:
         """Returns the costs for that many slots, [drafters numbers].
 
         Linear between contexts and above them; below the first one as there.
         """
-        seconds = np.asarray(self.seconds, np.float64)
+        return self._at(context, np.asarray(self.seconds, np.float64))
+
+    def reading_at(self, context: int) -> np.ndarray:
+        """Returns the seconds for each missed token with that many slots, [drafters]."""
+        if not self.reading:
+            return np.zeros([len(self.drafters)], np.float32)
+        return self._at(context, np.asarray(self.reading, np.float64))
+
+    def _at(self, context: int, seconds: np.ndarray) -> np.ndarray:
         if len(self.contexts) == 1 or context <= self.contexts[0]:
             return seconds[0].astype(np.float32)
         last = int(np.searchsorted(self.contexts[1:-1], context)) + 1
@@ -75,14 +85,24 @@ class RoundCosts:
                 numbers=tuple(map(int, record["numbers"])),
                 drafters=tuple(map(str, record["drafters"])),
                 seconds=tuple(tuple(tuple(map(float, c)) for c in b) for b in record["seconds"]),
+                reading=tuple(tuple(map(float, b)) for b in record.get("reading", ())),
             )
         except InputError:
             raise
-        except (KeyError, TypeError, ValueError, OverflowError):
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise InputError(
                 "expected costs of rounds, an object of contexts, numbers, drafters and seconds as "
                 "in settings.costs of an answer; got something else"
             ) from None
+
+
+def _check_shape(name: str, values: Any, expected: tuple[int, ...]) -> None:
+    try:
+        found = np.asarray(values, float).shape
+    except (TypeError, ValueError):
+        found = "rows of different lengths"
+    if found != expected or 0 in expected:
+        raise InputError(f"expected {name} of shape {expected}, got {found}")
 
 
 def recall_or_measure(

@@ -34,6 +34,18 @@ _PREFILL_WIDTH = 64
 MAX_STOP_IDS = 8
 
 
+class CostsAt(NamedTuple):
+    """What rounds cost a row; see `Control`.
+
+    Attributes:
+      rounds: seconds of a round, by drafter and number of drafts, [m c].
+      reading: seconds for each token that a drafter has missed, [m].
+    """
+
+    rounds: np.ndarray
+    reading: np.ndarray
+
+
 class Row(NamedTuple):
     """A request in the form that the device wants.
 
@@ -42,15 +54,14 @@ class Row(NamedTuple):
       prompt: token ids.
       stop_ids: every token that ends it, at most MAX_STOP_IDS.
       max_length: tokens it may come to, prompt included.
-      costs: seconds of a round, by drafter and number of drafts, [m c]; None where the number of
-        drafts is fixed.
+      costs: of its rounds; None where the number of drafts is fixed.
     """
 
     settings: Settings
     prompt: Sequence[int]
     stop_ids: Sequence[int]
     max_length: int
-    costs: np.ndarray | None = None
+    costs: CostsAt | None = None
 
 
 class Engine:
@@ -111,8 +122,8 @@ class Engine:
         state = self.empty_state(1, capacity, switches)
         state = state.replace(**_row_leaves(row, switches, self._vocab_size))
         if state.control is not None and row.costs is not None:
-            costs = jnp.asarray(row.costs, jnp.float32)[None]
-            state = state.replace(control=state.control.replace(costs=costs))
+            rounds, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
+            state = state.replace(control=state.control.replace(costs=rounds, reading=reading))
         for begin in range(0, len(row.prompt), self._prefill_width):
             chunk = row.prompt[begin : begin + self._prefill_width]
             tokens = np.zeros([1, self._prefill_width], np.int32)

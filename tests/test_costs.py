@@ -14,6 +14,7 @@ COSTS = RoundCosts(
     numbers=(0, 1, 3),
     drafters=("lookup", "model"),
     seconds=(((1.0, 1.1, 1.3), (1.0, 1.5, 2.5)), ((2.0, 2.2, 2.6), (2.0, 3.0, 5.0))),
+    reading=((0.0, 0.1), (0.0, 0.3)),
 )
 
 
@@ -22,10 +23,19 @@ def test_costs_are_linear_between_contexts():
     np.testing.assert_allclose(COSTS.at(1280), [[1.5, 1.65, 1.95], [1.5, 2.25, 3.75]])
     np.testing.assert_allclose(COSTS.at(64), COSTS.at(512))
     np.testing.assert_allclose(COSTS.at(3584)[1], [3, 4.5, 7.5])
-    np.testing.assert_allclose(
-        dataclasses.replace(COSTS, contexts=(512,), seconds=COSTS.seconds[:1]).at(9999),
-        COSTS.at(512),
-    )
+    np.testing.assert_allclose(COSTS.reading_at(1280), [0, 0.2])
+    np.testing.assert_allclose(COSTS.reading_at(64), [0, 0.1])
+    one = {"seconds": COSTS.seconds[:1], "reading": COSTS.reading[:1]}
+    one = dataclasses.replace(COSTS, contexts=(512,), **one)
+    np.testing.assert_allclose(one.at(9999), COSTS.at(512))
+    np.testing.assert_allclose(one.reading_at(9999), COSTS.reading_at(512))
+
+
+def test_costs_without_reading_have_none_of_it():
+    """Those of drafters that read nothing, and of earlier records."""
+    record = COSTS.to_json()
+    del record["reading"]
+    np.testing.assert_array_equal(RoundCosts.from_json(record).reading_at(700), [0, 0])
 
 
 def test_they_survive_json():
@@ -96,3 +106,17 @@ def test_costs_are_positive(second):
     """Guards against a division by 0 on the device."""
     with pytest.raises(InputError, match="above 0"):
         RoundCosts((512,), (0, 1), ("x",), (((1.0, second),),))
+
+
+@pytest.mark.parametrize(
+    ("reading", "message"),
+    [
+        (((-0.1,),), "not below 0"),
+        (((float("nan"),),), "not below 0"),
+        (((0.1, 0.1),), r"seconds of reading of shape \(1, 1\), got \(1, 2\)"),
+    ],
+)
+def test_reading_takes_no_less_than_no_time(reading, message):
+    """And is there for each drafter."""
+    with pytest.raises(InputError, match=message):
+        RoundCosts((512,), (0, 1), ("x",), (((1.0, 2.0),),), reading)

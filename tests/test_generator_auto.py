@@ -134,6 +134,22 @@ def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
     assert "measuring" not in capsys.readouterr().err
 
 
+def test_what_catching_up_takes_is_measured(monkeypatch):
+    """On a made-up machine: 0.002 s for each token that the draft model has missed."""
+
+    def visit(engine, params, state, forced, num_rounds):
+        del engine, params
+        missed = int(state.draft.history.length[0] - 1 - state.draft.cache.length[0])
+        drafting = 0.01 * forced[0] + 0.002 * max(missed, 0) if forced[0] else 0.0
+        return num_rounds * (1 + drafting)
+
+    monkeypatch.setattr("jspec.calibration._time_visit", visit)
+    auto = make_auto("model", costs=None, max_seq_len=256)._programs.auto
+    costs = auto.measure()
+    assert costs.reading[0] == pytest.approx((0.002,))
+    assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
+
+
 @pytest.mark.parametrize(
     "costs", [costs_of("model", 0.1), RoundCosts((512,), (0, 1), ("prompt_lookup",), (((1, 2),),))]
 )

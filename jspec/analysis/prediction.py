@@ -6,7 +6,7 @@ A speed-up is tokens of a round over seconds of a round, in steps of plain decod
   proposal full, each draft adding c plain steps. The paper itself is off by up to 45 %.
 * `by_position`: a probability for each place in the proposal, given that all drafts before it were
   kept; proposals of the lengths that there were, 0 included; the seconds of a round of that length,
-  drafting and all.
+  drafting and all, and those of a draft model's reading of the prompt.
 
 The costs are those of a calibration (see `RoundCosts`): no answer that was timed has a part in
 them, so a wrong cost shows as an error, on the very prompts whose acceptance was seen too.
@@ -25,6 +25,7 @@ from jspec.errors import InputError
 from jspec.stats import RoundCounts, acceptance_by_position, conditional_acceptance
 
 CostFn = Callable[[int, RoundCounts | None], float]
+ReadingFn = Callable[[int, str], float]
 
 
 class PromptRun(NamedTuple):
@@ -37,6 +38,7 @@ class PromptRun(NamedTuple):
       num_plain_tokens: of the plain answer, likewise without the prefill's.
       plain_seconds: of decoding it.
       max_length: tokens that prompt and answer may come to.
+      num_prompt_tokens: of all speculative answers whose rounds these are.
     """
 
     rounds: Sequence[RoundCounts]
@@ -45,6 +47,7 @@ class PromptRun(NamedTuple):
     num_plain_tokens: int
     plain_seconds: float
     max_length: int
+    num_prompt_tokens: int = 0
 
 
 class RoundSpeed(NamedTuple):
@@ -115,6 +118,24 @@ def cost_of(costs: RoundCosts) -> CostFn:
     return cost
 
 
+def reading_of(costs: RoundCosts) -> ReadingFn:
+    """Returns the seconds of a drafter for each token of a prompt, for `expect_by_position`."""
+
+    def reading(max_length: int, drafter: str) -> float:
+        if drafter not in costs.drafters:
+            return 0.0
+        context = capacity_for(max_length, costs.numbers[-1] + 1)
+        return float(costs.reading_at(context)[costs.drafters.index(drafter)])
+
+    return reading
+
+
+def reads_nothing(max_length: int, drafter: str) -> float:
+    """The reading of drafters without a cache of their own."""
+    del max_length, drafter
+    return 0.0
+
+
 def observed_alpha(rounds: Sequence[RoundCounts]) -> float:
     """Returns the paper's alpha as rounds show it: drafts kept of those whose turn came.
 
@@ -127,7 +148,11 @@ def observed_alpha(rounds: Sequence[RoundCounts]) -> float:
 
 
 def expect_by_position(
-    prompts: Sequence[PromptRun], cost: CostFn, *, is_conditional: bool = True
+    prompts: Sequence[PromptRun],
+    cost: CostFn,
+    *,
+    reading: ReadingFn = reads_nothing,
+    is_conditional: bool = True,
 ) -> RoundSpeed:
     """Returns the speed of rounds like these: the prediction `by_position`.
 
@@ -138,6 +163,8 @@ def expect_by_position(
     Args:
       prompts: seen; their seconds are not looked at.
       cost: (max_length, round) -> its seconds, drafting included; of a plain step for None.
+      reading: (max_length, drafter) -> its seconds for each token of the prompt, which it reads
+        when it first drafts.
       is_conditional: whether a_1 · ... · a_i is a product of conditional acceptances, as if how
         long a proposal is said nothing about how good it is; else it is how often the i-th draft of
         those proposals that have one is kept.
@@ -149,7 +176,7 @@ def expect_by_position(
     tokens_of = np.cumsum([1.0, *_kept_by_place(rounds, is_conditional=is_conditional)])
     # A place that no draft ever reached adds nothing.
     found = [tokens_of[min(one.num_proposed, len(tokens_of) - 1)] for one in rounds]
-    return RoundSpeed(float(np.mean(found)), _cost_in_steps(prompts, cost))
+    return RoundSpeed(float(np.mean(found)), _cost_in_steps(prompts, cost, reading))
 
 
 def _rounds_of(prompts: Sequence[PromptRun]) -> list[RoundCounts]:
@@ -166,9 +193,16 @@ def _kept_by_place(rounds: Sequence[RoundCounts], *, is_conditional: bool) -> li
     return np.cumprod(conditional_acceptance(rounds)).tolist()
 
 
-def _cost_in_steps(prompts: Sequence[PromptRun], cost: CostFn) -> float:
+def _cost_in_steps(
+    prompts: Sequence[PromptRun], cost: CostFn, reading: ReadingFn = reads_nothing
+) -> float:
     """Returns the mean cost of the prompts' rounds in plain steps."""
     seconds = sum(cost(prompt.max_length, one) for prompt in prompts for one in prompt.rounds)
+    for prompt in prompts:
+        drafters = {one.drafter for one in prompt.rounds if one.num_proposed}
+        seconds += prompt.num_prompt_tokens * sum(
+            reading(prompt.max_length, drafter) for drafter in sorted(drafters)
+        )
     plain = sum(cost(prompt.max_length, None) * len(prompt.rounds) for prompt in prompts)
     return seconds / plain
 
@@ -210,6 +244,7 @@ def predict_halves(
     cost: CostFn,
     *,
     num_draft_tokens: int,
+    reading: ReadingFn = reads_nothing,
     is_conditional: bool = True,
 ) -> list[HalfPrediction]:
     """Predicts each half of the prompts from the other one.
@@ -221,6 +256,7 @@ def predict_halves(
       prompts: at least 2.
       cost: see `expect_by_position`; measured apart from the prompts.
       num_draft_tokens: gamma, of the i.i.d. form.
+      reading: see `expect_by_position`.
       is_conditional: see `expect_by_position`.
 
     Returns:
@@ -241,7 +277,7 @@ def predict_halves(
                 observed_alpha(_rounds_of(own)),
                 measured_speed(halves[other]),
                 expect_iid(own, cost, num_draft_tokens=num_draft_tokens)[0],
-                expect_by_position(own, cost, is_conditional=is_conditional),
+                expect_by_position(own, cost, reading=reading, is_conditional=is_conditional),
             )
         )
     return predictions

@@ -23,6 +23,7 @@ from jspec.speculation.types import (
     LimitFn,
     Proposal,
     TargetView,
+    lag_of,
     observed_layers,
 )
 from jspec.typing import DraftProbs, Params, RowCounts, RowFlags, RowTokens, Tokens
@@ -57,6 +58,16 @@ class CascadeDrafter:
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers that the members observe, one member after another."""
         return tuple(i for member in self.members for i in observed_layers(member))
+
+    def lag(self, state: tuple[Any, ...], kind: RowCounts) -> RowCounts:
+        """Returns the committed tokens that the member of each row's kind has yet to read, [b]."""
+        lag, first_kind = jnp.zeros_like(kind), 0
+        for member, own in zip(self.members, state, strict=True):
+            own_kind = kind - first_kind
+            is_own = (own_kind >= 0) & (own_kind < len(member.kinds))
+            lag = jnp.where(is_own, lag_of(member, own, own_kind), lag)
+            first_kind += len(member.kinds)
+        return lag
 
     def init(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
         """Returns the state of rows that have seen nothing."""

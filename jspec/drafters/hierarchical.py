@@ -119,6 +119,10 @@ class HierarchicalDrafter:
         """As the draft model: whether there was a guess makes no difference."""
         return self.model.may_be_silent
 
+    def lag(self, state: HierarchicalState, kind: RowCounts) -> RowCounts:
+        """Returns the committed tokens that the draft model has yet to read, [b]."""
+        return self.model.lag(state.model, kind)
+
     def init(self, batch_size: int, capacity: int) -> HierarchicalState:
         """Returns the state of rows that have seen nothing."""
         return HierarchicalState(

@@ -29,7 +29,7 @@ from jspec.errors import InputError
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetPrefix, TargetView
-from jspec.typing import ApplyFn, Params, RowTokens, Tokens
+from jspec.typing import ApplyFn, Params, RowCounts, RowTokens, Tokens
 
 _ASSUMED = 0.3, 0.5  # acceptance of a few of the layers, before it is known: not trained for it
 _KINDS = (Kind("layer_skip", *_ASSUMED),)
@@ -159,6 +159,10 @@ class LayerSubsetDrafter:
     def may_be_silent(self) -> bool:
         """It has something to say unless it is unsure."""
         return self.model.may_be_silent
+
+    def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
+        """Returns the committed tokens that the layers have yet to read, [b]."""
+        return self.model.lag(state, kind)
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""

@@ -27,7 +27,7 @@ from jspec.errors import InputError
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import ApplyFn, Params, RowFlags, RowTokens, Tokens
+from jspec.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
 
 CATCH_UP_WIDTH = 64
 _ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
@@ -79,6 +79,11 @@ class ModelDrafter:
     def may_be_silent(self) -> bool:
         """A model has something to say unless it is unsure."""
         return self.min_confidence > 0
+
+    def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
+        """Returns the committed tokens to be read before it can propose, [b]."""
+        del kind
+        return self._missing(state.history, state.cache)
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
@@ -181,8 +186,8 @@ class ModelDrafter:
         """
         history = state.history
 
-        def missing(cache: KVCache) -> Array:
-            return jnp.where(is_wanted, jnp.maximum(history.length - 1 - cache.length, 0), 0)
+        def missing(cache: KVCache) -> RowCounts:
+            return jnp.where(is_wanted, self._missing(history, cache), 0)
 
         def feed(cache: KVCache) -> KVCache:
             tokens = history.window(cache.length, CATCH_UP_WIDTH)
@@ -190,6 +195,9 @@ class ModelDrafter:
             return fed.commit(jnp.minimum(missing(cache), CATCH_UP_WIDTH))
 
         return jax.lax.while_loop(lambda cache: (missing(cache) > 0).any(), feed, state.cache)
+
+    def _missing(self, history: History, cache: KVCache) -> RowCounts:
+        return jnp.maximum(history.length - 1 - cache.length, 0)
 
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:

@@ -10,6 +10,7 @@ from jspec.analysis.prediction import (
     cost_of,
     expect_iid,
     predict_halves,
+    reading_of,
 )
 from jspec.costs import RoundCosts
 from jspec.reports.document import Table
@@ -80,13 +81,15 @@ def _prompt_run(pairs: Sequence[tuple[Cell, Cell]]) -> PromptRun:
         num_plain_tokens=sum(answer.num_round_tokens for answer in plain),
         plain_seconds=sum(answer.decode_seconds for answer in plain),
         max_length=max(answer.num_prompt_tokens + len(answer.token_ids) for answer in own),
+        num_prompt_tokens=sum(answer.num_prompt_tokens for answer in own),
     )
 
 
 def _predict(way: str, runs: Sequence[PromptRun], costs: RoundCosts) -> WayPrediction:
     cost, most = cost_of(costs), costs.numbers[-1]
     _, cost_ratio = expect_iid(runs, cost, num_draft_tokens=most)
-    return WayPrediction(way, cost_ratio, predict_halves(runs, cost, num_draft_tokens=most))
+    halves = predict_halves(runs, cost, num_draft_tokens=most, reading=reading_of(costs))
+    return WayPrediction(way, cost_ratio, halves)
 
 
 def _speedup_table(ways: Sequence[WayPrediction], view: View) -> Table:
@@ -113,7 +116,8 @@ def _speedup_table(ways: Sequence[WayPrediction], view: View) -> Table:
         "**i.i.d.**: Theorem 3.8 of arXiv 2211.17192, every draft kept with the same probability "
         "alpha (of the drafts whose turn came), every proposal full, a draft adding c plain steps "
         "to a round, its share of the wider verify call included. **By position**: the acceptance "
-        "at each place, the proposals' real lengths, and the cost of rounds of that length.",
+        "at each place, the proposals' real lengths, the cost of rounds of that length, and of a "
+        "draft model's reading of the prompt.",
     )  # fmt: skip
 
 
@@ -135,9 +139,9 @@ def _gaps_table(ways: Sequence[WayPrediction], view: View) -> Table:
         "i.i.d. form where a drafter often has nothing to say or later drafts are kept more or "
         "less often than first ones, in the other form where the two halves of the prompts are "
         "not alike. Costs are off where proposals are shorter than the i.i.d. form takes them to "
-        "be, where the machine was slower or faster than when they were measured, and with a "
-        "draft model, which reads the prompt in its first round: the shorter the answer, the more "
-        "that weighs.",
+        "be, and where the machine was slower or faster than when they were measured. The i.i.d. "
+        "form leaves out that a draft model reads the prompt in its first round: the shorter the "
+        "answer, the more that weighs.",
     )  # fmt: skip
 
 

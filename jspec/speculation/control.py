@@ -5,6 +5,11 @@ the first draft is kept and l that a later one is, once those before it are. Of 
 for which a verify call is compiled) the one that maximises tokens per second is taken: Theorem 3.8
 of Leviathan et al. (arXiv 2211.17192) with measured costs in the place of c. 0 is a plain step.
 
+A drafter with a cache of its own may lag: before it drafts again it reads what it has missed, the
+prompt at first. That takes a while once, and is spread over the tokens that are still to come: as
+many as the answer has so far, or the room that is left where that is less. So an answer has to grow
+before a dear drafter reads a long prompt for it.
+
 Each row estimates a and l from its own rounds, for each kind of proposal apart. The past fades with
 every round towards what was assumed before the first one, so that a drafter which was switched off
 is tried again. No clock is read: the same history and the same costs give the same choice.
@@ -49,6 +54,8 @@ class Control(struct.PyTreeNode):
 
     Attributes:
       costs: seconds of a round with each of the numbers, by drafter, [b m c].
+      reading: seconds that a drafter takes for each token that it has missed, [b m].
+      num_emitted: tokens of the answer so far, [b].
       kept: drafts kept of each kind, first and later ones, fading, [b k 2].
       tried: drafts whose turn came, likewise.
       forced: a number for each kind where it is at least 0: no choice, [b k].
@@ -59,6 +66,8 @@ class Control(struct.PyTreeNode):
     """
 
     costs: Float32[Array, "b m c"]
+    reading: Float32[Array, "b m"]
+    num_emitted: RowCounts
     kept: Float32[Array, "b k 2"]
     tried: Float32[Array, "b k 2"]
     forced: Int32[Array, "b k"]
@@ -80,6 +89,8 @@ class Control(struct.PyTreeNode):
         counts = jnp.zeros([batch_size, len(kinds), 2], jnp.float32)
         return cls(
             costs=jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32),
+            reading=jnp.zeros([batch_size, len(drafters)], jnp.float32),
+            num_emitted=jnp.ones([batch_size], jnp.int32),  # the prefill's
             kept=counts,
             tried=counts,
             forced=jnp.full([batch_size, len(kinds)], -1, jnp.int32),
@@ -89,9 +100,15 @@ class Control(struct.PyTreeNode):
             numbers=tuple(numbers),
         )
 
-    def choose(self, kind: RowCounts) -> RowCounts:
-        """Returns how many drafts of that kind each row wants, one of `numbers`, [b]."""
-        rows = jnp.arange(kind.shape[0])
+    def choose(self, kind: RowCounts, lag: RowCounts, room: RowCounts) -> RowCounts:
+        """Returns how many drafts each row wants, one of `numbers`, [b].
+
+        Args:
+          kind: of the proposal, [b].
+          lag: tokens that its drafter has missed, [b].
+          room: tokens that may still be emitted, [b].
+        """
+        rows, drafter = jnp.arange(kind.shape[0]), jnp.asarray(self.drafter_of)[kind]
         first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
         most = jnp.asarray(self.most, jnp.int32)[kind]
         expected, gain = [jnp.ones_like(first)], first
@@ -99,8 +116,13 @@ class Control(struct.PyTreeNode):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later
         tokens = jnp.stack([expected[number] for number in self.numbers], axis=-1)
-        costs = self.costs[rows, jnp.asarray(self.drafter_of)[kind]]
-        best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmax(tokens / costs, axis=-1)]
+        horizon = jnp.maximum(jnp.minimum(self.num_emitted, room), 1)
+        share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
+        catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
+        per_token = self.costs[rows, drafter] / tokens + jnp.where(
+            jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
+        )
+        best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
         forced = self.forced[rows, kind]
         return jnp.where(forced >= 0, forced, best)
 
@@ -128,7 +150,11 @@ class Control(struct.PyTreeNode):
             new = _MEMORY * old + jnp.where(is_kind[..., None], pair[:, None], 0.0)
             return jnp.where(is_running[:, None, None], new, old)
 
-        return self.replace(kept=fade(self.kept, num_accepted), tried=fade(self.tried, num_tried))
+        return self.replace(
+            num_emitted=self.num_emitted + jnp.where(is_running, num_accepted + 1, 0),
+            kept=fade(self.kept, num_accepted),
+            tried=fade(self.tried, num_tried),
+        )
 
     def _rates(self) -> Float32[Array, "b k 2"]:
         assumed = jnp.asarray(self.assumed, jnp.float32)

@@ -21,6 +21,7 @@ from jspec.speculation.types import (
     StepInfo,
     TargetView,
     Verdict,
+    lag_of,
     observed_layers,
 )
 from jspec.typing import ApplyFn, DraftTokens, RowCounts, TargetProbs
@@ -69,7 +70,7 @@ def propose(
         params.draft,
         state.draft,
         state.last_token,
-        limit=functools.partial(_wanted, state, drafter.num_draft_tokens),
+        limit=functools.partial(_wanted, state, drafter),
         rng_keys=rule.noise.draft_keys(
             state.seed, state.target_cache.length + 1, drafter.num_draft_tokens
         ),
@@ -211,12 +212,13 @@ def _decide(
     return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))
 
 
-def _wanted(state: SpecState, num_draft_tokens: int, kind: RowCounts) -> RowCounts:
+def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:
     """Returns how many drafts of each row are wanted at most; no more than it may still emit."""
-    room = state.max_length - (state.target_cache.length + 1) - 1
-    wanted = jnp.clip(room, 0, num_draft_tokens)
+    room = state.max_length - (state.target_cache.length + 1)
+    wanted = jnp.clip(room - 1, 0, drafter.num_draft_tokens)
     if state.control is not None:
-        wanted = jnp.minimum(wanted, state.control.choose(kind))
+        lag = lag_of(drafter, state.draft, kind)
+        wanted = jnp.minimum(wanted, state.control.choose(kind, lag, room))
     return jnp.where(state.is_done, 0, wanted)
 
 

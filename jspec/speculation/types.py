@@ -239,6 +239,22 @@ class Drafter(Protocol):
         ...
 
 
+def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
+    """Returns the committed tokens that a drafter has yet to read before it can propose, [b].
+
+    It says so in a method `lag` of state and kind; a drafter without that never lags.
+
+    Args:
+      drafter: the drafter.
+      state: its state.
+      kind: of each row's proposal, [b].
+    """
+    lag = getattr(drafter, "lag", None)
+    if lag is None:
+        return jnp.zeros_like(kind)
+    return lag(state, kind)
+
+
 def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
     """Returns the layers of the target whose outputs a drafter observes, its `hidden_layers`.
 

@@ -1,5 +1,7 @@
 """Predicted speed-ups, on rounds of which the truth is known."""
 
+import dataclasses
+
 import hypothesis
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from jspec.analysis.prediction import (
     measured_speed,
     observed_alpha,
     predict_halves,
+    reading_of,
 )
 from jspec.costs import RoundCosts
 from jspec.errors import InputError
@@ -98,6 +101,21 @@ def test_a_speedup_by_hand():
     assert found.tokens == pytest.approx((2 * (1 + 0.5 + 0.5 + 0) + 2) / 4)
     assert found.cost == pytest.approx((2 * 0.026 + 2 * PLAIN) / (4 * PLAIN))
     assert found.speedup == pytest.approx(found.tokens / found.cost)
+
+
+def test_a_draft_models_reading_of_the_prompt_counts():
+    """By hand: 4 rounds of 23 ms and 50 prompt tokens of 1 ms, beside 4 steps of 20 ms.
+
+    A drafter that never proposed has read nothing.
+    """
+    reading = reading_of(dataclasses.replace(COSTS, reading=((0.001,),)))
+    rounds = [make_round(1, 1), make_round(1, 0)] * 2
+    run = make_run(rounds)._replace(num_prompt_tokens=50)
+    expected = expect_by_position([run], cost, reading=reading)
+    assert expected.cost == pytest.approx((4 * 0.023 + 0.05) / (4 * PLAIN))
+    assert expect_by_position([run], cost).cost == pytest.approx(0.023 / PLAIN)
+    silent = make_run([make_round(0, 0)] * 4)._replace(num_prompt_tokens=50)
+    assert expect_by_position([silent], cost, reading=reading).cost == pytest.approx(1)
 
 
 def test_costs_weigh_with_the_rounds_of_each_prompt():
