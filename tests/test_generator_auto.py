@@ -144,7 +144,7 @@ def test_what_catching_up_takes_is_measured(monkeypatch):
         return num_rounds * (1 + drafting)
 
     monkeypatch.setattr("jspec.calibration._time_visit", visit)
-    auto = make_auto("model", costs=None, max_seq_len=256)._programs.auto
+    auto = make_auto("model", costs=None, max_seq_len=200)._programs.auto
     costs = auto.measure()
     assert costs.reading[0] == pytest.approx((0.002,))
     assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
