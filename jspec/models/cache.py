@@ -24,7 +24,6 @@ from jaxtyping import Array, Bool, Float, Int32
 from jspec.typing import BlockMask, RowCounts
 
 TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
-_MAX_UNROLLED_ROWS = 16
 _MASKED = -1e30  # finite, so that a row that may see nothing gives no NaN
 
 
@@ -158,16 +157,20 @@ def _write_rows(
     A scatter drops what falls outside. `dynamic_update_slice` would shift it onto good slots, but
     XLA on CPU writes with it in place where it converts a whole bfloat16 layer for a scatter: there
     a small block is written so. It begins at the capacity at the latest, and the tail of the layer
-    has room for it.
+    has room for it. Rows take turns in a loop: XLA would fuse a chain of updates into one that goes
+    through the whole layer for every row.
     """
     b, _, t, _ = new.shape
-    if jax.default_backend() != "cpu" or t > TAIL or b > _MAX_UNROLLED_ROWS:
+    if jax.default_backend() != "cpu" or t > TAIL:
         rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
         return layer.at[rows, :, slots].set(new.transpose(0, 2, 1, 3), mode="drop")
     start = jnp.minimum(start, layer.shape[2] - TAIL)
-    for row in range(b):
-        layer = jax.lax.dynamic_update_slice(layer, new[row : row + 1], (row, 0, start[row], 0))
-    return layer
+
+    def write(row: Array | int, layer: Array) -> Array:
+        own = jax.lax.dynamic_slice_in_dim(new, row, 1)
+        return jax.lax.dynamic_update_slice(layer, own, (row, 0, start[row], 0))
+
+    return write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer)
 
 
 def causal_mask(num_tokens: int) -> BlockMask:
