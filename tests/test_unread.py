@@ -180,7 +180,7 @@ def test_a_generator_refuses_what_it_would_not_read(options, message):
 def test_plain_decoding_has_no_room_to_leave_for_drafts():
     """Guards against a short context refused for a number of drafts that none may change."""
     generator = make_generator("none", max_seq_len=4)
-    assert len(generator.generate([1, 2], Settings(max_new_tokens=9)).token_ids) == 2
+    assert len(generator.generate(Request([1, 2], Settings(max_new_tokens=9))).token_ids) == 2
 
 
 def test_a_request_with_a_draft_temperature_that_is_not_read_is_refused():
