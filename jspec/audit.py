@@ -26,6 +26,7 @@ from jspec.row_checks import check_temperature
 from jspec.settings_flags import read_rule, read_settings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.types import Temperatures
+from jspec.unread import check_read
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -96,13 +97,22 @@ def make_subject() -> Subject:
     if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
         raise InputError("expected --draft with --draft_quantization")
     drafter = choose_drafter(drafter, has_draft=_DRAFT.value is not None, options=drafter_options)
+    num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    check_read(
+        drafter,
+        drafter_options,
+        settings,
+        num_draft_tokens=num_draft_tokens,
+        acceptance=acceptance,
+        rule_options=rule_options,
+    )
     draft = None if _DRAFT.value is None else _load(_DRAFT.value, _DRAFT_QUANTIZATION.value)
     return Subject(
         target=_load(_TARGET.value, _TARGET_QUANTIZATION.value),
         draft=draft,
         drafter=drafter,
         drafter_options=drafter_options,
-        num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
+        num_draft_tokens=num_draft_tokens,
         acceptance=acceptance,
         rule_options=rule_options,
         settings=settings,

@@ -110,15 +110,27 @@ def read_options() -> DrafterOptions:
 
 
 def _parse_layers(text: str | None) -> tuple[int, ...] | None:
-    """Returns the layers of a list of numbers and ranges; those of one number are the first."""
+    """Returns the layers of a list of numbers and ranges; those of one number are the first.
+
+    Raises:
+      InputError: something else, a range that falls, or no layer at all.
+    """
     if text is None:
         return None
     parts = [re.fullmatch(r"([0-9]{1,4})(?:-([0-9]{1,4}))?", part) for part in text.split(",")]
     ranges = [(int(part[1]), int(part[2] or part[1])) for part in parts if part is not None]
-    if len(ranges) < len(parts) or any(first > last for first, last in ranges):
+    if len(ranges) < len(parts):
         raise InputError(
-            f"expected draft_layers as a number or a list like 0-5,28,29; got {text!r}"
+            "expected draft_layers as a number or a list like 0-5,28,29, with no number above "
+            f"9999; got {text!r}"
+        )
+    falling = [f"{first}-{last}" for first, last in ranges if first > last]
+    if falling:
+        raise InputError(
+            f"expected ranges of draft_layers from the lower to the higher, got {falling[0]!r}"
         )
     if text.isdigit():
+        if int(text) == 0:
+            raise InputError(f"expected draft_layers to be at least one layer, got {text!r}")
         return tuple(range(int(text)))
     return tuple(layer for first, last in ranges for layer in range(first, last + 1))

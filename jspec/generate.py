@@ -12,6 +12,7 @@ from absl import flags
 from jspec import cli, drafter_flags, generator, settings_flags
 from jspec.costs import read_costs
 from jspec.drafter_flags import read_drafter
+from jspec.drafters import choose_drafter
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
@@ -19,6 +20,7 @@ from jspec.monitor import AcceptanceMonitor
 from jspec.prompts import Prompt, read_prompts
 from jspec.request import Piece, Request, Result
 from jspec.settings_flags import read_rule, read_settings
+from jspec.unread import check_read
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(settings_flags)
@@ -71,7 +73,16 @@ def main() -> None:
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value, stop=tuple(_STOP.value))
     acceptance, rule_options = read_rule()
     drafter, drafter_options = read_drafter()
+    drafter = choose_drafter(drafter, has_draft=_DRAFT.value is not None, options=drafter_options)
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    check_read(
+        drafter,
+        drafter_options,
+        settings,
+        num_draft_tokens=num_draft_tokens,
+        acceptance=acceptance,
+        rule_options=rule_options,
+    )
     texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
     requests = [
         Request(one.text, dataclasses.replace(settings, seed=settings.seed + index), one.category)

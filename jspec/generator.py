@@ -12,7 +12,7 @@ from jspec.batch import Batch
 from jspec.capacity import capacity_for
 from jspec.compile_cache import use_compile_cache
 from jspec.costs import RoundCosts
-from jspec.drafters import DrafterOptions, choose_drafter
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, DrafterOptions, choose_drafter
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row
 from jspec.errors import InputError, check_range
@@ -21,11 +21,11 @@ from jspec.programs import make_programs
 from jspec.request import Piece, Request, Result, Settings
 from jspec.row_checks import make_row
 from jspec.speculation.acceptance import RuleOptions, get_rule
+from jspec.unread import check_draft_temperature, check_num_draft_tokens, check_rule_options
 from jspec.vocabulary import used_vocab_size
 from jspec.weights.resolver import LoadedModel, load_model
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
-DEFAULT_NUM_DRAFT_TOKENS = 5
 _DEFAULTS = Settings()
 _RULE_DEFAULTS = RuleOptions()
 _DRAFTER_DEFAULTS = DrafterOptions()
@@ -78,10 +78,11 @@ class Generator:
 
         Raises:
           InputError: a value out of range, a draft that does not fit the target, or an option that
-            the drafter does not read.
+            neither drafter nor rule reads.
         """
         use_compile_cache()
         drafter = choose_drafter(drafter, has_draft=draft is not None, options=drafter_options)
+        check_num_draft_tokens(num_draft_tokens, drafter)
         context = target.config.max_seq_len
         self.target = target
         self._draft = draft
@@ -94,6 +95,7 @@ class Generator:
         self._rounds_per_visit = rounds_per_visit
         self._drafter_options, self._rule_options = drafter_options, rule_options
         self._rule = get_rule(acceptance, rule_options)
+        check_rule_options(rule_options, acceptance, drafter)
         self._make_programs = functools.partial(
             make_programs,
             target,
@@ -234,6 +236,7 @@ class Generator:
         rows = []
         for index, request in enumerate(requests):
             try:
+                check_draft_temperature(request.settings, [(self.drafter, self._drafter_options)])
                 prompt = self.encode_prompt(request.prompt, chat, system)
                 row = self._make_row(prompt, request.settings)
             except InputError as error:

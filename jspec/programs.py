@@ -88,7 +88,7 @@ def make_programs(
       draft: the draft model, for a drafter that has one.
       drafter: a drafter's name; see `make_drafter`.
       drafter_options: options of the drafters.
-      num_draft_tokens: drafts a round, or "auto".
+      num_draft_tokens: drafts a round, or "auto"; of no account for the drafter "none".
       costs: what rounds cost, for "auto"; None to measure them.
       acceptance: the rule's name.
       rule: what decides.
@@ -102,7 +102,7 @@ def make_programs(
     is_auto = num_draft_tokens == AUTO
     most = max(max_seq_len - 2, 1)
     largest = numbers[-1] if numbers else MOST_DRAFT_TOKENS
-    num_wanted = min(largest, most) if is_auto else num_draft_tokens
+    num_wanted = min(largest, most) if is_auto or drafter == "none" else num_draft_tokens
     num_wanted = whole_number("num_draft_tokens", num_wanted, f" or {AUTO!r}")
     if costs is not None and (not is_auto or drafter == "none"):
         raise InputError(f"expected num_draft_tokens={AUTO!r} and a drafter with costs of rounds")

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from jspec import cli
 from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
     WITH_DRAFT_MODEL,
     DrafterOptions,
     check_options,
@@ -12,6 +13,7 @@ from jspec.drafters import (
     needs_draft_model,
 )
 from jspec.errors import InputError
+from jspec.unread import check_num_draft_tokens
 
 
 class Way(NamedTuple):
@@ -31,10 +33,10 @@ def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]
 
     Args:
       drafters: DRAFTER or DRAFTER:NUMBER each.
-      num_draft_tokens: the number for those without one.
+      num_draft_tokens: the number for those without one that draft.
 
     Raises:
-      InputError: none at all, one twice, or no such drafter.
+      InputError: none at all, one twice, no such drafter, or a number of drafts for "none".
     """
     if not drafters or len(set(drafters)) < len(drafters):
         raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
@@ -45,7 +47,9 @@ def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]
         name = "jspec plain" if drafter == "none" else f"jspec {text}"
         if name in ways:
             raise InputError(f"expected each drafter once, got {','.join(drafters)}")
-        ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or num_draft_tokens))
+        usual = str(DEFAULT_NUM_DRAFT_TOKENS) if drafter == "none" else num_draft_tokens
+        ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or usual))
+        check_num_draft_tokens(ways[name].num_draft_tokens, drafter)
     return ways
 
 

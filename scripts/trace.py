@@ -22,6 +22,7 @@ from jspec.json_lines import check_output
 from jspec.reports.trace import to_terminal
 from jspec.settings_flags import read_rule, read_settings
 from jspec.tracing import record_trace
+from jspec.unread import check_read
 from jspec.weights.resolver import load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -47,9 +48,18 @@ def main() -> None:
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     acceptance, rule_options = read_rule()
     name, options = read_drafter()
-    drafter = choose_drafter(name, has_draft=_DRAFT.value is not None)
+    drafter = choose_drafter(name, has_draft=_DRAFT.value is not None, options=options)
     if drafter == "none":
         raise InputError("expected a drafter that drafts, got 'none'")
+    number = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    check_read(
+        drafter,
+        options,
+        settings,
+        num_draft_tokens=number,
+        acceptance=acceptance,
+        rule_options=rule_options,
+    )
     output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
     draft = None
     if _DRAFT.value is not None:
@@ -61,7 +71,7 @@ def main() -> None:
         prompt,
         settings,
         drafter=drafter,
-        num_draft_tokens=cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value),
+        num_draft_tokens=number,
         drafter_options=options,
         acceptance=acceptance,
         rule_options=rule_options,

@@ -92,13 +92,30 @@ def spoil(tmp_path):
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
         ("--max_seq_len=5", "num_draft_tokens from 1 to 3, got 5"),
-        ("--drafter=model", "expects a draft model"),
-        ("--drafter=hierarchical", "expects a draft model"),
+        ("--drafter=model", "'model' expects a draft model (--draft=MODEL, in Python draft), got"),
+        ("--drafter=hierarchical", "expects a draft model (--draft=MODEL, in Python draft), got"),
+        ("--drafter=prompt_lookup+", "name on both sides of every '+', got 'prompt_lookup+'"),
+        ("--drafter=+model", "expected a drafter's name on both sides of every '+', got '+model'"),
+        ("--drafter=", "or several joined by '+'; got ''"),
+        (
+            "--draft_temperature=0.5",
+            "draft_temperature with a drafter that draws from a law (model",
+        ),
+        ("--lenience=0.3", "expected lenience with a drafter that drafts and an acceptance rule"),
+        ("--typical_delta=0.1", "rule that reads it (typical), got it with 'prompt_lookup' and"),
         ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
-        ("--drafter=pattern", "expects a regular expression or a JSON skeleton, got neither"),
+        ("--drafter=pattern", "(--draft_pattern), a regular expression, or json_skeleton"),
         ("--drafter=magic", "drafter"),
         ("--drafter=layer_skip", "'layer_skip' expects draft_layers"),
-        ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29; got 'few'"),
+        ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29, with no number"),
+        ("--draft_layers=", "expected draft_layers as a number or a list"),
+        ("--draft_layers=1000000-", "with no number above 9999; got '1000000-'"),
+        ("--draft_layers=0", "expected draft_layers to be at least one layer, got '0'"),
+        ("--draft_layers=5-2", "of draft_layers from the lower to the higher, got '5-2'"),
+        ("--draft_pattern=", "expected pattern (--draft_pattern) as a text, got an empty one"),
+        ("--draft_json=", "expected json_skeleton (--draft_json) as a text, got an empty one"),
+        ("--draft_table=", "expected draft_table as a text, got an empty one"),
+        ("--draft_head=", "expected draft_head as a text, got an empty one"),
         ("--drafter=bigram", "'bigram' expects a table that scripts/count_ngrams.py has made"),
         ("--lookup_growth=-1", "lookup_growth from 0 to 100, got -1"),
         ("--ngram_window=0", "ngram_window from 2 to 32768, got 0"),
@@ -106,7 +123,7 @@ def spoil(tmp_path):
         ("--ngram_max_order=1", "ngram_max_order from 2 to 16, got 1"),
         ("--ngram_law=martial", "<deterministic|sampled>"),
         ("--draft_layers=1", "reads it (layer_skip), got it with 'prompt_lookup'"),
-        ("--draft_pattern=a", "pattern with a drafter that reads it (pattern), got it with"),
+        ("--draft_pattern=a", "pattern (--draft_pattern) with a drafter that reads it (pattern)"),
         ("--acceptance=magic", "acceptance"),
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
@@ -119,11 +136,27 @@ def test_flags(refuse, folder, flag, message):
     assert message in refuse(folder, flag)
 
 
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--num_draft_tokens=3", "num_draft_tokens with a drafter that drafts, got 3 with 'none'"),
+        ("--num_draft_tokens=auto", "with a drafter that drafts, got 'auto' with 'none'"),
+        ("--draft_temperature=0.5", "ngram with ngram_law=sampled), got it with 'none'"),
+        ("--lenience=0.3", "(lenient, lenient_argmax), got it with 'none' and 'rejection'"),
+    ],
+)
+def test_plain_decoding_reads_no_option_of_drafting(refuse, folder, flag, message):
+    """Guards against a flag that is silently ignored; before any model is loaded."""
+    assert message in refuse("nowhere", "--drafter=none", flag)
+
+
 def test_draft_tables(refuse, folder, tmp_path):
     """Guards against counts of another model's tokens, and tracebacks of the file's library."""
     path = tmp_path / "table"
     flags = ("--drafter=bigram", f"--draft_table={path}")
     assert "table: no such file" in refuse(folder, *flags)
+    found = refuse(folder, "--drafter=bigram", f"--draft_table={tmp_path}")
+    assert "expected a table of n-gram counts, a file; got a folder" in found
     save_table(count_ngrams([[1, 2]], 259), path)
     assert "target's vocabulary of 258 tokens, got one of 259" in refuse(folder, *flags)
     save_table(count_ngrams([[1, 2]], 258), path, make_tokenizer(special=("</s>", "<s>")))
@@ -193,6 +226,10 @@ def edit_config(folder, **changes):
         ({"made_up_key": 3}, "made_up_key"),
         ({"architectures": ["MistralForCausalLM"], "model_type": "mistral"}, "istral"),
         ({"hidden_act": "gelu"}, "hidden_act"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "expected float weights, got ones quant",
+        ),
         ({"vocab_size": 259}, "expected shape [259, 32], found [258, 32]"),
         ({"num_hidden_layers": 3}, "missing tensors"),
         ({"num_hidden_layers": 1}, "unknown tensors"),
@@ -241,7 +278,8 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     assert "damaged tokenizer" in refuse(other)
     path.unlink()
     assert "no tokenizer.json" in refuse(other)
-    assert "a draft model and 'none'" in refuse(folder, f"--draft={folder}", "--drafter=none")
+    found = refuse(folder, f"--draft={folder}", "--drafter=none")
+    assert "a draft model (--draft, in Python draft) expects a drafter among model" in found
     inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
     assert "expected an inner drafter without a model" in inner
     drafting = (f"--draft={folder}", "--drafter=model")
@@ -255,6 +293,11 @@ def test_patterns(refuse, folder):
     assert "'(ab': missing ), unterminated subpattern at position 0" in found
     found = refuse(folder, "--drafter=pattern", '--draft_json={"a": "<date>"}')
     assert "expected placeholders among <string>" in found
+    for text in ("name", "{'a': 1}", '{"a":'):
+        found = refuse(folder, "--drafter=pattern", f"--draft_json={text}")
+        assert f"expected a JSON skeleton (--draft_json), got {text!r}: " in found
+    found = refuse(folder, "--drafter=pattern", "--draft_json= ")
+    assert "expected a JSON skeleton (--draft_json), got an empty text" in found
 
 
 def test_ids_beyond_the_model(refuse, tmp_path):

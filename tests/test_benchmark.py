@@ -108,6 +108,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--drafters=magic": "expected a drafter among",
         "--drafters=": "expected each drafter once, got none",
         "--drafters=none,none": "expected each drafter once, got none,none",
+        "--drafters=none:3": "expected num_draft_tokens with a drafter that drafts, got 3 with",
         "--drafters=none,model": "expected --draft with a drafter among model",
         f"--draft={folder}": "expected --draft with a drafter among model",
         "--drafter=ngram": "expected --drafters, a list; got --drafter=ngram",

@@ -166,16 +166,18 @@ def test_a_number_of_drafts_is_a_whole_one_or_auto(number):
         make_generator("prompt_lookup", num_draft_tokens=number)
 
 
-@pytest.mark.parametrize(("drafter", "number"), [("prompt_lookup", 3), ("none", "auto")])
-def test_costs_without_a_choice_are_refused(drafter, number):
+@pytest.mark.parametrize("options", [{"drafter": "prompt_lookup"}, {"drafter": "none"}])
+def test_costs_without_a_choice_are_refused(options):
     """Guards against an option that is silently ignored."""
     with pytest.raises(InputError, match="expected num_draft_tokens='auto' and a drafter"):
-        make_generator(drafter, num_draft_tokens=number, costs=CHEAP["prompt_lookup"])
+        make_generator(**options, costs=CHEAP["prompt_lookup"])
 
 
 def test_plain_decoding_has_nothing_to_choose():
-    """`auto` without a drafter is plain decoding."""
-    generator = make_auto("none", costs=None)
+    """`auto` without a drafter would choose among no drafts, by no costs."""
+    with pytest.raises(InputError, match="expected num_draft_tokens with a drafter that drafts"):
+        make_auto("none", costs=None)
+    generator = shared_generator("none")
     result = generator.generate(requests(max_new_tokens=5)[0])
     assert (generator.costs, result.stats.num_proposed) == (None, 0)
     assert generator.measure_costs() is None

@@ -107,8 +107,10 @@ def test_a_second_request_compiles_nothing(drafter, batch_size):
     clock = compile_clock()
     assert clock.num_programs > 0
     before = clock.num_programs
-    second = Settings(max_new_tokens=17, temperature=0.7, draft_temperature=0.3, seed=9,
-                      stop=("x", "yy"), stop_token_ids=(3, 4))  # fmt: skip
+    second = Settings(
+        max_new_tokens=17, temperature=0.7, draft_temperature=None if drafter == "none" else 0.3,
+        seed=9, stop=("x", "yy"), stop_token_ids=(3, 4),
+    )  # fmt: skip
     lengths = range(1, 130, 128 // (batch_size + 1))
     results = generator.generate([Request([5] * n, second) for n in lengths])
     assert clock.num_programs == before
@@ -187,7 +189,7 @@ def test_bad_settings_are_refused(settings, message):
 def test_bad_options_are_refused(options, message):
     """Guards against values that would fail inside a compiled program."""
     with pytest.raises(InputError, match=message):
-        make_generator(**{"drafter": "none", **options})
+        make_generator(**{"drafter": "prompt_lookup", **options})
 
 
 def test_the_greedy_rule_is_for_temperature_zero():

@@ -62,5 +62,7 @@ def test_a_generation_is_shown_round_by_round(tmp_path, env):
     for flag, message in (
         ("--name=other", "begins with trace"),
         ("--drafter=none", "expected a drafter that drafts"),
+        ("--draft_layers=1", "draft_layers with a drafter that reads it"),
+        ("--draft_temperature=2", "draft_temperature with a drafter that draws from a law"),
     ):
         assert message in check_refusal(*run("scripts.trace", *flags, flag, env=env))

@@ -82,9 +82,10 @@ def test_a_draft_without_its_drafter_is_refused():
     """Guards against a draft model that is loaded, and paid for, and never asked."""
     target, draft = tiny_models.target(), tiny_models.draft()
     for drafter in ("none", "prompt_lookup"):
-        with pytest.raises(InputError, match=f"got a draft model and '{drafter}'"):
+        with pytest.raises(InputError, match=f"drafter among model, hierarchical; got '{drafter}'"):
             Generator(target, draft, drafter=drafter)
-    with pytest.raises(InputError, match="got none and 'model'"):
+    message = r"'model' expects a draft model \(--draft=MODEL, in Python draft\), got none"
+    with pytest.raises(InputError, match=message):
         Generator(target, drafter="model")
     assert Generator(target, draft).drafter == "model"
     assert Generator(target).drafter == "prompt_lookup"

@@ -76,7 +76,8 @@ def make_generator(drafter, model=None, **options):
     """Returns a new Generator; the drafter "self" is the target drafting for itself."""
     model = model or target()
     drafts = {"self": model, "model": draft(), "hierarchical": draft()}
-    options = {"num_draft_tokens": NUM_DRAFT_TOKENS} | options
+    usual = {} if drafter == "none" else {"num_draft_tokens": NUM_DRAFT_TOKENS}
+    options = usual | options
     kind = "model" if drafter == "self" else drafter
     return Generator(model, drafts.get(drafter), drafter=kind, **options)
 

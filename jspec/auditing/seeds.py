@@ -6,6 +6,7 @@ from typing import Any
 from jspec.auditing.check import Check
 from jspec.auditing.subject import Subject
 from jspec.request import Request
+from jspec.unread import settings_read_by
 
 
 def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int) -> Check:
@@ -39,7 +40,8 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
         own: dict[str, Any] = (
             {} if "drafter" in options or "num_draft_tokens" in options else same_costs
         )
-        results = subject.generator(**options, **own).generate(requests)
+        other = subject.generator(**options, **own)
+        results = other.generate([_as_read_by(other.drafter, subject, one) for one in requests])
         pairs = zip(results, expected, strict=True)
         num_different[name] = sum(result.token_ids != ids for result, ids in pairs)
     return Check(
@@ -49,3 +51,9 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
         + ", ".join(f"{name}: {count} differ" for name, count in num_different.items()),
         num_different,
     )
+
+
+def _as_read_by(drafter: str, subject: Subject, request: Request) -> Request:
+    """Returns a request without a draft temperature where that drafter does not read it."""
+    settings = settings_read_by(drafter, subject.drafter_options, request.settings)
+    return dataclasses.replace(request, settings=settings)

@@ -47,14 +47,15 @@ class Subject:
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
         drafter = changes.pop("drafter", self.drafter)
-        options = {
+        options: dict[str, Any] = {
             "drafter": drafter,
-            "num_draft_tokens": self.num_draft_tokens,
             "acceptance": self.acceptance,
-            "rule_options": self.rule_options,
             "drafter_options": without_unread(drafter, self.drafter_options),
-            **changes,
         }
+        if drafter != "none":  # which reads neither
+            options["num_draft_tokens"] = self.num_draft_tokens
+            options["rule_options"] = self.rule_options
+        options |= changes
         draft = self.draft if needs_draft_model(drafter) else None
         return Generator(
             cast(self.target, dtype), None if draft is None else cast(draft, dtype), **options

@@ -15,7 +15,13 @@ from jspec.drafters.model import ModelDrafter, build_model, make_model_drafter
 from jspec.drafters.ngram import NgramDrafter, build_ngram
 from jspec.drafters.pattern import PatternDrafter, build_pattern
 from jspec.drafters.prompt_lookup import PromptLookupDrafter, build_prompt_lookup
-from jspec.drafters.spec import BuiltDrafter, DrafterOptions, DrafterSpec
+from jspec.drafters.spec import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    BuiltDrafter,
+    DrafterOptions,
+    DrafterSpec,
+    option_title,
+)
 from jspec.drafters.tables import TableDrafter, build_bigram, build_random, build_unigram
 from jspec.errors import InputError
 from jspec.speculation.types import Drafter
@@ -102,14 +108,18 @@ def member_names(name: str) -> list[str]:
     """Returns the drafters that a name stands for: one, or those of a cascade in their order.
 
     Raises:
-      InputError: no such drafter, or a cascade with one of them twice or with "none".
+      InputError: no such drafter, or a cascade with one of them twice, with "none", or with an
+        empty name.
     """
     names = name.split("+")
+    if len(names) > 1 and "" in names:
+        raise InputError(f"expected a drafter's name on both sides of every '+', got {name!r}")
     for member in names:
         if member not in DRAFTERS:
+            where = "" if member == name else f" in {name!r}"
             raise InputError(
                 f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
-                f"got {name!r}"
+                f"got {member!r}{where}"
             )
     if len(names) > 1 and "none" in names:
         raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
@@ -139,6 +149,14 @@ def options_read(name: str, options: DrafterOptions) -> set[str]:
     return read
 
 
+def draws_from_law(name: str, options: DrafterOptions) -> bool:
+    """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
+
+    The drafts of the others follow from the context. Who draws is who reads `draft_confidence`.
+    """
+    return "draft_confidence" in options_read(name, options)
+
+
 def check_options(names: Sequence[str], options: DrafterOptions) -> None:
     """Checks that each option which is not at its default is read by one of those drafters.
 
@@ -150,8 +168,8 @@ def check_options(names: Sequence[str], options: DrafterOptions) -> None:
         if field.name not in read and getattr(options, field.name) != field.default:
             readers = [name for name, one in _REGISTRY.items() if field.name in one.options]
             raise InputError(
-                f"expected {field.name} with a drafter that reads it ({', '.join(readers)}), got "
-                f"it with {', '.join(map(repr, names))}"
+                f"expected {option_title(field.name)} with a drafter that reads it "
+                f"({', '.join(readers)}), got it with {', '.join(map(repr, names))}"
             )
 
 
@@ -172,17 +190,21 @@ def choose_drafter(
     """
     if name is None:
         name = "model" if has_draft else "prompt_lookup"
-    if has_draft != needs_draft_model(name):
-        found = "a draft model" if has_draft else "none"
+    if needs_draft_model(name) and not has_draft:
         raise InputError(
-            f"a drafter among {', '.join(WITH_DRAFT_MODEL)}, and no other, expects a draft model; "
-            f"got {found} and {name!r}"
+            f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
+        )
+    if has_draft and not needs_draft_model(name):
+        raise InputError(
+            "a draft model (--draft, in Python draft) expects a drafter among "
+            f"{', '.join(WITH_DRAFT_MODEL)}; got {name!r}"
         )
     check_options([name], options)
     return name
 
 
 __all__ = [
+    "DEFAULT_NUM_DRAFT_TOKENS",
     "DRAFTERS",
     "WITH_DRAFT_MODEL",
     "BlockwiseDrafter",
@@ -205,6 +227,7 @@ __all__ = [
     "TableDrafter",
     "check_options",
     "choose_drafter",
+    "draws_from_law",
     "make_drafter",
     "member_names",
     "needs_draft_model",

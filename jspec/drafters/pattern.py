@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int16, Int32, Key
 
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.pattern_json import skeleton_pattern
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.spec import BuiltDrafter, DrafterSpec, option_title
 from jspec.errors import InputError
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
@@ -138,7 +138,8 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
     if (pattern is None) == (skeleton is None):
         found = "neither" if pattern is None else "both"
         raise InputError(
-            f"the drafter 'pattern' expects a regular expression or a JSON skeleton, got {found}"
+            f"the drafter 'pattern' expects {option_title('pattern')}, a regular expression, or "
+            f"{option_title('json_skeleton')}; got {found}"
         )
     if skeleton is not None:
         pattern = skeleton_pattern(skeleton)

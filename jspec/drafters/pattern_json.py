@@ -27,10 +27,14 @@ def skeleton_pattern(skeleton: str) -> str:
       InputError: no JSON object or array, or an unknown placeholder.
     """
     skeleton = skeleton.strip()
+    if not skeleton:
+        raise InputError("expected a JSON skeleton (--draft_json), got an empty text")
     try:
         value = json.loads(skeleton)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"expected a JSON skeleton, got {skeleton[:60]!r}: {error}") from None
+        raise InputError(
+            f"expected a JSON skeleton (--draft_json), got {skeleton[:60]!r}: {error}"
+        ) from None
     if not isinstance(value, dict | list):
         raise InputError(f"expected a JSON object or array as skeleton, got {skeleton[:60]!r}")
     literal, *rest = _PLACEHOLDER.split(skeleton)

@@ -10,7 +10,9 @@ from jspec.speculation.types import Drafter
 from jspec.typing import Params
 from jspec.weights.tokenizer import TokenizerLike
 
+DEFAULT_NUM_DRAFT_TOKENS = 5
 NGRAM_LAWS = ("deterministic", "sampled")
+_FLAGS = {"pattern": "--draft_pattern", "json_skeleton": "--draft_json"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +96,13 @@ class DrafterOptions:
             is_given = value is not None or name in ("inner_drafter", "ngram_law")
             if is_given and not isinstance(value, str):
                 raise InputError(f"expected {name} as a text, got {value!r}")
+            if value == "" and name != "inner_drafter":  # which has to be a drafter's name
+                raise InputError(f"expected {option_title(name)} as a text, got an empty one")
+
+
+def option_title(name: str) -> str:
+    """Returns an option's name, with its flag's where that is another."""
+    return f"{name} ({_FLAGS[name]})" if name in _FLAGS else name
 
 
 class DrafterSpec(NamedTuple):

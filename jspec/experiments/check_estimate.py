@@ -13,7 +13,7 @@ from jspec.experiments.spec import Experiment
 from jspec.experiments.way_spec import WaySpec
 
 _UNREAD = ("turns", "repeats", "batch_sizes")
-_UNREAD_OF_WAYS = ("num_draft_tokens", "acceptance", "lenience")
+_UNREAD_OF_WAYS = ("num_draft_tokens", "acceptance")
 
 
 def check_estimate(experiment: Experiment) -> None:

@@ -11,6 +11,7 @@ from jspec.generator import DEFAULT_TARGET
 from jspec.request import Settings
 from jspec.row_checks import check_temperature
 from jspec.speculation.acceptance import get_rule
+from jspec.unread import check_draft_temperature
 
 KINDS = ("generate", "estimate", "theory", "predict")
 THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")
@@ -163,6 +164,12 @@ class Experiment:
                     check_temperature(way.acceptance, rule.temperatures, settings.temperature)
                 except InputError as error:
                     raise InputError(f"ways.{label}: {error}") from None
+        drafters = [(way.drafter, way.options) for way in self.ways.values()]
+        for label, settings in self.settings.items():
+            try:
+                check_draft_temperature(settings, drafters)
+            except InputError as error:
+                raise InputError(f"settings.{label}: {error}") from None
 
     @property
     def needs_prompts(self) -> bool:

@@ -24,7 +24,12 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def _refuse_quantized(quantization: Any) -> None:
+# Keys of checkpoints that others have quantised: transformers', an older one of compressed-tensors,
+# and that of MLX.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+
+
+def _refuse_quantized(key: str, quantization: Any) -> None:
     """Refuses weights that another library has quantised, by its name for the method."""
     if quantization is None:
         return
@@ -32,8 +37,9 @@ def _refuse_quantized(quantization: Any) -> None:
     if isinstance(quantization, Mapping):
         method = quantization.get("quant_method", "an unnamed method")
     raise ValueError(
-        f"quantization_config: cannot read weights quantised by {method}; take the float "
-        "checkpoint, which can be quantised to int8 or int4 as it is loaded"
+        f"expected float weights, got ones quantised by {method} ({key}); take the "
+        "original weights, with --draft_quantization=int8 (or, of a target, "
+        "--target_quantization=int8) to have them rounded as they are loaded"
     )
 
 
@@ -106,7 +112,8 @@ def from_hf_config(raw: Mapping[str, Any]) -> LlamaConfig:
         value = raw.pop(key, values[0])
         if value not in values:
             raise ValueError(f"expected {key} to be {values[0]!r}, got {value!r}")
-    _refuse_quantized(raw.pop("quantization_config", None))
+    for key in _QUANTIZATION_KEYS:
+        _refuse_quantized(key, raw.pop(key, None))
     rope_theta, rope_scaling = _read_rope(raw)
     num_heads = _pop_size(raw, "num_attention_heads")
     embed_dim = _pop_size(raw, "hidden_size")

@@ -103,10 +103,13 @@ def load_table(
       vocab_size: ids that the target uses, as many as must have been counted; None for any.
 
     Raises:
-      InputError: no such file, a damaged one, one that is no table, or one of another vocabulary.
+      InputError: no such file, a folder, a damaged file, one that is no table, or one of another
+        vocabulary.
     """
     import safetensors
 
+    if os.path.isdir(path):
+        raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file; expected a table of n-gram counts")
     try:

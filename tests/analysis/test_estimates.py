@@ -254,7 +254,7 @@ def test_a_short_answer_has_no_places(answer, options):
     [
         (lambda e: e.make_law("none"), "expected a drafter that drafts"),
         (lambda e: e.make_law("model"), "expects a draft model"),
-        (lambda e: e.make_law("unigram", draft=draft()), "expects a draft model"),
+        (lambda e: e.make_law("unigram", draft=draft()), "expects a drafter among model"),
         (lambda e: e.make_law("unigram"), "expects a table"),
         (lambda e: e.make_law("layer_skip"), "expects draft_layers"),
         (lambda e: e.make_law("telepathy"), "expected a drafter among"),

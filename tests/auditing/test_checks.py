@@ -1,5 +1,7 @@
 """The audit's checks of single facts: edges, seeds, greedy parity."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 
@@ -7,14 +9,14 @@ from jspec.auditing.edges import check_edges
 from jspec.auditing.parity import check_parity
 from jspec.auditing.seeds import check_seeds
 from jspec.sampling import sample
-from jspec.speculation.acceptance import RULES, coupled, get_rule, rejection
+from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection
 from jspec.speculation.acceptance.chain import (
     count_accepted,
     draft_probs_of_drafts,
     probs_of_drafts,
 )
 from jspec.speculation.types import Verdict
-from tests.auditing.subjects import PROMPTS, make_subject
+from tests.auditing.subjects import PROMPTS, SETTINGS, make_subject
 
 _MAX_NEW_TOKENS = 12
 
@@ -70,6 +72,18 @@ def test_seeds_and_greedy_parity_pass(rule, drafter):
     parity = check_parity(subject, "float32", PROMPTS, _MAX_NEW_TOKENS)
     assert parity.has_passed, parity.detail
     assert parity.data["gaps"] == []
+
+
+def test_plain_decoding_is_asked_for_nothing_that_it_does_not_read():
+    """A draft temperature, a number of drafts and a lenience are the subject's drafter's alone."""
+    subject = make_subject(
+        "coupled", "model", settings=dataclasses.replace(SETTINGS, draft_temperature=0.5)
+    )
+    seeds = check_seeds(subject, PROMPTS, _MAX_NEW_TOKENS)
+    assert seeds.has_passed, seeds.detail
+    assert "plain" in seeds.data
+    lenient = make_subject("lenient_argmax", rule_options=RuleOptions(lenience=0.2))
+    assert lenient.generator(drafter="none").num_draft_tokens == 0
 
 
 def noise_by_row(seed, position, width, vocab_size, is_random):

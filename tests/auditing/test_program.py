@@ -60,3 +60,9 @@ def test_bad_flags_are_one_line(audit):
     status, output, errors = audit("--num_rows=0")
     assert (status, output) == (2, "")
     assert errors == "error: expected num_rows of at least 1, got 0\n"
+    status, _, errors = audit("--temperature=1", "--lenience=0.3")
+    assert status == 2
+    assert errors.startswith(
+        "error: expected lenience with a drafter that drafts and an acceptance"
+    )
+    assert errors.count("\n") == 1

@@ -58,7 +58,7 @@ def test_layers_must_be_given():
 
 @pytest.mark.parametrize(
     ("text", "layers"),
-    [("8", tuple(range(8))), ("0", ()), ("0-0", (0,)), ("0,1,2,29", (0, 1, 2, 29)),
+    [("8", tuple(range(8))), ("1", (0,)), ("0-0", (0,)), ("0,1,2,29", (0, 1, 2, 29)),
      ("0-5,28,29", (0, 1, 2, 3, 4, 5, 28, 29)), ("2-3,1", (2, 3, 1))],
 )  # fmt: skip
 def test_the_flag_is_a_number_or_a_list(text, layers):
@@ -68,13 +68,26 @@ def test_the_flag_is_a_number_or_a_list(text, layers):
         assert read_drafter()[1].draft_layers == layers
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1,", "3-1", "1-2-3", "1.5", "0-99999999"])
-def test_other_texts_are_refused(text):
+_NO_LIST = "draft_layers as a number or a list like 0-5,28,29, with no number above 9999; got '{}'$"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *((text, _NO_LIST.format(re.escape(text))) for text in (
+            "", "x", "-1", "1,", "1-2-3", "1.5", "0-99999999", "1000000-", "1000000",
+        )),
+        ("0", "draft_layers to be at least one layer, got '0'$"),
+        ("00", "draft_layers to be at least one layer, got '00'$"),
+        ("0,5-2", "ranges of draft_layers from the lower to the higher, got '5-2'$"),
+    ],
+)  # fmt: skip
+def test_other_texts_are_refused(text, message):
     """One line, and no list of a hundred million layers."""
     flags.FLAGS.mark_as_parsed()
     with (
         flagsaver.flagsaver(draft_layers=text),
-        pytest.raises(InputError, match=r"draft_layers as a number or a list like"),
+        pytest.raises(InputError, match=f"^expected {message}"),
     ):
         read_drafter()
 

@@ -207,7 +207,7 @@ def spec(tokenizer=None, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "expects a regular expression or a JSON skeleton, got neither"),
+        ({}, r"'pattern' expects pattern \(--draft_pattern\), a regular .*; got neither"),
         ({"pattern": "a", "json_skeleton": "{}"}, "got both"),
         ({"pattern": "ab("}, r"got 'ab\(': missing \), .* at position 2"),
         ({"pattern": "^a"}, "'^a': at is not supported"),
@@ -218,6 +218,7 @@ def spec(tokenizer=None, **options):
         ({"pattern": "(){99999999}"}, "too large"),
         ({"pattern": "(" * 5000 + ")" * 5000}, "recursion"),
         ({"json_skeleton": "{'a': 1}"}, "expected a JSON skeleton"),
+        ({"json_skeleton": " "}, r"JSON skeleton \(--draft_json\), got an empty text"),
         ({"json_skeleton": "3"}, "JSON object or array"),
         ({"json_skeleton": '["<date>"]'}, "placeholders among <string>, .*; got <date>"),
     ],

@@ -2,10 +2,13 @@
 
 import dataclasses
 import pathlib
+import re
 
 import jax.numpy as jnp
 import pytest
+from absl import flags
 
+import jspec.drafter_flags  # noqa: F401 (it defines the flags)
 from jspec.drafters import (
     DRAFTERS,
     Drafter,
@@ -21,6 +24,7 @@ from jspec.drafters import (
     options_read,
     without_unread,
 )
+from jspec.drafters.spec import option_title
 from jspec.errors import InputError
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from jspec.weights.count_ngrams import count_ngrams
@@ -173,8 +177,32 @@ def test_options_of_wrong_types_are_refused(options):
 
 def test_an_unknown_drafter_is_named():
     """The message lists what there is."""
-    with pytest.raises(InputError, match=r"prompt_lookup.*'zebra'"):
+    with pytest.raises(InputError, match=r"prompt_lookup.*; got 'zebra'$"):
         make_drafter("zebra", SPEC)
+    with pytest.raises(InputError, match=r"prompt_lookup.*; got 'zebra' in 'ngram\+zebra'$"):
+        make_drafter("ngram+zebra", SPEC)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup+", "+model", "+", "model++ngram"])
+def test_an_empty_name_in_a_cascade_is_shown(name):
+    """Guards against a list of all drafters for a plus too many."""
+    message = f"expected a drafter's name on both sides of every '+', got '{name}'"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        choose_drafter(name, has_draft=True)
+
+
+@pytest.mark.parametrize("name", ["draft_table", "draft_head", "pattern", "json_skeleton"])
+def test_empty_texts_are_refused(name):
+    """Guards against `--draft_pattern=`, which matches everywhere and forces nothing."""
+    message = f"expected {option_title(name)} as a text, got an empty one"
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        DrafterOptions(**{name: ""})
+
+
+def test_options_are_called_by_their_flags():
+    """Guards against a message that tells a user of the program of an option that it lacks."""
+    for field in dataclasses.fields(DrafterOptions):
+        assert option_title(field.name).split("--")[-1].strip(")") in flags.FLAGS
 
 
 @pytest.mark.parametrize(
@@ -188,12 +216,14 @@ def test_an_unknown_drafter_is_named():
         ("hierarchical", {"ngram_window": 9}),
         ("model", {"inner_num_draft_tokens": 2}),
         ("unigram", {"pattern": "a"}),
+        ("prompt_lookup", {"json_skeleton": "[]"}),
     ],
 )
 def test_options_that_the_drafter_does_not_read_are_refused(name, options):
     """Guards against an option that is silently ignored; defaults are nobody's wish."""
     (option,) = options
-    message = rf"^expected {option} with a drafter that reads it \(.*\), got it with '{name}'$"
+    title = re.escape(option_title(option))
+    message = rf"^expected {title} with a drafter that reads it \(.*\), got it with '{name}'$"
     with pytest.raises(InputError, match=message.replace("+", r"\+")):
         check_options([name], DrafterOptions(**options))
     others = without_unread(name, DrafterOptions(**options))

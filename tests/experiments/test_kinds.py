@@ -37,6 +37,22 @@ def test_predict(tmp_path):
         check_table(record)
 
 
+def test_a_draft_temperature_is_that_of_the_estimated_law(config, tmp_path, folder):
+    """Guards against one that plain decoding refuses, or that goes with the answer's settings."""
+    settings = {
+        "same": {"temperature": 1.0},
+        "cool": {"temperature": 1.0, "draft_temperature": 0.3},
+    }
+    ways = {"self": {"drafter": "model", "draft": str(folder)}}
+    plain = config(kind="estimate", ways=ways, settings=settings, num_prompts=1, max_new_tokens=20)
+    assert run_experiment(plain, str(tmp_path / "work")) == 0
+    records = done_cells(tmp_path / "work")
+    same, cool = (records[f"self/{name}/prompt 0/seed 0"] for name in settings)
+    assert same["num_places"] == cool["num_places"]
+    assert same["sum_overlap"] == pytest.approx(same["num_places"], rel=1e-3)
+    assert cool["sum_overlap"] < 0.95 * cool["num_places"]
+
+
 def test_estimate(config, tmp_path, folder):
     """Guards against sums that are no sums of probabilities, and a draft that is not itself."""
     ways = {

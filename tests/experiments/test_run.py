@@ -102,6 +102,17 @@ def test_turns_go_on_with_the_models_own_answers(config, tmp_path, folder):
     assert second["num_prompt_tokens"] == len(expected) + 1  # BOS
 
 
+def test_a_draft_temperature_is_for_the_ways_that_draw(config, tmp_path):
+    """Guards against a setting that plain decoding refuses, although another way reads it."""
+    ways = {"plain": {"drafter": "none"}, "random": {"drafter": "random", "num_draft_tokens": 2}}
+    plain = config(ways=ways, settings={"T=1": {"temperature": 1.0, "draft_temperature": 0.5}})
+    assert run_experiment(plain, str(tmp_path / "work")) == 0
+    cells = done_cells(tmp_path / "work")
+    assert len(cells) == 8
+    rounds = [a["rounds"] for one in cells.values() for a in one["answers"]]
+    assert sum(any(proposed for proposed, *_ in one) for one in rounds) == 4
+
+
 def test_a_batch_says_what_its_rows_say_alone(config, tmp_path):
     """Law 5 through the runner, with a last batch that is not full."""
     prompts = write_prompts(tmp_path / "p.jsonl", [{"prompt": t} for t in ("ab", "cd", "efg")])

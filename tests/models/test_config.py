@@ -126,7 +126,16 @@ def test_unknown_keys_are_named():
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
         ({"quantization_config": {"bits": 4}}, "quantised by an unnamed method"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantised by gptq"),
+        *(
+            (
+                {"quantization_config": {"quant_method": method, "bits": 4}},
+                f"quantised by {method} ",
+            )
+            for method in ("bitsandbytes", "gptq", "awq", "compressed-tensors")
+        ),
+        ({"quantization": {"bits": 4}}, r"by an unnamed method \(quantization\)"),
+        ({"compression_config": {"quant_method": "x"}}, r"quantised by x \(compression_config\)"),
+        ({"quantization_config": {}}, "take the original weights, with --draft_quantization=int8"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": OLD["rope_scaling"] | {"zebra": 1}}, "zebra"),

@@ -110,9 +110,10 @@ def test_damaged_files_are_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match="truncated or damaged table"):
             load_table(str(path))
-    for missing in (tmp_path / "none", tmp_path, ""):
-        with pytest.raises(InputError, match="no such file"):
-            load_table(str(missing))
+    with pytest.raises(InputError, match="none: no such file; expected a table"):
+        load_table(str(tmp_path / "none"))
+    with pytest.raises(InputError, match="expected a table of n-gram counts, a file; got a folder"):
+        load_table(str(tmp_path))
 
 
 def test_counts_of_another_tokenizer_are_refused(tmp_path):

@@ -1,5 +1,6 @@
 """How often drafts would be kept, from the laws themselves: the kind "estimate"."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +55,7 @@ class EstimateWorker:
         answer = self._answer(cell.key)
         estimated = self._estimator.estimate(
             self._law(cell.key["way"]),
-            answer.settings,
+            draw_settings(self._experiment, cell.key, cell.key["prompt"]),
             answer.prompt_token_ids,
             answer.token_ids,
         )
@@ -76,6 +77,7 @@ class EstimateWorker:
                 self._models.target, [prompt.text], [], chat=self._experiment.wants_chat
             )
             settings = draw_settings(self._experiment, key, key["prompt"])
+            settings = dataclasses.replace(settings, draft_temperature=None)  # nothing is drafted
             self._last = which, self._plain.generate(Request(ids, settings))
         return self._last[1]
 

@@ -15,6 +15,7 @@ from jspec.experiments.store import Store
 from jspec.experiments.warm_up import WarmUp
 from jspec.prompts import Prompt
 from jspec.request import Request, Result
+from jspec.unread import settings_read_by
 
 
 @dataclasses.dataclass
@@ -80,7 +81,9 @@ class GenerateWorker:
             one.answers,
             chat=self._experiment.wants_chat,
         )
-        return Request(ids, draw_settings(self._experiment, cell.key, one.index), one.category)
+        settings = draw_settings(self._experiment, cell.key, one.index)
+        way = self._experiment.ways[cell.key["way"]]
+        return Request(ids, settings_read_by(way.drafter, way.options, settings), one.category)
 
 
 def answer_record(result: Result) -> dict[str, Any]:
