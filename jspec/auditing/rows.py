@@ -13,7 +13,7 @@ from jspec.auditing.subject import Subject
 from jspec.auto import AUTO, numbers_of
 from jspec.batch import needed_switches
 from jspec.drafters import BuiltDrafter, DrafterSpec, make_drafter
-from jspec.engine import Row, make_engine
+from jspec.engine import CostsAt, Row, make_engine
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.request import Settings
@@ -218,7 +218,7 @@ class Rows:
         # Done once for all rows: a draft model that has lagged since the prompt catches up.
         return state.replace(draft=jax.jit(self._catch_up)(params, state))
 
-    def _costs(self) -> np.ndarray | None:
+    def _costs(self) -> CostsAt | None:
         """Returns costs of rounds under which rows of different fortunes choose differently.
 
         At temperature 0 all rows have the same fortune: drafts are cheap enough to be tried.
@@ -228,7 +228,8 @@ class Rows:
         is_greedy = self.settings.temperature == 0
         cost = _COST_OF_A_GREEDY_DRAFT if is_greedy else _COST_OF_A_DRAFT
         one_drafter = 1 + cost * np.array(self._numbers)
-        return np.tile(one_drafter, (len(drafters_of(self._drafter.kinds)), 1))
+        num_drafters = len(drafters_of(self._drafter.kinds))
+        return CostsAt(np.tile(one_drafter, (num_drafters, 1)), np.zeros([num_drafters]))
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
         assert self._drafter is not None
