@@ -129,5 +129,4 @@ def test_a_member_that_looks_ahead_hands_the_cache_on(tiny_pair):
         num_copies(tiny_pair, CascadeDrafter((lookup, kind(3, size, size))), params)
         for kind in (LookaheadDrafter, Forgetful)
     ]
-    assert copies[0] == num_copies(tiny_pair, lookup, None)
-    assert copies[1] >= copies[0] + 2 * CONFIG.num_layers
+    assert copies == [0, 2 * CONFIG.num_layers]

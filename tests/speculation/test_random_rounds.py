@@ -59,7 +59,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "blockwise": ("blockwise", None),
     "ngram, blockwise": ("ngram+blockwise", None),
 }
-QUICK = ("model", "first layers", "look-ahead", "other layers, ngram, hierarchical", "EAGLE")
+QUICK = ("model", "first layers", "look-ahead", "other layers, ngram, hierarchical")
 HEAD_OPTIONS = {  # of laws so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "medusa": {"std": 0.1, "head": 0.3 * layered.params()["head"]},
