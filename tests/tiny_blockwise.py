@@ -29,10 +29,10 @@ def params_for(pair):
     return params()
 
 
-def save_head(folder, target_config):
+def save_head(folder, target_config, **options):
     """Writes heads for a target of that shape; returns the folder as options have it."""
     config = BlockwiseConfig(target_config.embed_dim, hidden_dim=8, num_heads=4)
-    save_blockwise(folder, config, params(config), target_config)
+    save_blockwise(folder, config, params(config, **options), target_config)
     return str(folder)
 
 

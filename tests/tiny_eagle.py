@@ -32,18 +32,36 @@ def params(seed=0, std=0.4, config=CONFIG):
     return head | {"ids": jnp.asarray(ids, jnp.int32)}
 
 
-def save_head(folder, target_config):
+def params_for(pair):
+    """Returns a head of which the target keeps some drafts.
+
+    Its last matrix is fitted, by least squares, to what the target says of random texts.
+    """
+    head, dim = params(), CONFIG.layer.embed_dim
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (32, 24)), jnp.int32)
+    wanted = tiny.full_logits(pair, pair.target, tokens)[:, 1:, head["ids"]]
+    # With the identity in the matrix's place the head says what the matrix reads.
+    layer = dataclasses.replace(CONFIG.layer, vocab_size=dim)
+    reading = {"head": head["head"] | {"head": jnp.eye(dim)}}
+    pairs = pair.target["embedding"][tokens[:, 1:]], fuse(head, features_of(pair, tokens)[:, :-1])
+    empty = init_eagle_cache(CONFIG, batch_size=32, capacity=23, dtype=jnp.float32)
+    read = apply_head(dataclasses.replace(CONFIG, layer=layer), reading, *pairs, empty)[0]
+    fitted = np.linalg.lstsq(np.reshape(read, (-1, dim)), np.reshape(wanted, (-1, NUM_IDS)))[0]
+    return head | {"head": head["head"] | {"head": jnp.asarray(fitted.T)}}
+
+
+def save_head(folder, target_config, **options):
     """Writes a head for a target of that shape; returns the folder as options have it."""
     num_ids = (2 * target_config.vocab_size + 1) // 3
     layer = dataclasses.replace(target_config, num_layers=1, vocab_size=num_ids)
     config = EagleConfig(layer, target_config.vocab_size, (0, target_config.num_layers))
-    save_eagle(folder, config, params(config=config))
+    save_eagle(folder, config, params(config=config, **options))
     return str(folder)
 
 
 def drafter(width, **options):
     """Returns the drafter of the head."""
-    return EagleDrafter(CONFIG, width, jnp.float32, **options)
+    return EagleDrafter(CONFIG, width, tiny.CONFIG.vocab_size, jnp.float32, **options)
 
 
 def features_of(pair, tokens):

@@ -1,11 +1,19 @@
-"""Folders with tiny heads, by the drafter that reads them."""
+"""Tiny heads, and folders with them, by the drafter that reads them."""
+
+import pytest
 
 from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
 
-# (folder, the target's config) -> the folder as options have it
-SAVE_HEAD = {
-    "eagle": tiny_eagle.save_head,
-    "medusa": tiny_medusa.save_head,
-    "blockwise": tiny_blockwise.save_head,
-    "lookahead": tiny_lookahead.save_head,
+MODULES = {
+    "eagle": tiny_eagle,
+    "medusa": tiny_medusa,
+    "blockwise": tiny_blockwise,
+    "lookahead": tiny_lookahead,
 }
+# (folder, the target's config) -> the folder as options have it
+SAVE_HEAD = {name: module.save_head for name, module in MODULES.items()}
+
+
+def head_cases(*quick):
+    """Returns the drafters' names as cases of a test, slow but for those that are quick."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in MODULES]

@@ -18,10 +18,16 @@ def params(config=CONFIG, seed=0, std=0.4):
     return {"embeddings": jnp.asarray(values, jnp.float32)}
 
 
-def save_head(folder, target_config):
+def params_for(pair):
+    """Returns embeddings; the target keeps at least the first draft, which is its own."""
+    del pair
+    return params()
+
+
+def save_head(folder, target_config, **options):
     """Writes embeddings for a target of that shape; returns the folder as options have it."""
     config = LookaheadConfig(target_config.embed_dim, num_tokens=3)
-    save_lookahead(folder, config, params(config), target_config)
+    save_lookahead(folder, config, params(config, **options), target_config)
     return str(folder)
 
 

@@ -32,10 +32,10 @@ def params_for(pair):
     return params(head=head_kernel(pair.config, pair.target), std=0.1)
 
 
-def save_head(folder, target_config):
+def save_head(folder, target_config, **options):
     """Writes heads for a target of that shape; returns the folder as options have it."""
     config = MedusaConfig(target_config.embed_dim, target_config.vocab_size, num_heads=4)
-    save_medusa(folder, config, params(config), target_config)
+    save_medusa(folder, config, params(config, **options), target_config)
     return str(folder)
 
 

@@ -86,6 +86,7 @@ _REGISTRY: Mapping[str, _Registered] = {
 }
 DRAFTERS = tuple(_REGISTRY)
 WITH_DRAFT_MODEL = ("model", "hierarchical")
+_WITH_HEAD = tuple(name for name, one in _REGISTRY.items() if "draft_head" in one.options)
 _WITHOUT_MODEL = ("prompt_lookup", "ngram", "unigram", "bigram", "random", "pattern")
 _DEFAULTS = DrafterOptions()
 
@@ -108,8 +109,8 @@ def member_names(name: str) -> list[str]:
     """Returns the drafters that a name stands for: one, or those of a cascade in their order.
 
     Raises:
-      InputError: no such drafter, or a cascade with one of them twice, with "none", or with an
-        empty name.
+      InputError: no such drafter, or a cascade with one of them twice, with two that are trained
+        heads, with "none", or with an empty name.
     """
     names = name.split("+")
     if len(names) > 1 and "" in names:
@@ -125,6 +126,11 @@ def member_names(name: str) -> list[str]:
         raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
     if len(set(names)) < len(names):
         raise InputError(f"expected each drafter of a cascade once, got {name!r}")
+    if len(set(names).intersection(_WITH_HEAD)) > 1:
+        raise InputError(
+            f"expected at most one of {', '.join(_WITH_HEAD)} in a cascade, as draft_head is one "
+            f"folder; got {name!r}"
+        )
     return names
 
 

@@ -6,6 +6,9 @@
 Every member sees every committed token. One that was not asked leaves its cache where it was and
 catches up when it is asked again: no member ever has a hole, and a draft model's prompt is only
 consumed when the cheaper members fall silent. A row's law is that of the member that proposed.
+
+A member that calls the target hands its cache on to the next ones and to the verify call, whoever
+has proposed: to go back to the cache from before would copy it.
 """
 
 import dataclasses
@@ -16,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
+from jspec.drafters.prefix import hand_on
 from jspec.sampling import SamplingSettings
 from jspec.speculation.types import (
     Drafter,
@@ -104,6 +108,7 @@ class CascadeDrafter:
         """Asks each member for the rows in which those before it had nothing to say."""
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
+        before = view.cache
         for member, own_params, own in zip(self.members, params, state, strict=True):
             proposal, new = member.propose(
                 own_params,
@@ -119,9 +124,14 @@ class CascadeDrafter:
             proposals.append(proposal.replace(kind=kind + first_kind))
             turns.append(is_turn)
             states.append(new)
+            if proposal.prefix is not None:
+                view = view._replace(cache=proposal.prefix.cache)
             is_open &= ~is_turn
             first_kind += len(member.kinds)
-        return self._merge(proposals, turns), tuple(states)
+        merged = self._merge(proposals, turns)
+        if view.cache is not before:
+            merged = merged.replace(prefix=hand_on(view, last_token, merged.tokens))
+        return merged, tuple(states)
 
     def _merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
         """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""

@@ -65,12 +65,14 @@ class EagleDrafter:
     Attributes:
       config: the head's.
       num_draft_tokens: drafts a round.
+      vocab_size: ids that are really used; the padding beyond them is cut.
       dtype: of its cache and of the features that it remembers.
       min_confidence: it proposes no further where no token is this likely; 0 never stops it.
     """
 
     config: EagleConfig
     num_draft_tokens: int
+    vocab_size: int
     dtype: jax.typing.DTypeLike
     min_confidence: float = 0.0
 
@@ -195,13 +197,14 @@ class EagleDrafter:
         features: Float[Array, "b t d"],
         cache: KVCache,
         at: RowCounts,
-    ) -> tuple[Float32[Array, "b v"], Float32[Array, "b t d"], KVCache]:
-        """Runs the head; its logits are spread over the target's vocabulary."""
+    ) -> tuple[Float32[Array, "b u"], Float32[Array, "b t d"], KVCache]:
+        """Runs the head; its logits are spread over the ids that are really used."""
         logits, hidden, cache = apply_head(
             self.config, params, look_up(embedding, tokens), features, cache, logits_at=at
         )
         none = jnp.full([tokens.shape[0], self.config.target_vocab_size], -jnp.inf, jnp.float32)
-        return none.at[:, params["ids"]].set(logits[:, 0]), hidden, cache
+        spread = none.at[:, params["ids"]].set(logits[:, 0])
+        return spread[:, : self.vocab_size], hidden, cache
 
 
 def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
@@ -214,6 +217,7 @@ def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
     drafter = EagleDrafter(
         config=head.config,
         num_draft_tokens=spec.num_draft_tokens,
+        vocab_size=spec.vocab_size,
         dtype=spec.dtype,
         min_confidence=spec.options.draft_confidence,
     )

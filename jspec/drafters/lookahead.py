@@ -5,8 +5,7 @@
 
 A round is two calls of the target, and gives at least two tokens: d1 comes from the target's own
 law. The first call works in the target's cache, behind what is committed; the second one writes its
-block over that, and nothing of the first is ever committed. In a cascade, where another member may
-propose for other rows, it works in a copy.
+block over that, and nothing of the first is ever committed.
 """
 
 import dataclasses
@@ -17,12 +16,12 @@ from jaxtyping import Array, Float32, Int32, Key
 
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.memory import Stateless
+from jspec.drafters.prefix import hand_on
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models.cache import KVCache
-from jspec.models.layers import look_up
 from jspec.models.lookahead import embed_block
 from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetPrefix, TargetView
+from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import Params, RowTokens
 from jspec.weights.lookahead_head import load_lookahead
 
@@ -52,14 +51,12 @@ class LookaheadDrafter(Stateless):
       vocab_size: ids that are really used; the padding beyond them is cut.
       target_vocab_size: width of the target's laws.
       min_confidence: it proposes no further where no token is this likely; 0 never stops it.
-      is_member: whether other drafters may propose in the same round.
     """
 
     num_draft_tokens: int
     vocab_size: int
     target_vocab_size: int
     min_confidence: float = 0.0
-    is_member: bool = False
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -107,12 +104,8 @@ class LookaheadDrafter(Stateless):
             vocab_size=self.target_vocab_size,
             min_confidence=self.min_confidence,
         )
-        if self.is_member:
-            return proposal, state
-        block = jnp.concatenate([last_token[:, None], proposal.tokens], axis=1)
-        hidden = look_up(table, block).astype(jnp.float32)
-        # No layer has run on the drafts; what is handed on is the cache, which is then not copied.
-        return proposal.replace(prefix=TargetPrefix(hidden, looked.cache, 0)), state
+        prefix = hand_on(view._replace(cache=looked.cache), last_token, proposal.tokens)
+        return proposal.replace(prefix=prefix), state
 
 
 def build_lookahead(spec: DrafterSpec) -> BuiltDrafter:
@@ -128,6 +121,5 @@ def build_lookahead(spec: DrafterSpec) -> BuiltDrafter:
         vocab_size=spec.vocab_size,
         target_vocab_size=spec.target_config.vocab_size,
         min_confidence=spec.options.draft_confidence,
-        is_member=spec.is_member,
     )
     return BuiltDrafter(drafter, embeddings.params)

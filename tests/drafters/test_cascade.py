@@ -1,5 +1,7 @@
 """Several drafters in order: whose turn it is, and whose law it is."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,8 +10,8 @@ import pytest
 from jspec.drafters import CascadeDrafter, ModelDrafter, PromptLookupDrafter
 from jspec.speculation.control import Control
 from jspec.speculation.types import TargetView
-from tests import tiny
-from tests.speculation.drive import Engine
+from tests import tiny, tiny_lookahead
+from tests.speculation.drive import Engine, assert_committed_equal
 
 WIDTH = 3
 NO_TARGET = TargetView(None, lambda: None, None)
@@ -47,6 +49,7 @@ def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, dra
             settings=state.settings, view=NO_TARGET,
         )
     )(state)  # fmt: skip
+    assert proposal.prefix is None, "nobody has called the target"
     assert proposal.tokens[0].tolist() == [4, 9, 23]
     assert proposal.num_tokens.tolist() == [WIDTH, WIDTH]
     one_hot = np.eye(SIZE, dtype=np.float32)[np.array([4, 9, 23])]
@@ -67,3 +70,44 @@ def test_nothing_wanted_nothing_done(engine, drafter):
     assert infos.num_proposed.max() == 0
     assert infos.num_tokens.tolist() == [[1]] * 4
     assert state.draft[1].cache.length.tolist() == [0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Witness(PromptLookupDrafter):
+    """Looks at the target, and has nothing to say."""
+
+    seen: list = dataclasses.field(default_factory=list, hash=False)
+
+    def propose(self, *args, limit, view, **options):
+        self.seen.append(view.cache)
+        return super().propose(*args, limit=jnp.zeros_like, view=view, **options)
+
+
+def test_the_targets_cache_is_handed_on(tiny_pair):
+    """After a look ahead: to the next member, and to a verify call on whatever was proposed.
+
+    Guards against embeddings of the look ahead's own drafts in a row that another member answers,
+    and against a cache used twice, which XLA would copy in every round.
+    """
+    witness = Witness(WIDTH)
+    drafter = CascadeDrafter((LOOKUP, tiny_lookahead.drafter(WIDTH), witness))
+    params = None, tiny_lookahead.params(), None
+    engine = Engine(tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, params), drafter)
+    state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]])
+    last = jnp.array([23, 21], jnp.int32)
+    keys = jax.random.split(jax.random.key(0), (2, WIDTH))
+    proposal, _ = drafter.propose(
+        params, state.draft, last, limit=lambda kind: jnp.full_like(kind, WIDTH), rng_keys=keys,
+        settings=state.settings,
+        view=TargetView(tiny_pair.target, tiny_pair.apply, state.target_cache),
+    )  # fmt: skip
+    assert [drafter.kinds[kind].drafter for kind in proposal.kind] == ["prompt_lookup", "lookahead"]
+    prefix = proposal.prefix
+    assert prefix.num_layers == 0
+    block = jnp.concatenate([last[:, None], proposal.tokens], axis=1)
+    np.testing.assert_array_equal(prefix.hidden, tiny_pair.target["embedding"][block])
+    np.testing.assert_array_equal(prefix.cache.length, state.target_cache.length)
+    assert_committed_equal(prefix.cache, state.target_cache, atol=0)
+    (seen,) = witness.seen
+    assert seen is prefix.cache
+    assert (np.asarray(seen.keys[0]) != np.asarray(state.target_cache.keys[0])).any()

@@ -1,5 +1,6 @@
 """The head as drafter: its chains, its lag, and the laws through the whole step."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.models.eagle import apply_head, fuse, init_eagle_cache
 from jspec.speculation.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
@@ -43,9 +45,9 @@ def observed(tiny_pair, head, text):
     return state
 
 
-def propose(tiny_pair, head, state, last, limit, temperature=0.0):
+def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61):
     """Proposes with seed 0 for every row."""
-    drafter = tiny_eagle.drafter(WIDTH)
+    drafter = dataclasses.replace(tiny_eagle.drafter(WIDTH), vocab_size=vocab_size)
 
     @jax.jit
     def run(head, state, last, limit):
@@ -81,6 +83,31 @@ def test_its_law_is_the_heads_softmax_over_what_it_can_propose(tiny_pair, head, 
     logits, _ = tiny_eagle.chain_logits(tiny_pair, head, text[2, : LENGTHS[2] + 1].tolist(), 1)
     expected = jax.nn.softmax(logits[0])
     np.testing.assert_allclose(proposal.probs[2, 0][head["ids"]], expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("used", [20, 50])
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, head, text, observed, used):
+    """Ids that no tokenizer has, at the end of the target's table; the law is of the others."""
+    last = text[np.arange(len(LENGTHS)), LENGTHS]
+    proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, 1.0, vocab_size=used)
+    assert (np.asarray(proposal.tokens) < used).all()
+    assert (np.asarray(proposal.probs)[..., used:] == 0).all()
+    np.testing.assert_array_equal(proposal.num_tokens, [WIDTH] * 3)
+    logits, _ = tiny_eagle.chain_logits(tiny_pair, head, text[2, : LENGTHS[2] + 1].tolist(), 1)
+    is_used = np.asarray(head["ids"]) < used
+    expected = jax.nn.softmax(logits[0][is_used])
+    said = proposal.probs[2, 0][head["ids"][is_used]]
+    np.testing.assert_allclose(said, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_head_of_a_folder_is_told_of_the_padding(tmp_path):
+    """Guards against a drafter that is right, and never told."""
+    folder = tiny_eagle.save_head(tmp_path / "head", tiny.CONFIG)
+    options = DrafterOptions(draft_head=folder, draft_confidence=0.25)
+    spec = DrafterSpec(WIDTH, tiny.CONFIG, 59, None, jnp.float32, options=options)
+    drafter = make_drafter("eagle", spec).drafter
+    assert (drafter.vocab_size, drafter.config.target_vocab_size) == (59, 61)
+    assert (drafter.num_draft_tokens, drafter.min_confidence) == (WIDTH, 0.25)
 
 
 def test_a_row_of_which_nothing_is_wanted_lags(tiny_pair, head, text, observed):

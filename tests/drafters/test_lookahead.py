@@ -86,13 +86,11 @@ def test_the_law_is_the_softmax_of_what_it_says(tiny_pair, embeddings, cache, te
 
 
 def test_nothing_of_the_look_ahead_is_committed(tiny_pair, embeddings, cache, text):
-    """The committed slots are as they were; in a cascade the target's cache is left alone."""
+    """The committed slots are as they were, and the verify call begins at the first layer."""
     prefix = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3).prefix
     np.testing.assert_array_equal(prefix.cache.length, LENGTHS)
     assert_committed_equal(prefix.cache, cache, atol=0)
     assert prefix.num_layers == 0
-    alone = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3, is_member=True)
-    assert alone.prefix is None
 
 
 def test_without_a_wish_the_target_is_not_called(tiny_pair, embeddings, cache, text):
@@ -111,7 +109,7 @@ def engine_of(pair, drafter, params, rule="rejection", **options):
 def test_greedy_output_is_plain_output(tiny_pair, embeddings, rule, is_member):
     """Alone, and behind a lookup; the first draft of a look ahead is always kept."""
     plain = engine_of(tiny_pair, None, None)
-    drafter, params = tiny_lookahead.drafter(WIDTH, is_member=is_member), embeddings
+    drafter, params = tiny_lookahead.drafter(WIDTH), embeddings
     if is_member:
         drafter = CascadeDrafter((PromptLookupDrafter(2, min_match=2), drafter))
         params = None, embeddings

@@ -158,6 +158,20 @@ def test_a_cascade_has_different_members(name, message):
         make_drafter(name, SPEC)
 
 
+@pytest.mark.parametrize("name", ["eagle+medusa", "prompt_lookup+lookahead+model+blockwise"])
+def test_a_cascade_has_one_trained_head(name, tmp_path):
+    """Guards against a head that is looked for in another one's folder."""
+    message = (
+        "expected at most one of eagle, medusa, blockwise, lookahead in a cascade, as draft_head "
+        f"is one folder; got '{name}'"
+    )
+    options = DrafterOptions(draft_head=SAVE_HEAD["eagle"](tmp_path / "head", CONFIG))
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        make_drafter(name, SPEC._replace(options=options))
+    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+        choose_drafter(name, has_draft="model" in name, options=options)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -13,6 +13,7 @@ from jspec.drafters import (
 )
 from tests import tiny
 from tests.speculation.drive import Engine
+from tests.tiny_heads import MODULES
 
 VOCAB = tiny.CONFIG.vocab_size
 
@@ -38,15 +39,19 @@ def make_engine(tiny_pair, model_drafter):
     def build(name, width=0):
         if name == "self":
             return build("model", width).with_params(tiny_pair.target, tiny_pair.target)
-        drafter = {
-            "plain": lambda: None,
-            "model": lambda: model_drafter(width),
-            "prompt_lookup": lambda: PromptLookupDrafter(width, min_match=1),
-            "hierarchical": lambda: HierarchicalDrafter(
-                model_drafter(width), PromptLookupDrafter(max(width - 1, 1))
-            ),
-        }[name]()
-        draft = HierarchicalParams(tiny_pair.draft) if name == "hierarchical" else tiny_pair.draft
+        if name in MODULES:
+            drafter, draft = MODULES[name].drafter(width), MODULES[name].params_for(tiny_pair)
+        else:
+            drafter = {
+                "plain": lambda: None,
+                "model": lambda: model_drafter(width),
+                "prompt_lookup": lambda: PromptLookupDrafter(width, min_match=1),
+                "hierarchical": lambda: HierarchicalDrafter(
+                    model_drafter(width), PromptLookupDrafter(max(width - 1, 1))
+                ),
+            }[name]()
+            draft = tiny_pair.draft
+            draft = HierarchicalParams(draft) if name == "hierarchical" else draft
         params = tiny_pair.target, draft
         return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
 

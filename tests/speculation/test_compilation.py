@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 
 from jspec.speculation.prefill import insert
+from tests.tiny_heads import head_cases
 
-ENGINES = [("plain", 0), ("model", 4), ("prompt_lookup", 4)]
+ENGINES = ["plain", "model", "prompt_lookup", *head_cases("eagle")]
 insert_row = jax.jit(insert)
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=lambda param: param[0])
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request, make_engine):
-    return make_engine(*request.param)
+    return make_engine(request.param, 0 if request.param == "plain" else 4)
 
 
 def test_a_second_request_compiles_nothing(engine, prompts):

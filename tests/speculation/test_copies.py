@@ -1,6 +1,7 @@
-"""No branch of a round carries a cache: `lax.cond` would copy it."""
+"""No branch of a round carries a cache: `lax.cond` would copy it. Nor is one used again."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jspec.drafters import (
     DrafterSpec,
     HierarchicalDrafter,
     HierarchicalParams,
+    LookaheadDrafter,
     ModelDrafter,
     PromptLookupDrafter,
     make_drafter,
@@ -21,9 +23,11 @@ from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control
 from jspec.speculation.step import speculative_step
 from jspec.speculation.types import ModelParams, SpecState
+from tests import tiny_lookahead
 from tests.tiny import CONFIG, empty_cache
+from tests.tiny_heads import MODULES
 
-_CAPACITY = 40
+_CAPACITY = 44
 
 
 def _conds(jaxpr):
@@ -44,7 +48,18 @@ def _layer_skip(*layers):
     return make_drafter("layer_skip", spec).drafter
 
 
-KINDS = ("model", "prompt_lookup", "first layers", "other layers", "hierarchical", "cascade")
+KINDS = ("model", "prompt_lookup", "first layers", "other layers", "hierarchical", "cascade",
+         *MODULES)  # fmt: skip
+
+
+def make_state(drafter, control=None):
+    """Returns a state of two rows, of which one draws."""
+    zeros, ones = jnp.zeros([2], jnp.int32), jnp.ones([2], jnp.float32)
+    settings = SamplingSettings(ones, zeros, ones, 0 * ones)
+    return SpecState(
+        empty_cache(2, _CAPACITY), drafter.init(2, _CAPACITY), zeros, zeros.astype(jnp.uint32),
+        settings, ones, zeros[:, None] - 1, zeros + 30, zeros > 0, control,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,17 +75,14 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     model, lookup = drafters["model"], drafters["prompt_lookup"]
     drafters["hierarchical"] = HierarchicalDrafter(model, lookup)
     drafters["cascade"] = CascadeDrafter((lookup, model))
+    drafters |= {name: module.drafter(3) for name, module in MODULES.items()}
     draft = {
         "hierarchical": HierarchicalParams(tiny_pair.draft),
         "cascade": (None, tiny_pair.draft),
-    }.get(kind, tiny_pair.draft)
-    zeros, ones = jnp.zeros([2], jnp.int32), jnp.ones([2], jnp.float32)
-    settings = SamplingSettings(ones, zeros, ones, 0 * ones)
-    state = SpecState(
-        empty_cache(2, _CAPACITY), drafters[kind].init(2, _CAPACITY), zeros,
-        zeros.astype(jnp.uint32), settings, ones, zeros[:, None] - 1, zeros + 30, zeros > 0,
-        Control.init(2, kinds=drafters[kind].kinds, numbers=(0, 1, 3)),
-    )  # fmt: skip
+    } | {name: module.params() for name, module in MODULES.items()}
+    draft = draft.get(kind, tiny_pair.draft)
+    control = Control.init(2, kinds=drafters[kind].kinds, numbers=(0, 1, 3))
+    state = make_state(drafters[kind], control)
     step = functools.partial(
         speculative_step,
         target=tiny_pair.apply,
@@ -81,6 +93,40 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     program = jax.make_jaxpr(step)(ModelParams(tiny_pair.target, draft), state)
     operands = list(_conds(program.jaxpr))
     assert operands, "the sampling work at least is behind a cond"
-    length = state.target_cache.keys[0].shape[2]
+    lengths = {_CAPACITY, state.target_cache.keys[0].shape[2]}  # of features, of keys and values
     shapes = {var.aval.shape for invars in operands for var in invars}
-    assert not any(len(shape) == 4 and shape[2] == length for shape in shapes)
+    assert not any(len(shape) > 2 and lengths & set(shape) for shape in shapes)
+
+
+class Forgetful(LookaheadDrafter):
+    """The natural but wrong member: it keeps the cache of its call for itself."""
+
+    def propose(self, *args, **options):
+        proposal, state = super().propose(*args, **options)
+        return proposal.replace(prefix=None), state
+
+
+def num_copies(pair, drafter, params):
+    """Returns how often a round of two rows copies an array of the target's cache, always."""
+    step = functools.partial(
+        speculative_step, target=pair.apply, drafter=drafter, rule=get_rule("rejection")
+    )
+    state = make_state(drafter)
+    run = jax.jit(step, donate_argnums=1).lower(ModelParams(pair.target, params), state)
+    entry = re.search(r"^ENTRY .*?^}", run.compile().as_text(), re.DOTALL | re.MULTILINE)[0]
+    shape = ",".join(map(str, state.target_cache.keys[0].shape))
+    return len(re.findall(rf"= f32\[{shape}\]\S* copy\(", entry))
+
+
+def test_a_member_that_looks_ahead_hands_the_cache_on(tiny_pair):
+    """Guards against a copy of the target's cache in every round, drafts wanted or not.
+
+    A member that keeps its cache for itself is the negative control.
+    """
+    lookup, params = PromptLookupDrafter(3), (None, tiny_lookahead.params())
+    size = CONFIG.vocab_size
+    copies = [
+        num_copies(tiny_pair, CascadeDrafter((lookup, kind(3, size, size))), params)
+        for kind in (LookaheadDrafter, Forgetful)
+    ]
+    assert copies == [0, 2 * CONFIG.num_layers]

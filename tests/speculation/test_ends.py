@@ -8,8 +8,10 @@ import pytest
 from jspec.drafters import PromptLookupDrafter
 from tests.speculation.drive import Engine, emitted_in_row
 from tests.speculation.toys import VOCAB, toy_apply, toy_cache
+from tests.tiny_heads import head_cases
 
 MAX_LENGTH = 48
+HEADS = head_cases("eagle", "lookahead")
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +36,16 @@ def cut(tokens, stop):
     return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup"])
+@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", *HEADS])
 def test_a_stop_token_ends_the_row_where_it_stands(make_engine, prompts, text, name):
     """As the first token after prefill, inside an accepted block, as the next token: all cut."""
-    engine = make_engine(name, 0 if name == "plain" else 4)
+    engine, num_kept = make_engine(name, 0 if name == "plain" else 4), 0
     for stop in dict.fromkeys(text[2][:9]):
         result = engine.generate(prompts, max_length=MAX_LENGTH, stop_ids=(stop, 60))
         assert result.tokens == [cut(cut(tokens, 60), stop) for tokens in text]
         assert bool(result.state.is_done.all())
+        num_kept += result.num_accepted.sum()
+    assert (num_kept > 0) == (name != "plain"), "without drafts that are kept nothing is cut"
 
 
 def test_stops_fall_on_every_place_of_a_block(drafted, prompts, text):
@@ -52,7 +56,7 @@ def test_stops_fall_on_every_place_of_a_block(drafted, prompts, text):
     assert result.num_accepted[0].tolist() == [4] * 4
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "model", "prompt_lookup"])
+@pytest.mark.parametrize("name", ["plain", "self", "model", "prompt_lookup", *HEADS])
 def test_max_length_cuts_inside_a_block(make_engine, prompts, text, name):
     """Every offset from 1 new token on; the row is then exactly as long as asked."""
     engine = make_engine(name, 0 if name == "plain" else 4)
@@ -72,7 +76,7 @@ def test_fewer_drafts_are_proposed_near_the_limit(drafted, prompts):
     assert result.infos.num_tokens.tolist() == [[5] * 4, [3] * 4]
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup"])
+@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", *HEADS])
 def test_the_buffer_can_be_filled_to_its_last_slot(make_engine, prompts, name):
     """A verify call near the end writes past the capacity; that must not move good slots."""
     engine = make_engine(name, 0 if name == "plain" else 4)
@@ -83,7 +87,7 @@ def test_the_buffer_can_be_filled_to_its_last_slot(make_engine, prompts, name):
     assert [len(p) + len(t) for p, t in zip(prompts, result.tokens, strict=True)] == limits
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup"])
+@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", *HEADS])
 @pytest.mark.parametrize("by", ["limit", "stop"])
 def test_done_rows_write_and_emit_nothing(make_engine, prompts, text, name, by):
     """Rounds go on for the others: a done row's tokens, counts and committed slots stay.

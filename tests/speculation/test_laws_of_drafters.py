@@ -25,6 +25,7 @@ from jspec.drafters import (
     CascadeDrafter,
     DrafterOptions,
     DrafterSpec,
+    EagleDrafter,
     LookaheadDrafter,
     MedusaDrafter,
     make_drafter,
@@ -32,13 +33,14 @@ from jspec.drafters import (
 from jspec.drafters.tables import table_params
 from jspec.models import LlamaConfig, init_cache, make_apply
 from jspec.models.blockwise import BlockwiseConfig
+from jspec.models.eagle import EagleConfig
 from jspec.models.lookahead import LookaheadConfig
 from jspec.models.medusa import MedusaConfig
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.step import speculative_step
 from jspec.weights.byte_tokenizer import ByteTokenizer
-from tests import tiny_blockwise, tiny_lookahead, tiny_medusa
+from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_statistics import BIGRAM, COUNTS, NGRAM, SETTINGS
 from tests.speculation.toys import VOCAB
@@ -82,16 +84,16 @@ class Case(NamedTuple):
 
 
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
-         "blockwise", "lookahead", "lookahead cascade")  # fmt: skip
+         "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
 WAYS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
-QUICK = ("pattern", "first layers", "told", "medusa", "blockwise", "lookahead")
+QUICK = ("pattern", "first layers", "told", "medusa", "blockwise", "lookahead", "eagle")
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
          "told": "rejection", "auto": "block", "cascade": "rejection"}  # fmt: skip
 MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "block"),
         ("told", "block"), ("auto", "rejection"), ("auto", "coupled"), ("cascade", "block"),
         ("cascade", "coupled")]  # fmt: skip
 HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
-         "lookahead cascade": "block"}  # fmt: skip
+         "lookahead cascade": "block", "eagle": "block", "eagle cascade": "rejection"}  # fmt: skip
 RIGHT = [
     (name, rule, way) for name, rule in [*RULES.items(), *MORE, *HEADS.items()] for way in WAYS
 ]
@@ -149,9 +151,11 @@ def make_case(name):
         "blockwise": make_blockwise,
         "lookahead": make_lookahead,
         "lookahead cascade": make_lookahead_cascade,
+        "eagle": make_eagle,
+        "eagle cascade": make_eagle_cascade,
     }[name]()
-    numbers = NUMBERS if name in ("told", "auto") else ()
-    return Case(*built, numbers=numbers, is_told=name == "told")
+    numbers = {"told": NUMBERS, "auto": NUMBERS, "eagle cascade": (0, 1, 2, 3)}.get(name, ())
+    return Case(*built, numbers=numbers, is_told=name in ("told", "eagle cascade"))
 
 
 def make_medusa():
@@ -167,15 +171,28 @@ def make_blockwise():
     return BlockwiseDrafter(config, CONFIG, 3, VOCAB), tiny_blockwise.params(config)
 
 
-def make_lookahead(**options):
+def make_lookahead():
     """Returns embeddings without training: the first draft is the target's own all the same."""
     params = tiny_lookahead.params(LookaheadConfig(CONFIG.embed_dim, num_tokens=2), std=0.5)
-    return LookaheadDrafter(3, VOCAB, VOCAB, **options), params
+    return LookaheadDrafter(3, VOCAB, VOCAB), params
 
 
 def make_lookahead_cascade():
     """Returns them behind n-grams: rows of one round are drafted for in both ways."""
-    drafter, params = make_lookahead(is_member=True)
+    drafter, params = make_lookahead()
+    return CascadeDrafter((NGRAM, drafter)), (None, params)
+
+
+def make_eagle():
+    """Returns a head without training, which cannot propose one of the five tokens."""
+    layer = dataclasses.replace(CONFIG, num_layers=1, vocab_size=VOCAB - 1)
+    config = EagleConfig(layer, VOCAB, (0, 2, CONFIG.num_layers))
+    return EagleDrafter(config, 3, VOCAB, jnp.float32), tiny_eagle.params(config=config)
+
+
+def make_eagle_cascade():
+    """Returns it behind n-grams: in many a round it has to catch up."""
+    drafter, params = make_eagle()
     return CascadeDrafter((NGRAM, drafter)), (None, params)
 
 
@@ -324,7 +341,9 @@ def plain_answers():
     return greedy_answers("plain")[0]
 
 
-@pytest.mark.parametrize("name", [slow_unless(one in QUICK, one) for one in CASES])
+@pytest.mark.parametrize(
+    "name", [slow_unless(one in QUICK and one != "eagle", one) for one in CASES]
+)
 def test_greedy_output_is_plain_decodings(name):
     """Law 2, with the programs that sample above: 5,000 prompts of 1 to 12 tokens, penalties on."""
     tokens, infos = greedy_answers(name, RULES[name])

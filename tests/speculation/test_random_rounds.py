@@ -1,4 +1,4 @@
-"""Law 3 for every drafter with a cache: 200 rounds of random numbers and switches leave no hole.
+"""Law 3 for every drafter with a memory: 200 rounds of random numbers and switches leave no hole.
 
 In each round every row wants another number of drafts of each kind, 0 among them, and members of a
 cascade are switched off and on again for some rounds, each row by itself: they lag, and catch up.
@@ -18,18 +18,21 @@ import pytest
 from jspec.drafters import (
     DrafterOptions,
     DrafterSpec,
+    EagleDrafter,
     FirstLayersDrafter,
     LookaheadDrafter,
     ModelDrafter,
     make_drafter,
 )
 from jspec.drafters.history import History
-from jspec.models import make_apply
+from jspec.drafters.last_output import ReadingLastOutput
 from jspec.speculation.control import Control
 from jspec.speculation.step import speculative_step
-from tests import layered, tiny, tiny_lookahead
+from tests import layered, tiny
 from tests.layered import ALL, FIRST, SUBSET
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
+from tests.speculation.fresh import jit_outputs, jit_prefill, jit_prefill_head, padded
+from tests.tiny_heads import SAVE_HEAD
 
 WIDTH, CAPACITY, NUM_ROUNDS = 3, 640, 200
 PROMPTS = [[7], [3, 1, 4, 1, 5], [4, 9, 23, 4] * 3]
@@ -49,8 +52,18 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "other layers, ngram, hierarchical": ("layer_skip+ngram+hierarchical", SUBSET),
     "look-ahead": ("lookahead", None),
     "ngram, look-ahead, model": ("ngram+lookahead+model", None),
+    "EAGLE": ("eagle", None),
+    "ngram, EAGLE, model": ("ngram+eagle+model", None),
+    "Medusa": ("medusa", None),
+    "lookup, Medusa, other layers": ("prompt_lookup+medusa+layer_skip", SUBSET),
+    "blockwise": ("blockwise", None),
+    "ngram, blockwise": ("ngram+blockwise", None),
 }
 QUICK = ("model", "first layers", "look-ahead", "other layers, ngram, hierarchical")
+HEAD_OPTIONS = {  # of laws so flat that the target often keeps what is drawn from them
+    "eagle": {"std": 0.1},
+    "medusa": {"std": 0.1, "head": 0.3 * layered.params()["head"]},
+}
 
 
 @functools.cache
@@ -61,11 +74,12 @@ def draft_params():
 
 
 def build(name, layers):
-    """Returns the drafter of that name; if it looks ahead, with embeddings from a folder."""
+    """Returns the drafter of that name; if it has a trained head, with one from a folder."""
     with tempfile.TemporaryDirectory() as folder:
         head = None
-        if "lookahead" in name.split("+"):
-            head = tiny_lookahead.save_head(pathlib.Path(folder, "head"), layered.CONFIG)
+        for member in set(name.split("+")) & set(SAVE_HEAD):
+            path, options = pathlib.Path(folder, "head"), HEAD_OPTIONS.get(member, {})
+            head = SAVE_HEAD[member](path, layered.CONFIG, **options)
         spec = DrafterSpec(
             WIDTH, layered.CONFIG, VOCAB, layered.CONFIG, jnp.float32, draft_params(),
             DrafterOptions(draft_layers=layers, draft_head=head),
@@ -86,6 +100,7 @@ class Play:
         built = build(self.name, self.layers)
         self.drafter = built.drafter
         self.members = getattr(built.drafter, "members", (built.drafter,))
+        self.params = built.params if len(self.members) > 1 else (built.params,)
         ends = itertools.accumulate(len(member.kinds) for member in self.members)
         pairs = zip(self.members, ends, strict=True)
         self.kinds = [slice(end - len(member.kinds), end) for member, end in pairs]
@@ -132,11 +147,14 @@ class Play:
         """Asserts that every cache holds what a fresh prefill would, as far as it has come."""
         lengths = [len(text) - 1 for text in self.texts]
         assert self.state.target_cache.length.tolist() == lengths
-        check_cache(self.state.target_cache, self.texts, layered.params())
-        for name, own in zip(self.name.split("+"), self.member_states(), strict=True):
+        fresh = jit_prefill(ALL)(layered.params(), padded(self.texts, CAPACITY))
+        assert_committed_equal(self.state.target_cache, fresh, atol=ROUNDING)
+        for member, own in enumerate(self.member_states()):
             if hasattr(own, "cache"):
                 assert (np.asarray(own.cache.length) <= lengths).all()
-                check_cache(own.cache, self.texts, *self.model_of(name))
+                self.check_cache(member, own.cache, self.texts)
+            if isinstance(self.members[member], ReadingLastOutput):
+                check_output(own, self.texts)
             for history in histories(own):
                 assert history.length.tolist() == lengths
                 for row, text in enumerate(self.texts):
@@ -144,7 +162,7 @@ class Play:
 
     def check_caught_up(self):
         """Asks one member with a cache after the other, and asserts that it has caught up."""
-        for member, name in enumerate(self.name.split("+")):
+        for member in range(len(self.members)):
             if not hasattr(self.member_states()[member], "cache"):
                 continue
             texts = [list(text) for text in self.texts]
@@ -154,13 +172,18 @@ class Play:
             cache = self.member_states()[member].cache
             lengths = jnp.asarray([len(text) - 1 for text in texts], jnp.int32)
             assert (cache.length >= lengths).all(), "caught up"
-            check_cache(cache.rollback(lengths), texts, *self.model_of(name))
+            self.check_cache(member, cache.rollback(lengths), texts)
 
-    def model_of(self, name):
-        """Returns the parameters and the layers that a member drafts with."""
-        if name == "layer_skip":
-            return layered.params(), self.layers
-        return draft_params(), ALL
+    def check_cache(self, member, cache, texts):
+        """Asserts that a member's committed slots hold what one pass over the texts gives."""
+        drafter, tokens = self.members[member], padded(texts, CAPACITY)
+        if isinstance(drafter, EagleDrafter):
+            fresh = jit_prefill_head(drafter.config)(self.params[member], tokens)
+        elif self.name.split("+")[member] == "layer_skip":
+            fresh = jit_prefill(self.layers)(layered.params(), tokens)
+        else:
+            fresh = jit_prefill(ALL)(draft_params(), tokens)
+        assert_committed_equal(cache, fresh, atol=ROUNDING)
 
 
 def histories(own):
@@ -169,23 +192,12 @@ def histories(own):
     return [leaf for leaf in leaves if isinstance(leaf, History)]
 
 
-@functools.cache
-def jit_prefill(layers):
-    """Returns a function from parameters and tokens [b s] to the cache of one pass over them."""
-    apply = make_apply(layered.CONFIG, layers)
-
-    def prefill(params, tokens):
-        return apply(params, tokens, layered.empty_cache(*tokens.shape, layers))[2]
-
-    return jax.jit(prefill)
-
-
-def check_cache(cache, texts, params, layers=ALL):
-    """Asserts that the committed slots hold what one pass over the texts gives."""
-    tokens = np.zeros([len(texts), CAPACITY], np.int32)
-    for row, text in enumerate(texts):
-        tokens[row, : len(text)] = text
-    assert_committed_equal(cache, jit_prefill(layers)(params, tokens), atol=ROUNDING)
+def check_output(remembered, texts):
+    """Asserts that it is the target's last output at the newest committed token, [b d]."""
+    outputs = jit_outputs((layered.CONFIG.num_layers,))(padded(texts, CAPACITY))[:, :, 0]
+    newest = np.asarray(outputs)[range(len(texts)), [len(text) - 2 for text in texts]]
+    difference = np.abs(np.asarray(remembered) - newest)
+    assert (difference <= ROUNDING).all(), np.argwhere(difference > ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +212,16 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     play.check_caught_up()
     drafters = {kind.drafter for kind in play.drafter.kinds}
     assert {name for name, kept, _ in play.turns if kept} == drafters
-    never_none = play.name == "lookahead"  # its first draft is the target's own
-    assert {kept for _, kept, _ in play.turns} >= ({1, 2} if never_none else {0, 1, 2})
-    assert any(kept == count > 1 for _, kept, count in play.turns), "the draft hole had its chance"
+    # The first draft of a look ahead is the target's own; what untrained heads find likeliest is
+    # hardly ever kept twice.
+    wanted = {"lookahead": {1, 2}, "blockwise": {0, 1}}.get(play.name, {0, 1, 2})
+    assert {kept for _, kept, _ in play.turns} >= wanted
+    had_chance = any(kept == count > 1 for _, kept, count in play.turns)
+    assert had_chance or 2 not in wanted, "the draft hole had its chance"
 
 
 CATCH_UP, PROPOSE = ModelDrafter._catch_up, FirstLayersDrafter.propose
-LOOK = LookaheadDrafter.propose
+LOOK, PAIR, READ = LookaheadDrafter.propose, EagleDrafter.propose, ReadingLastOutput.observe
 
 
 def catch_up_one_short(self, params, state, is_wanted):
@@ -226,10 +241,21 @@ def propose_one_short(self, *args, **options):
 def look_without_a_draft(self, *args, **options):
     """Leaves in the first draft's place no token, as it was in the look ahead."""
     proposal, state = LOOK(self, *args, **options)
-    if proposal.prefix is None:
-        return proposal, state
     hidden = proposal.prefix.hidden.at[:, 1].set(0)
     return proposal.replace(prefix=proposal.prefix.replace(hidden=hidden)), state
+
+
+def pair_one_short(self, params, state, *args, **options):
+    """Counts the first pair of several that are missing as cached, and never makes it."""
+    is_missing = state.cache.length < state.history.length - 1
+    cache = state.cache.commit(is_missing.astype(jnp.int32))
+    return PAIR(self, params, state.replace(cache=cache), *args, **options)
+
+
+def read_one_short(self, params, state, tokens, hidden, valid):
+    """Takes no notice of the last token that counts."""
+    valid = jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+    return READ(self, params, state, tokens, hidden, valid)
 
 
 @pytest.mark.parametrize(
@@ -244,6 +270,8 @@ def test_one_token_that_is_not_caught_up_on_is_seen(subject, monkeypatch):
     monkeypatch.setattr(ModelDrafter, "_catch_up", catch_up_one_short)
     monkeypatch.setattr(FirstLayersDrafter, "propose", propose_one_short)
     monkeypatch.setattr(LookaheadDrafter, "propose", look_without_a_draft)
+    monkeypatch.setattr(EagleDrafter, "propose", pair_one_short)
+    monkeypatch.setattr(ReadingLastOutput, "observe", read_one_short)
     play = Play(subject)
     play.play(NUM_ROUNDS // 5)
     with pytest.raises(AssertionError, match=r"\[\["):  # the slots that differ

@@ -3,19 +3,24 @@
 import numpy as np
 import pytest
 
-ENGINES = [("plain", 0), ("model", 4), ("prompt_lookup", 4), ("hierarchical", 4)]
+from tests.tiny_heads import head_cases
+
+ENGINES = ["plain", "model", "prompt_lookup", "hierarchical", *head_cases("eagle")]
 SEEDS = np.array([11, 22, 33, 44])
 MAX_LENGTH = 40
 
 
-@pytest.fixture(scope="module", params=ENGINES, ids=lambda param: param[0])
+@pytest.fixture(scope="module", params=ENGINES)
 def engine(request, make_engine):
-    return make_engine(*request.param)
+    return make_engine(request.param, 0 if request.param == "plain" else 4)
 
 
 @pytest.fixture(scope="module")
 def sampled(engine, prompts):
-    return engine.generate(prompts, seeds=SEEDS, temperature=1.0, max_length=MAX_LENGTH)
+    result = engine.generate(prompts, seeds=SEEDS, temperature=1.0, max_length=MAX_LENGTH)
+    proposed, kept = result.infos.num_proposed.sum(), result.num_accepted.sum()
+    assert engine.drafter is None or 0 < kept < proposed, "they prove something of drafts"
+    return result
 
 
 def test_tokens_do_not_depend_on_the_row(engine, prompts, sampled):
