@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import signal
 import subprocess
 import time
 
@@ -177,18 +178,24 @@ def test_killed_while_a_table_is_counted_and_among_estimates(folder, home, tmp_p
     assert len(set(read_runs(work))) == 2  # of three runs the first was killed before its cells
 
 
-def test_a_killed_processs_cell_is_done_by_the_other(config_file, tmp_path, env, undisturbed):
+def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path, env, undisturbed):
     """Guards against a cell that stays taken: the other process would wait for it for ever."""
+    expected, longest = undisturbed
     workdir = make_workdir(tmp_path / "shared")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    killed = start(config_file, workdir, env)
-    other = start(config_file, workdir, env, **pipes)
-    assert kill_when(killed, lambda: len(set(read_runs(workdir))) == 2)
-    assert count_lines(workdir / "results.jsonl") < NUM_CELLS
-    output, errors = other.communicate(timeout=120)
+    holder = start(config_file, workdir, env)
+    while not behind_line(workdir / "results.jsonl", 5)():
+        time.sleep(0.002)
+    holder.send_signal(signal.SIGSTOP)  # amid a cell, as a rule
+    with start(config_file, workdir, env, **pipes) as other:
+        time.sleep(longest)  # in which it does the other cells
+        holder.kill()
+        holder.wait()
+        output, errors = other.communicate(timeout=60)
     assert other.returncode == 0, errors
     assert f"{NUM_CELLS} of {NUM_CELLS} cells are done" in output
-    assert without_times(done_cells(workdir)) == undisturbed[0]
+    assert len(set(read_runs(workdir))) == 2
+    assert without_times(done_cells(workdir)) == expected
 
 
 def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):
