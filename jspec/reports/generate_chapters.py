@@ -6,7 +6,7 @@ from typing import Any
 from jspec.costs import RoundCosts
 from jspec.reports.cost_lines import cost_blocks
 from jspec.reports.document import Block, Bullets, Heading, Paragraph, Words
-from jspec.reports.growth_chapters import batch_blocks, length_blocks
+from jspec.reports.growth_chapters import Growth, batch_growth, length_growth
 from jspec.reports.measured import parse_cells
 from jspec.reports.pictures import scene_pictures
 from jspec.reports.prediction_table import prediction_tables
@@ -40,22 +40,22 @@ def generate_chapters(workdir: Workdir) -> list[Block]:
     lengths = by_length(scenes, config.get("max_new_tokens", _DEFAULT_LENGTH))
     summaries = [summarise(list(group.values())[-1]) for group in lengths]
     views = _views(summaries)
-    blocks = _verdict_chapter(summaries, config)
+    batches: list[Growth] = []
+    growing: list[Growth] = []
+    for summary, view, group in zip(summaries, views, lengths, strict=True):
+        shown = shown_ways(summary)
+        own = [scene for scene in scenes if scene.setting == summary.scene.setting]
+        batches += [batch_growth(own, shown, view)] if len(own) > 1 else []
+        growing += [length_growth(group, shown, view)] if len(group) > 1 else []
+    blocks = _verdict_chapter(summaries, [one.answer for one in (*batches, *growing)], config)
     blocks += [Heading("Words"), Words(tuple(WORDS.items()))]
     for summary, view in zip(summaries, views, strict=True):
         blocks += _numbers(summary, view, config, costs)
     blocks += cost_blocks(config["ways"], costs)
-    batches: list[Block] = []
-    growing: list[Block] = []
-    for summary, view, group in zip(summaries, views, lengths, strict=True):
-        shown = shown_ways(summary)
-        own = [scene for scene in scenes if scene.setting == summary.scene.setting]
-        batches += batch_blocks(own, shown, view) if len(own) > 1 else []
-        growing += length_blocks(group, shown, view) if len(group) > 1 else []
     if batches:
-        blocks += [Heading("As the batch grows"), *batches]
+        blocks += [Heading("As the batch grows"), *(b for one in batches for b in one.blocks)]
     if growing:
-        blocks += [Heading("How long an answer must be"), *growing]
+        blocks += [Heading("How long an answer must be"), *(b for g in growing for b in g.blocks)]
     return blocks
 
 
@@ -71,8 +71,10 @@ def _views(summaries: Sequence[Summary]) -> list[View]:
     ]
 
 
-def _verdict_chapter(summaries: Sequence[Summary], config: Mapping[str, Any]) -> list[Block]:
-    """Returns the answer for each scene, what its words mean, and then the reasons."""
+def _verdict_chapter(
+    summaries: Sequence[Summary], growth: Sequence[str], config: Mapping[str, Any]
+) -> list[Block]:
+    """Returns the answers for each scene and for what grows, their words, and the reasons."""
     verdicts = [judge(summary) for summary in summaries]
     answers = tuple(
         f"**{summary.scene.setting}** ({_explain_scene(summary.scene)}): {one.answer}"
@@ -82,7 +84,7 @@ def _verdict_chapter(summaries: Sequence[Summary], config: Mapping[str, Any]) ->
     blocks: list[Block] = [
         Heading("Verdict"),
         Paragraph(f"How to make {target} answer faster without changing what it says:"),
-        Bullets(answers),
+        Bullets((*answers, *growth)),
         Paragraph(_explain_drafting(config)),
         ways_table(config["ways"]),
     ]

@@ -409,7 +409,9 @@ def test_batches_and_lengths_have_chapters(tmp_path):
     assert "## How long an answer must be" in text
     row = table(blocks, "Speed-up of whole answers, by tokens")["`lookup:3`"]
     assert row["4"] == f"{0.6 / 0.62:.2f}"
-    assert "of the lengths measured: `lookup:3` " in text
+    assert "- **How long an answer must be** (the most likely token is always taken; whole" in text
+    assert "of the lengths measured): `lookup:" in text
+    assert "- **As the batch grows** (T=0, of the sizes measured): `lookup:" in text
     names = {block.name for block in blocks if isinstance(block, Picture)}
     assert {"batches", "break-even"} <= names
 
