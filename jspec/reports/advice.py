@@ -56,7 +56,8 @@ class Choice(NamedTuple):
     Attributes:
       use: the way; None where no way is clearly faster than the base.
       best: the fastest way.
-      also: others that are not clearly slower than the fastest, at most MOST_RIVALS.
+      also: others that are clearly faster than the base and not clearly slower than the fastest;
+        at most MOST_RIVALS.
     """
 
     use: WayNumbers | None
@@ -89,12 +90,17 @@ def _choose(scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: 
     rivals = [best.way, *find_rivals(scene, ranked, category)]
     numbers = {own.way: own for own in ranked}
     used = overall if overall in rivals and is_faster(numbers[overall]) else best.way
-    also = [way for way in rivals if way != used][:MOST_RIVALS]
+    also = [way for way in rivals if way != used and is_faster(numbers[way])][:MOST_RIVALS]
     return Choice(numbers[used], best, tuple(also))
 
 
 def by_task_table(summary: Summary, choices: Mapping[str, Choice]) -> Table:
-    """Returns a line a category: what to use for it, and the numbers behind that."""
+    """Returns a line a category: what to use for it, and the numbers behind that.
+
+    Args:
+      summary: of a scene.
+      choices: for each category, not all of them timed once.
+    """
     scene = summary.scene
     num_intervals = sum(
         not own.is_timed_once
@@ -104,7 +110,7 @@ def by_task_table(summary: Summary, choices: Mapping[str, Choice]) -> Table:
     fewest = min((choice.best.num_prompts for choice in choices.values()), default=FEW_PROMPTS)
     few = (
         f" Intervals of fewer than {FEW_PROMPTS} prompts are too narrow: take them as hints."
-        if num_intervals and fewest < FEW_PROMPTS
+        if fewest < FEW_PROMPTS
         else ""
     )
     return Table(
@@ -114,15 +120,13 @@ def by_task_table(summary: Summary, choices: Mapping[str, Choice]) -> Table:
         text_columns=(0, 1, 7),
         note="Tasks are the categories of the prompts. Tokens per call over the cost of a round is "
         "the speed-up, but for rounding; in brackets its 95 % interval. A way is named where that "
-        "lies above 1; **also** are others about as fast, or the best where none is named. "
+        "lies above 1; **also** are others of these about as fast, or the best where none is. "
         f"{_by_chance(num_intervals)}{few}",
     )
 
 
 def _by_chance(num_intervals: int) -> str:
     """Returns how many intervals would mislead: 2.5 % lie above 1 where nothing differs."""
-    if not num_intervals:
-        return "Nothing was timed often enough for an interval."
     intervals = "interval" if num_intervals == 1 else "intervals"
     return (
         f"Were no way faster or slower than the base, still {number(num_intervals / 40, 1)} of "

@@ -105,6 +105,11 @@ def whole_ticks(axes: "Axes") -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
+def begin_at_zero(axes: "Axes") -> None:
+    """Begins the vertical axis at 0, and leaves room above the highest marker."""
+    axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
+
+
 def add_legend(figure: "Figure", axes: "Axes") -> None:
     """Puts the legend under the figure, where it hides nothing, and makes room for its lines."""
     handles, labels = axes.get_legend_handles_labels()
@@ -150,5 +155,6 @@ def _with_few_colours(png: bytes) -> bytes:
 
     buffer = io.BytesIO()
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.quantize(_NUM_COLOURS).save(buffer, format="png", optimize=True)
+    few = image.quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)  # truest to thin lines
+    few.save(buffer, format="png", optimize=True)
     return buffer.getvalue()

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jspec.reports.canvas import (
     add_legend,
     as_label,
+    begin_at_zero,
     looks,
     mark_base,
     new_figure,
@@ -30,7 +31,7 @@ def cost_by_width(costs: Mapping[int, Mapping[str, Mapping[int, float]]]) -> Pic
         axes.set_title(f"{context} tokens in the cache", fontsize=10)
         axes.set_xlabel("drafts in a round")
         whole_ticks(axes)
-    panels[0].set_ylim(bottom=0)  # all share it: not before the last one is drawn
+    begin_at_zero(panels[0])  # all share it: not before the last one is drawn
     panels[0].set_ylabel("cost of a round (plain steps)")
     add_legend(figure, max(panels, key=lambda axes: len(axes.get_lines())))
     caption = (

@@ -8,6 +8,7 @@ from jspec.reports.canvas import (
     HATCHES,
     add_legend,
     as_label,
+    begin_at_zero,
     colour_of,
     error_bars,
     looks,
@@ -145,7 +146,7 @@ def round_cost(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
     axes.set_xlabel("drafts proposed a round (mean)")
     axes.set_ylabel("time of a round (ms)")
     axes.set_xlim(left=-0.1)
-    axes.set_ylim(bottom=0)
+    begin_at_zero(axes)
     add_legend(figure, axes)
     caption = (
         f"**Time of a round in these answers** ({view.where}): drafting and the target's call "

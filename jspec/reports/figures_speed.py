@@ -7,6 +7,7 @@ from jspec.analysis.ratios import Ratio
 from jspec.reports.canvas import (
     add_legend,
     as_label,
+    begin_at_zero,
     error_bars,
     looks,
     mark_base,
@@ -174,8 +175,8 @@ def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
             )
     axes.set_xlabel("throughput: tokens/s of all answers together")
     axes.set_ylabel("latency: ms a token of one answer")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    begin_at_zero(axes)
+    axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
     add_legend(figure, axes)
     caption = (
         f"**Latency against throughput** ({view.where}). The small numbers are batch sizes. Down "

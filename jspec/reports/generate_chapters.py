@@ -125,9 +125,9 @@ def _numbers(
     blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall]
     if summary.by_category:
         blocks += category_tables(summary)
+    blocks += scene_pictures(summary, view)
     tables = [
         spec_bench_table(summary, str(config.get("prompts_file"))),
         *prediction_tables(summary.scene, view, costs),
     ]
-    blocks += [table for table in tables if table is not None]
-    return [*blocks, *scene_pictures(summary, view)]
+    return [*blocks, *(table for table in tables if table is not None)]

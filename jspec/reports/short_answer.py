@@ -17,7 +17,9 @@ def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) 
       choices: what to use for each category.
     """
     sentences = [_overall(scene, best)]
-    if any(choice.best.num_prompts < FEW_PROMPTS for choice in choices.values()):
+    if best.num_prompts < FEW_PROMPTS:
+        sentences.append("There are too few prompts to say more than a hint.")
+    elif any(choice.best.num_prompts < FEW_PROMPTS for choice in choices.values()):
         sentences.append("For single tasks there are too few prompts to say more than a hint.")
     elif choices:
         sentences += _by_task(scene, best, choices)
@@ -50,7 +52,7 @@ def _by_task(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) -> l
         for way, own in tasks.items()
         if way not in (usual, scene.base)
     ]
-    begin = "For some tasks another is better"
+    begin = "For some tasks take another"
     if usual == scene.base:
         begin = "For some tasks one is"
     sentences = [f"{begin}: {'; '.join(others)}."] if others else []

@@ -35,7 +35,8 @@ _PREDICT = (
     "What to expect of pairs of models, from the bytes they read and the operations they compute "
     "alone; nothing was generated. The **draft** model guesses tokens, the **target** checks them "
     "in one call. **Alpha** is the probability that a guess is kept; **break-even alpha** is where "
-    "drafting begins to pay. A **plain step** is one token of the target without drafts."
+    "drafting begins to pay. How high alpha is for a pair is left to measure. A **plain step** is "
+    "one token of the target without drafts."
 )
 
 

@@ -1,12 +1,11 @@
 """What the numbers say, in sentences: which way to use for which task, and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from jspec.reports.advice import (
     FEW_PROMPTS,
     MOST_RIVALS,
-    Choice,
     by_task_table,
     choose,
     find_rivals,
@@ -22,7 +21,7 @@ from jspec.reports.document import Block, Bullets, Paragraph
 from jspec.reports.scene import Summary
 from jspec.reports.short_answer import short_answer
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import code, explain_drafter, interval, listed, number
+from jspec.reports.wording import code, interval, listed, number
 
 
 class Verdict(NamedTuple):
@@ -48,10 +47,10 @@ def judge(summary: Summary) -> Verdict:
     choices = choose(summary, best)
     blocks: list[Block] = [Paragraph(" ".join(filter(None, _sentences(summary, ranked))))]
     blocks += advise_auto(scene)
-    if choices:
+    if not all(choice.best.is_timed_once for choice in choices.values()):
         blocks.append(by_task_table(summary, choices))
         blocks += [Paragraph(text)] if (text := say_everywhere(summary, best)) else []
-    blocks += _does_not_pay(summary, ranked, choices)
+    blocks += _slow_ways(summary, ranked)
     if found := _lossy(summary):
         blocks.append(Paragraph(found))
     return Verdict(short_answer(scene, best, choices), blocks)
@@ -63,7 +62,6 @@ def _sentences(summary: Summary, ranked: Sequence[WayNumbers]) -> list[str]:
     sentences = [
         _headline(best, scene.base_name),
         _noise(best) if is_noisy(best) else "",
-        f"{code(best.way)} {explain_drafter(scene.ways[best.way].get('drafter', ''))}.",
         "" if is_noisy(best) else _reason(best, scene.base_name),
     ]
     if rivals := find_rivals(scene, ranked):
@@ -131,24 +129,13 @@ def _few(best: WayNumbers) -> str:
     return f"It rests on {best.num_prompts} {counted} only: too few to be sure."
 
 
-def _does_not_pay(
-    summary: Summary, ranked: Sequence[WayNumbers], choices: Mapping[str, Choice]
-) -> list[Block]:
-    """Returns the ways that slow down, and the tasks for which nothing clearly helps."""
-    base = summary.scene.base_name
-    blocks: list[Block] = []
-    slow = [own for own in ranked if is_slower(own)]
-    if slow:
-        blocks.append(Paragraph(f"Slower than {base} over all prompts ({summary.scene.setting}):"))
-        blocks.append(Bullets(tuple(map(_why_slow, slow))))
-    unhelped = [
-        category
-        for category, choice in choices.items()
-        if choice.use is None and not choice.best.is_timed_once
-    ]
-    if unhelped:
-        blocks.append(Paragraph(f"No way is clearly faster than {base} for {listed(unhelped)}."))
-    return blocks
+def _slow_ways(summary: Summary, ranked: Sequence[WayNumbers]) -> list[Block]:
+    """Returns the ways that slow down, and why."""
+    slow = tuple(_why_slow(own) for own in ranked if is_slower(own))
+    if not slow:
+        return []
+    base, setting = summary.scene.base_name, summary.scene.setting
+    return [Paragraph(f"Slower than {base} over all prompts ({setting}):"), Bullets(slow)]
 
 
 def _why_slow(own: WayNumbers) -> str:

@@ -87,8 +87,8 @@ def overall_table(summary: Summary, dtype: str) -> Table:
     scene = summary.scene
     has_same = scene.settings.get("temperature", 0.0) == 0
     is_single = scene.batch_size == 1
-    columns = ["way", "speed-up", "tokens/s", "drafts kept", "alpha", "drafts proposed a round",
-               "drafts kept a round", "tokens per call"]  # fmt: skip
+    columns = ["way", "speed-up", "tokens/s", "drafts kept", "alpha", "drafts a round",
+               "tokens per call"]  # fmt: skip
     columns += [COST, "speed-up of whole answers"] if is_single else []
     columns += ["same answers"] if has_same else []
     rows = []
@@ -101,7 +101,6 @@ def overall_table(summary: Summary, dtype: str) -> Table:
             percent_interval(own.acceptance),
             interval(own.alpha),
             number(own.proposed_per_round),
-            number(own.kept_per_round),
             number(own.tokens_per_call),
         ]
         if is_single:
@@ -220,7 +219,7 @@ def category_tables(summary: Summary) -> list[Table]:
     columns = ("category", *map(code, shown))
     where = name_of(summary.scene)
     note = "" if len(shown) == len(summary.scene.others) else (
-        "Of each drafter, the number of drafts that was fastest overall."
+        f"The fastest ways overall: one of each drafter, at most {_MOST_SHOWN}."
     )  # fmt: skip
     return [
         Table(f"Speed-up by category ({where})", columns, tuple(faster), note=note),

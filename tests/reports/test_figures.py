@@ -209,7 +209,7 @@ def test_the_same_data_gives_the_same_files():
     root = xml.etree.ElementTree.fromstring(first.svg)
     assert root.tag.endswith("svg")
     assert "viewBox" in root.attrib
-    assert "place in the proposal" in first.svg
+    assert "place among the drafts of a round" in first.svg
     assert first.png.startswith(b"\x89PNG")
 
 

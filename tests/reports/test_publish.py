@@ -11,7 +11,12 @@ from jspec.reports.publish import publish
 from jspec.reports.workdir import read_workdir
 from tests.reports.workdirs import RUN, cells, config, failed_cell, trace, write
 
-COSTS = {"contexts": [512], "numbers": [0, 3], "drafters": ["x"], "seconds": [[[0.1, 0.2]]]}
+COSTS = {
+    "contexts": [512],
+    "numbers": [0, 3],
+    "drafters": ["prompt_lookup"],
+    "seconds": [[[0.1, 0.2]]],
+}
 
 
 def content(folder):

@@ -81,7 +81,6 @@ def test_the_verdict_names_the_best_way_and_why(tmp_path):
     assert rows["qa"]["also"] == "best: `lookup:1` 0.95"
     assert "`lookup:3` is clearly slower than plain decoding for qa" in text
     assert "of its drafts 78 % are kept in code, 0 % in qa." in text
-    assert "No way is clearly faster than plain decoding for qa." in text
     slow = "Slower than plain decoding over all prompts (T=0):\n\n- `random:3`: 0.67 times as fast."
     assert f"{slow} A call of the target gives 1.00 tokens (0 % of the drafts are kept)" in text
 
@@ -123,7 +122,7 @@ def test_the_answer_comes_first(tmp_path):
     answers = answers_of(report(tmp_path / "code", only)[0])
     faster = "use `lookup:1`, 1.90 times as fast as plain decoding over all prompts. It proposes"
     assert faster in answers[0]
-    assert "For some tasks another is better: `lookup:3` for code." in answers[0]
+    assert "For some tasks take another: `lookup:3` for code." in answers[0]
     slow = [one for one in by_tasks() if not one["key"]["prompts"][0] % 2]
     answers = answers_of(report(tmp_path / "qa", slow)[0])
     assert "draft nothing: every way is slower than plain decoding" in answers[0]
@@ -131,8 +130,12 @@ def test_the_answer_comes_first(tmp_path):
 
 def test_the_answer_says_no_more_than_there_is(tmp_path):
     """Guards against advice for a task by four prompts, or by one timing."""
-    answers = answers_of(report(tmp_path / "few", by_tasks(num_prompts=4))[0])
-    assert answers[0].endswith("there are too few prompts to say more than a hint.")
+    answers = answers_of(report(tmp_path / "tasks", by_tasks(num_prompts=4))[0])
+    assert answers[0].endswith(
+        "For single tasks there are too few prompts to say more than a hint."
+    )
+    answers = answers_of(report(tmp_path / "few", by_tasks(num_prompts=2))[0])
+    assert answers[0].endswith("There are too few prompts to say more than a hint.")
     once = [one for one in cells(repeats=1) if one["key"]["prompts"] == [3]]
     answers = answers_of(report(tmp_path / "once", once)[0])
     assert answers[0].endswith("too little was timed to say.")
@@ -204,15 +207,18 @@ def test_rounds_that_seem_cheaper_than_plain_steps_are_noise(tmp_path):
 def test_one_timing_is_no_advice(tmp_path):
     """Guards against a winner by the noise of a single run: no interval says how much it varies."""
     lines = [one for one in cells(repeats=1) if one["key"]["prompts"][0] in (0, 3)]
-    blocks, text = report(tmp_path, lines)
-    row = table(blocks, "What to use")["code"]
+    blocks, text = report(tmp_path / "once", lines)
+    assert table(blocks, "Speed-up by category")["code"]["`lookup:3`"] == "2.78 (timed once)"
+    for unsaid in (
+        "What to use for which task",
+        "Used for everything",
+        "Nothing is clearly faster",
+    ):
+        assert unsaid not in text
+    lines += [one for one in cells(repeats=1) if one["key"]["prompts"][0] == 1]
+    row = table(report(tmp_path / "mixed", lines)[0], "What to use")["code"]
     assert row["use"] == "no advice"
     assert row["also"] == "best: `lookup:3` 2.78 (timed once)"
-    assert table(blocks, "Speed-up by category")["code"]["`lookup:3`"] == "2.78 (timed once)"
-    assert "Nothing was timed often enough for an interval." in text
-    assert "Used for everything" not in text
-    assert "take them as hints" not in text
-    assert "No way is clearly faster than plain decoding for" not in text
 
 
 def test_how_much_chance_may_do_is_counted(tmp_path):
@@ -341,7 +347,7 @@ def auto_cells(*, scale, rounds=1):
      (0.9, 3, "1.11 times as fast as `lookup:3`, the best of the fixed numbers that were timed; "
               "clearly faster"),
      (1.0, 3, "1.00 times as fast as `lookup:3`, the best of the fixed numbers that were timed; "
-              "about as fast")],
+              "no clear difference")],
 )  # fmt: skip
 def test_auto_is_set_beside_the_best_fixed_number(tmp_path, scale, rounds, said):
     """Guards against silence where there are too few rounds to tell."""
@@ -565,8 +571,8 @@ def test_predictions(tmp_path):
     blocks, text = report(tmp_path, lines, config_fields=fields)
     assert answers_of(blocks) == (
         "`a/b` (target `big`, draft `small` in int4): **pays** on this machine if alpha is above "
-        "0.55 (2 drafts a round): at best 1.33 times plain decoding's speed with 2 drafts a round "
-        "at alpha 0.8.",
+        "0.55 (2 drafts a round): at best 1.33 times plain decoding's speed at alpha 0.8 (2 drafts "
+        "a round).",
         "`never` (target `big`, draft `other`): **does not pay** on a machine like the one given, "
         "whatever alpha is.",
         "`beyond`: **pays** on this machine if alpha is above 0.95 (1 draft a round); at none of "
