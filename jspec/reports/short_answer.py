@@ -16,6 +16,8 @@ def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) 
       best: the fastest way over all prompts.
       choices: what to use for each category.
     """
+    if best.is_timed_once:
+        return "too little was timed to say."
     sentences = [_overall(scene, best)]
     if best.num_prompts < FEW_PROMPTS:
         sentences.append("There are too few prompts to say more than a hint.")
@@ -27,8 +29,6 @@ def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) 
 
 
 def _overall(scene: Scene, best: WayNumbers) -> str:
-    if best.is_timed_once:
-        return "too little was timed to say."
     if is_faster(best):
         explained = explain_drafter(scene.ways[best.way].get("drafter", ""))
         assert best.speedup is not None

@@ -18,7 +18,7 @@ code { font: 0.9em/1.4 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace;
   background: #f1f1f1; border-radius: 3px; padding: 0.05em 0.3em; overflow-wrap: anywhere; }
 pre { background: #f6f6f6; border: 1px solid #ddd; border-radius: 4px; padding: 0.75rem 1rem;
   overflow-x: auto; }
-pre code { background: none; padding: 0; overflow-wrap: normal; }
+pre code { background: none; padding: 0; white-space: pre-wrap; }
 nav ul { list-style: none; padding: 0; display: flex; flex-wrap: wrap; gap: 0.25rem 1.25rem; }
 nav { font-size: 0.95rem; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.3rem 1rem; }

@@ -79,8 +79,10 @@ def _theory(name: str, record: dict[str, Any]) -> list[Block]:
 
 
 def _prediction(pair: str, record: dict[str, Any]) -> list[Block]:
-    """Returns a pair's notes, table and speeds by number of drafts."""
-    blocks: list[Block] = [Heading(pair), *_notes(record), _table(f"Pair {code(pair)}", record)]
+    """Returns a pair's notes, but what the verdict says, table and speeds by number of drafts."""
+    notes = [note for note in record.get("notes", ()) if not str(note).startswith("alpha ")]
+    blocks: list[Block] = [Heading(pair), *_notes({"notes": notes})]
+    blocks.append(_table(f"Pair {code(pair)}", record))
     speeds = [one for one in figures_curves.of_table(record) if "plain decoding" in one.y_label]
     if speeds and len(speeds[0].x) > 1:
         caption = (

@@ -11,6 +11,7 @@ from jspec.reports.publish import publish
 from jspec.reports.workdir import read_workdir
 from tests.reports.workdirs import RUN, cells, config, failed_cell, trace, write
 
+pytestmark = pytest.mark.usefixtures("quick_figures")
 COSTS = {
     "contexts": [512],
     "numbers": [0, 3],

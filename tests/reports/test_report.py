@@ -1,7 +1,6 @@
 """Whole reports: what they say, for every kind of experiment."""
 
 import copy
-import io
 import json
 import pkgutil
 import re
@@ -9,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import PIL.Image
 import pytest
 
 from jspec.analysis.spec_bench import TASKS
@@ -42,16 +40,10 @@ def drawn():
 
 
 @pytest.fixture(autouse=True)
-def quick_figures(monkeypatch, request):
-    """Leaves the drawing out, which takes longest: figures have tests of their own."""
+def undrawn(request):
+    """Draws no figures otherwise."""
     if "drawn" not in request.fixturenames:
-        pixel = io.BytesIO()
-        PIL.Image.new("RGB", (1, 1)).save(pixel, format="png")
-        files = {"svg": b"<svg></svg>", "png": pixel.getvalue()}
-        monkeypatch.setattr(
-            "matplotlib.figure.Figure.savefig",
-            lambda figure, file, format, **_: file.write(files[format]),
-        )
+        request.getfixturevalue("quick_figures")
 
 
 def report(tmp_path, lines, **options):
@@ -552,6 +544,7 @@ def pair_cell(name, *rows):
     line = theory_cell(name, ["drafts a round", "break-even alpha", "speed at alpha 0.5",
                               "speed at alpha 0.8"], list(map(list, rows)))  # fmt: skip
     line["key"] = {"pair": name}
+    line["record"]["notes"].append("alpha 0.8: pays, 1.33 times plain decoding's speed")
     line["record"]["units"] = ["tokens", "", *["times plain decoding's"] * 2]
     return line
 
@@ -579,6 +572,7 @@ def test_predictions(tmp_path):
         "the alphas looked at.",
     )
     assert "`toy`" not in text
+    assert "alpha 0.8: pays" not in text  # the verdict has said so
     row = table(blocks, "Pair `a/b`")["2"]
     assert row["speed at alpha 0.8 (times plain decoding's)"] == "1.33"
     names = [block.name for block in blocks if isinstance(block, Picture)]
