@@ -27,6 +27,19 @@ def test_a_folder_becomes_a_report(tmp_path, env):
     assert "torn or broken" in (folder / "report.md").read_text()
 
 
+def test_what_is_worth_committing_is_published(tmp_path, env):
+    """The folder of the run is left as it is."""
+    folder, out = write(tmp_path / "run", cells()), tmp_path / "out"
+    before = sorted(folder.iterdir())
+    status, output, errors = run("scripts.summarize", str(folder), f"--publish={out}", env=env)
+    assert (status, errors) == (0, "")
+    assert sorted(folder.iterdir()) == before
+    written = {str(path) for path in out.rglob("*") if path.is_file()}
+    assert set(output.splitlines()) == written
+    assert str(out / "results.jsonl.gz") in written
+    assert str(out / "report.html") not in written
+
+
 def test_bad_input_is_one_line(tmp_path, env):
     """Guards against a traceback, or a report in the wrong place."""
     folder = str(write(tmp_path / "run", cells()))
@@ -36,6 +49,8 @@ def test_bad_input_is_one_line(tmp_path, env):
         ((folder, "more"), "expected at most 1 besides flags, got 'more'"),
         ((str(tmp_path / "none"),), "no such folder"),
         ((str(tmp_path),), "config.json"),
+        ((folder, "--publish="), "expected a folder: --publish=FOLDER"),
+        ((folder, f"--publish={folder}"), "got that of a run"),
     ):
         assert message in check_refusal(*run("scripts.summarize", *arguments, env=env))
 

@@ -1,13 +1,14 @@
 """Which way to use for which task: the fastest ones, and those that are not clearly slower."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from jspec.reports.document import Table
 from jspec.reports.measured import of_category
 from jspec.reports.scene import Scene, Summary
 from jspec.reports.speeds import compare, decoding, whole
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import NOTHING, code, interval, listed, number, percent
+from jspec.reports.wording import COST, NOTHING, code, interval, listed, number, percent
 
 FEW_PROMPTS = 5
 MOST_RIVALS = 3
@@ -49,43 +50,83 @@ def find_rivals(
     return rivals
 
 
-def by_task_table(summary: Summary, overall: WayNumbers) -> Table:
-    """Returns a line a category: what to use for it, and the numbers behind that.
+class Choice(NamedTuple):
+    """What to use for a task.
+
+    Attributes:
+      use: the way; None where no way is clearly faster than the base.
+      best: the fastest way.
+      also: others that are clearly faster than the base and not clearly slower than the fastest;
+        at most MOST_RIVALS.
+    """
+
+    use: WayNumbers | None
+    best: WayNumbers
+    also: tuple[str, ...]
+
+
+def choose(summary: Summary, overall: WayNumbers) -> dict[str, Choice]:
+    """Returns what to use for each category; nothing for those in which only the base was timed.
 
     Where the best way over all prompts is clearly faster than the base and not clearly slower than
     the best one for the category, it is the one to use: picking a winner for each category follows
     chance.
+
+    Args:
+      summary: of a scene.
+      overall: the best way over all prompts.
     """
-    scene, rows, fewest = summary.scene, [], FEW_PROMPTS
-    for category, numbers in summary.by_category.items():
-        if ranked := rank(scene, numbers):
-            rows.append((category, *_advise(scene, category, ranked, overall.way)))
-            fewest = min(fewest, ranked[0].num_prompts)
+    return {
+        category: _choose(summary.scene, category, ranked, overall.way)
+        for category, numbers in summary.by_category.items()
+        if (ranked := rank(summary.scene, numbers))
+    }
+
+
+def _choose(scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: str) -> Choice:
+    best = ranked[0]
+    if not is_faster(best):
+        return Choice(None, best, ())
+    rivals = [best.way, *find_rivals(scene, ranked, category)]
+    numbers = {own.way: own for own in ranked}
+    used = overall if overall in rivals and is_faster(numbers[overall]) else best.way
+    also = [way for way in rivals if way != used and is_faster(numbers[way])][:MOST_RIVALS]
+    return Choice(numbers[used], best, tuple(also))
+
+
+def by_task_table(summary: Summary, choices: Mapping[str, Choice]) -> Table:
+    """Returns a line a category: what to use for it, and the numbers behind that.
+
+    Args:
+      summary: of a scene.
+      choices: for each category, not all of them timed once.
+    """
+    scene = summary.scene
     num_intervals = sum(
         not own.is_timed_once
         for numbers in summary.by_category.values()
         for own in rank(scene, numbers)
     )
+    fewest = min((choice.best.num_prompts for choice in choices.values()), default=FEW_PROMPTS)
     few = (
         f" Intervals of fewer than {FEW_PROMPTS} prompts are too narrow: take them as hints."
-        if num_intervals and fewest < FEW_PROMPTS
+        if fewest < FEW_PROMPTS
         else ""
     )
     return Table(
         f"What to use for which task ({scene.setting})",
-        ("task", "use", "speed-up", "drafts kept", "tokens per call", "cost of a round", "prompts",
-         "also"),
-        tuple(rows),
+        ("task", "use", "speed-up", "drafts kept", "tokens per call", COST, "prompts", "also"),
+        tuple((category, *_advise(scene, choice)) for category, choice in choices.items()),
         text_columns=(0, 1, 7),
-        note="A way is named where the interval of its speed-up lies above 1; **also** are others "
-        f"about as fast, or the best where none is named. {_by_chance(num_intervals)}{few}",
-    )  # fmt: skip
+        note="Tasks are the categories of the prompts. Tokens per call over the cost of a round is "
+        "the speed-up, but for rounding; in brackets its 95 % interval. A way is named where that "
+        "lies above 1; **also** are others of these about as fast, or the best where none is. "
+        f"{_by_chance(num_intervals)}{few}",
+    )
 
 
 def _by_chance(num_intervals: int) -> str:
     """Returns how many intervals would mislead: 2.5 % lie above 1 where nothing differs."""
-    if not num_intervals:
-        return "Nothing was timed often enough for an interval."
     intervals = "interval" if num_intervals == 1 else "intervals"
     return (
         f"Were no way faster or slower than the base, still {number(num_intervals / 40, 1)} of "
@@ -93,33 +134,30 @@ def _by_chance(num_intervals: int) -> str:
     )
 
 
-def _advise(
-    scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: str
-) -> tuple[str, ...]:
+def _advise(scene: Scene, choice: Choice) -> tuple[str, ...]:
     """Returns a line of `by_task_table` without the task."""
-    best = ranked[0]
-    if best.is_timed_once or not is_faster(best):
+    own, best = choice.use, choice.best
+    if own is None:
         use = "no advice" if best.is_timed_once else code(scene.base)
         other = f"best: {code(best.way)} {interval(best.speedup, is_once=best.is_timed_once)}"
         return (use, *[NOTHING] * 4, str(best.num_prompts), other)
-    rivals = [best.way, *find_rivals(scene, ranked, category)]
-    numbers = {own.way: own for own in ranked}
-    used = overall if overall in rivals and is_faster(numbers[overall]) else best.way
-    own = numbers[used]
-    also = [way for way in rivals if way != used][:MOST_RIVALS]
     return (
-        code(used),
+        code(own.way),
         interval(own.speedup),
         kept_share(own),
         number(own.tokens_per_call),
         number(own.cost),
         str(own.num_prompts),
-        ", ".join(map(code, also)) or NOTHING,
+        ", ".join(map(code, choice.also)) or NOTHING,
     )
 
 
 def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
-    """Returns where the best way over all prompts would slow down; "" where that is not known."""
+    """Returns where the best way over all prompts would slow down, and why tasks differ.
+
+    Returns:
+      A sentence or two; "" where nothing is known of it.
+    """
     known = {
         category: own
         for category, numbers in summary.by_category.items()
@@ -130,9 +168,17 @@ def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
         return ""
     slow = [category for category, own in known.items() if is_slower(own)]
     where = f"for {listed(slow)}" if slow else "for none of the tasks"
-    return (
+    text = (
         f"Used for everything, {code(overall.way)} is clearly slower than "
         f"{summary.scene.base_name} {where}."
+    )
+    kept = {name: own.acceptance.median for name, own in known.items() if own.acceptance}
+    if not kept or max(kept.values()) == min(kept.values()):
+        return text
+    most, least = max(kept, key=kept.__getitem__), min(kept, key=kept.__getitem__)
+    return (
+        f"{text} Tasks differ because guessing is easier in some: of its drafts "
+        f"{percent(kept[most])} are kept in {most}, {percent(kept[least])} in {least}."
     )
 
 

@@ -39,7 +39,7 @@ def _compared(scene: Scene, way: str) -> str:
             f"at least {_FEWEST_ROUNDS}, timed more than once, are needed)"
         )
     ratio = compared.ratio
-    outcome = "about as fast"
+    outcome = "no clear difference"
     if ratio.high < 1:
         outcome = "clearly slower: give the number yourself"
     elif ratio.low > 1:

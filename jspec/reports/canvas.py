@@ -29,11 +29,12 @@ _STYLE: Any = {
     "grid.color": "#e2e2e2",
     "hatch.linewidth": 0.6,
 }
-_COLOURS = ("#0b3d91", "#b34700", "#1c5e20", "#7a1f7a", "#5c5c5c", "#a11515", "#00767a", "#8a6d00")
-_MARKERS = "os^DvPX*<"
+_COLOURS = ("#0b3d91", "#b34700", "#1c5e20", "#7a1f7a", "#5c5c5c", "#a11515", "#00767a", "#8a6d00",
+            "#c2478f", "#1c1c1c")  # fmt: skip
+MARKERS = "os^DvPX*<>p"
 _STROKES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (8, 2, 2, 2)))
-HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++")
-_HANDLE_WIDTH, _CHARACTER_WIDTH, _LINE_HEIGHT = 0.65, 0.09, 0.2  # inches
+HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "|||", "**", "//..")
+_HANDLE_WIDTH, _CHARACTER_WIDTH, _LINE_HEIGHT = 0.65, 0.082, 0.2  # inches
 _DPI = 110
 _NUM_COLOURS = 64  # of a PNG: reports are committed
 
@@ -67,7 +68,7 @@ def new_figure(
 
 def looks() -> Iterator[dict[str, Any]]:
     """Yields a look for each line of a figure, each another pair of marker and stroke."""
-    cycles = map(itertools.cycle, (_COLOURS, _MARKERS, _STROKES))
+    cycles = map(itertools.cycle, (_COLOURS, MARKERS, _STROKES))
     for colour, marker, stroke in zip(*cycles, strict=True):
         yield {"color": colour, "marker": marker, "linestyle": stroke}
 
@@ -102,6 +103,11 @@ def whole_ticks(axes: "Axes") -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def begin_at_zero(axes: "Axes") -> None:
+    """Begins the vertical axis at 0, and leaves room above the highest marker."""
+    axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
 
 
 def add_legend(figure: "Figure", axes: "Axes") -> None:
@@ -149,5 +155,6 @@ def _with_few_colours(png: bytes) -> bytes:
 
     buffer = io.BytesIO()
     image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.quantize(_NUM_COLOURS).save(buffer, format="png", optimize=True)
+    few = image.quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)  # truest to thin lines
+    few.save(buffer, format="png", optimize=True)
     return buffer.getvalue()

@@ -80,7 +80,13 @@ def _line(label: str, context: int, measured: Sequence[Mapping[int, float]]) -> 
 
 
 def _table(lines: Sequence[CostLine]) -> Table:
-    counts = sorted({count for one in lines for count in one.costs})
+    counts = sorted({count for one in lines for count in one.costs} - {0})
+    is_cascade = any(": " in one.drafter for one in lines)
+    members = (
+        " Of a cascade each drafter has a line, for the rounds in which it drafts."
+        if is_cascade
+        else ""
+    )
     rows = tuple(
         (
             code(one.drafter),
@@ -91,10 +97,14 @@ def _table(lines: Sequence[CostLine]) -> Table:
         for one in lines
     )
     return Table(
-        "Cost of a round in plain steps, by the drafts in it",
-        ("drafter", "context (tokens)", "plain step (ms)", *map(str, counts)),
+        "Cost of a round (plain steps), by the drafts in it",
+        ("drafter", "context (tokens)", "plain step (ms)", *map(_drafts, counts)),
         rows,
         note="One answer at a time: drafting and the call that checks the drafts together, timed "
-        "apart from the answers, with a cache of that many tokens. A round pays if it gives more "
-        "tokens per call than it costs.",
+        "apart from the answers, where prompt and answer may have so many tokens together. A round "
+        f"pays if it gives more tokens than it costs.{members}",
     )
+
+
+def _drafts(count: int) -> str:
+    return "1 draft" if count == 1 else f"{count} drafts"

@@ -20,13 +20,16 @@ from jspec.reports.wording import (
 from jspec.reports.workdir import Workdir
 
 _WORDS = (
-    ("target", "the model whose answers are wanted."),
-    ("draft", "a token that is guessed cheaply before the target is asked."),
     (
         "alpha",
         "the probability that the target keeps a draft, E[Σ min(target, draft)]: 1 if both always "
-        "agree, 0 if they never do. Computed from the two probability laws at every token of the "
-        "target's own answers; nothing was drafted, and speed is not looked at.",
+        "agree, 0 if they never do. Computed from the probabilities that the two give to each next "
+        "token of the target's own answers.",
+    ),
+    (
+        "law",
+        "those probabilities. A drafter's law is sampled if it draws its drafts by chance, "
+        "deterministic if it has one draft to offer, with probability 1.",
     ),
     ("entropy", "how unsure the target is about the next token, in nats; 0 is certain."),
     (
@@ -68,9 +71,11 @@ def estimate_chapters(workdir: Workdir) -> list[Block]:
 
 def _introduction(config: Mapping[str, Any]) -> str:
     return (
-        f"The question: how often would {code(config.get('target'))} keep what each drafter "
-        "guesses? The more often, the more tokens come from one call of the model; whether that "
-        "is faster depends on what drafting costs, which is not measured here."
+        f"How often would {code(config.get('target'))}, the **target**, keep what each **drafter** "
+        "guesses? A drafter proposes the next few tokens (words, or pieces of words), the "
+        "**drafts**, before the target is asked; **alpha** is the probability that the target "
+        "keeps one. The higher, the more tokens come from one call of the target; whether that is "
+        "faster hangs on what drafting costs. Nothing was timed here."
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from jspec.reports.canvas import (
     add_legend,
     as_label,
+    begin_at_zero,
     looks,
     mark_base,
     new_figure,
@@ -30,17 +31,12 @@ def cost_by_width(costs: Mapping[int, Mapping[str, Mapping[int, float]]]) -> Pic
         axes.set_title(f"{context} tokens in the cache", fontsize=10)
         axes.set_xlabel("drafts in a round")
         whole_ticks(axes)
-    panels[0].set_ylim(bottom=0)  # all share it: not before the last one is drawn
+    begin_at_zero(panels[0])  # all share it: not before the last one is drawn
     panels[0].set_ylabel("cost of a round (plain steps)")
     add_legend(figure, max(panels, key=lambda axes: len(axes.get_lines())))
     caption = (
-        "**Cost of a round against its width**: drafting and the call that checks the drafts "
-        "together, in plain steps. The dotted line is a plain step: a level line there would mean "
-        "that drafts are free."
+        "**Cost of a round against its drafts**, in plain steps, measured apart from the answers. "
+        "The dotted line is a plain step: a level line there would mean that drafts are free."
     )
-    described = "; ".join(
-        f"{drafter} at {context}: " + ", ".join(f"{n} drafts {cost:.2f}" for n, cost in own.items())
-        for context, lines in costs.items()
-        for drafter, own in lines.items()
-    )
-    return to_picture(figure, "cost-by-width", caption=caption, description=described)
+    description = "The numbers of the table of what rounds cost."
+    return to_picture(figure, "cost-by-width", caption=caption, description=description)

@@ -29,7 +29,8 @@ class Curves(NamedTuple):
 def of_table(record: dict[str, Any]) -> list[Curves]:
     """Returns the curves of a table, those of each kind of value apart.
 
-    Columns of one unit belong together; "speed, 3 drafts" and "operations, 3 drafts" do not.
+    Columns of one unit belong together; "speed, 3 drafts" (or "speed at 3 drafts") and
+    "operations, 3 drafts" do not.
     """
     columns, units = record["columns"], record["units"]
     x = [row[0] for row in record["rows"]]
@@ -37,9 +38,9 @@ def of_table(record: dict[str, Any]) -> list[Curves]:
     for index, (name, unit) in enumerate(zip(columns, units, strict=True)):
         values = [row[index] for row in record["rows"]]
         if index and all(value is None or isinstance(value, int | float) for value in values):
-            kind, comma, rest = name.partition(", ")
-            own = kinds.setdefault((kind if comma else "", unit), {})
-            own[rest if comma else name] = values
+            kind, mark, rest = name.partition(", " if ", " in name else " at ")
+            own = kinds.setdefault((kind if mark else "", unit), {})
+            own[rest if mark else name] = values
     return [
         Curves(x, lines, _label(columns[0], units[0]), _label(kind, unit))
         for (kind, unit), lines in kinds.items()
@@ -59,6 +60,10 @@ def _top(curves: Curves) -> float | None:
     )
     is_apart = len(tops) > 1 and tops[-1] > _FAR_APART * tops[-2] > 0
     return 1.1 * tops[-2] if is_apart else None
+
+
+def _is_below_zero(curves: Curves) -> bool:
+    return any(v is not None and v < 0 for values in curves.lines.values() for v in values)
 
 
 def draw(name: str, curves: Sequence[Curves], *, caption: str) -> Picture:
@@ -82,7 +87,7 @@ def draw(name: str, curves: Sequence[Curves], *, caption: str) -> Picture:
                 **look,
             )  # fmt: skip
         if (top := _top(one)) is not None:
-            axes.set_ylim(top=top)
+            axes.set_ylim(axes.get_ylim()[0] if _is_below_zero(one) else 0, top)
         axes.set_xlabel(as_label(one.x_label))
         axes.set_ylabel(as_label(one.y_label))
     add_legend(figure, panels[0])

@@ -8,6 +8,7 @@ from jspec.reports.canvas import (
     HATCHES,
     add_legend,
     as_label,
+    begin_at_zero,
     colour_of,
     error_bars,
     looks,
@@ -33,7 +34,7 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
       rounds: of each way, by prompt.
     """
     figure, panels = new_figure(2)
-    titles = ("of all proposals that long", "of those with all before it kept")
+    titles = ("of all drafts at that place", "of those with all before them kept")
     places = {way: _num_places([r for one in own for r in one]) for way, own in rounds.items()}
     rates = [
         {
@@ -44,9 +45,7 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
     ]
     for axes, title, rate_of in zip(panels, titles, rates, strict=True):
         for index, ((way, kept), look) in enumerate(zip(rate_of.items(), looks(), strict=False)):
-            beside = _BESIDE * (
-                index - (len(rounds) - 1) / 2
-            )  # so that bars do not hide each other
+            beside = _BESIDE * (index - (len(rounds) - 1) / 2)  # bars do not hide each other
             axes.errorbar(
                 [place + beside for place in range(1, len(kept) + 1)],
                 [rate.median for rate in kept],
@@ -57,16 +56,16 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
                 **look,
             )
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("place in the proposal")
+        axes.set_xlabel("place among the drafts of a round")
         whole_ticks(axes)
         axes.set_xlim(0.5, max(map(len, rate_of.values())) + 0.5)
         axes.set_ylim(-0.02, 1.02)
     panels[0].set_ylabel("share of drafts that are kept")
     add_legend(figure, panels[0])
     caption = (
-        f"**Acceptance by position** ({view.where}). Left: a draft at that place is kept, whatever "
-        "happened before it (unconditional). Right: once all drafts before it have been kept "
-        "(conditional). The theory of equally good drafts assumes that the right lines are level. "
+        f"**Drafts kept, by their place in the round** ({view.where}). Left: of all drafts at that "
+        "place; one behind a refused draft is never kept. Right: of those before which all drafts "
+        "were kept; theory that takes all drafts for equally good expects these lines to be level. "
         f"95 % intervals over prompts. Places that fewer than {_FEWEST_ROUNDS} rounds reached are "
         "left out."
     )
@@ -147,11 +146,12 @@ def round_cost(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
     axes.set_xlabel("drafts proposed a round (mean)")
     axes.set_ylabel("time of a round (ms)")
     axes.set_xlim(left=-0.1)
-    axes.set_ylim(bottom=0)
+    begin_at_zero(axes)
     add_legend(figure, axes)
     caption = (
-        f"**Cost of a round** ({view.where}): time on the device, drafting and the target's call "
-        "together. A level line would mean that drafts are free."
+        f"**Time of a round in these answers** ({view.where}): drafting and the target's call "
+        "together, on the device. A level line would mean that drafts are free. A draft model has "
+        "to read the prompt first; that is in its rounds here."
     )
     described = "; ".join(
         f"{drafter}: " + ", ".join(f"{n:.1f} drafts {1000 * s:.1f} ms" for n, s in own)
@@ -174,20 +174,25 @@ def repetition(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
         axes.plot([x for x, _ in own], [y for _, y in own], label=as_label(way), **look)
         if (correlation := _correlation(own)) is not None:
             correlations.append(f"{code(way)} {correlation:.2f} over {len(own)} answers")
-    axes.set_xlabel("share of the text's 4-grams that had occurred before")
+    axes.set_xlabel("share of the text's runs of 4 tokens that had occurred before")
     axes.set_ylabel("share of drafts that are kept")
     axes.set_ylim(-0.02, 1.02)
     add_legend(figure, axes)
-    found = f" Correlation: {'; '.join(correlations)}." if correlations else ""
-    caption = (
-        f"**Repetition and acceptance** ({view.where}), a marker an answer: looked-up drafts are "
-        f"kept where prompt and answer repeat themselves.{found}"
+    found = (
+        f" Correlation (1: the more, the more; 0: no connection): {'; '.join(correlations)}."
+        if correlations
+        else ""
     )
+    caption = (
+        f"**Does looking up pay where prompt and answer repeat themselves?** ({view.where}), a "
+        f"marker an answer.{found}"
+    )
+    described = "; ".join(f"{way}: {len(own)} answers" for way, own in points.items())
     return to_picture(
         figure,
         f"repetition{view.suffix}",
         caption=caption,
-        description=caption.replace("**", "").replace("`", ""),
+        description=f"Repetition and drafts kept. {described}",
     )
 
 

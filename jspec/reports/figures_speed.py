@@ -7,6 +7,7 @@ from jspec.analysis.ratios import Ratio
 from jspec.reports.canvas import (
     add_legend,
     as_label,
+    begin_at_zero,
     error_bars,
     looks,
     mark_base,
@@ -86,7 +87,7 @@ def by_number(
     )
     caption = (
         f"**Speed-up against the number of drafts** ({view.where}). Markers are measured, with "
-        "95 % intervals; above the dotted line speculation pays. Dashed, with small hollow "
+        "95 % intervals; above the dotted line drafting pays. Dashed, with small hollow "
         "markers: what theory expects (Theorem 3.8 of arXiv 2211.17192) if every draft were there "
         "and kept with the same probability, and added c plain steps to a round "
         f"({fitted}). **Fitted alpha** is not the alpha of the tables: a draft that the drafter "
@@ -105,7 +106,7 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
       points: the ratios, by way and category.
     """
     categories = list(dict.fromkeys(category for own in points.values() for category in own))
-    height = 1.4 + 0.14 * len(categories) * (len(points) + 1)
+    height = 1.4 + 0.115 * len(categories) * (len(points) + 1)
     figure, (axes,) = new_figure(height=max(height, 2.6))
     for index, ((way, own), look) in enumerate(zip(points.items(), looks(), strict=False)):
         shift = (index - (len(points) - 1) / 2) * 0.8 / len(points)
@@ -117,6 +118,9 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
             label=as_label(way),
             **look | {"linestyle": "none", "markersize": 4.5, "elinewidth": 1.0},
         )
+    for place in range(0, len(categories), 2):
+        axes.axhspan(place - 0.5, place + 0.5, color="#f3f3f3", linewidth=0, zorder=0)
+    axes.grid(visible=False, axis="y")
     mark_base(axes, is_vertical=True)
     axes.set_yticks(range(len(categories)), list(map(as_label, categories)))
     axes.set_ylim(len(categories) - 0.5, -0.5)
@@ -124,17 +128,13 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
     add_legend(figure, axes)
     caption = (
         f"**Speed-up by category** ({view.where}), with 95 % intervals; a marker without one was "
-        "timed once. Right of the dotted line speculation pays."
-    )
-    described = "; ".join(
-        f"{way}: " + ", ".join(f"{category} {own[category].median:.2f}" for category in own)
-        for way, own in points.items()
+        "timed once. Right of the dotted line drafting pays."
     )
     return to_picture(
         figure,
         f"speedup-by-category{view.suffix}",
         caption=caption,
-        description=f"Speed-ups. {described}",
+        description="The numbers of the table of speed-ups by category.",
     )
 
 
@@ -152,7 +152,7 @@ def break_even(view: View, points: Mapping[str, Sequence[Point]]) -> Picture:
     add_legend(figure, axes)
     caption = (
         f"**Whole answers, by length** ({view.where}): speed-up with the time to read the prompt "
-        "counted, 95 % intervals. Where a line crosses 1 speculation begins to pay."
+        "counted, 95 % intervals. Where a line crosses 1 drafting begins to pay."
     )
     return to_picture(
         figure, f"break-even{view.suffix}", caption=caption, description=_describe(points)
@@ -175,8 +175,8 @@ def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
             )
     axes.set_xlabel("throughput: tokens/s of all answers together")
     axes.set_ylabel("latency: ms a token of one answer")
-    axes.set_ylim(bottom=0)
-    axes.set_xlim(left=0)
+    begin_at_zero(axes)
+    axes.set_xlim(0, 1.06 * axes.get_xlim()[1])
     add_legend(figure, axes)
     caption = (
         f"**Latency against throughput** ({view.where}). The small numbers are batch sizes. Down "

@@ -1,17 +1,30 @@
 """The chapters on what grows: the batch, and the length of an answer."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from jspec.reports.document import Block, Paragraph, Table
+from jspec.reports.document import Block, Table
 from jspec.reports.figures_speed import Point, break_even
 from jspec.reports.pictures import batch_picture
 from jspec.reports.scene import Scene
 from jspec.reports.speeds import Comparison, compare, whole
 from jspec.reports.view import View
-from jspec.reports.wording import code, interval
+from jspec.reports.wording import code, explain_setting, interval
 
 
-def batch_blocks(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> list[Block]:
+class Growth(NamedTuple):
+    """What a growing batch, or answer, does to the speed-up.
+
+    Attributes:
+      answer: where each way pays, in a sentence.
+      blocks: the numbers behind it.
+    """
+
+    answer: str
+    blocks: list[Block]
+
+
+def batch_growth(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> Growth:
     """Returns what speculation brings at each batch size, and where it stops paying.
 
     Args:
@@ -25,8 +38,8 @@ def batch_blocks(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> l
         sizes = [scene.batch_size for scene in scenes]
         paying = [size for size, one in zip(sizes, own, strict=True) if _pays(one)]
         ends.append(f"{code(way)} {where_it_pays('batch size', paying, sizes)}")
-    return [
-        Paragraph(f"{view.where}, of the sizes measured: {'; '.join(ends)}."),
+    answer = f"**As the batch grows** ({view.where}, of the sizes measured): {'; '.join(ends)}."
+    blocks: list[Block] = [
         Table(
             f"Speed-up of whole batches, by batch size ({view.where})",
             ("way", *(str(scene.batch_size) for scene in scenes)),
@@ -36,9 +49,10 @@ def batch_blocks(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> l
         ),
         batch_picture(scenes, shown, view),
     ]
+    return Growth(answer, blocks)
 
 
-def length_blocks(scenes: Mapping[int, Scene], shown: Sequence[str], view: View) -> list[Block]:
+def length_growth(scenes: Mapping[int, Scene], shown: Sequence[str], view: View) -> Growth:
     """Returns the speed-up of whole answers by their length, and where it begins to pay.
 
     Args:
@@ -57,8 +71,9 @@ def length_blocks(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
         way: [Point(length, one.ratio) for length, one in own.items() if one is not None]
         for way, own in compared.items()
     }
-    return [
-        Paragraph(f"{view.where}, of the lengths measured: {'; '.join(begins)}."),
+    setting = explain_setting({**next(iter(scenes.values())).settings, "max_new_tokens": None})
+    answer = f"**How long an answer must be** ({setting}; whole answers, of the lengths measured): "
+    blocks: list[Block] = [
         Table(
             f"Speed-up of whole answers, by tokens of an answer at most ({view.where})",
             ("way", *map(str, scenes)),
@@ -66,6 +81,7 @@ def length_blocks(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
         ),
         break_even(view, {way: own for way, own in points.items() if own}),
     ]
+    return Growth(f"{answer}{'; '.join(begins)}.", blocks)
 
 
 def _compare(scene: Scene, way: str) -> Comparison | None:

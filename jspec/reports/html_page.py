@@ -106,7 +106,7 @@ def _write_span(span: Span) -> str:
         return f"<code>{html.escape(span.text)}</code>"
     if span.kind == "strong":
         return f"<strong>{_inline(span.text)}</strong>"
-    return html.escape(span.text)
+    return html.escape(span.text).replace(" %", "&nbsp;%")
 
 
 def _plain(text: str) -> str:

@@ -1,11 +1,11 @@
 """The chapter on where the numbers come from: commands, versions, hardware, failures."""
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.reports.document import Block, Bullets, Code, Heading, Paragraph, Table
+from jspec.reports.portable import portable
 from jspec.reports.wording import NOTHING, code
 from jspec.reports.workdir import Workdir
 
@@ -29,18 +29,7 @@ def origin_blocks(workdir: Workdir) -> list[Block]:
 
 def _command(run: Mapping[str, Any]) -> str:
     """Returns a run's command line without the folders of the machine that it ran on."""
-    return shlex.join(map(_portable, map(str, run["argv"])))
-
-
-def _portable(argument: str) -> str:
-    if argument.startswith("--workdir="):
-        return "--workdir=DIR"
-    flag, equals, value = argument.partition("=")
-    path = value if equals else flag
-    if not path.startswith(("/", "~", "..")):
-        return argument
-    kept = re.search(r"(configs/[^/]+)$", path)
-    return f"{flag}{equals}" * bool(equals) + (kept[1] if kept else path.rsplit("/", 1)[-1])
+    return shlex.join(portable([str(argument) for argument in run["argv"]]))
 
 
 def _environments(runs: Sequence[Mapping[str, Any]]) -> list[Block]:
@@ -78,7 +67,10 @@ def _counts(workdir: Workdir) -> list[str]:
     described = _target(workdir.config)
     failed = len(workdir.failed)
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
-    lines = [f"{len(workdir.done)}{of_all} cells done, {failed or 'none'} failed.{described}"]
+    lines = [
+        f"{len(workdir.done)}{of_all} cells done, {failed or 'none'} failed (a cell is a piece of "
+        f"the run: say, a prompt answered in one way, once).{described}"
+    ]
     if not of_all:
         lines.append("How many cells there are to be is not recorded: some may be missing.")
     seconds = [(line["record"] or {}).get("seconds") for line in workdir.done]

@@ -57,10 +57,11 @@ def _outcome(pair: Mapping[str, Any], record: Mapping[str, Any]) -> str:
         text += f" if alpha is above {number(alpha)} ({_drafts(num_drafts)})"
     if not paying:
         return f"{text}; at none of the alphas looked at."
+    first, *rest = paying
     described = [
-        f"{number(one.speed)} times plain decoding's speed with {_drafts(one.num_drafts)} at alpha "
-        f"{one.alpha}"
-        for one in paying
+        f"{number(first.speed)} times plain decoding's speed at alpha {first.alpha} "
+        f"({_drafts(first.num_drafts)})",
+        *(f"{number(one.speed)} at {one.alpha} ({one.num_drafts})" for one in rest),
     ]
     return f"{text}: at best {listed(described)}."
 

@@ -26,7 +26,8 @@ def scene_pictures(summary: Summary, view: View) -> list[Picture]:
     rounds = {way: all_rounds(distinct_answers(cells)) for way, cells in scene.cells.items()}
     pictures = []
     points, models = _by_number(scene, numbers, rounds)
-    if any(len(own) >= _FEWEST_NUMBERS for own in points.values()):
+    has_numbers = any(len(own) >= _FEWEST_NUMBERS for own in points.values())
+    if has_numbers:
         pictures.append(figures_speed.by_number(view, points, models))
     if summary.by_category:
         pictures.append(figures_speed.by_category(view, _by_category(summary)))
@@ -43,7 +44,7 @@ def scene_pictures(summary: Summary, view: View) -> list[Picture]:
         pictures.append(figures_drafts.by_place(view, by_prompt))
         kept = {name: rounds[way] for name, way in wide.items()}
         pictures.append(figures_drafts.kept_histogram(view, kept))
-    if costs := _round_costs(scene, numbers):
+    if (costs := _round_costs(scene, numbers)) and has_numbers:
         pictures.append(figures_drafts.round_cost(view, costs))
     if repeated := _repetition(scene):
         pictures.append(figures_drafts.repetition(view, repeated))
@@ -127,7 +128,7 @@ def _repetition(scene: Scene) -> dict[str, list[tuple[float, float]]]:
     """Returns repetition and acceptance of each answer with drafts that were looked up."""
     found = {}
     for name, way in _widest_or_auto(scene).items():
-        if way not in scene.cells or not _LOOKUPS & {*scene.ways[way]["drafter"].split("+")}:
+        if way not in scene.cells or not {*scene.ways[way]["drafter"].split("+")} <= _LOOKUPS:
             continue
         points = [
             (answer.repetition, kept)

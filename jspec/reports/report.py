@@ -75,11 +75,18 @@ def _trace_blocks(trace: Record, index: int) -> list[Block]:
     return [*blocks, timeline(trace, f"timeline-{index}")] if trace["rounds"] else blocks
 
 
-def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.Path]:
+def write_report(
+    folder: pathlib.Path, blocks: Sequence[Block], *, is_small: bool = False
+) -> list[pathlib.Path]:
     """Writes report.md, report.html and figures/ into a folder.
 
     Figures of an earlier report there that this one does not have are removed: those to which its
     report.md links.
+
+    Args:
+      folder: where.
+      blocks: of the report.
+      is_small: whether report.md and the figures as PNG are enough.
 
     Returns:
       The files of the report.
@@ -88,12 +95,14 @@ def write_report(folder: pathlib.Path, blocks: Sequence[Block]) -> list[pathlib.
       InputError: they cannot be written.
     """
     files = {folder / "report.md": to_markdown(blocks).encode()}
-    files[folder / "report.html"] = to_html(blocks).encode()
+    if not is_small:
+        files[folder / "report.html"] = to_html(blocks).encode()
     for block in blocks:
         if isinstance(block, Picture):
             path = folder / _FIGURES / block.name
-            files[path.with_suffix(".svg")] = block.svg.encode()
             files[path.with_suffix(".png")] = block.png
+            if not is_small:
+                files[path.with_suffix(".svg")] = block.svg.encode()
     try:
         (folder / _FIGURES).mkdir(exist_ok=True)
         stale = _earlier_figures(folder) - files.keys()

@@ -35,7 +35,8 @@ _PREDICT = (
     "What to expect of pairs of models, from the bytes they read and the operations they compute "
     "alone; nothing was generated. The **draft** model guesses tokens, the **target** checks them "
     "in one call. **Alpha** is the probability that a guess is kept; **break-even alpha** is where "
-    "drafting begins to pay. A **plain step** is one token of the target without drafts."
+    "drafting begins to pay. How high alpha is for a pair is left to measure. A **plain step** is "
+    "one token of the target without drafts."
 )
 
 
@@ -78,8 +79,10 @@ def _theory(name: str, record: dict[str, Any]) -> list[Block]:
 
 
 def _prediction(pair: str, record: dict[str, Any]) -> list[Block]:
-    """Returns a pair's notes, table and speeds by number of drafts."""
-    blocks: list[Block] = [Heading(pair), *_notes(record), _table(f"Pair {code(pair)}", record)]
+    """Returns a pair's notes, but what the verdict says, table and speeds by number of drafts."""
+    notes = [note for note in record.get("notes", ()) if not str(note).startswith("alpha ")]
+    blocks: list[Block] = [Heading(pair), *_notes({"notes": notes})]
+    blocks.append(_table(f"Pair {code(pair)}", record))
     speeds = [one for one in figures_curves.of_table(record) if "plain decoding" in one.y_label]
     if speeds and len(speeds[0].x) > 1:
         caption = (

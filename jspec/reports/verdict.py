@@ -1,11 +1,13 @@
 """What the numbers say, in sentences: which way to use for which task, and why."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jspec.reports.advice import (
     FEW_PROMPTS,
     MOST_RIVALS,
     by_task_table,
+    choose,
     find_rivals,
     is_faster,
     is_noisy,
@@ -13,26 +15,53 @@ from jspec.reports.advice import (
     kept_share,
     rank,
     say_everywhere,
-    speedup_of,
 )
 from jspec.reports.auto_advice import advise_auto
 from jspec.reports.document import Block, Bullets, Paragraph
 from jspec.reports.scene import Summary
+from jspec.reports.short_answer import short_answer
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import code, explain_drafter, interval, listed, number
+from jspec.reports.wording import code, interval, listed, number
 
 
-def verdict(summary: Summary) -> list[Block]:
-    """Returns the verdict on one scene: a paragraph, a table by task, where it does not pay."""
+class Verdict(NamedTuple):
+    """The verdict on a scene.
+
+    Attributes:
+      answer: which way to use for which task, in a sentence or two.
+      reasons: why, a table by task, and where drafting does not pay.
+    """
+
+    answer: str
+    reasons: list[Block]
+
+
+def judge(summary: Summary) -> Verdict:
+    """Returns the verdict on one scene."""
     scene = summary.scene
     ranked = rank(scene, summary.overall)
     if not ranked:
-        return [Paragraph(f"Nothing was timed beside {scene.base_name} yet.")]
+        nothing = f"Nothing was timed beside {scene.base_name} yet."
+        return Verdict(nothing, [])
     best = ranked[0]
+    choices = choose(summary, best)
+    blocks: list[Block] = [Paragraph(" ".join(filter(None, _sentences(summary, ranked))))]
+    blocks += advise_auto(scene)
+    if not all(choice.best.is_timed_once for choice in choices.values()):
+        blocks.append(by_task_table(summary, choices))
+        blocks += [Paragraph(text)] if (text := say_everywhere(summary, best)) else []
+    blocks += _slow_ways(summary, ranked)
+    if found := _lossy(summary):
+        blocks.append(Paragraph(found))
+    return Verdict(short_answer(scene, best, choices), blocks)
+
+
+def _sentences(summary: Summary, ranked: Sequence[WayNumbers]) -> list[str]:
+    """Returns what is said of the fastest way, "" where there is nothing to say."""
+    scene, best = summary.scene, ranked[0]
     sentences = [
         _headline(best, scene.base_name),
         _noise(best) if is_noisy(best) else "",
-        f"{code(best.way)} {explain_drafter(scene.ways[best.way].get('drafter', ''))}.",
         "" if is_noisy(best) else _reason(best, scene.base_name),
     ]
     if rivals := find_rivals(scene, ranked):
@@ -43,18 +72,7 @@ def verdict(summary: Summary) -> list[Block]:
             "All this is about generating; with the time to read the prompt, whole answers come "
             f"{number(best.whole_speedup.median)} times as fast."
         )
-    if few := _few(best):
-        sentences.append(few)
-    blocks: list[Block] = [Paragraph(" ".join(filter(None, sentences)))]
-    blocks += advise_auto(scene)
-    if summary.by_category:
-        blocks.append(by_task_table(summary, best))
-        blocks += [Paragraph(text)] if (text := say_everywhere(summary, best)) else []
-    if found := _does_not_pay(summary, ranked):
-        blocks += [Paragraph(f"Where speculation does not pay ({scene.setting}):"), Bullets(found)]
-    if found := _lossy(summary):
-        blocks.append(Paragraph(found))
-    return blocks
+    return [*sentences, _few(best)]
 
 
 def _headline(best: WayNumbers, base: str) -> str:
@@ -111,31 +129,23 @@ def _few(best: WayNumbers) -> str:
     return f"It rests on {best.num_prompts} {counted} only: too few to be sure."
 
 
-def _does_not_pay(summary: Summary, ranked: Sequence[WayNumbers]) -> tuple[str, ...]:
-    """Returns the ways that slow down, and the tasks for which nothing clearly helps."""
-    base, items = summary.scene.base_name, []
-    slow = [own for own in ranked if is_slower(own)]
-    if slow:
-        described = "; ".join(
-            f"{code(own.way)} {interval(own.speedup)}, {kept_share(own)} of its drafts kept, "
-            f"{number(own.tokens_per_call)} tokens per call, a round costs {number(own.cost)} "
-            "plain steps"
-            for own in slow
-        )
-        items.append(f"Slower than {base} over all prompts: {described}.")
-    best = {
-        category: found[0]
-        for category, numbers in summary.by_category.items()
-        if (found := rank(summary.scene, numbers))
-        and not (is_faster(found[0]) or found[0].is_timed_once)
-    }
-    if best:
-        described = [
-            f"{category} (best {number(speedup_of(own))}, {kept_share(own)} of its drafts kept)"
-            for category, own in best.items()
-        ]
-        items.append(f"No way is clearly faster than {base} for {listed(described)}.")
-    return tuple(items)
+def _slow_ways(summary: Summary, ranked: Sequence[WayNumbers]) -> list[Block]:
+    """Returns the ways that slow down, and why."""
+    slow = tuple(_why_slow(own) for own in ranked if is_slower(own))
+    if not slow:
+        return []
+    base, setting = summary.scene.base_name, summary.scene.setting
+    return [Paragraph(f"Slower than {base} over all prompts ({setting}):"), Bullets(slow)]
+
+
+def _why_slow(own: WayNumbers) -> str:
+    text = (
+        f"{code(own.way)}: {interval(own.speedup)} times as fast. A call of the target gives "
+        f"{number(own.tokens_per_call)} tokens ({kept_share(own)} of the drafts are kept)"
+    )
+    if own.cost is None:
+        return f"{text}."
+    return f"{text}, and a round costs {number(own.cost)} plain steps."
 
 
 def _lossy(summary: Summary) -> str:

@@ -8,6 +8,7 @@ from jspec.reports.families import families
 from jspec.reports.scene import Scene, Summary
 from jspec.reports.ways import WayNumbers
 from jspec.reports.wording import (
+    COST,
     NOTHING,
     UNCHANGED,
     assignments,
@@ -54,13 +55,14 @@ def ways_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
     columns = ["way", "what it does", "drafts a round, at most", "options"]
     columns += ["the target's answers"] if has_lossy else []
     kept = "" if has_lossy else " All keep the target's answers."
+    is_auto = any(way.get("num_draft_tokens") == "auto" for way in ways.values())
+    adapts = " `auto` chooses the number of drafts round by round." if is_auto else ""
     return Table(
         "The ways of generating",
         tuple(columns),
         tuple(rows),
         text_columns=tuple(range(len(columns))),
-        note="The first one is what the others are compared with. `auto` chooses the number of "
-        f"drafts round by round.{kept}",
+        note=f"The first one is what the others are compared with.{adapts}{kept}",
     )
 
 
@@ -85,9 +87,9 @@ def overall_table(summary: Summary, dtype: str) -> Table:
     scene = summary.scene
     has_same = scene.settings.get("temperature", 0.0) == 0
     is_single = scene.batch_size == 1
-    columns = ["way", "speed-up", "tokens/s", "drafts kept (%)", "alpha", "proposed a round",
-               "kept a round", "tokens per call"]  # fmt: skip
-    columns += ["cost of a round", "speed-up of whole answers"] if is_single else []
+    columns = ["way", "speed-up", "tokens/s", "drafts kept", "alpha", "drafts a round",
+               "tokens per call"]  # fmt: skip
+    columns += [COST, "speed-up of whole answers"] if is_single else []
     columns += ["same answers"] if has_same else []
     rows = []
     for own in summary.overall:
@@ -99,7 +101,6 @@ def overall_table(summary: Summary, dtype: str) -> Table:
             percent_interval(own.acceptance),
             interval(own.alpha),
             number(own.proposed_per_round),
-            number(own.kept_per_round),
             number(own.tokens_per_call),
         ]
         if is_single:
@@ -116,8 +117,8 @@ def overall_table(summary: Summary, dtype: str) -> Table:
 
 def _note(scene: Scene, most: WayNumbers) -> str:
     text = (
-        f"{_counted(most.num_prompts, 'prompt')}, each timed {_counted(most.num_repeats, 'time')}, "
-        "the ways in turn; 95 % intervals resample prompts and repeats. "
+        f"{_counted(most.num_prompts, 'prompt')}, each timed {_times(most.num_repeats)}, the ways "
+        "in turn; 95 % bootstrap intervals over prompts and repeats. "
     )
     if scene.batch_size > 1:
         return f"{text}A speed is all tokens of a batch over all of its time."
@@ -129,6 +130,10 @@ def _note(scene: Scene, most: WayNumbers) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def explain_same_answers(scene: Scene, dtype: str) -> str:
@@ -214,7 +219,7 @@ def category_tables(summary: Summary) -> list[Table]:
     columns = ("category", *map(code, shown))
     where = name_of(summary.scene)
     note = "" if len(shown) == len(summary.scene.others) else (
-        "Of each drafter, the number of drafts that was fastest overall."
+        f"The fastest ways overall: one of each drafter, at most {_MOST_SHOWN}."
     )  # fmt: skip
     return [
         Table(f"Speed-up by category ({where})", columns, tuple(faster), note=note),

@@ -10,28 +10,22 @@ from jspec.analysis.ratios import Ratio
 NOTHING = "-"
 UNCHANGED = "unchanged"
 
+COST = "cost of a round (plain steps)"
+
 WORDS = {
-    "token": "a word or a piece of one: what a model reads, and says one at a time.",
-    "target": "the model whose answers are wanted. What it would say is not changed.",
-    "draft": "a token that is guessed cheaply before the target is asked.",
-    "drafter": "what makes the guesses: a lookup in the text so far, a smaller model, ...",
-    "way": "of generating: a drafter with its number of drafts a round and its options.",
-    "round": "the drafter proposes some drafts, then one call of the target checks all of them.",
-    "target call": "one pass of the target, which costs nearly the same for one token as for "
-    "several.",
-    "plain decoding": "no drafts: every target call gives one token.",
+    "speed-up": "tokens a second, divided by those of plain decoding. Above 1 is faster.",
+    "[a, b]": "a 95 % interval: with other prompts of the same kind the number beside it would "
+    "fall between a and b 19 times out of 20 (by the bootstrap).",
     "drafts kept": "the share of the proposed drafts that the target keeps. Behind the first one "
     "that it refuses all drafts of a round are thrown away unseen, so that the share falls with "
     "the number of drafts.",
     "alpha": "the share of the drafts whose turn came that the target keeps: those behind a "
     "refused one do not count. How good a drafter guesses, whatever the number of drafts.",
-    "tokens per call": "tokens that one target call gives: the kept drafts and one of its own. "
-    "1 is plain decoding.",
+    "tokens per call": "tokens that one call of the target gives: the kept drafts and one of its "
+    "own. 1 is plain decoding.",
     "cost of a round": "its time, in steps of plain decoding. A round pays if it gives more "
     "tokens per call than it costs.",
-    "speed-up": "tokens a second, divided by those of plain decoding. Above 1 is faster.",
-    "interval": "[a, b] beside a number: with other prompts of the same kind it would fall between "
-    "a and b 19 times out of 20 (a 95 % bootstrap interval).",
+    "way": "of generating: a drafter, the most drafts that it may propose a round, its options.",
 }
 
 EXPLAIN_INTERVALS = "In brackets 95 % bootstrap intervals over prompts."

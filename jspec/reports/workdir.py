@@ -1,7 +1,9 @@
 """The folder of an experiment: its config, its runs, its results, costs and traces."""
 
+import gzip
 import json
 import pathlib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeGuard
 
@@ -9,6 +11,9 @@ from jspec.costs import RoundCosts
 from jspec.errors import InputError
 
 Record = dict[str, Any]
+
+RESULTS = "results.jsonl"
+PACKED = "results.jsonl.gz"  # in the place of the other, where a folder was published
 
 
 class Workdir(NamedTuple):
@@ -53,7 +58,8 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
     config = _read_object(folder / "config.json", "config.json")
     notes: list[str] = []
     runs = list(_read_lines(folder / "runs.jsonl", _is_object, notes))
-    cells = list(_read_lines(folder / "results.jsonl", _is_cell, notes))
+    is_packed = (folder / PACKED).exists() and not (folder / RESULTS).exists()
+    cells = list(_read_lines(folder / (PACKED if is_packed else RESULTS), _is_cell, notes))
     done = _by_name(cell for cell in cells if cell["status"] == "done")
     failed = _by_name(cell for cell in cells if cell["status"] != "done")
     traces = [_read_object(path, "a trace") for path in sorted(folder.glob("trace*.json"))]
@@ -102,11 +108,7 @@ def _read_lines(
     path: pathlib.Path, is_right: Callable[[Any], TypeGuard[Record]], notes: list[str]
 ) -> Iterator[Record]:
     """Yields the objects of a JSONL file, of which a wrong one is noted; none without the file."""
-    try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_file(path).split(b"\n"), 1):
         if not line.strip():
             continue
         try:
@@ -117,6 +119,21 @@ def _read_lines(
             yield value
         else:
             notes.append(f"line {number} of {path.name} is torn or broken and was left out")
+
+
+def read_file(path: pathlib.Path) -> bytes:
+    """Returns what a file holds, unpacked if its name ends in .gz; nothing without the file.
+
+    Raises:
+      InputError: it cannot be read, or is not packed as its name says.
+    """
+    try:
+        content = path.read_bytes() if path.exists() else b""
+        return gzip.decompress(content) if content and path.suffix == ".gz" else content
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: expected a gzip file, got a broken one ({error})") from None
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _is_object(value: Any) -> TypeGuard[Record]:

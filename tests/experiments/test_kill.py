@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import signal
 import subprocess
 import time
 
@@ -109,7 +110,8 @@ def behind_time(seconds):
 def kill_at_random(config_file, tmp_path, env, undisturbed, num_kills, seed):
     """Kills runs by turns at any moment and behind a random cell, and checks what they end in.
 
-    A run that is finished before it is killed is checked, and another workdir is begun.
+    A run that is finished before it is killed is checked, not counted, and another workdir is
+    begun.
 
     Returns:
       How many of the kills fell among the cells: some were done, and some were left.
@@ -117,15 +119,16 @@ def kill_at_random(config_file, tmp_path, env, undisturbed, num_kills, seed):
     rng = random.Random(seed)
     expected, longest = undisturbed
     workdirs = (make_workdir(tmp_path / f"killed {number}") for number in itertools.count())
-    workdir, num_among = next(workdirs), 0
-    for number in range(num_kills):
+    workdir, num_killed, num_among = next(workdirs), 0, 0
+    while num_killed < num_kills:
         results = workdir / "results.jsonl"
         wait = rng.uniform(0, longest)
         last = rng.randint(count_lines(results) + 1, NUM_CELLS - 1)
-        is_time = behind_time(wait) if number % 2 else behind_line(results, last)
-        kill_when(start(config_file, workdir, env), is_time)
+        is_time = behind_time(wait) if num_killed % 2 else behind_line(results, last)
+        is_killed = kill_when(start(config_file, workdir, env), is_time)
         num_done = count_lines(results)
-        num_among += 0 < num_done < NUM_CELLS
+        num_killed += is_killed
+        num_among += is_killed and 0 < num_done < NUM_CELLS
         if num_done >= NUM_CELLS - 1:
             assert finish(config_file, workdir, env) == expected
             workdir = next(workdirs)
@@ -173,6 +176,26 @@ def test_killed_while_a_table_is_counted_and_among_estimates(folder, home, tmp_p
     tables = [safetensors.numpy.load_file(one / "table.safetensors") for one in (work, whole)]
     jax.tree.map(np.testing.assert_array_equal, *tables)
     assert len(set(read_runs(work))) == 2  # of three runs the first was killed before its cells
+
+
+def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path, env, undisturbed):
+    """Guards against a cell that stays taken: the other process would wait for it for ever."""
+    expected, longest = undisturbed
+    workdir = make_workdir(tmp_path / "shared")
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    holder = start(config_file, workdir, env)
+    while not behind_line(workdir / "results.jsonl", 5)():
+        time.sleep(0.002)
+    holder.send_signal(signal.SIGSTOP)  # amid a cell, as a rule
+    with start(config_file, workdir, env, **pipes) as other:
+        time.sleep(longest)  # in which it does the other cells
+        holder.kill()
+        holder.wait()
+        output, errors = other.communicate(timeout=60)
+    assert other.returncode == 0, errors
+    assert f"{NUM_CELLS} of {NUM_CELLS} cells are done" in output
+    assert len(set(read_runs(workdir))) == 2
+    assert without_times(done_cells(workdir)) == expected
 
 
 def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):

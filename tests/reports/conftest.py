@@ -1,7 +1,21 @@
 """What tests of reports share."""
 
+import io
+
+import PIL.Image
 import pytest
 from matplotlib.figure import Figure
+
+
+@pytest.fixture
+def quick_figures(monkeypatch):
+    """Leaves the drawing out, which takes longest: figures have tests of their own."""
+    pixel = io.BytesIO()
+    PIL.Image.new("RGB", (1, 1)).save(pixel, format="png")
+    files = {"svg": b"<svg></svg>", "png": pixel.getvalue()}
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, file, format, **_: file.write(files[format])
+    )
 
 
 @pytest.fixture

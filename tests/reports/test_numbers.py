@@ -6,7 +6,7 @@ import pytest
 from jspec.analysis import prediction
 from jspec.costs import RoundCosts
 from jspec.reports.families import families, widest
-from jspec.reports.growth_chapters import length_blocks
+from jspec.reports.growth_chapters import length_growth
 from jspec.reports.iid import fit
 from jspec.reports.measured import of_category, parse_cells
 from jspec.reports.prediction_table import prediction_tables, prompt_runs
@@ -225,7 +225,7 @@ def test_one_timing_pays_nowhere():
     ways, found = config()["ways"], []
     for parsed in (once, twice):
         (scene,) = make_scenes(config(ways=ways), parsed)
-        paragraph, own, _ = length_blocks({8: scene, 16: scene}, ["lookup:3"], View("", "T=0"))
-        found.append((paragraph.text.rpartition("`")[2], own.rows[0][1]))
+        answer, (own, _) = length_growth({8: scene, 16: scene}, ["lookup:3"], View("", "T=0"))
+        found.append((answer.rpartition("`")[2], own.rows[0][1]))
     assert found == [(" never clearly pays.", "1.74 (timed once)"),
                      (" clearly pays at all of them.", "1.74")]  # fmt: skip
