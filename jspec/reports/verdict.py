@@ -85,7 +85,7 @@ def _headline(best: WayNumbers, base: str) -> str:
         return f"**Fastest overall: {code(best.way)}, {measured}** {bounds}."
     if is_slower(best):
         return (
-            f"**Speculation does not pay here: every way is slower than {base}.** The best, "
+            f"**Drafting does not pay here: every way is slower than {base}.** The best, "
             f"{code(best.way)}, was {measured} {bounds}."
         )
     chance = ", which may be chance" if best.speedup.median > 1 else ""

@@ -147,7 +147,7 @@ def test_it_says_where_nothing_pays(tmp_path):
     """Guards against a recommendation where every way is slower."""
     lines = [one for one in cells() if one["key"]["prompts"][0] <= 2]
     _, text = report(tmp_path, lines)
-    assert "**Speculation does not pay here: every way is slower than plain decoding.**" in text
+    assert "**Drafting does not pay here: every way is slower than plain decoding.**" in text
     assert "Fastest overall" not in text
 
 
