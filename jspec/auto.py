@@ -20,6 +20,7 @@ from jspec.weights.resolver import LoadedModel
 from jspec.weights.user_cache import cache_dir
 
 AUTO = "auto"
+_METHOD = 2  # of measuring: costs that an older one has left behind are measured anew
 _NUMBERS = (0, 1, 3, 7)  # each costs a compiled verify call
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
 
@@ -111,6 +112,7 @@ class AutoCosts:
             "processor": here["processor"],
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "versions": here["versions"],
+            "method": _METHOD,
             "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._params],
             "batch_size": self._batch_size,
             "max_context": self._max_context,

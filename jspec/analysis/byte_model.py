@@ -206,4 +206,6 @@ def _verdict(pair: PairCost, alpha: float, numbers: list[int]) -> str:
     if best == 0 or speed <= 1:
         return f"alpha {alpha:g}: does not pay"
     drafts = "1 draft" if best == 1 else f"{best} drafts"
-    return f"alpha {alpha:g}: pays, {speed:.2f} times plain decoding's speed with {drafts}"
+    return (
+        f"alpha {alpha:g}: can pay, at most {speed:.2f} times plain decoding's speed with {drafts}"
+    )

@@ -212,6 +212,8 @@ def expect_iid(
 ) -> tuple[RoundSpeed, float]:
     """Returns the speed by Theorem 3.8, and its c: what a draft adds to a round, in plain steps.
 
+    Where several drafters took turns, c is the mean over their rounds.
+
     Args:
       prompts: seen; their seconds are not looked at.
       cost: see `expect_by_position`; c is that of a full round, less a plain step, by drafts.
@@ -221,12 +223,18 @@ def expect_iid(
       InputError: no rounds.
     """
     rounds = _rounds_of(prompts)
-    drafter = next((one.drafter for one in rounds if one.drafter), "")
-    full = RoundCounts(num_draft_tokens, 0, drafter)
-    whole = [prompt._replace(rounds=[full] * len(prompt.rounds)) for prompt in prompts]
+    # A silent round is taken for a full one of whoever drafts most often.
+    drafters = [one.drafter for one in rounds if one.drafter]
+    usual = max(sorted(set(drafters)), key=drafters.count, default="")
+    whole = [_with_full_rounds(prompt, num_draft_tokens, usual) for prompt in prompts]
     steps = _cost_in_steps(whole, cost)
     tokens = expected_tokens(observed_alpha(rounds), num_draft_tokens)
     return RoundSpeed(tokens, steps), (steps - 1) / num_draft_tokens
+
+
+def _with_full_rounds(prompt: PromptRun, num_draft_tokens: int, usual: str) -> PromptRun:
+    full = [RoundCounts(num_draft_tokens, 0, one.drafter or usual) for one in prompt.rounds]
+    return prompt._replace(rounds=full)
 
 
 def measured_speed(prompts: Sequence[PromptRun]) -> RoundSpeed:

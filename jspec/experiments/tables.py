@@ -5,6 +5,7 @@ import sys
 
 from jspec.counted import counted
 from jspec.errors import InputError
+from jspec.experiments.errors import WorkdirError
 from jspec.experiments.journal import Journal
 from jspec.experiments.progress import Progress
 from jspec.experiments.spec import Experiment, TableSpec
@@ -28,13 +29,18 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> 
     next one.
 
     Raises:
-      InputError: the prompts file is unreadable or empty, or nothing can be written.
+      InputError: the prompts file is unreadable or empty.
+      WorkdirError: nothing can be written.
     """
     path = store.folder / "table.safetensors"
     with store.setup():
         if not path.exists():
             answers = _answers(experiment, target, store)
-            save_table(count_ngrams(answers, used_vocab_size(target)), path, target.tokenizer)
+            table = count_ngrams(answers, used_vocab_size(target))
+            try:
+                save_table(table, path, target.tokenizer)
+            except InputError as error:
+                raise WorkdirError(str(error)) from None
     return str(path)
 
 

@@ -51,7 +51,7 @@ def _outcome(pair: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     paying = [one for one in best_by_alpha(record) if one.speed > 1]
     if (least := least_alpha(record)) is None and not paying:
         return f"**does not pay** {where}, whatever alpha is."
-    text = f"**pays** {where}"
+    text = f"**can pay** {where}"
     if least is not None:
         alpha, num_drafts = least
         text += f" if alpha is above {number(alpha)} ({_drafts(num_drafts)})"

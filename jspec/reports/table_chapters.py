@@ -36,7 +36,9 @@ _PREDICT = (
     "alone; nothing was generated. The **draft** model guesses tokens, the **target** checks them "
     "in one call. **Alpha** is the probability that a guess is kept; **break-even alpha** is where "
     "drafting begins to pay. How high alpha is for a pair is left to measure. A **plain step** is "
-    "one token of the target without drafts."
+    "one token of the target without drafts. These are limits: real calls take longer, those of "
+    "int8 and int4 weights above all, which have to be unpacked, and a check of many drafts costs "
+    "more than a plain step on a machine with few cores."
 )
 
 

@@ -88,8 +88,8 @@ def test_the_table_says_whether_it_pays():
     assert best == pytest.approx(pair().improvement(0.7, 2))
     notes = "\n".join(table["notes"])
     assert "c = 0.385" in notes
-    assert "alpha 0.7: pays, 1.24 times plain decoding's speed with 2 drafts" in notes
-    assert "alpha 0.5: pays, 1.08 times plain decoding's speed with 1 draft" in notes
+    assert "alpha 0.7: can pay, at most 1.24 times plain decoding's speed with 2 drafts" in notes
+    assert "alpha 0.5: can pay, at most 1.08 times plain decoding's speed with 1 draft" in notes
     slow = predict_table(PREDICT | {"batch_size": 512, "numbers": (4,)})
     assert slow["rows"][0][3] is None
     assert [note.partition(": ")[2] for note in slow["notes"][-3:]] == ["does not pay"] * 3

@@ -171,6 +171,21 @@ def test_the_iid_form_is_theorem_3_8():
     assert found.speedup == pytest.approx(walltime_improvement(alpha, 7, 0.1))
 
 
+@pytest.mark.parametrize("dear_first", [True, False])
+def test_drafters_that_take_turns_cost_what_each_costs(dear_first):
+    """By hand: of four rounds three are a lookup's at 26 ms, one is a model's at 60 ms.
+
+    Guards against a c that depends on whose turn came first; a silent round counts as a lookup's.
+    """
+    seconds = (((PLAIN, 0.026), (PLAIN, 0.060)),)
+    both = cost_of(RoundCosts((512,), (0, 3), ("ngram", "model"), seconds))
+    rounds = [RoundCounts(3, 1, "model"), make_round(3, 0), make_round(2, 1), make_round(0, 0)]
+    rounds = rounds if dear_first else rounds[::-1]
+    speed, ratio = expect_iid([PromptRun(rounds, 6, 1.0, 6, 1.0, LENGTH)], both, num_draft_tokens=3)
+    assert speed.cost == pytest.approx((3 * 0.026 + 0.060) / 4 / PLAIN)
+    assert ratio == pytest.approx((speed.cost - 1) / 3)
+
+
 def make_prompts(seed, count=40, noise=0.0, slowness=1.0, rates=BY_PLACE):
     """Returns prompts of 5 drafts a round or none."""
     rng, prompts = np.random.default_rng(seed), []

@@ -316,6 +316,22 @@ def test_a_full_disk_ends_the_run(config, tmp_path, monkeypatch):
     assert len(done_cells(work)) == 16
 
 
+def test_a_disk_that_has_no_room_for_the_table_ends_the_run(config, tmp_path, monkeypatch):
+    """Guards against the failure of every cell of the way, one after another."""
+    from jspec.experiments import tables
+
+    def fill(*_):
+        raise InputError("table.safetensors cannot be written: No space left on device")
+
+    source = write_prompts(tmp_path / "table.jsonl", [{"prompt": "ab"}])
+    table = {"prompts_file": source, "num_tokens": 10, "max_new_tokens": 12}
+    ways = {"bigram": {"drafter": "bigram", "num_draft_tokens": 2}}
+    monkeypatch.setattr(tables, "save_table", fill)
+    with pytest.raises(WorkdirError, match="No space left"):
+        run_experiment(config(ways=ways, num_prompts=1, table=table), str(tmp_path / "work"))
+    assert not done_cells(tmp_path / "work")
+
+
 def test_raw_prompts(config, tmp_path):
     """Guards against a chat template around a function that is to be completed."""
     for chat in ("yes", "no"):
