@@ -564,8 +564,8 @@ def test_predictions(tmp_path):
     blocks, text = report(tmp_path, lines, config_fields=fields)
     assert answers_of(blocks) == (
         "`a/b` (target `big`, draft `small` in int4): **can pay** on this machine if alpha is "
-        "above 0.55 (2 drafts a round): at best 1.33 times plain decoding's speed at alpha 0.8 (2 drafts "
-        "a round).",
+        "above 0.55 (2 drafts a round): at best 1.33 times plain decoding's speed at alpha 0.8 (2 "
+        "drafts a round).",
         "`never` (target `big`, draft `other`): **does not pay** on a machine like the one given, "
         "whatever alpha is.",
         "`beyond`: **can pay** on this machine if alpha is above 0.95 (1 draft a round); at none "
