@@ -102,6 +102,11 @@ class AutoCosts:
                 f"expected costs of rounds with {numbers} drafts by {drafters}, got "
                 f"{list(found[0])} by {list(found[1])}"
             )
+        if hasattr(self._drafter, "lag") and not costs.reading:
+            raise InputError(
+                "expected costs with the seconds of reading a token (`reading`), as a drafter has "
+                "a cache of its own; got none"
+            )
 
     def _place(self) -> dict[str, Any]:
         """Returns what else the costs depend on."""

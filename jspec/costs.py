@@ -91,8 +91,8 @@ class RoundCosts:
             raise
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
             raise InputError(
-                "expected costs of rounds, an object of contexts, numbers, drafters and seconds as "
-                "in settings.costs of an answer; got something else"
+                "expected costs of rounds, an object of contexts, numbers, drafters, seconds and "
+                "reading as in settings.costs of an answer; got something else"
             ) from None
 
 

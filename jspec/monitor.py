@@ -1,5 +1,6 @@
 """Running acceptance by category of request, and what it recommends."""
 
+import collections
 import dataclasses
 from collections.abc import Iterable
 from typing import Any
@@ -47,17 +48,20 @@ class AcceptanceMonitor:
 
     The expected speed-up of n drafts is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with the
     measured acceptance of each place and measured costs: a round in which nobody has anything to
-    propose counts as it was. It speaks of the rounds that it saw: "auto" chooses those whose drafts
-    are likely to be kept; a fixed number shows all.
+    propose counts as it was, and a draft model's reading of the prompts counts too. It speaks of
+    the rounds that it saw: "auto" chooses those whose drafts are likely to be kept; a fixed number
+    shows all.
     """
 
     def __init__(self) -> None:
         self._rounds: dict[str, list[RoundCounts]] = {}
+        self._num_prompt_tokens: collections.Counter[str] = collections.Counter()
 
     def add(self, result: Result) -> None:
         """Counts one answer's rounds."""
         category = result.category or "all"
         self._rounds.setdefault(category, []).extend(result.stats.rounds)
+        self._num_prompt_tokens[category] += len(result.prompt_token_ids)
 
     def recommend(self, costs: RoundCosts | None = None) -> list[Recommendation]:
         """Returns a recommendation for each category, in the order of their first answers.
@@ -65,7 +69,10 @@ class AcceptanceMonitor:
         Args:
           costs: what rounds cost (`Generator.costs`); without them there is no number.
         """
-        return [_recommend(name, rounds, costs) for name, rounds in self._rounds.items()]
+        return [
+            _recommend(name, rounds, self._num_prompt_tokens[name], costs)
+            for name, rounds in self._rounds.items()
+        ]
 
     def to_json(self, costs: RoundCosts | None = None) -> list[dict[str, Any]]:
         """Returns the recommendations as plain values."""
@@ -73,24 +80,29 @@ class AcceptanceMonitor:
 
 
 def _recommend(
-    category: str, rounds: list[RoundCounts], costs: RoundCosts | None
+    category: str, rounds: list[RoundCounts], num_prompt_tokens: int, costs: RoundCosts | None
 ) -> Recommendation:
     number, speedup = None, None
     if costs is not None and len(rounds) >= _LEAST_ROUNDS:
-        number, speedup = _best_number(rounds, costs)
+        number, speedup = _best_number(rounds, num_prompt_tokens, costs)
     return Recommendation(category, len(rounds), acceptance_rate(rounds), number, speedup)
 
 
-def _best_number(rounds: list[RoundCounts], costs: RoundCosts) -> tuple[int, float]:
+def _best_number(
+    rounds: list[RoundCounts], num_prompt_tokens: int, costs: RoundCosts
+) -> tuple[int, float]:
     """Returns the number of drafts with the highest expected speed, and that over plain."""
     seconds = costs.at(_CONTEXT).max(axis=0)  # of the dearest drafter
+    reading = float(costs.reading_at(_CONTEXT).max()) * num_prompt_tokens
+    num_tokens = sum(1 + r.num_accepted for r in rounds)
     share = sum(r.num_proposed > 0 for r in rounds) / len(rounds)
     rates = conditional_acceptance(rounds)
     speeds = {}
     for number, cost in zip(costs.numbers, seconds, strict=True):
         tokens = 1 + share * _expected(rates[:number])
-        time = (1 - share) * seconds[0] + share * cost
-        speeds[number] = float(tokens / time * seconds[0]) if number <= len(rates) else 0.0
+        a_round = (1 - share) * seconds[0] + share * cost
+        time = num_tokens / tokens * a_round + (reading if number else 0.0)
+        speeds[number] = float(num_tokens * seconds[0] / time) if number <= len(rates) else 0.0
     best = max(speeds, key=lambda number: speeds[number])
     return (best, speeds[best]) if speeds[best] >= _WORTH else (0, 1.0)
 

@@ -27,7 +27,16 @@ NUMBERS = (0, 1, 3, 7)
 def costs_of(drafter, per_draft):
     """Returns costs that grow with the drafts, as a made-up machine has them."""
     rounds = tuple(0.01 * (1 + per_draft * number) for number in NUMBERS)
-    return RoundCosts((512,), NUMBERS, (drafter,), ((rounds,),))
+    reading = 0.001 * (drafter == "model")
+    return RoundCosts((512,), NUMBERS, (drafter,), ((rounds,),), ((reading,),))
+
+
+def both_costs():
+    """Returns the costs of a lookup, and of a model behind it."""
+    rounds = [CHEAP[name].seconds[0][0] for name in ("prompt_lookup", "model")]
+    return RoundCosts(
+        (512,), NUMBERS, ("prompt_lookup", "model"), (tuple(rounds),), ((0.0, 0.001),)
+    )
 
 
 CHEAP = {"prompt_lookup": costs_of("prompt_lookup", 0.1), "model": costs_of("model", 0.1)}
@@ -52,10 +61,7 @@ def requests(**settings):
 )
 def test_greedy_output_is_plain_decodings(drafter):
     """Law 2, in a batch whose rows choose differently."""
-    costs = CHEAP.get(drafter)
-    if costs is None:
-        both = (CHEAP["prompt_lookup"].seconds[0][0], CHEAP["model"].seconds[0][0])
-        costs = RoundCosts((512,), NUMBERS, ("prompt_lookup", "model"), (both,))
+    costs = CHEAP.get(drafter) or both_costs()
     options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
     if "+" in drafter:
         generator = Generator(target(), draft(), drafter=drafter, **options)
@@ -76,6 +82,7 @@ def test_a_row_chooses_for_itself():
         CHEAP["model"],
         contexts=(256, 384),
         seconds=(CHEAP["model"].seconds[0], costs_of("model", 2.0).seconds[0]),
+        reading=((0.001,), (0.01,)),
     )
     together = make_auto("model", batch_size=4, costs=by_context)
     alone = make_auto("model", costs=by_context)
@@ -84,6 +91,13 @@ def test_a_row_chooses_for_itself():
     batch = together.generate([*asked[:3], long])
     for request, own in zip([*asked[:3], long], batch, strict=True):
         assert own.token_ids == alone.generate(request).token_ids
+
+
+def test_a_costs_file_without_reading_is_refused():
+    """Guards against a draft model that is taken to read its prompt in no time."""
+    with pytest.raises(InputError, match="expected costs with the seconds of reading a token"):
+        make_auto("model", costs=dataclasses.replace(CHEAP["model"], reading=()))
+    make_auto("prompt_lookup", costs=dataclasses.replace(CHEAP["prompt_lookup"], reading=()))
 
 
 @pytest.mark.parametrize(("drafter", "low", "high"), [("self", 2.5, 7.0), ("model", 0.0, 2.5)])

@@ -43,6 +43,18 @@ def test_the_best_number(rounds, number, speedup):
     assert one.speedup == pytest.approx(speedup)
 
 
+def test_a_draft_model_that_reads_the_prompts_may_not_pay():
+    """By hand: 30 rounds of 4 tokens are 120 plain steps; drafted they take 39, and the reading."""
+    for prompt, number, speedup in ((100, 3, 120 / (39 + 0.5 * 100)), (200, 0, 1.0)):
+        costs = dataclasses.replace(COSTS, numbers=(0, 3), seconds=(((1.0, 1.3),),),
+                                    reading=((0.5,),))  # fmt: skip
+        monitor = AcceptanceMonitor()
+        drafted = answer("qa", [(3, 3)] * 30)
+        monitor.add(dataclasses.replace(drafted, prompt_token_ids=[1] * prompt))
+        (one,) = monitor.recommend(costs)
+        assert (one.num_draft_tokens, one.speedup) == (number, pytest.approx(speedup))
+
+
 def test_too_little_is_no_reason():
     """Guards against a recommendation from one answer of three rounds."""
     one = recommend([(7, 7)] * 3)

@@ -36,6 +36,7 @@ _PATHS_A_CALL = 64
 _MAX_NUM_DRAFT_TOKENS = 2
 _COST_OF_A_DRAFT = 0.5  # of a plain step
 _COST_OF_A_GREEDY_DRAFT = 0.05
+_COST_OF_READING = 0.01  # of a token that a drafter has missed
 
 
 class Context(NamedTuple):
@@ -229,7 +230,8 @@ class Rows:
         cost = _COST_OF_A_GREEDY_DRAFT if is_greedy else _COST_OF_A_DRAFT
         one_drafter = 1 + cost * np.array(self._numbers)
         num_drafters = len(drafters_of(self._drafter.kinds))
-        return CostsAt(np.tile(one_drafter, (num_drafters, 1)), np.zeros([num_drafters]))
+        reading = np.full([num_drafters], _COST_OF_READING)
+        return CostsAt(np.tile(one_drafter, (num_drafters, 1)), reading)
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
         assert self._drafter is not None

@@ -64,7 +64,7 @@ class CascadeDrafter:
         return tuple(i for member in self.members for i in observed_layers(member))
 
     def lag(self, state: tuple[Any, ...], kind: RowCounts) -> RowCounts:
-        """Returns the committed tokens that the member of each row's kind has yet to read, [b]."""
+        """Returns what the member of each row's kind has yet to read, [b]; see `lag_of`."""
         lag, first_kind = jnp.zeros_like(kind), 0
         for member, own in zip(self.members, state, strict=True):
             own_kind = kind - first_kind

@@ -120,7 +120,7 @@ class HierarchicalDrafter:
         return self.model.may_be_silent
 
     def lag(self, state: HierarchicalState, kind: RowCounts) -> RowCounts:
-        """Returns the committed tokens that the draft model has yet to read, [b]."""
+        """Returns the places of the calls by which the draft model catches up, [b]."""
         return self.model.lag(state.model, kind)
 
     def init(self, batch_size: int, capacity: int) -> HierarchicalState:
@@ -177,7 +177,9 @@ class HierarchicalDrafter:
             lambda now: now.is_going.any(), lambda now: self._grow(a_round, now), drafting
         )
         proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
-        model = self.model.remember(state.model, drafting.cache, drafting.fed, is_wanted)
+        model = self.model.remember(
+            state.model, drafting.cache, drafting.fed, drafting.num_tokens, is_wanted
+        )
         return proposal, state._replace(model=model)  # what the inner one saw of drafts is dropped
 
     def _grow(self, a_round: _Round, now: _Drafting) -> _Drafting:

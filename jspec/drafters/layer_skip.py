@@ -161,7 +161,7 @@ class LayerSubsetDrafter:
         return self.model.may_be_silent
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
-        """Returns the committed tokens that the layers have yet to read, [b]."""
+        """Returns the places of the calls by which the layers catch up, [b]."""
         return self.model.lag(state, kind)
 
     def init(self, batch_size: int, capacity: int) -> ModelState:

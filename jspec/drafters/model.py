@@ -5,14 +5,15 @@
     propose           catch up  | c  last | d1  d2 ...
 
 The drafter remembers every committed token, and how many of them its cache holds. Before proposing
-it catches up to all but the newest committed token, in calls of many tokens, and then begins with a
-two-token call [newest committed, last]. That call fills the hole which a round with every
-draft accepted leaves (its last draft was never fed to the drafter); in other rounds it rewrites one
-slot with what it held. The prompt is caught up on in the same way, when drafts are first wanted; a
-row of which none are wanted lags on.
+it catches up to all but the newest committed token, in calls of many tokens, or of few where few
+are missing, and then begins with a two-token call [newest committed, last]. That call fills the
+hole which a round with every draft accepted leaves (its last draft was never fed to the drafter);
+in other rounds it rewrites one slot with what it held. The prompt is caught up on in the same way,
+when drafts are first wanted; a row of which none are wanted lags on.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -30,6 +31,7 @@ from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
 
 CATCH_UP_WIDTH = 64
+_FEW = 8  # width of the calls that read the last tokens, twice as many at most
 _ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
 
 
@@ -81,9 +83,12 @@ class ModelDrafter:
         return self.min_confidence > 0
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
-        """Returns the committed tokens to be read before it can propose, [b]."""
+        """Returns the places of the calls that read what is missing before it proposes, [b]."""
         del kind
-        return self._missing(state.history, state.cache)
+        missing = self._missing(state.history, state.cache)
+        num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
+        wide = num_wide * CATCH_UP_WIDTH
+        return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
 
     def init(self, batch_size: int, capacity: int) -> ModelState:
         """Returns the state of rows that have seen nothing."""
@@ -138,7 +143,7 @@ class ModelDrafter:
             logits, _, cache = self.apply(params, token[:, None], cache)
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 
-        proposal, cache, num_calls = draw_chain(
+        proposal, cache, _ = draw_chain(
             first,
             later,
             self.ready_cache(params, state, is_wanted),
@@ -151,8 +156,7 @@ class ModelDrafter:
             draw=self.draw,
         )
         fed = jnp.concatenate([last_token[:, None], proposal.tokens[:, :-1]], axis=1)
-        fed = jnp.where(jnp.arange(fed.shape[1]) < num_calls, fed, -1)
-        return proposal, self.remember(state, cache, fed, is_wanted)
+        return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
     def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Catches up; returns the cache without the newest committed token.
@@ -165,18 +169,28 @@ class ModelDrafter:
         return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
 
     def remember(
-        self, state: ModelState, cache: KVCache, fed: Int32[Array, "b w"], is_wanted: RowFlags
+        self,
+        state: ModelState,
+        cache: KVCache,
+        fed: Int32[Array, "b w"],
+        num_tokens: RowCounts,
+        is_wanted: RowFlags,
     ) -> ModelState:
         """Returns the state after a round's drafts.
+
+        As many fed tokens count as the row has drafts. A neighbour that wants more makes the batch
+        feed more, and what a row has yet to read must not depend on its neighbours.
 
         Args:
           state: before it.
           cache: with what was fed in it, whatever its length.
-          fed: what stands behind the committed tokens of the rows that drafted, -1 where nothing.
-          is_wanted: those rows, [b].
+          fed: what stands behind the committed tokens of the rows that drafted.
+          num_tokens: drafts of each row, [b].
+          is_wanted: the rows that drafted, [b].
         """
         length = jnp.where(is_wanted, state.history.length, state.cache.length)
-        fed = jnp.where(is_wanted[:, None], fed, -1)
+        is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
+        fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
         return ModelState(state.history, cache.rollback(length), fed)
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
@@ -189,12 +203,19 @@ class ModelDrafter:
         def missing(cache: KVCache) -> RowCounts:
             return jnp.where(is_wanted, self._missing(history, cache), 0)
 
-        def feed(cache: KVCache) -> KVCache:
-            tokens = history.window(cache.length, CATCH_UP_WIDTH)
+        def feed(width: int, cache: KVCache) -> KVCache:
+            tokens = history.window(cache.length, width)
             _, _, fed = self.apply(params, tokens, cache, logits_at=jnp.zeros_like(history.length))
-            return fed.commit(jnp.minimum(missing(cache), CATCH_UP_WIDTH))
+            return fed.commit(jnp.minimum(missing(cache), width))
 
-        return jax.lax.while_loop(lambda cache: (missing(cache) > 0).any(), feed, state.cache)
+        cache = state.cache
+        for width, most_left in ((CATCH_UP_WIDTH, 2 * _FEW), (_FEW, 0)):
+            cache = jax.lax.while_loop(
+                lambda cache, most_left=most_left: (missing(cache) > most_left).any(),
+                functools.partial(feed, width),
+                cache,
+            )
+        return cache
 
     def _missing(self, history: History, cache: KVCache) -> RowCounts:
         return jnp.maximum(history.length - 1 - cache.length, 0)

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, ModelDrafter, make_drafter
+from jspec.speculation.control import Control
 from jspec.speculation.types import lag_of
 from tests import layered, tiny, tiny_eagle
 from tests.layered import SUBSET
@@ -13,13 +14,13 @@ PROMPTS = [[7, 1, 3], list(range(15))]
 WIDTH = 3
 
 
-def start(name, folder, layers=None):
+def start(name, folder, layers=None, draft=None):
     """Returns a drafter, and an engine and its rows behind their prompts."""
+    draft = tiny.random_params(layered.CONFIG, seed=1, std=0.4) if draft is None else draft
     head = tiny_eagle.save_head(folder / "head", layered.CONFIG) if name == "eagle" else None
     spec = DrafterSpec(
         WIDTH, layered.CONFIG, layered.CONFIG.vocab_size, layered.CONFIG, jnp.float32,
-        tiny.random_params(layered.CONFIG, seed=1, std=0.4),
-        DrafterOptions(draft_layers=layers, draft_head=head),
+        draft, DrafterOptions(draft_layers=layers, draft_head=head),
     )  # fmt: skip
     built = make_drafter(name, spec)
     engine = Engine(
@@ -34,18 +35,18 @@ def lags(drafter, state, kind=0):
 
 
 @pytest.mark.parametrize(
-    ("name", "layers", "read_anyway"),
+    ("name", "layers", "expected"),
     [
-        ("model", None, 1),
-        ("hierarchical", None, 1),
-        ("layer_skip", SUBSET, 1),
-        ("eagle", None, WIDTH + 1),
+        ("model", None, [8, 16]),  # 2 and 14 tokens, in calls of 8
+        ("hierarchical", None, [8, 16]),
+        ("layer_skip", SUBSET, [8, 16]),
+        ("eagle", None, [0, 11]),  # the first call of a round reads 4
     ],
 )
-def test_a_drafter_lags_until_it_drafts(tmp_path, name, layers, read_anyway):
+def test_a_drafter_lags_until_it_drafts(tmp_path, name, layers, expected):
     """The prompt, less what the first call of a round reads anyway; nothing after a round."""
     drafter, engine, state = start(name, tmp_path, layers)
-    assert lags(drafter, state) == [max(len(prompt) - read_anyway, 0) for prompt in PROMPTS]
+    assert lags(drafter, state) == expected
     state, _ = engine.advance(state, 1)
     assert lags(drafter, state) == [0, 0]
 
@@ -55,7 +56,39 @@ def test_members_of_a_cascade_lag_each_for_itself(tmp_path):
     drafter, _, state = start("prompt_lookup+model", tmp_path)
     last = len(drafter.kinds) - 1
     assert [kind.drafter for kind in drafter.kinds][-2:] == ["prompt_lookup", "model"]
-    assert lags(drafter, state, last) == [len(prompt) - 1 for prompt in PROMPTS]
+    assert lags(drafter, state, last) == [8, 16]
     assert lags(drafter, state, last - 1) == [0, 0]
     mixed = lag_of(drafter, state.draft, jnp.array([last, 0], jnp.int32)).tolist()
-    assert mixed == [len(PROMPTS[0]) - 1, 0]
+    assert mixed == [8, 0]
+
+
+@pytest.mark.parametrize(("missing", "places"), [
+    (0, 0), (1, 8), (8, 8), (9, 16), (16, 16), (17, 64), (64, 64), (80, 80), (81, 128), (200, 200),
+])  # fmt: skip
+def test_a_model_catches_up_in_calls(missing, places):
+    """Wide calls while more than 16 tokens are missing, then narrow ones: what they cost counts."""
+    drafter = ModelDrafter(layered.apply, layered.empty_cache, WIDTH, 61, 61)
+    state = drafter.init(1, 256)
+    history = state.history.replace(length=jnp.full([1], missing + 1, jnp.int32))
+    assert drafter.lag(state.replace(history=history), jnp.zeros([1], jnp.int32)) == places
+
+
+@pytest.mark.parametrize("name", ["model", "hierarchical"])
+def test_a_neighbour_that_wants_more_changes_nothing(tmp_path, name):
+    """What a row has yet to read decides what it drafts: it must not depend on the batch.
+
+    The target drafts for itself: one draft of the first row is kept, and 1 or 3 of the second's.
+    """
+    cached, missed = [], []
+    for other in (1, WIDTH):
+        drafter, engine, state = start(name, tmp_path, draft=layered.params())
+        control = Control.init(2, kinds=drafter.kinds, numbers=(0, 1, WIDTH))
+        for numbers in ([1, other], [0, 0], [0, 0]):
+            forced = jnp.asarray(numbers, jnp.int32)[:, None]
+            state = state.replace(control=control.replace(forced=forced))
+            state, infos = engine.advance(state, 1)
+            assert infos.num_accepted[0].tolist() == numbers
+        cached.append(state.draft.cache.length[0].item())
+        missed.append(lags(drafter, state)[0])
+    assert cached[0] == cached[1]
+    assert missed[0] == missed[1]

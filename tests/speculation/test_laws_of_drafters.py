@@ -220,7 +220,9 @@ def run(engine, state, num_rounds, case=None, rng=None):
         control = Control.init(b, kinds=kinds, numbers=case.numbers)
         slopes = rng.uniform(0.02, 1, (b, len(drafters_of(kinds)), 1))
         costs = 1 + slopes * np.array(case.numbers)
-        state = state.replace(control=control.replace(costs=jnp.asarray(costs, jnp.float32)))
+        reading = rng.choice([0, 0.01, 0.1], (b, len(drafters_of(kinds))))
+        costs, reading = jnp.asarray(costs, jnp.float32), jnp.asarray(reading, jnp.float32)
+        state = state.replace(control=control.replace(costs=costs, reading=reading))
     for _ in range(num_rounds):
         if case is not None and case.is_told:
             forced = jnp.asarray(rng.choice(case.numbers, control.forced.shape), jnp.int32)
