@@ -15,7 +15,7 @@ from jspec.models.layers import look_up
 from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
 from jspec.training.loop import Trainee
-from jspec.training.target_states import make_states
+from jspec.training.target_states import make_states, read_layers
 from jspec.training.texts import Rows, Text, most_frequent
 from jspec.training.training import Training
 from jspec.typing import Params
@@ -32,6 +32,8 @@ class EagleTraining(Training):
       feature_layers: of the target; empty takes a low, a middle and a high one.
       chain_steps: calls of each chain in training.
       chain_decay: weight of each call relative to the one before.
+      freeze_head: leave the projection onto the vocabulary as it begins, the target's: cheaper, and
+        rare tokens need not be learned from few examples.
     """
 
     OUTPUT = "head"
@@ -41,6 +43,7 @@ class EagleTraining(Training):
     feature_layers: tuple[int, ...] = ()
     chain_steps: int = 4
     chain_decay: float = 0.8
+    freeze_head: bool = False
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
         """Returns the head of the most frequent tokens; see `Training.make_trainee`."""
@@ -56,6 +59,7 @@ class EagleTraining(Training):
             num_steps=self.chain_steps,
             decay=self.chain_decay,
             seed=self.recipe.seed,
+            freeze_head=self.freeze_head,
         )
 
 
@@ -86,6 +90,7 @@ def make_eagle_trainee(
     num_steps: int,
     decay: float,
     seed: int,
+    freeze_head: bool = False,
 ) -> Trainee:
     """Returns a head to train, which begins as a look at the target's last features.
 
@@ -96,12 +101,15 @@ def make_eagle_trainee(
       num_steps: calls of each chain in training.
       decay: weight of each call relative to the one before.
       seed: of the initial parameters.
+      freeze_head: see `EagleTraining`.
     """
     states_of = make_states(target, ids, config.feature_layers)
     is_known = known_tokens(config, jnp.asarray(ids))
 
     def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
         states = jax.lax.stop_gradient(states_of(target_params, rows))
+        if freeze_head:
+            params = params | {"head": _frozen(params["head"], "head")}
         value, metrics = eagle_loss(
             params, states, config=config, is_known=is_known, num_steps=num_steps, decay=decay
         )
@@ -114,7 +122,14 @@ def make_eagle_trainee(
         stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
         save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
 
-    return Trainee(_first_params(target, config, ids, seed), loss, evaluate, save)
+    first = _first_params(target, config, ids, seed)
+    layers = read_layers(target.config, config.feature_layers)
+    return Trainee(first, loss, evaluate, save, layers)
+
+
+def _frozen(params: Params, name: str) -> Params:
+    """Returns parameters of which one is not trained."""
+    return params | {name: jax.lax.stop_gradient(params[name])}
 
 
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:

@@ -16,7 +16,7 @@ from jspec.models.eagle import init_eagle_params
 from jspec.training.eagle import eagle_config, make_eagle_trainee
 from jspec.training.loop import train
 from jspec.training.recipe import Recipe
-from jspec.training.texts import Batches, Rows, iterate_rows, most_frequent, pack
+from jspec.training.texts import Batches, iterate_rows, most_frequent, pack
 from jspec.training.trainee import SCORE
 from tests.tiny_models import CONFIG
 from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
@@ -120,7 +120,7 @@ def test_a_loss_that_is_no_number_stops_the_run(parts, tmp_path):
         value, metrics = sound(params, frozen, rows)
         return jnp.where(rows.tokens[0, 0] == _POISON, jnp.nan, value), metrics
 
-    rows = Rows(*map(np.copy, batches[17]))
+    rows = batches[17]._replace(tokens=batches[17].tokens.copy())
     rows.tokens[0, 0] = _POISON
     others = Replacing(batches, 17, rows)
     recipe = dataclasses.replace(RECIPE, evaluate_every=5)
