@@ -12,8 +12,8 @@ import pytest
 
 from jspec.errors import InputError
 from jspec.training.events import scalars_of
-from jspec.training.metrics_log import MetricsLog, read_metrics
 from jspec.training.loop import train
+from jspec.training.metrics_log import MetricsLog, read_metrics
 from jspec.training.recipe import Recipe
 from jspec.training.texts import Rows
 from jspec.training.trainee import SCORE, Trainee

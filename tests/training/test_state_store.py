@@ -93,9 +93,10 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return pack_(group, seq_len)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(state_store, "pack", kill)
-        open_store(tmp_path, texts)
+        with pytest.raises(KeyboardInterrupt):
+            open_store(tmp_path, texts)
     assert len(list(tmp_path.iterdir())) == 1
     open_store(tmp_path, texts)
     assert len(list(tmp_path.iterdir())) == 2
@@ -115,7 +116,7 @@ def test_a_damaged_shard_is_refused(tmp_path, content):
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     """One line."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write .*Not a directory|cannot write .*exists"):
+    with pytest.raises(InputError, match=r"cannot write .*: File exists"):
         open_store(tmp_path / "file", make_texts(2))
 
 
