@@ -12,10 +12,9 @@ from jspec.errors import InputError
 from jspec.models import get_preset
 from jspec.models.eagle import EagleConfig, init_eagle_params
 from jspec.weights.eagle_head import is_eagle_folder, load_eagle, save_eagle
-from jspec.weights.hf import save_hf
 from jspec.weights.speculators_head import save_speculators
 from tests import tiny, tiny_eagle
-from tests.weights.test_tokenizer import make_tokenizer
+from tests.tiny_models import save_folder
 
 # What vLLM's loader makes of an EAGLE-3 head, apart from d2t and t2d (llama_eagle3.py).
 _NAMES = {
@@ -63,8 +62,10 @@ def test_the_config_has_what_vllm_reads(folder):
 
 def test_the_tensors_have_the_names_and_shapes_that_vllm_loads(tmp_path):
     """Of a head for a target of other proportions: queries, keys and logits differ in size."""
-    target = dataclasses.replace(get_preset("llama3.1-8b"), embed_dim=64, hidden_dim=96,
-                                 num_heads=8, num_kv_heads=2, head_dim=8, vocab_size=99)  # fmt: skip
+    target = dataclasses.replace(
+        get_preset("llama3.1-8b"), embed_dim=64, hidden_dim=96, num_heads=8, num_kv_heads=2,
+        head_dim=8, vocab_size=99,
+    )  # fmt: skip
     layer = dataclasses.replace(target, num_layers=1, vocab_size=50, tie_embeddings=False)
     config = EagleConfig(layer, target.vocab_size, (2, 16, 29))
     save_eagle(tmp_path / "head", config, init_eagle_params(config, jax.random.key(0)))
@@ -109,10 +110,7 @@ def test_what_is_no_head_is_refused(tmp_path):
     with pytest.raises(InputError, match="config lacks the key"):
         save_speculators(tmp_path, tmp_path / "out", target="t", num_draft_tokens=3)
     for layers, message in ((2, "a head of one layer, got 2 layers"), (1, "it has no fc.weight")):
-        source = tmp_path / str(layers)
-        config = dataclasses.replace(tiny.CONFIG, num_layers=layers)
-        params = tiny.peaked_params(config)
-        save_hf(source, config, params, tokenizer=make_tokenizer())
+        source = save_folder(tmp_path / str(layers), num_layers=layers)
         with pytest.raises(InputError, match=message):
             save_speculators(source, tmp_path / "out", target="t", num_draft_tokens=3)
     assert not (tmp_path / "out").exists()
