@@ -10,9 +10,9 @@
 
 The tensors are those of `eagle_head`, with `layers.0.` for `midlayer.`; the embedding is the
 target's, and not there. vLLM reads the config in transformers_utils/configs/speculators/base.py and
-algos.py, the tensors in model_executor/models/llama_eagle3.py. Where `norm_before_residual` is true,
-as vLLM takes it to be if it is missing, the layer adds to the normed feature, not to the feature
-itself: another head than ours.
+algos.py, the tensors in model_executor/models/llama_eagle3.py. Where `norm_before_residual` is
+true, as vLLM takes it to be if it is missing, the layer adds to the normed feature, not to the
+feature itself: another head than ours.
 """
 
 import pathlib
