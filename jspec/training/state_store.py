@@ -144,7 +144,7 @@ def _spans(rows: Rows) -> Iterator[tuple[int, slice, bytes]]:
     """Yields the texts of rows: the row, the place in it, and the tokens as bytes."""
     for row, (tokens, text) in enumerate(zip(rows.tokens, rows.text, strict=True)):
         begins = np.flatnonzero(np.diff(text, prepend=0))
-        ends = [*begins[1:], len(text)]
+        ends = [*begins, len(text)][1:]
         for begin, end in zip(begins, ends, strict=True):
             if text[begin]:
                 yield row, slice(int(begin), int(end)), tokens[begin:end].tobytes()
