@@ -8,6 +8,7 @@ serves many runs, a run that was killed goes on behind the last whole shard, and
 added only theirs are computed.
 """
 
+import contextlib
 import hashlib
 import pathlib
 import sys
@@ -117,7 +118,8 @@ class StateStore:
                 np.save(file, found.view(np.uint16))
             partial.replace(path)
         except OSError as error:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink()
             raise InputError(
                 f"cannot write {path}: {error.strerror or error}; the same command goes on from it"
             ) from None
