@@ -12,6 +12,7 @@ import numpy as np
 from jspec.models import LlamaConfig
 from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
+from jspec.models.outputs import head_kernel
 from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
 from jspec.training.loop import Trainee
@@ -21,6 +22,8 @@ from jspec.training.training import Training
 from jspec.typing import Params
 from jspec.weights.eagle_head import save_eagle
 from jspec.weights.resolver import LoadedModel
+
+_FROM_THE_END = 2  # the layer of the target that a head begins as: of SmolLM2's 30 the 29th
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +95,7 @@ def make_eagle_trainee(
     seed: int,
     freeze_head: bool = False,
 ) -> Trainee:
-    """Returns a head to train, which begins as a look at the target's last features.
+    """Returns a head to train, which begins as a layer of the target on its last features.
 
     Args:
       target: the frozen target.
@@ -133,18 +136,25 @@ def _frozen(params: Params, name: str) -> Params:
 
 
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:
-    """Returns initial parameters: the last feature passes through, and the target's head reads it.
+    """Returns initial parameters: the last feature passes through a late layer of the target.
 
-    The layer begins as noise that is added to it.
+    What the layer does with the embeddings begins as noise; the target's head reads what comes out.
     """
     params = init_eagle_params(config, jax.random.key(seed))
     width = config.layer.embed_dim
-    name = "embedding" if target.config.tie_embeddings else "head"
-    head = params["head"] | {
-        "head": look_up(target.params[name], jnp.asarray(ids)[None])[0].astype(jnp.float32),
-        "final_norm": jax.tree.map(
-            lambda leaf: leaf.astype(jnp.float32), target.params["final_norm"]
-        ),
+    theirs = target.params
+    layer = theirs[f"layers_{max(target.config.num_layers - _FROM_THE_END, 0)}"]
+    noise = params["head"]["attention"]["qkv"][..., :width]
+    qkv = jnp.concatenate([noise, layer["attention"]["qkv"].astype(jnp.float32)], axis=-1)
+    head = {
+        "attention": layer["attention"] | {"qkv": qkv},
+        "embedding_norm": params["head"]["embedding_norm"],
+        "feature_norm": layer["attention_norm"],
+        "final_norm": theirs["final_norm"],
+        "head": look_up(head_kernel(target.config, theirs), jnp.asarray(ids)[None])[0],
+        "mlp": layer["mlp"],
+        "mlp_norm": layer["mlp_norm"],
     }
-    fc = params["fc"].at[:, -width:].add(jnp.eye(width))
+    head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
+    fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
     return {"fc": fc, "head": head}
