@@ -16,10 +16,10 @@ from jspec.models.eagle import init_eagle_params
 from jspec.training.eagle import eagle_config, make_eagle_trainee
 from jspec.training.loop import train
 from jspec.training.recipe import Recipe
-from jspec.training.texts import Batches, iterate_rows, most_frequent, pack
+from jspec.training.texts import most_frequent
 from jspec.training.trainee import SCORE
 from tests.tiny_models import CONFIG
-from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
 BATCH = 4
 _POISON = 3  # an id of no text
@@ -43,16 +43,13 @@ def frozen():
 @pytest.fixture(scope="module")
 def parts():
     """Returns a trainee, its batches and held-out rows."""
-    training = grammar_texts(128, 2)
-    ids = most_frequent(training, CONFIG.vocab_size, 40)
+    ids = most_frequent(grammar_texts(128, 2), CONFIG.vocab_size, 40)
     config = eagle_config(CONFIG, vocab_size=len(ids), feature_layers=(1, 2))
     trainee = make_eagle_trainee(grammar_target(), config, ids, num_steps=3, decay=0.8, seed=0)
     untrained = init_eagle_params(config, jax.random.key(1))
     del untrained["ids"]
     trainee = trainee._replace(params=untrained)  # that knows nothing of the target
-    batches = Batches(training, batch_size=BATCH, seq_len=SEQ_LEN, seed=0)
-    held_out = pack(grammar_texts(32, 3), SEQ_LEN)
-    return trainee, batches, list(iterate_rows(held_out, BATCH))
+    return trainee, *grammar_batches(BATCH)
 
 
 class Killed(Exception):
