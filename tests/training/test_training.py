@@ -52,6 +52,29 @@ def parts():
     return trainee, *grammar_batches(BATCH)
 
 
+@pytest.mark.parametrize("freeze_head", [False, True])
+def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
+    """Every parameter is there; what is frozen gets no gradient, and nothing else lacks one."""
+    ids = most_frequent(grammar_texts(128, 2), CONFIG.vocab_size, 40)
+    config = eagle_config(CONFIG, vocab_size=len(ids), feature_layers=(0, 1))
+    trainee = make_eagle_trainee(
+        grammar_target(), config, ids, num_steps=2, decay=0.8, seed=0, freeze_head=freeze_head
+    )
+    shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
+    del shapes["ids"]
+    assert jax.tree.map(jnp.shape, trainee.params) == jax.tree.map(jnp.shape, shapes)
+    layer, head = frozen()["layers_0"], trainee.params["head"]
+    width = CONFIG.embed_dim
+    np.testing.assert_array_equal(head["attention"]["qkv"][..., width:], layer["attention"]["qkv"])
+    np.testing.assert_array_equal(head["mlp"]["down"], layer["mlp"]["down"])
+    np.testing.assert_array_equal(head["head"], frozen()["head"][ids])
+    rows = grammar_batches(BATCH)[0][0]
+    grads = jax.grad(lambda params: trainee.loss(params, frozen(), rows)[0])(trainee.params)
+    largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), grads)
+    assert (largest["head"].pop("head") == 0) == freeze_head
+    assert min(jax.tree.leaves(largest)) > 0
+
+
 class Killed(Exception):
     """Stands for a signal."""
 
