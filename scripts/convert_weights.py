@@ -2,12 +2,16 @@
 
 python scripts/convert_weights.py --source=smollm2-135m-instruct --output=/path/to/new/folder
 python scripts/convert_weights.py --source=HEAD/pytorch_model.bin --output=/path/to/new/folder
+python scripts/convert_weights.py --source=HEAD --dtype=int8 --output=/path/to/new/folder
+python scripts/convert_weights.py --source=HEAD --format=speculators --target=meta-llama/NAME \
+  --output=/path/to/new/folder
 
 The first takes whatever --target of jspec.generate takes, tokenizer included. The second is for
 weights, published heads of EAGLE-3 or Medusa among them, that come in PyTorch's own format, a file
 or the folder that holds it: a pickle, which can run any program when it is opened. It is read by
 torch's weights-only loader, which builds tensors and refuses everything else; config.json and the
-tokenizer's files are copied.
+tokenizer's files are copied. The third writes a trained head in half the bytes, the fourth a head
+of EAGLE-3 for vLLM.
 """
 
 import pathlib
@@ -17,7 +21,9 @@ from absl import flags
 from jspec import cli
 from jspec.errors import InputError
 from jspec.weights import Tokenizer, load_model
+from jspec.weights.head_folder import round_head
 from jspec.weights.new_folder import check_new
+from jspec.weights.speculators_head import save_speculators
 from jspec.weights.torch_file import convert_torch, find_torch_files
 
 _SOURCE = flags.DEFINE_string(
@@ -27,9 +33,16 @@ _OUTPUT = flags.DEFINE_string(
     "output", None, "The folder to write; it must not exist, or be empty."
 )
 _FORMAT = flags.DEFINE_enum(
-    "format", None, ["orbax", "hf"], "Orbax, the default, or safetensors, that of .bin and .pt."
+    "format",
+    None,
+    ["orbax", "hf", "speculators"],
+    "Orbax, the default; safetensors, that of .bin and .pt; or, of a head, that of vLLM.",
 )
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of every float.")
+_TARGET = flags.DEFINE_string("target", None, "The target by its name for vLLM.")
+_NUM_DRAFT_TOKENS = flags.DEFINE_integer("num_draft_tokens", 3, "That vLLM drafts a round.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "bfloat16", ["bfloat16", "float32", "int8"], "Of every float; int8 is for heads."
+)
 
 
 def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype: str) -> None:
@@ -39,12 +52,15 @@ def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype
       source: a name that `load_model` takes, not random weights; or see `find_torch_files`.
       output: the folder, which appears when it is complete.
       format_name: "orbax" or "hf"; None takes what the source can be written in.
-      dtype: "bfloat16" or "float32".
+      dtype: "bfloat16", "float32", or for a head's folder "int8".
 
     Raises:
       InputError: no such model, or the folder exists or cannot be written.
     """
     check_new(output)
+    if dtype == "int8":
+        round_head(pathlib.Path(source), output)
+        return
     if files := find_torch_files(pathlib.Path(source)):
         if format_name == "orbax":
             raise InputError(f"{source}: PyTorch's files are converted with --format=hf")
@@ -65,12 +81,18 @@ def main() -> None:
     """Reads the flags and converts."""
     if not _SOURCE.value or not _OUTPUT.value:
         raise InputError("expected --source and --output")
-    convert(
-        source=_SOURCE.value,
-        output=pathlib.Path(_OUTPUT.value),
-        format_name=_FORMAT.value,
-        dtype=_DTYPE.value,
-    )
+    output = pathlib.Path(_OUTPUT.value)
+    if (_FORMAT.value == "speculators") != bool(_TARGET.value):
+        raise InputError("expected --target with --format=speculators, and only there")
+    if _FORMAT.value == "speculators":
+        save_speculators(
+            pathlib.Path(_SOURCE.value),
+            output,
+            target=_TARGET.value,
+            num_draft_tokens=_NUM_DRAFT_TOKENS.value,
+        )
+    else:
+        convert(source=_SOURCE.value, output=output, format_name=_FORMAT.value, dtype=_DTYPE.value)
     print(f"wrote {_OUTPUT.value}")
 
 

@@ -57,6 +57,18 @@ class Journal:
             self._write(file, line)
         return [*records, record]
 
+    def cut(self, num_records: int) -> None:
+        """Cuts off all but the first records.
+
+        Raises:
+          WorkdirError: see `read`.
+        """
+        with self._lock(), self._open() as file:
+            self._read(file)
+            lines = _read_bytes(file, 0).splitlines(keepends=True)[:num_records]
+            self._offset, self._num_lines = sum(map(len, lines)), len(lines)
+            os.ftruncate(file, self._offset)
+
     @contextlib.contextmanager
     def _open(self) -> Iterator[int]:
         try:
@@ -93,11 +105,7 @@ class Journal:
     def _new_bytes(self, file: int) -> bytes:
         if os.fstat(file).st_size < self._offset:
             raise WorkdirError(f"{self._path} has been cut off by someone else")
-        pieces, place = [], self._offset
-        while piece := os.pread(file, 1 << 24, place):
-            pieces.append(piece)
-            place += len(piece)
-        return b"".join(pieces)
+        return _read_bytes(file, self._offset)
 
     def _write(self, file: int, line: bytes) -> None:
         """Writes a line, at once where the system does."""
@@ -115,6 +123,14 @@ class Journal:
             ) from None
         self._offset += len(line)
         self._num_lines += 1
+
+
+def _read_bytes(file: int, place: int) -> bytes:
+    pieces = []
+    while piece := os.pread(file, 1 << 24, place):
+        pieces.append(piece)
+        place += len(piece)
+    return b"".join(pieces)
 
 
 def _parse(line: bytes) -> Record | None:

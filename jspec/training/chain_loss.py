@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.training.loop import SCORE
 from jspec.training.target_states import TargetStates
@@ -21,12 +21,14 @@ class Seen(NamedTuple):
     """One step of every chain, as the target sees it.
 
     Attributes:
-      logits: the target's, among the tokens that the drafter can propose, [b n u].
+      probs: the target's law among the tokens that the drafter can propose, [b n u].
+      best: the most likely of those, [b n].
       is_scored: chains that go so far, whose token there belongs to an answer, [b n].
       can_hit: those of them whose token the drafter can propose, [b n].
     """
 
-    logits: Float32[Array, "b n u"]
+    probs: Float32[Array, "b n u"]
+    best: Int32[Array, "b n"]
     is_scored: Bool[Array, "b n"]
     can_hit: Bool[Array, "b n"]
 
@@ -89,13 +91,16 @@ def chain_loss(
 def _score(
     logits: Float32[Array, "b n u"], seen: Seen
 ) -> tuple[Float32[Array, ""], Float32[Array, ""], Bool[Array, "b n"]]:
-    """Returns a step's cross-entropy, its overlap, and where both find the same token best."""
-    own, target = jax.nn.log_softmax(logits), jax.nn.log_softmax(seen.logits)
-    probs = jnp.exp(target)
-    loss = mean_where(-jnp.sum(probs * own, axis=-1), seen.can_hit)
-    overlap = mean_where(jnp.sum(jnp.minimum(probs, jnp.exp(own)), axis=-1), seen.can_hit)
-    agrees = jnp.argmax(own, axis=-1) == jnp.argmax(target, axis=-1)
-    return loss, overlap, agrees & seen.can_hit
+    """Returns a step's cross-entropy, its overlap, and where both find the same token best.
+
+    No array as large as the logits is made but those that the gradient needs; an argmax is slow.
+    """
+    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    loss = mean_where(total[..., 0] - jnp.sum(seen.probs * logits, axis=-1), seen.can_hit)
+    shared = jnp.minimum(seen.probs, jnp.exp(logits - total))
+    overlap = mean_where(jnp.sum(shared, axis=-1), seen.can_hit)
+    at_best = jnp.take_along_axis(logits, seen.best[..., None], axis=-1)[..., 0]
+    return loss, overlap, (at_best >= jnp.max(logits, axis=-1)) & seen.can_hit
 
 
 def see_everywhere(
@@ -110,11 +115,13 @@ def see_everywhere(
     can_hit = states.is_scored
     if is_known is not None:
         can_hit &= is_known[states.tokens]
+    probs, best = jax.nn.softmax(states.logits), jnp.argmax(states.logits, axis=-1)
 
     def see(step: int) -> Seen:
         by = 2 + step
         is_scored = ahead(states.is_scored, by) & states.places.has_ahead(by)
-        return Seen(ahead(states.logits, by - 1), is_scored, is_scored & ahead(can_hit, by))
+        law = ahead(probs, by - 1), ahead(best, by - 1)
+        return Seen(*law, is_scored, is_scored & ahead(can_hit, by))
 
     return see
 

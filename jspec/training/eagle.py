@@ -12,15 +12,18 @@ import numpy as np
 from jspec.models import LlamaConfig
 from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
+from jspec.models.outputs import head_kernel
 from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
 from jspec.training.loop import Trainee
-from jspec.training.target_states import make_states
+from jspec.training.target_states import make_states, read_layers
 from jspec.training.texts import Rows, Text, most_frequent
 from jspec.training.training import Training
 from jspec.typing import Params
 from jspec.weights.eagle_head import save_eagle
 from jspec.weights.resolver import LoadedModel
+
+_FROM_THE_END = 2  # the layer of the target that a head begins as: of SmolLM2's 30 the 29th
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,8 @@ class EagleTraining(Training):
       feature_layers: of the target; empty takes a low, a middle and a high one.
       chain_steps: calls of each chain in training.
       chain_decay: weight of each call relative to the one before.
+      freeze_head: leave the projection onto the vocabulary as it begins, the target's: cheaper, and
+        rare tokens need not be learned from few examples.
     """
 
     OUTPUT = "head"
@@ -41,6 +46,7 @@ class EagleTraining(Training):
     feature_layers: tuple[int, ...] = ()
     chain_steps: int = 4
     chain_decay: float = 0.8
+    freeze_head: bool = False
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
         """Returns the head of the most frequent tokens; see `Training.make_trainee`."""
@@ -56,6 +62,7 @@ class EagleTraining(Training):
             num_steps=self.chain_steps,
             decay=self.chain_decay,
             seed=self.recipe.seed,
+            freeze_head=self.freeze_head,
         )
 
 
@@ -86,8 +93,9 @@ def make_eagle_trainee(
     num_steps: int,
     decay: float,
     seed: int,
+    freeze_head: bool = False,
 ) -> Trainee:
-    """Returns a head to train, which begins as a look at the target's last features.
+    """Returns a head to train, which begins as a layer of the target on its last features.
 
     Args:
       target: the frozen target.
@@ -96,12 +104,15 @@ def make_eagle_trainee(
       num_steps: calls of each chain in training.
       decay: weight of each call relative to the one before.
       seed: of the initial parameters.
+      freeze_head: see `EagleTraining`.
     """
     states_of = make_states(target, ids, config.feature_layers)
     is_known = known_tokens(config, jnp.asarray(ids))
 
     def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
         states = jax.lax.stop_gradient(states_of(target_params, rows))
+        if freeze_head:
+            params = params | {"head": _frozen(params["head"], "head")}
         value, metrics = eagle_loss(
             params, states, config=config, is_known=is_known, num_steps=num_steps, decay=decay
         )
@@ -114,22 +125,36 @@ def make_eagle_trainee(
         stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
         save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
 
-    return Trainee(_first_params(target, config, ids, seed), loss, evaluate, save)
+    first = _first_params(target, config, ids, seed)
+    layers = read_layers(target.config, config.feature_layers)
+    return Trainee(first, loss, evaluate, save, layers)
+
+
+def _frozen(params: Params, name: str) -> Params:
+    """Returns parameters of which one is not trained."""
+    return params | {name: jax.lax.stop_gradient(params[name])}
 
 
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:
-    """Returns initial parameters: the last feature passes through, and the target's head reads it.
+    """Returns initial parameters: the last feature passes through a late layer of the target.
 
-    The layer begins as noise that is added to it.
+    What the layer does with the embeddings begins as noise; the target's head reads what comes out.
     """
     params = init_eagle_params(config, jax.random.key(seed))
     width = config.layer.embed_dim
-    name = "embedding" if target.config.tie_embeddings else "head"
-    head = params["head"] | {
-        "head": look_up(target.params[name], jnp.asarray(ids)[None])[0].astype(jnp.float32),
-        "final_norm": jax.tree.map(
-            lambda leaf: leaf.astype(jnp.float32), target.params["final_norm"]
-        ),
+    theirs = target.params
+    layer = theirs[f"layers_{max(target.config.num_layers - _FROM_THE_END, 0)}"]
+    noise = params["head"]["attention"]["qkv"][..., :width]
+    qkv = jnp.concatenate([noise, layer["attention"]["qkv"].astype(jnp.float32)], axis=-1)
+    head = {
+        "attention": layer["attention"] | {"qkv": qkv},
+        "embedding_norm": params["head"]["embedding_norm"],
+        "feature_norm": layer["attention_norm"],
+        "final_norm": theirs["final_norm"],
+        "head": look_up(head_kernel(target.config, theirs), jnp.asarray(ids)[None])[0],
+        "mlp": layer["mlp"],
+        "mlp_norm": layer["mlp_norm"],
     }
-    fc = params["fc"].at[:, -width:].add(jnp.eye(width))
+    head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
+    fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
     return {"fc": fc, "head": head}

@@ -11,6 +11,7 @@ The tokens are the text's: a chain is only of use as long as its drafts are kept
 section 3.2).
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -138,16 +139,23 @@ def _mix(
     guesses: list[_KeysAndValues],
     visible: Bool[Array, "b t t"],
 ) -> Float32[Array, "b t d"]:
-    """Returns the attention to the real pairs up to each place, and to its own chain's guesses."""
-    t = queries.shape[1]
-    scores = jnp.einsum("btkgh,bskh->btkgs", queries, real[0])
-    scores = jnp.where(visible[:, :, None, None], scores, _MASKED)
-    own = [jnp.einsum("btkgh,btkh->btkg", queries, keys) for keys, _ in guesses]
-    scores = jnp.concatenate([scores, *(score[..., None] for score in own)], axis=-1)
-    probs = jax.nn.softmax(scores, axis=-1)
-    mixed = jnp.einsum("btkgs,bskh->btkgh", probs[..., :t], real[1])
-    for index, (_, values) in enumerate(guesses):
-        mixed += probs[..., t + index, None] * values[:, :, :, None]
+    """Returns the attention to the real pairs up to each place, and to its own chain's guesses.
+
+    The softmax over both is put together from its parts: scores are not copied into one array.
+    """
+    scores = jnp.einsum("btkgh,bskh->bkgts", queries, real[0])
+    scores = jnp.where(visible[:, None, None], scores, _MASKED)
+    own = [jnp.einsum("btkgh,btkh->bkgt", queries, keys)[..., None] for keys, _ in guesses]
+    top = jnp.max(scores, axis=-1, keepdims=True)
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own, top))
+    weights = jnp.exp(scores - top)
+    total = jnp.sum(weights, axis=-1)
+    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, real[1])
+    for score, (_, values) in zip(own, guesses, strict=True):
+        weight = jnp.exp(score - top)[..., 0]
+        total += weight
+        mixed += jnp.einsum("bkgt,btkh->btkgh", weight, values)
+    mixed /= jnp.einsum("bkgt->btkg", total)[..., None]
     attention = params["head"]["attention"]
     outputs = linear(mixed, attention["out"], num_contracted=3)
     if config.layer.attention_bias:

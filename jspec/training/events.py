@@ -40,7 +40,7 @@ def scalars_record(step: int, wall_time: float, values: Mapping[str, float]) -> 
 
 
 def scalars_of(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """Yields the numbers of an entry of a journal by tags like "held_out/acceptance/0"."""
+    """Yields the numbers of an entry of a log by tags like "held_out/acceptance/0"."""
     for name, value in record.items():
         tag = prefix + name
         if isinstance(value, Mapping):

@@ -9,7 +9,7 @@ import numpy as np
 
 from jspec.errors import InputError
 from jspec.reports.figures_curves import Curves, draw
-from jspec.training.journal import read_journal
+from jspec.training.metrics_log import read_metrics
 from jspec.training.trainee import SCORE
 
 _FIGURES = "figures"
@@ -21,7 +21,7 @@ _CAPTION = (
 
 
 def training_curves(records: Sequence[dict[str, Any]]) -> list[Curves]:
-    """Returns the panels that the entries of a journal are good for."""
+    """Returns the panels that the entries of a log are good for."""
     logged = [record for record in records if "loss" in record]
     looks = [record for record in records if "held_out" in record]
     panels: list[Curves] = []
@@ -46,7 +46,7 @@ def write_figures(workdir: pathlib.Path) -> None:
     Raises:
       InputError: the files cannot be written.
     """
-    panels = training_curves(read_journal(workdir))
+    panels = training_curves(read_metrics(workdir))
     if not panels or importlib.util.find_spec("matplotlib") is None:
         return
     picture = draw(_NAME, panels, caption=_CAPTION)

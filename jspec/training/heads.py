@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from jspec.models.outputs import normed_outputs
 from jspec.training.chain_loss import chain_loss, report, see_everywhere, weigh
 from jspec.training.loop import Trainee
-from jspec.training.target_states import make_states
+from jspec.training.target_states import make_states, read_layers
 from jspec.training.texts import Rows
 from jspec.typing import Params
 from jspec.weights.resolver import LoadedModel
@@ -45,13 +44,12 @@ def make_heads_trainee(
       decay: weight of each head's loss relative to the one before.
     """
     shape = target.config
-    states_of = make_states(target, np.arange(shape.vocab_size), (shape.num_layers,))
+    states_of = make_states(target, np.arange(shape.vocab_size), ())
 
     def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
         states = jax.lax.stop_gradient(states_of(target_params, rows))
-        hidden = normed_outputs(shape, target_params, states.features[:, :, 0])
         value, metrics = chain_loss(
-            say(params, target_params, hidden),
+            say(params, target_params, states.hidden),
             see_everywhere(states),
             num_steps=num_heads,
             decay=decay,
@@ -65,4 +63,4 @@ def make_heads_trainee(
     def store(params: Params, folder: pathlib.Path) -> None:
         save(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params), folder)
 
-    return Trainee(first, loss, evaluate, store)
+    return Trainee(first, loss, evaluate, store, read_layers(shape, ()))

@@ -24,6 +24,7 @@ from jspec.models.lookahead import LookaheadConfig, init_lookahead_params
 from jspec.training.chain_loss import Seen, ahead, chain_loss, report, weigh
 from jspec.training.eagle_unroll import Places
 from jspec.training.loop import SCORE, Trainee
+from jspec.training.packed import places_of
 from jspec.training.texts import Rows, Text
 from jspec.training.training import Training
 from jspec.typing import Params
@@ -115,11 +116,6 @@ def make_lookahead_trainee(
     return Trainee(first, loss, evaluate, save)
 
 
-def places_of(rows: Rows) -> Places:
-    """Returns where the tokens of rows stand."""
-    return Places(jnp.asarray(rows.text), jnp.asarray(rows.positions))
-
-
 def anchors_of(rows: Rows, stride: int) -> Int32[Array, "b n"]:
     """Returns the places behind which is looked ahead, beginning where the row's tokens say."""
     tokens = jnp.asarray(rows.tokens)
@@ -159,7 +155,8 @@ def see_at(
         is_scored = _take(ahead(is_answer, by) & places.has_ahead(by), anchors)
         at = anchors[..., None] + by - 1
         there = jnp.take_along_axis(logits, at, axis=1, mode="clip")
-        return Seen(there, is_scored, is_scored)
+        law = jax.nn.softmax(there), jnp.argmax(there, axis=-1)
+        return Seen(*law, is_scored, is_scored)
 
     return see
 

@@ -20,7 +20,7 @@ import optax
 
 from jspec.errors import InputError
 from jspec.training.checkpoints import Checkpoints, TrainState
-from jspec.training.journal import Journal
+from jspec.training.metrics_log import MetricsLog
 from jspec.training.recipe import Recipe
 from jspec.training.texts import Batches, Rows
 from jspec.training.trainee import SCORE, Trainee
@@ -60,7 +60,7 @@ def train(
     evaluate = jax.jit(trainee.evaluate)
     checkpoints = Checkpoints(workdir, recipe)
     state, step = checkpoints.restore(state)
-    journal = Journal(workdir, step)
+    log = MetricsLog(workdir, step)
     begin, first_step = time.monotonic(), step
     while step < recipe.num_steps and not checkpoints.is_stale():
         losses = []
@@ -72,14 +72,14 @@ def train(
         step += 1
         if step % recipe.log_every == 0 or step == recipe.num_steps:
             left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
-            journal.write({"step": step, "loss": float(np.mean(losses)), **_plain(metrics)})
+            log.write({"step": step, "loss": float(np.mean(losses)), **_plain(metrics)})
             _say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
                  f"{left / 60:.0f} min left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
             what = f"the size of the parameters after step {step - 1}"
             _finite(what, optax.tree.norm(state.params), checkpoints)
             report = _score(evaluate, state.params, target_params, held_out)
-            journal.write({"step": step, "held_out": report})
+            log.write({"step": step, "held_out": report})
             _say(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts")
             checkpoints.save(step, state, report)
     if step < recipe.num_steps:

@@ -16,8 +16,12 @@ def places_of(rows: Rows) -> Places:
 
 
 def packed_hidden(
-    config: LlamaConfig, params: Params, rows: Rows, dtype: jax.typing.DTypeLike
-) -> Float32[Array, "b t d"]:
+    config: LlamaConfig,
+    params: Params,
+    rows: Rows,
+    dtype: jax.typing.DTypeLike,
+    layers: tuple[int, ...] = (),
+) -> Float32[Array, "b t *l d"]:
     """Returns the normed outputs of a model, of which its head makes logits.
 
     Args:
@@ -25,6 +29,7 @@ def packed_hidden(
       params: its parameters.
       rows: each text is seen by itself.
       dtype: of keys and values.
+      layers: whose outputs, [b t l d], are wanted in their place; see `ApplyFn`.
     """
     places = places_of(rows)
     b, t = places.text.shape
@@ -34,6 +39,7 @@ def packed_hidden(
         init_cache(config, batch_size=b, capacity=t, dtype=dtype),
         positions=places.positions,
         block_mask=places.visible(),
+        hidden_layers=layers,
         logits_at=jnp.zeros([b], jnp.int32),
     )
     return hidden

@@ -2,14 +2,16 @@
 
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.errors import InputError
 from jspec.training.corpus import read_texts
 from jspec.training.figures import write_figures
 from jspec.training.loop import train
-from jspec.training.texts import Batches, Text, iterate_rows, pack, split
+from jspec.training.state_store import StateStore
+from jspec.training.texts import Batches, Rows, Text, iterate_rows, pack, split
+from jspec.training.trainee import Trainee
 from jspec.training.training import Training
 from jspec.weights.resolver import LoadedModel, load_model
 
@@ -22,23 +24,53 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
         that is not finite, or a full disk.
     """
     target = load_model(training.target, dtype=training.dtype)
-    texts, held_out = _read(training, target)
-    trainee = training.make_trainee(target, texts)
+    texts = _read(training, target)
+    training_on, held_out = split(texts, training.num_held_out)
+    trainee = training.make_trainee(target, training_on)
+    fill = _make_fill(training, target, trainee, texts)
     batches = Batches(
-        texts, batch_size=training.batch_size, seq_len=training.seq_len, seed=training.recipe.seed
+        [_all_scored(text) for text in training_on] if training.score_prompts else training_on,
+        batch_size=training.batch_size,
+        seq_len=training.seq_len,
+        seed=training.recipe.seed,
+        fill=fill,
     )
-    num_answer_tokens = sum(len(text.answer) for text in texts)
-    print(f"{len(texts)} texts, {num_answer_tokens} tokens of answers, {batches.num_batches} "
-          "batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
-    held_rows = list(iterate_rows(pack(held_out, training.seq_len), training.batch_size))
+    num_answer_tokens = sum(len(text.answer) for text in training_on)
+    print(f"{len(training_on)} texts, {num_answer_tokens} tokens of answers, "
+          f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
+    held_rows = iterate_rows(pack(held_out, training.seq_len), training.batch_size)
+    held_rows = [fill(rows) for rows in held_rows]
     params, metrics = train(trainee, target.params, batches, held_rows, training.recipe, workdir)
     write_figures(workdir)
     trainee.save(params, workdir / training.OUTPUT)
     return metrics
 
 
-def _read(training: Training, target: LoadedModel) -> tuple[list[Text], list[Text]]:
-    """Returns the texts to train on and the held-out ones."""
+def _make_fill(
+    training: Training, target: LoadedModel, trainee: Trainee, texts: Sequence[Text]
+) -> Callable[[Rows], Rows]:
+    """Returns what adds the target's outputs to rows where they are to be stored."""
+    if not training.states:
+        return lambda rows: rows
+    if not trainee.layers:
+        raise InputError(f"expected no states with {training.drafter}: it asks the target itself")
+    store = StateStore(
+        pathlib.Path(training.states),
+        target,
+        trainee.layers,
+        texts,
+        seq_len=training.seq_len,
+        batch_size=training.batch_size,
+    )
+    return store.fill
+
+
+def _all_scored(text: Text) -> Text:
+    return Text(text.ids[:1], text.ids[1:])
+
+
+def _read(training: Training, target: LoadedModel) -> list[Text]:
+    """Returns the texts of all files."""
     texts = []
     for path in training.texts:
         texts += read_texts(
@@ -49,4 +81,4 @@ def _read(training: Training, target: LoadedModel) -> tuple[list[Text], list[Tex
         )
     if len(texts) <= training.num_held_out:
         raise InputError(f"expected more than {training.num_held_out} texts, got {len(texts)}")
-    return split(texts, training.num_held_out)
+    return texts

@@ -2,11 +2,12 @@
 
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Bool, Int32
+from jaxtyping import Bool, Int32, Shaped
 
 from jspec.errors import InputError
 
@@ -22,63 +23,83 @@ class Text(NamedTuple):
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
 
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Returns the prompt's and the answer's."""
+        return (*self.prompt, *self.answer)
+
 
 class Rows(NamedTuple):
-    """Several texts a row, one behind another; the last one of a row is cut.
+    """Several texts a row, one behind another.
 
     Attributes:
       tokens: [r t], 0 behind the end.
       text: which text each belongs to, counted from 1 in each row; 0 behind the end, [r t].
       positions: in the text, [r t].
       is_answer: the tokens of answers, [r t].
+      outputs: of layers of the target at the tokens, where they were computed before,
+        [r t l d]; see `StateStore`.
     """
 
     tokens: Int32[np.ndarray, "r t"]
     text: Int32[np.ndarray, "r t"]
     positions: Int32[np.ndarray, "r t"]
     is_answer: Bool[np.ndarray, "r t"]
+    outputs: Shaped[np.ndarray, "r t l d"] | None = None
 
     def pick(self, rows: slice) -> "Rows":
         """Returns some of the rows."""
-        return Rows(*(leaf[rows] for leaf in self))
+        return jax.tree.map(lambda leaf: leaf[rows], self)
 
 
 def pack(texts: Sequence[Text], seq_len: int) -> Rows:
-    """Returns rows filled with the texts in their order; what does not fit in a row is cut.
+    """Returns rows of texts, each whole in the first row with room; one longer than a row is cut.
 
     Args:
       texts: what to pack.
       seq_len: tokens of a row, t.
     """
-    rows: list[list[Text]] = []
-    room = 0
-    for text in texts:
-        if room < len(text.prompt) + 8:  # no answer to speak of would fit
-            rows.append([])
-            room = seq_len
-        rows[-1].append(text)
-        room -= len(text.prompt) + len(text.answer)
+    ids = [text.ids[:seq_len] for text in texts]
+    rows = _first_fit([len(one) for one in ids], seq_len)
     packed = Rows(
         *(np.zeros([len(rows), seq_len], np.int32) for _ in range(3)),
         np.zeros([len(rows), seq_len], bool),  # type: ignore
     )
     for row, members in enumerate(rows):
         begin = 0
-        for index, text in enumerate(members):
-            ids = [*text.prompt, *text.answer][: seq_len - begin]
-            place = slice(begin, begin + len(ids))
-            packed.tokens[row, place] = ids
-            packed.text[row, place] = index + 1
-            packed.positions[row, place] = np.arange(len(ids))
-            packed.is_answer[row, begin + len(text.prompt) : begin + len(ids)] = True
-            begin += len(ids)
+        for number, index in enumerate(members, 1):
+            end = begin + len(ids[index])
+            packed.tokens[row, begin:end] = ids[index]
+            packed.text[row, begin:end] = number
+            packed.positions[row, begin:end] = np.arange(end - begin)
+            packed.is_answer[row, begin + len(texts[index].prompt) : end] = True
+            begin = end
     return packed
+
+
+def _first_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Returns which of things of those lengths, at most `size`, go into which bin of that size."""
+    room = np.full([len(lengths)], size)
+    bins: list[list[int]] = [[] for _ in lengths]
+    for index, length in enumerate(lengths):
+        first = int(np.argmax(room >= length))
+        bins[first].append(index)
+        room[first] -= length
+    return [members for members in bins if members]
 
 
 class Batches:
     """The batches of a training run: batch k is a function of the texts, the seed and k alone."""
 
-    def __init__(self, texts: Sequence[Text], *, batch_size: int, seq_len: int, seed: int) -> None:
+    def __init__(
+        self,
+        texts: Sequence[Text],
+        *,
+        batch_size: int,
+        seq_len: int,
+        seed: int,
+        fill: Callable[[Rows], Rows] = lambda rows: rows,
+    ) -> None:
         """Prepares; every epoch is another order of the texts, packed anew.
 
         Args:
@@ -86,11 +107,12 @@ class Batches:
           batch_size: rows of a batch.
           seq_len: tokens of a row.
           seed: of the orders.
+          fill: adds what is stored of a batch.
 
         Raises:
           InputError: there are not enough texts for one batch.
         """
-        self._texts, self._seed = list(texts), seed
+        self._texts, self._seed, self._fill = list(texts), seed, fill
         self._batch_size, self._seq_len = batch_size, seq_len
         self._epoch, self._rows = -1, None
         self._num_batches = len(self._rows_of(0).tokens) // batch_size
@@ -105,7 +127,7 @@ class Batches:
         epoch, place = divmod(index, self._num_batches)
         rows = self._rows_of(epoch)
         begin = min(place * self._batch_size, len(rows.tokens) - self._batch_size)
-        return rows.pick(slice(begin, begin + self._batch_size))
+        return self._fill(rows.pick(slice(begin, begin + self._batch_size)))
 
     @property
     def num_batches(self) -> int:
@@ -155,5 +177,5 @@ def iterate_rows(rows: Rows, batch_size: int) -> Iterator[Rows]:
     """Yields all rows in batches; the last one is filled up with empty rows."""
     for begin in range(0, len(rows.tokens), batch_size):
         batch = rows.pick(slice(begin, begin + batch_size))
-        missing = batch_size - len(batch.tokens)
-        yield Rows(*(np.pad(leaf, ((0, missing), (0, 0))) for leaf in batch))
+        missing = ((0, batch_size - len(batch.tokens)), (0, 0))
+        yield jax.tree.map(lambda leaf, missing=missing: np.pad(leaf, missing), batch)

@@ -19,6 +19,9 @@ class Training(abc.ABC):
       target: the frozen target, as `load_model` takes it.
       dtype: of the target's weights.
       texts: files to train on; see `corpus.read_texts`.
+      score_prompts: train on the tokens of prompts as well: more to learn from few answers.
+      states: folder that keeps what the target says of the texts, so that it reads them once; runs
+        may share it. Empty: the target reads every batch.
       num_held_out: texts that are not trained on but scored.
       seq_len: tokens of a row.
       batch_size: rows of a batch.
@@ -31,6 +34,8 @@ class Training(abc.ABC):
     target: str = "smollm2-135m-instruct"
     dtype: str = "bfloat16"
     texts: tuple[str, ...] = ()
+    score_prompts: bool = False
+    states: str = ""
     num_held_out: int = 64
     seq_len: int = 512
     batch_size: int = 4

@@ -10,6 +10,8 @@
   d2t                                   [U]        the target's id of a draft id, less the draft id
   t2d                                   [V]        whether the head can propose the id
 ```
+
+What vLLM's `speculators` write is read as well; see `speculators_head`.
 """
 
 import dataclasses
@@ -30,6 +32,7 @@ from jspec.weights.head_folder import (
     write_head,
 )
 from jspec.weights.rules import Rule, gate_up_rule, qkv_rule, single_rule
+from jspec.weights.speculators_head import published_config, published_names
 from jspec.weights.tokenizer_files import read_json
 
 _FILE = "model.safetensors"
@@ -97,7 +100,7 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     import jax
 
     config = _read_config(folder, target)
-    tensors = read_tensors(folder / _FILE)
+    tensors = published_names(read_tensors(folder / _FILE))
     ids = _read_ids(folder, tensors, config)
     params = pack_params(folder, tensors, eagle_rules(config), dtype)
     return LoadedHead(config, params | {"ids": jax.device_put(ids)}, str(folder))
@@ -105,10 +108,10 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
 
 def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
     path = folder / "config.json"
-    raw = read_json(path)
-    num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
-    layers = raw.pop(_LAYERS_KEY, None)
     try:
+        raw = published_config(read_json(path))
+        num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
+        layers = raw.pop(_LAYERS_KEY, None)
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)

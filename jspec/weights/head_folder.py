@@ -14,6 +14,7 @@ import numpy as np
 from jspec.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
+from jspec.weights.int8_tensors import from_int8, to_int8
 from jspec.weights.new_folder import new_folder
 from jspec.weights.rules import Rule, flatten, nest
 from jspec.weights.tokenizer_files import read_json
@@ -85,7 +86,7 @@ def target_entries(target: LlamaConfig) -> dict[str, Any]:
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file.
+    """Returns the tensors of a safetensors file, float32 where they are int8; see `int8_tensors`.
 
     Raises:
       InputError: it is missing, truncated or damaged.
@@ -94,7 +95,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     import safetensors.numpy
 
     try:
-        return safetensors.numpy.load_file(path)
+        return from_int8(safetensors.numpy.load_file(path))
     except FileNotFoundError:
         raise InputError(f"{path}: missing") from None
     except (OSError, safetensors.SafetensorError) as error:
@@ -161,3 +162,21 @@ def write_head(
         safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
         (partial / name).chmod(0o644)
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def round_head(source: pathlib.Path, output: pathlib.Path) -> None:
+    """Writes a head again with its matrices in int8.
+
+    Args:
+      source: folder with a head of any kind.
+      output: the new one.
+
+    Raises:
+      InputError: the source cannot be read, or has other than one file of tensors; the output
+        exists or cannot be written.
+    """
+    files = list(source.glob("*.safetensors"))
+    if len(files) != 1:
+        raise InputError(f"{source}: expected a head's one .safetensors, found {len(files)}")
+    config = read_json(source / "config.json")
+    write_head(output, files[0].name, to_int8(read_tensors(files[0])), config)

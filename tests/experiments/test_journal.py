@@ -53,6 +53,18 @@ def test_a_line_torn_while_we_work_is_cut_off_before_the_next(tmp_path):
     assert open_journal(path).read() == [{"a": 1}, {"c": 3}]
 
 
+def test_what_comes_behind_is_cut_off(tmp_path):
+    """Guards against records of work that is done again, and against a torn line among them."""
+    path = tmp_path / "j"
+    path.write_bytes(b'{"a": 1}\n{"b": 2}\n{"c": 3}\n{"d')
+    journal = open_journal(path)
+    journal.cut(2)
+    assert journal.append({"e": 5}) == [{"e": 5}]
+    assert read_lines(path) == [{"a": 1}, {"b": 2}, {"e": 5}]
+    journal.cut(9)
+    assert len(read_lines(path)) == 3
+
+
 @pytest.mark.parametrize("broken", [b"{oops", b"", b"[]", b"\xff"])
 def test_a_broken_line_in_the_middle_is_an_error_that_names_it(tmp_path, broken):
     """Guards against results thrown away because of one damaged line, and against silence."""

@@ -15,7 +15,7 @@ from jspec.models import init_params
 from jspec.training.draft_loss import masked_mean
 from jspec.training.losses import cross_entropy
 from jspec.training.packed import packed_hidden, places_of
-from jspec.training.texts import Batches, Text
+from jspec.training.texts import Batches, Text, iterate_rows, pack
 from tests.tiny_models import CONFIG, make_model
 
 SEQ_LEN = 64
@@ -54,6 +54,12 @@ def grammar_texts(number, seed, length=SEQ_LEN):
     rng = np.random.default_rng([_SEED, seed])
     ids = [tuple(write_text(rng, length).encode()) for _ in range(number)]
     return [Text(one[:PROMPT_LEN], one[PROMPT_LEN:]) for one in ids]
+
+
+def grammar_batches(batch_size):
+    """Returns batches of 128 texts to train on, and rows of 32 others."""
+    batches = Batches(grammar_texts(128, 2), batch_size=batch_size, seq_len=SEQ_LEN, seed=_SEED)
+    return batches, list(iterate_rows(pack(grammar_texts(32, 3), SEQ_LEN), batch_size))
 
 
 @functools.cache

@@ -13,12 +13,11 @@ from jspec.request import Request, Settings
 from jspec.training.draft_model import DraftModelTraining, draft_config
 from jspec.training.loop import train
 from jspec.training.recipe import Recipe
-from jspec.training.texts import Batches, iterate_rows, pack
 from jspec.training.trainee import SCORE
 from jspec.weights.resolver import LoadedModel
 from tests.auditing.subjects import make_subject
 from tests.tiny_models import CONFIG, target
-from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
 BATCH = 16
 SMALL = {"num_layers": 1, "embed_dim": 16, "hidden_dim": 32, "num_heads": 2, "num_kv_heads": 1}
@@ -35,18 +34,13 @@ def promotion():
         yield
 
 
-def held_out():
-    """Returns rows of texts that nothing is trained on."""
-    return list(iterate_rows(pack(grammar_texts(32, 3), SEQ_LEN), BATCH))
-
-
 def learn(folder, **options):
     """Trains a draft from scratch; returns its model, its metrics and those before."""
     training = DraftModelTraining(**SMALL, recipe=RECIPE, **options)
     trainee = training.make_trainee(grammar_target(), [])
-    batches = Batches(grammar_texts(128, 2), batch_size=BATCH, seq_len=SEQ_LEN, seed=0)
+    data = grammar_batches(BATCH)
     before = metrics_of(trainee)
-    params, after = train(trainee, grammar_target().params, batches, held_out(), RECIPE, folder)
+    params, after = train(trainee, grammar_target().params, *data, RECIPE, folder)
     config = draft_config(training, CONFIG)
     model = LoadedModel(config, params, grammar_target().tokenizer, "draft", "hf")
     return model, after, before
@@ -56,7 +50,7 @@ def metrics_of(trainee):
     """Returns the means over held-out rows."""
     frozen = grammar_target().params
     evaluate = jax.jit(trainee.evaluate)
-    found = [evaluate(trainee.params, frozen, rows) for rows in held_out()]
+    found = [evaluate(trainee.params, frozen, rows) for rows in grammar_batches(BATCH)[1]]
     total = sum(float(count) for _, count in found)
     return {name: sum(np.asarray(sums[name]) for sums, _ in found) / total for name in found[0][0]}
 
@@ -122,7 +116,7 @@ def test_all_layers_of_the_target_are_the_target(embeddings):
     training = DraftModelTraining(init_layers=(0, 1), embeddings=embeddings, recipe=RECIPE)
     trainee = training.make_trainee(grammar_target(), [])
     grad = jax.jit(jax.grad(trainee.loss, has_aux=True))
-    grads, metrics = grad(trainee.params, grammar_target().params, held_out()[0])
+    grads, metrics = grad(trainee.params, grammar_target().params, grammar_batches(BATCH)[1][0])
     np.testing.assert_allclose(metrics["acceptance"], 1, atol=1e-4)
     np.testing.assert_allclose(metrics["losses"], 0, atol=1e-4)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads)) < 1e-4

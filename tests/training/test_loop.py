@@ -12,8 +12,8 @@ import pytest
 
 from jspec.errors import InputError
 from jspec.training.events import scalars_of
-from jspec.training.journal import read_journal
 from jspec.training.loop import train
+from jspec.training.metrics_log import MetricsLog, read_metrics
 from jspec.training.recipe import Recipe
 from jspec.training.texts import Rows
 from jspec.training.trainee import SCORE, Trainee
@@ -74,7 +74,7 @@ def run(folder, batches=None, trainee=None, **changes):
     found = train(
         trainee or make_trainee(), {}, batches or Numbers(), [Numbers()[5]], recipe, folder
     )
-    return *found, read_journal(folder)
+    return *found, read_metrics(folder)
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
 
     with pytest.raises(InputError, match="the gradient of step 7, batch 7, is nan: stopped"):
         run(tmp_path, Numbers(_7=99), make_trainee(loss=rooted))
-    assert read_journal(tmp_path)[-1]["step"] == 6
+    assert read_metrics(tmp_path)[-1]["step"] == 6
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["3", "6"]
 
 
@@ -150,7 +150,7 @@ def test_a_full_disk_stops_the_run_and_nothing_is_lost(undisturbed, tmp_path):
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path):
     """By name."""
-    (tmp_path / "metrics.partial").mkdir()
+    (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(InputError, match=r"cannot write .*metrics\.jsonl: Is a directory"):
         run(tmp_path)
 
@@ -215,13 +215,16 @@ def test_tensorboard_gets_what_the_journal_has(tmp_path):
 
 
 def test_torn_lines_and_later_steps_are_dropped(tmp_path):
-    """A kill may tear the last line."""
+    """A kill may tear the last line, and may come behind the last checkpoint."""
     path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2)]
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2, 2, 3)]
     path.write_text("\n".join([*lines, '{"step": 3, "lo']))
-    assert [one["step"] for one in read_journal(tmp_path)] == [1, 2]
-    path.write_text("\n".join([lines[0], "3", lines[1]]))
-    assert [one["step"] for one in read_journal(tmp_path)] == [1]
+    assert [one["step"] for one in read_metrics(tmp_path)] == [1, 2, 2, 3]
+    log = MetricsLog(tmp_path, 2)
+    log.write({"step": 3, "loss": 2.0})
+    assert path.read_text().splitlines() == [*lines[:3], json.dumps({"step": 3, "loss": 2.0})]
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert [step for step, _ in read_events(events.read_bytes())] == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from jspec.models.eagle import init_eagle_params
 from jspec.training.eagle import eagle_config, make_eagle_trainee
 from jspec.training.loop import train
 from jspec.training.recipe import Recipe
-from jspec.training.texts import Batches, Rows, iterate_rows, most_frequent, pack
+from jspec.training.texts import most_frequent
 from jspec.training.trainee import SCORE
 from tests.tiny_models import CONFIG
-from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
 BATCH = 4
 _POISON = 3  # an id of no text
@@ -43,16 +43,36 @@ def frozen():
 @pytest.fixture(scope="module")
 def parts():
     """Returns a trainee, its batches and held-out rows."""
-    training = grammar_texts(128, 2)
-    ids = most_frequent(training, CONFIG.vocab_size, 40)
+    ids = most_frequent(grammar_texts(128, 2), CONFIG.vocab_size, 40)
     config = eagle_config(CONFIG, vocab_size=len(ids), feature_layers=(1, 2))
     trainee = make_eagle_trainee(grammar_target(), config, ids, num_steps=3, decay=0.8, seed=0)
     untrained = init_eagle_params(config, jax.random.key(1))
     del untrained["ids"]
     trainee = trainee._replace(params=untrained)  # that knows nothing of the target
-    batches = Batches(training, batch_size=BATCH, seq_len=SEQ_LEN, seed=0)
-    held_out = pack(grammar_texts(32, 3), SEQ_LEN)
-    return trainee, batches, list(iterate_rows(held_out, BATCH))
+    return trainee, *grammar_batches(BATCH)
+
+
+@pytest.mark.parametrize("freeze_head", [False, True])
+def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
+    """Every parameter is there; what is frozen gets no gradient, and nothing else lacks one."""
+    ids = most_frequent(grammar_texts(128, 2), CONFIG.vocab_size, 40)
+    config = eagle_config(CONFIG, vocab_size=len(ids), feature_layers=(0, 1))
+    trainee = make_eagle_trainee(
+        grammar_target(), config, ids, num_steps=2, decay=0.8, seed=0, freeze_head=freeze_head
+    )
+    shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
+    del shapes["ids"]
+    assert jax.tree.map(jnp.shape, trainee.params) == jax.tree.map(jnp.shape, shapes)
+    layer, head = frozen()["layers_0"], trainee.params["head"]
+    width = CONFIG.embed_dim
+    np.testing.assert_array_equal(head["attention"]["qkv"][..., width:], layer["attention"]["qkv"])
+    np.testing.assert_array_equal(head["mlp"]["down"], layer["mlp"]["down"])
+    np.testing.assert_array_equal(head["head"], frozen()["head"][ids])
+    rows = grammar_batches(BATCH)[0][0]
+    grads = jax.grad(lambda params: trainee.loss(params, frozen(), rows)[0])(trainee.params)
+    largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), grads)
+    assert (largest["head"].pop("head") == 0) == freeze_head
+    assert min(jax.tree.leaves(largest)) > 0
 
 
 class Killed(Exception):
@@ -120,7 +140,7 @@ def test_a_loss_that_is_no_number_stops_the_run(parts, tmp_path):
         value, metrics = sound(params, frozen, rows)
         return jnp.where(rows.tokens[0, 0] == _POISON, jnp.nan, value), metrics
 
-    rows = Rows(*map(np.copy, batches[17]))
+    rows = batches[17]._replace(tokens=batches[17].tokens.copy())
     rows.tokens[0, 0] = _POISON
     others = Replacing(batches, 17, rows)
     recipe = dataclasses.replace(RECIPE, evaluate_every=5)

@@ -11,8 +11,10 @@ import safetensors.numpy
 import torch
 
 from jspec.weights import load_model
+from jspec.weights.eagle_head import load_eagle, save_eagle
 from jspec.weights.hf import save_hf
 from jspec.weights.random_weights import random_params
+from tests import tiny, tiny_eagle
 from tests.weights.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS
 
@@ -56,6 +58,25 @@ def test_torch_files_become_safetensors(tmp_path):
     np.testing.assert_array_equal(found["fc.weight"], np.ones([2, 3], np.float32))
 
 
+def test_a_head_becomes_half_as_large(tmp_path):
+    """It loads as before, every weight nearly the same; what is no matrix is exactly so."""
+    save_eagle(tmp_path / "head", tiny_eagle.CONFIG, tiny_eagle.params())
+    done = _run(f"--source={tmp_path}/head", f"--output={tmp_path}/out", "--dtype=int8")
+    assert (done.returncode, done.stderr) == (0, "")
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("head", "out")]
+    assert sizes[1] < 0.4 * sizes[0]
+    before, after = (
+        load_eagle(tmp_path / name, tiny.CONFIG, "float32") for name in ("head", "out")
+    )
+    assert after.config == before.config
+    np.testing.assert_array_equal(after.params["ids"], before.params["ids"])
+    for one, other in zip(*map(jax.tree.leaves, (before.params, after.params)), strict=True):
+        largest = np.abs(one).max()
+        np.testing.assert_allclose(other, one, rtol=0, atol=0.51 * largest / 127)
+    assert any((one != other).any() for one, other in zip(
+        *map(jax.tree.leaves, (before.params, after.params)), strict=True))  # fmt: skip
+
+
 def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
     """Guards against tracebacks, overwriting and half-written folders."""
     (tmp_path / "full").mkdir()
@@ -69,6 +90,7 @@ def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
             (f"--source={tmp_path}/a.bin", f"--output={tmp_path}/new", "--format=orbax"),
             "--format=hf",
         ),
+        ((f"--source={tmp_path}/full", f"--output={tmp_path}/new", "--dtype=int8"), "found 0"),
     ]:
         done = _run(*flags)
         assert done.returncode == 2

@@ -1,0 +1,132 @@
+"""What the target says, on disk: the same as when it is asked, computed once, or refused."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.training import state_store
+from jspec.training.eagle import EagleTraining
+from jspec.training.state_store import StateStore
+from jspec.training.target_states import make_reader
+from jspec.training.texts import Batches, Text, pack
+from tests.tiny_models import CONFIG, make_model, peaked_params, target
+
+SEQ_LEN, LAYERS = 32, (1, 2)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    """Several of them, the last one not full."""
+    monkeypatch.setattr(state_store, "_SHARD", 4)
+
+
+def make_texts(number, seed=0):
+    """Returns texts of 2 to 37 ids, so that some are cut."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 36, number)
+    ids = [tuple(rng.integers(1, CONFIG.vocab_size, n + 2).tolist()) for n in lengths]
+    return [Text(one[:1], one[1:]) for one in ids]
+
+
+def open_store(folder, texts, model=None, **options):
+    options = {"seq_len": SEQ_LEN, "batch_size": 2} | options
+    return StateStore(folder, model or target(), LAYERS, texts, **options)
+
+
+def test_rows_get_what_the_target_says(tmp_path):
+    """Wherever a text stands; what no text has is 0."""
+    texts = make_texts(10)
+    rows = pack(texts[::-1], SEQ_LEN)
+    filled = open_store(tmp_path, texts).fill(rows)
+    wanted = np.asarray(make_reader(CONFIG, LAYERS, jnp.float32)(target().params, rows))
+    is_text = rows.text > 0
+    assert 0 < is_text.sum() < is_text.size
+    outputs = filled.outputs.astype(np.float32)
+    np.testing.assert_allclose(outputs[is_text], wanted[is_text], rtol=0.02, atol=1e-3)
+    assert not outputs[~is_text].any()
+    np.testing.assert_array_equal(filled.tokens, rows.tokens)
+
+
+def test_a_head_learns_the_same_from_them(tmp_path):
+    """The loss and its gradient, nearly: states are rounded to bfloat16."""
+    texts = make_texts(10)
+    training = EagleTraining(vocab_size=60, feature_layers=(1,), chain_steps=2)
+    trainee = training.make_trainee(target(), texts)
+    assert trainee.layers == LAYERS
+    rows = pack(texts, SEQ_LEN)
+    filled = open_store(tmp_path, texts).fill(rows)
+    with jax.numpy_dtype_promotion("standard"):
+        asked, stored = (
+            jax.grad(lambda p, rows=one: trainee.loss(p, target().params, rows)[0])(trainee.params)
+            for one in (rows, filled)
+        )
+    norm = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(asked)))
+    apart = jax.tree.map(lambda a, b: float(jnp.sum((a - b) ** 2)), asked, stored)
+    assert 0 < np.sqrt(sum(jax.tree.leaves(apart))) < 0.05 * norm
+
+
+def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
+    """A second run reads; a longer list of texts adds shards; another target has its own."""
+    texts = make_texts(8)
+    first = open_store(tmp_path, texts)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    with monkeypatch.context() as patch:
+        patch.setattr(StateStore, "_write", None)
+        again = open_store(tmp_path, texts)
+    rows = pack(texts, SEQ_LEN)
+    np.testing.assert_array_equal(again.fill(rows).outputs, first.fill(rows).outputs)
+    open_store(tmp_path, texts + make_texts(3, seed=1))
+    assert len(list(tmp_path.iterdir())) == 3
+    open_store(tmp_path, texts, make_model(params=peaked_params(CONFIG, seed=5)))
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
+    """The shard that it was at is made anew; nothing else stays of it."""
+    texts, pack_ = make_texts(8), state_store.pack
+
+    def kill(group, seq_len):
+        if len(list(tmp_path.iterdir())) == 1:
+            raise KeyboardInterrupt
+        return pack_(group, seq_len)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(state_store, "pack", kill)
+        with pytest.raises(KeyboardInterrupt):
+            open_store(tmp_path, texts)
+    assert len(list(tmp_path.iterdir())) == 1
+    open_store(tmp_path, texts)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"no array", None])
+def test_a_damaged_shard_is_refused(tmp_path, content):
+    """By name; None is one that was cut short."""
+    texts = make_texts(3)
+    open_store(tmp_path, texts)
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    with pytest.raises(InputError, match=r"cannot read .*\.npy: .*made anew"):
+        open_store(tmp_path, texts)
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+    """One line."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot write .*: File exists"):
+        open_store(tmp_path / "file", make_texts(2))
+
+
+def test_every_batch_is_filled(tmp_path):
+    """In every epoch's order; it does not matter which tokens are scored."""
+    texts = [Text(one.ids[:2], one.ids[2:]) for one in make_texts(12)]
+    store = open_store(tmp_path, texts)
+    scored = [Text(one.ids[:1], one.ids[1:]) for one in texts]
+    batches = Batches(scored, batch_size=2, seq_len=SEQ_LEN, seed=0, fill=store.fill)
+    for index in range(2 * batches.num_batches):
+        rows = batches[index]
+        assert rows.outputs.shape == (2, SEQ_LEN, len(LAYERS), CONFIG.embed_dim)
+        assert rows.outputs[rows.text > 0].astype(np.float32).any(axis=(1, 2)).all()
