@@ -82,13 +82,14 @@ def main() -> None:
     if not _SOURCE.value or not _OUTPUT.value:
         raise InputError("expected --source and --output")
     output = pathlib.Path(_OUTPUT.value)
-    if (_FORMAT.value == "speculators") != bool(_TARGET.value):
+    target = _TARGET.value
+    if (_FORMAT.value == "speculators") != bool(target):
         raise InputError("expected --target with --format=speculators, and only there")
-    if _FORMAT.value == "speculators":
+    if target:
         save_speculators(
             pathlib.Path(_SOURCE.value),
             output,
-            target=_TARGET.value,
+            target=target,
             num_draft_tokens=_NUM_DRAFT_TOKENS.value,
         )
     else:

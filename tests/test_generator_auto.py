@@ -27,7 +27,7 @@ NUMBERS = (0, 1, 3, 7)
 def costs_of(drafter, per_draft):
     """Returns costs that grow with the drafts, as a made-up machine has them."""
     rounds = tuple(0.01 * (1 + per_draft * number) for number in NUMBERS)
-    reading = 0.001 * (drafter == "model")
+    reading = 0.0001 * (drafter == "model")
     return RoundCosts((512,), NUMBERS, (drafter,), ((rounds,),), ((reading,),))
 
 
