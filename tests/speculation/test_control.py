@@ -171,11 +171,13 @@ def test_tokens_of_the_answer_are_counted():
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.4, 0.7, 0.9])
-@pytest.mark.parametrize("reading", [0.01, 0.15])
+@pytest.mark.parametrize("reading", [0.01, 0.05, 0.15])
 def test_reading_costs_little_beside_plain_decoding(rate, reading):
-    """A simulated machine, a prompt of 180 tokens, an answer of 256: time of plain decoding.
+    """A simulated machine, a prompt of 180 tokens, an answer of 256: the time of plain decoding.
 
-    0.15 plain steps a token is a half-size draft model on a CPU, 0.01 on an accelerator.
+    0.15 plain steps a token is a half-size draft model on a CPU, 0.01 one on an accelerator. Trying
+    a drafter once costs its reading, 9 of 255 steps in the middle case: drafts that are never kept
+    may lose up to a tenth, those that are often kept nothing.
     """
     rng = np.random.default_rng(1)
     control = with_reading(make_control(), reading, [1])
@@ -190,4 +192,9 @@ def test_reading_costs_little_beside_plain_decoding(rate, reading):
         control = step(control, as_rows(number), as_rows(kept))
         said += kept + 1
         read = 180 + said - 2 if number else read
-    assert seconds <= 255 * (1.15 if rate < 0.5 else 1.02)
+    assert seconds <= 255 * (1.1 if rate < 0.5 else 1.0)
+    if reading == 0.01:
+        best = best_number(rate, rate, COSTS[1])
+        gained = 1 + sum(rate**i for i in range(1, best + 1))
+        fixed = 255 / gained * COSTS[1][NUMBERS.index(best)] + (180 * reading if best else 0)
+        assert seconds <= 1.2 * fixed
