@@ -47,10 +47,10 @@ def _lengths(summaries: Sequence[Summary]) -> str:
     prompt = statistics.median(one.num_prompt_tokens for group in groups for one in group)
     answer = statistics.median(len(one.token_ids) for group in groups for one in group)
     num_prompts = len({number for cell in bases[0] for number in cell.prompts})
-    of_tokens = f" of {prompt:.0f} tokens" if prompt else ""
+    of_tokens = f" of {counted(round(prompt), 'token')}" if prompt else ""
     return (
-        f"Measured on {counted(num_prompts, 'prompt')}{of_tokens} (the median), with answers of "
-        f"{answer:.0f}."
+        f"Measured on {counted(num_prompts, 'prompt')}{of_tokens}, with answers of "
+        f"{counted(round(answer), 'token')} (medians)."
     )
 
 
@@ -61,4 +61,7 @@ def _of_few(summary: Summary) -> str:
         return ""
     least, most = min(counts), max(counts)
     number = f"{least}" if least == most else f"{least} to {most}"
-    return f"A task has {number} of them, which is few: what is said of a single task is a hint."
+    return (
+        f"A task has {number} of the prompts, which is few: what is said of a single task is a "
+        "hint."
+    )

@@ -11,8 +11,8 @@ _READING = (
     "In the tables of tasks (the categories of the prompts) **use** is the fastest way over all "
     "prompts wherever it is clearly faster than {base}, its whole interval above 1, and not "
     "clearly slower than the fastest for the task: to take the winner of each would be to follow "
-    "chance. Else it is that winner, if it is clearly faster, or {base}. **Also**: up to "
-    f"{MOST_RIVALS} others that are clearly faster and not clearly slower than the winner; where "
+    "chance. Elsewhere it is the fastest for the task, if that is clearly faster, or {base}. "
+    f"**Also**: up to {MOST_RIVALS} others that are clearly faster and about as fast; where "
     "{base} is to be used, the fastest drafter, whose gain is not certain. Tokens per call over "
     "the cost of a round is the speed-up, but for rounding."
 )

@@ -72,9 +72,9 @@ def test_what_was_asked_is_said(tmp_path):
     blocks, text = report(tmp_path, by_tasks())
     (asked,) = [b.text for b in blocks if isinstance(b, Paragraph) and "Measured on" in b.text]
     assert asked == (
-        "Measured on 10 prompts of 7 tokens (the median), with answers of 11. A task has 5 of "
-        "them, which is few: what is said of a single task is a hint. `:1` behind a name: at most "
-        "1 draft a round."
+        "Measured on 10 prompts of 7 tokens, with answers of 11 tokens (medians). A task has 5 of "
+        "the prompts, which is few: what is said of a single task is a hint. `:1` behind a name: "
+        "at most 1 draft a round."
     )
     assert text.index("## Verdict") < text.index("Measured on") < text.index("## How it works")
 
@@ -86,7 +86,7 @@ def test_who_reads_the_prompt_is_said(tmp_path):
     folder = write(tmp_path, cells())
     costs = {
         "lookup:1": {"1": entry | {"numbers": [0, 1]}},
-        "random:3": {"1": entry | {"reading": [[0.002], [0.0031]]}},
+        "random:3": {"1": entry | {"drafters": ["random"], "reading": [[0.002], [0.0031]]}},
     }
     (folder / "costs.json").write_text(json.dumps(costs))
     blocks = make_report(read_workdir(folder))
