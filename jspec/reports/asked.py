@@ -6,6 +6,7 @@ from typing import Any
 
 from jspec.costs import RoundCosts
 from jspec.counted import counted
+from jspec.reports.advice import FEW_PROMPTS
 from jspec.reports.explain_ways import explain_names
 from jspec.reports.measured import distinct_answers
 from jspec.reports.scene import Summary
@@ -55,13 +56,14 @@ def _lengths(summaries: Sequence[Summary]) -> str:
 
 
 def _of_few(summary: Summary) -> str:
-    """Returns how many prompts a task has; "" where there are enough, or no tasks."""
+    """Returns how many prompts a task has; "" where there are enough, or no tasks.
+
+    Of very few the answers speak themselves.
+    """
     counts = [max(own.num_prompts for own in numbers) for numbers in summary.by_category.values()]
     if not counts or min(counts) >= _FEW_A_TASK:
         return ""
     least, most = min(counts), max(counts)
     number = f"{least}" if least == most else f"{least} to {most}"
-    return (
-        f"A task has {number} of the prompts, which is few: what is said of a single task is a "
-        "hint."
-    )
+    few = ", which is few: what is said of a single task is a hint" if least >= FEW_PROMPTS else ""
+    return f"A task has {number} of the prompts{few}."
