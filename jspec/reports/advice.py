@@ -1,18 +1,18 @@
 """Which way to use for which task: the fastest ones, and those that are not clearly slower."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from jspec.reports.document import Table
 from jspec.reports.measured import of_category
 from jspec.reports.scene import Scene, Summary
 from jspec.reports.speeds import compare, decoding, whole
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import COST, NOTHING, code, interval, listed, number, percent
+from jspec.reports.wording import CONTROL, code, listed, percent
 
 FEW_PROMPTS = 5
 MOST_RIVALS = 3
-_LEAST_COST = 0.9  # plain steps: what a round that checks drafts cannot take less than
+_LEAST_COST = 0.9  # plain steps: what costs less is noise, and not faster
+_CHEAP = 0.995  # plain steps: what a round cannot take less than, but for noise
 _NEAR = 0.85  # ways that are slower than this share of the fastest are not its rivals
 
 
@@ -58,11 +58,14 @@ class Choice(NamedTuple):
       best: the fastest way.
       also: others that are clearly faster than the base and not clearly slower than the fastest;
         at most MOST_RIVALS.
+      is_noisy: whether a round of what is named, or of the control, seems cheaper than a plain
+        step.
     """
 
     use: WayNumbers | None
     best: WayNumbers
     also: tuple[str, ...]
+    is_noisy: bool = False
 
 
 def choose(summary: Summary, overall: WayNumbers) -> dict[str, Choice]:
@@ -85,71 +88,18 @@ def choose(summary: Summary, overall: WayNumbers) -> dict[str, Choice]:
 
 def _choose(scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: str) -> Choice:
     best = ranked[0]
+    controls = [own for own in ranked if scene.ways[own.way].get("drafter") == CONTROL]
     if not is_faster(best):
-        return Choice(None, best, ())
+        return Choice(None, best, (), _is_cheap(best, *controls))
     rivals = [best.way, *find_rivals(scene, ranked, category)]
     numbers = {own.way: own for own in ranked}
     used = overall if overall in rivals and is_faster(numbers[overall]) else best.way
     also = [way for way in rivals if way != used and is_faster(numbers[way])][:MOST_RIVALS]
-    return Choice(numbers[used], best, tuple(also))
+    return Choice(numbers[used], best, tuple(also), _is_cheap(numbers[used], *controls))
 
 
-def by_task_table(summary: Summary, choices: Mapping[str, Choice]) -> Table:
-    """Returns a line a category: what to use for it, and the numbers behind that.
-
-    Args:
-      summary: of a scene.
-      choices: for each category, not all of them timed once.
-    """
-    scene = summary.scene
-    num_intervals = sum(
-        not own.is_timed_once
-        for numbers in summary.by_category.values()
-        for own in rank(scene, numbers)
-    )
-    fewest = min((choice.best.num_prompts for choice in choices.values()), default=FEW_PROMPTS)
-    few = (
-        f" Intervals of fewer than {FEW_PROMPTS} prompts are too narrow: take them as hints."
-        if fewest < FEW_PROMPTS
-        else ""
-    )
-    return Table(
-        f"What to use for which task ({scene.setting})",
-        ("task", "use", "speed-up", "drafts kept", "tokens per call", COST, "prompts", "also"),
-        tuple((category, *_advise(scene, choice)) for category, choice in choices.items()),
-        text_columns=(0, 1, 7),
-        note="Tasks are the categories of the prompts. Tokens per call over the cost of a round is "
-        "the speed-up, but for rounding; in brackets its 95 % interval. A way is named where that "
-        "lies above 1; **also** are others of these about as fast, or the best where none is. "
-        f"{_by_chance(num_intervals)}{few}",
-    )
-
-
-def _by_chance(num_intervals: int) -> str:
-    """Returns how many intervals would mislead: 2.5 % lie above 1 where nothing differs."""
-    intervals = "interval" if num_intervals == 1 else "intervals"
-    return (
-        f"Were no way faster or slower than the base, still {number(num_intervals / 40, 1)} of "
-        f"the {num_intervals} {intervals} would be expected to lie above 1 by chance."
-    )
-
-
-def _advise(scene: Scene, choice: Choice) -> tuple[str, ...]:
-    """Returns a line of `by_task_table` without the task."""
-    own, best = choice.use, choice.best
-    if own is None:
-        use = "no advice" if best.is_timed_once else code(scene.base)
-        other = f"best: {code(best.way)} {interval(best.speedup, is_once=best.is_timed_once)}"
-        return (use, *[NOTHING] * 4, str(best.num_prompts), other)
-    return (
-        code(own.way),
-        interval(own.speedup),
-        kept_share(own),
-        number(own.tokens_per_call),
-        number(own.cost),
-        str(own.num_prompts),
-        ", ".join(map(code, choice.also)) or NOTHING,
-    )
+def _is_cheap(*ways: WayNumbers) -> bool:
+    return any(own.cost is not None and own.cost < _CHEAP for own in ways)
 
 
 def say_everywhere(summary: Summary, overall: WayNumbers) -> str:
@@ -195,7 +145,7 @@ def is_slower(own: WayNumbers) -> bool:
 
 
 def is_noisy(own: WayNumbers) -> bool:
-    """Whether its rounds seem cheaper than plain steps, which they cannot be."""
+    """Whether its rounds seem far cheaper than plain steps, which they cannot be."""
     return own.cost is not None and own.cost < _LEAST_COST
 
 

@@ -27,13 +27,11 @@ _STYLE: Any = {
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#e2e2e2",
-    "hatch.linewidth": 0.6,
 }
 _COLOURS = ("#0b3d91", "#b34700", "#1c5e20", "#7a1f7a", "#5c5c5c", "#a11515", "#00767a", "#8a6d00",
             "#c2478f", "#1c1c1c")  # fmt: skip
 MARKERS = "os^DvPX*<>p"
 _STROKES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (8, 2, 2, 2)))
-HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "---", "+++", "|||", "**", "//..")
 _HANDLE_WIDTH, _CHARACTER_WIDTH, _LINE_HEIGHT = 0.65, 0.082, 0.2  # inches
 _DPI = 110
 _NUM_COLOURS = 64  # of a PNG: reports are committed
@@ -73,11 +71,6 @@ def looks() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "marker": marker, "linestyle": stroke}
 
 
-def colour_of(index: int) -> str:
-    """Returns the colour of a figure's index-th bar."""
-    return _COLOURS[index % len(_COLOURS)]
-
-
 def mark_base(axes: "Axes", *, is_vertical: bool = False) -> None:
     """Draws the line of plain decoding's speed, 1."""
     line = axes.axvline if is_vertical else axes.axhline
@@ -110,9 +103,10 @@ def begin_at_zero(axes: "Axes") -> None:
     axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
 
 
-def add_legend(figure: "Figure", axes: "Axes") -> None:
-    """Puts the legend under the figure, where it hides nothing, and makes room for its lines."""
-    handles, labels = axes.get_legend_handles_labels()
+def add_legend(figure: "Figure", *panels: "Axes") -> None:
+    """Puts the panels' legend under the figure, where it hides nothing; makes room for it."""
+    found = [axes.get_legend_handles_labels() for axes in panels]
+    handles, labels = ([one for own in side for one in own] for side in zip(*found, strict=True))
     if handles:
         label_width = _HANDLE_WIDTH + _CHARACTER_WIDTH * max(map(len, labels))
         num_columns = max(int(figure.get_figwidth() / label_width), 1)

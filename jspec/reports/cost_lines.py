@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.costs import RoundCosts
+from jspec.counted import counted
 from jspec.reports.document import Block, Heading, Table
 from jspec.reports.families import families
 from jspec.reports.figures_costs import cost_by_width
@@ -18,12 +19,14 @@ class CostLine(NamedTuple):
       context: slots of the cache.
       plain_seconds: of a round without drafts.
       costs: of a round in plain steps, by its number of drafts.
+      reading: seconds for each token of the prompt, which its drafter reads before its first draft.
     """
 
     drafter: str
     context: int
     plain_seconds: float
     costs: dict[int, float]
+    reading: float
 
 
 def cost_blocks(
@@ -38,11 +41,9 @@ def cost_blocks(
     lines = cost_lines(ways, costs)
     if not lines:
         return []
-    points = {
-        context: {one.drafter: one.costs for one in lines if one.context == context}
-        for context in sorted({one.context for one in lines})
-    }
-    return [Heading("What a round costs"), _table(lines), cost_by_width(points)]
+    context = max(one.context for one in lines)
+    points = {one.drafter: one.costs for one in lines if one.context == context}
+    return [Heading("What a round costs"), _table(lines), cost_by_width(points, context)]
 
 
 def cost_lines(
@@ -63,28 +64,40 @@ def cost_lines(
             label = name if is_only else f"{name}: {drafter}"
             for context in contexts:
                 known = [one for one in own if context in one.contexts and drafter in one.drafters]
-                lines.append(_line(label, context, [_seconds(o, context, drafter) for o in known]))
+                lines.append(_line(label, context, drafter, known))
     return lines
 
 
-def _seconds(costs: RoundCosts, context: int, drafter: str) -> dict[int, float]:
-    row = costs.seconds[costs.contexts.index(context)][costs.drafters.index(drafter)]
-    return dict(zip(costs.numbers, row, strict=True))
-
-
-def _line(label: str, context: int, measured: Sequence[Mapping[int, float]]) -> CostLine:
+def _line(label: str, context: int, drafter: str, known: Sequence[RoundCosts]) -> CostLine:
     """Returns a line of measurements, each in plain steps of its own."""
+    measured, reading = [], []
+    for own in known:
+        place = own.contexts.index(context), own.drafters.index(drafter)
+        measured.append(dict(zip(own.numbers, own.seconds[place[0]][place[1]], strict=True)))
+        reading.append(own.reading[place[0]][place[1]] if own.reading else 0.0)
     costs = {count: seconds / own[0] for own in measured for count, seconds in own.items() if count}
-    plain = sum(own[0] for own in measured) / len(measured)
-    return CostLine(label, context, plain, {0: 1.0, **dict(sorted(costs.items()))})
+    return CostLine(
+        label,
+        context,
+        sum(own[0] for own in measured) / len(measured),
+        {0: 1.0, **dict(sorted(costs.items()))},
+        sum(reading) / len(reading),
+    )
 
 
 def _table(lines: Sequence[CostLine]) -> Table:
     counts = sorted({count for one in lines for count in one.costs} - {0})
     is_cascade = any(": " in one.drafter for one in lines)
     members = (
-        " Of a cascade each drafter has a line, for the rounds in which it drafts."
+        " Of two drafters in one way (`a+b`) each has a line, for the rounds in which it drafts."
         if is_cascade
+        else ""
+    )
+    has_reading = any(one.reading > 0 for one in lines)
+    prompt = (
+        " **Reading** is what a draft model takes for each token of the prompt, before it first "
+        "drafts: it is in the cost of a round in answers, and not in this table's."
+        if has_reading
         else ""
     )
     rows = tuple(
@@ -93,18 +106,23 @@ def _table(lines: Sequence[CostLine]) -> Table:
             str(one.context),
             number(1000 * one.plain_seconds, 1),
             *(number(one.costs[n]) if n in one.costs else NOTHING for n in counts),
+            *([_reading(one.reading)] if has_reading else []),
         )
         for one in lines
     )
     return Table(
         "Cost of a round (plain steps), by the drafts in it",
-        ("drafter", "context (tokens)", "plain step (ms)", *map(_drafts, counts)),
+        (
+            "drafter", "context (tokens)", "plain step (ms)",
+            *(counted(count, "draft") for count in counts),
+            *(["reading (ms a token)"] if has_reading else []),
+        ),
         rows,
         note="One answer at a time: drafting and the call that checks the drafts together, timed "
         "apart from the answers, where prompt and answer may have so many tokens together. A round "
-        f"pays if it gives more tokens than it costs.{members}",
-    )
+        f"pays if it gives more tokens than it costs.{prompt}{members}",
+    )  # fmt: skip
 
 
-def _drafts(count: int) -> str:
-    return "1 draft" if count == 1 else f"{count} drafts"
+def _reading(seconds: float) -> str:
+    return number(1000 * seconds) if seconds else NOTHING

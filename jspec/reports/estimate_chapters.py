@@ -6,8 +6,8 @@ from typing import Any
 from jspec.reports import figures_estimate
 from jspec.reports.document import Block, Heading, Paragraph, Table, Words
 from jspec.reports.estimated import Estimate, parse_estimates
+from jspec.reports.explain_ways import drafters_table
 from jspec.reports.view import View
-from jspec.reports.way_tables import drafters_table
 from jspec.reports.wording import (
     EXPLAIN_INTERVALS,
     NOTHING,
@@ -61,7 +61,8 @@ def estimate_chapters(workdir: Workdir) -> list[Block]:
     for setting, own in groups.items():
         explained = explain_setting(config["settings"][setting])
         blocks += [Heading(f"{setting}: {explained}", 3), Paragraph(_verdict(own))]
-    blocks += [Heading("Words"), Words(_WORDS), Heading("Drafters"), drafters_table(config["ways"])]
+    drafters = drafters_table(config["ways"], str(config.get("target")))
+    blocks += [Heading("Words"), Words(_WORDS), Heading("Drafters"), drafters]
     blocks += [Heading("Alpha"), _alpha_table(estimates), figures_estimate.alphas(estimates)]
     for index, (setting, own) in enumerate(groups.items(), 1):
         view = View(f"-{index}" if len(groups) > 1 else "", setting)

@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from jspec.reports.canvas import (
-    HATCHES,
     add_legend,
     as_label,
     begin_at_zero,
-    colour_of,
     error_bars,
     looks,
     new_figure,
@@ -24,6 +22,7 @@ from jspec.stats import RoundCounts
 
 _FEWEST_ROUNDS = 10
 _BESIDE = 0.06
+_WEAK, _STRONG = 0.2, 0.5  # correlations
 
 
 def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) -> Picture:
@@ -66,8 +65,8 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
         f"**Drafts kept, by their place in the round** ({view.where}). Left: of all drafts at that "
         "place; one behind a refused draft is never kept. Right: of those before which all drafts "
         "were kept; theory that takes all drafts for equally good expects these lines to be level. "
-        f"95 % intervals over prompts. Places that fewer than {_FEWEST_ROUNDS} rounds reached are "
-        "left out."
+        "95 % intervals over prompts; markers are moved sideways a little so that none hides "
+        f"another. Places that fewer than {_FEWEST_ROUNDS} rounds reached are left out."
     )
     described = "; ".join(
         f"{way}: " + ", ".join(map(interval, kept)) for way, kept in rates[1].items()
@@ -94,37 +93,37 @@ def _num_places(rounds: Sequence[RoundCounts]) -> int:
 
 
 def kept_histogram(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Picture:
-    """Returns how many rounds keep 0, 1, ... drafts, as a share of all rounds, by way."""
-    figure, (axes,) = new_figure(height=3.6)
+    """Returns how many rounds keep 0, 1, ... drafts, as a share of all rounds, a bar a way."""
+    figure, (axes,) = new_figure(height=1.4 + 0.3 * len(rounds))
     most = max(r.num_accepted for own in rounds.values() for r in own)
-    width = 0.84 / len(rounds)
-    described = []
-    for index, (way, own) in enumerate(rounds.items()):
-        shares = np.bincount([r.num_accepted for r in own], minlength=most + 1) / len(own)
-        axes.bar(
-            np.arange(most + 1) + (index - (len(rounds) - 1) / 2) * width,
-            shares,
-            width,
-            label=as_label(way),
-            color="white" if index else colour_of(index),
-            edgecolor=colour_of(index),
-            hatch=HATCHES[index % len(HATCHES)],
+    shares = {
+        way: np.bincount([r.num_accepted for r in own], minlength=most + 1) / len(own)
+        for way, own in rounds.items()
+    }
+    table = np.array(list(shares.values()))
+    for kept in range(most + 1):
+        axes.barh(
+            range(len(rounds)),
+            table[:, kept],
+            left=table[:, :kept].sum(axis=1),
+            label=f"{kept} kept",
+            color=str(1 - 0.85 * kept / max(most, 1)),  # the more are kept, the darker
+            edgecolor="#1c1c1c",
+            linewidth=0.6,
         )
-        described.append(f"{way}: " + ", ".join(f"{share:.2f}" for share in shares))
-    axes.set_xticks(range(most + 1))
-    axes.set_xlabel("drafts kept in a round")
-    axes.set_ylabel("share of the rounds")
+    axes.set_yticks(range(len(rounds)), list(map(as_label, rounds)))
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1)
+    axes.set_xlabel("share of the rounds")
     add_legend(figure, axes)
     caption = (
         f"**Drafts kept a round** ({view.where}). A round gives one token more than it keeps. "
         "Rounds in which the drafter had nothing to say are among those that keep 0."
     )
-    return to_picture(
-        figure,
-        f"kept-a-round{view.suffix}",
-        caption=caption,
-        description="; ".join(described),
+    described = "; ".join(
+        f"{way}: {', '.join(f'{one:.2f}' for one in own)}" for way, own in shares.items()
     )
+    return to_picture(figure, f"kept-a-round{view.suffix}", caption=caption, description=described)
 
 
 def round_cost(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) -> Picture:
@@ -173,19 +172,17 @@ def repetition(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
         look = look | {"linestyle": "none", "markerfacecolor": "none", "markersize": 5}
         axes.plot([x for x, _ in own], [y for _, y in own], label=as_label(way), **look)
         if (correlation := _correlation(own)) is not None:
-            correlations.append(f"{code(way)} {correlation:.2f} over {len(own)} answers")
+            found = f"{correlation:.2f} over {len(own)} answers"
+            correlations.append(f"{code(way)} {_connected(correlation)} ({found})")
     axes.set_xlabel("share of the text's runs of 4 tokens that had occurred before")
     axes.set_ylabel("share of drafts that are kept")
     axes.set_ylim(-0.02, 1.02)
     add_legend(figure, axes)
-    found = (
-        f" Correlation (1: the more, the more; 0: no connection): {'; '.join(correlations)}."
-        if correlations
-        else ""
-    )
+    answer = f" {'; '.join(correlations)}." if correlations else ""
     caption = (
-        f"**Does looking up pay where prompt and answer repeat themselves?** ({view.where}), a "
-        f"marker an answer.{found}"
+        "**Are looked-up drafts kept more often where prompt and answer repeat themselves?** "
+        f"({view.where}){answer} A marker is an answer; in brackets correlations (1: the more, the "
+        "more; 0: no connection)."
     )
     described = "; ".join(f"{way}: {len(own)} answers" for way, own in points.items())
     return to_picture(
@@ -194,6 +191,15 @@ def repetition(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
         caption=caption,
         description=f"Repetition and drafts kept. {described}",
     )
+
+
+def _connected(correlation: float) -> str:
+    """Returns a correlation in a word."""
+    if abs(correlation) < _WEAK:
+        return "no"
+    if correlation < 0:
+        return "on the contrary"
+    return "yes" if correlation >= _STRONG else "weakly"
 
 
 def _correlation(points: Sequence[tuple[float, float]]) -> float | None:

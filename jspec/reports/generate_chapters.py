@@ -3,23 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.costs import RoundCosts
+from jspec.reports.asked import explain_prompts
 from jspec.reports.cost_lines import cost_blocks
-from jspec.reports.document import Block, Bullets, Heading, Paragraph, Words
+from jspec.reports.document import Block, Bullets, Heading, Paragraph, Table, Words
+from jspec.reports.explain_ways import ways_table
 from jspec.reports.growth_chapters import Growth, batch_growth, length_growth
 from jspec.reports.measured import parse_cells
 from jspec.reports.pictures import scene_pictures
-from jspec.reports.prediction_table import prediction_tables
+from jspec.reports.prediction_table import theory_chapter
 from jspec.reports.scene import Scene, Summary, by_length, make_scenes, name_base, summarise
 from jspec.reports.spec_bench_table import spec_bench_table
-from jspec.reports.verdict import judge
+from jspec.reports.task_table import explain_tasks
+from jspec.reports.verdict import Verdict, judge
 from jspec.reports.view import View
-from jspec.reports.way_tables import (
-    category_tables,
-    overall_table,
-    shown_ways,
-    ways_table,
-)
+from jspec.reports.way_tables import category_tables, overall_table, shown_ways
 from jspec.reports.wording import LOSSY_RULES, WORDS, code, explain_setting
 from jspec.reports.workdir import Workdir
 
@@ -27,7 +24,7 @@ _DEFAULT_LENGTH = 64
 
 
 def generate_chapters(workdir: Workdir) -> list[Block]:
-    """Returns verdict, words, tables and pictures.
+    """Returns verdict, words, reasons, tables and pictures; theory comes last.
 
     Args:
       workdir: of the experiment.
@@ -47,16 +44,40 @@ def generate_chapters(workdir: Workdir) -> list[Block]:
         own = [scene for scene in scenes if scene.setting == summary.scene.setting]
         batches += [batch_growth(own, shown, view)] if len(own) > 1 else []
         growing += [length_growth(group, shown, view)] if len(group) > 1 else []
-    blocks = _verdict_chapter(summaries, [one.answer for one in (*batches, *growing)], config)
-    blocks += [Heading("Words"), Words(tuple(WORDS.items()))]
+    verdicts = [judge(summary) for summary in summaries]
+    answers = [*_answers(summaries, verdicts), *(one.answer for one in (*batches, *growing))]
+    blocks: list[Block] = [
+        Heading("Verdict"),
+        Paragraph(f"How to make {code(config.get('target'))} answer faster without changing what "
+                  "it says:"),
+        Bullets(tuple(answers)),
+        Paragraph(explain_prompts(summaries, config["ways"], costs)),
+        *_how_it_works(config),
+        *_reasons(summaries, verdicts),
+    ]  # fmt: skip
     for summary, view in zip(summaries, views, strict=True):
-        blocks += _numbers(summary, view, config, costs)
+        blocks += _numbers(summary, view, config)
     blocks += cost_blocks(config["ways"], costs)
     if batches:
         blocks += [Heading("As the batch grows"), *(b for one in batches for b in one.blocks)]
     if growing:
         blocks += [Heading("How long an answer must be"), *(b for g in growing for b in g.blocks)]
-    return blocks
+    scenes = [summary.scene for summary in summaries]
+    blocks += theory_chapter(list(zip(scenes, views, strict=True)), costs)
+    return _say_once(blocks)
+
+
+def _say_once(blocks: Sequence[Block]) -> list[Block]:
+    """Returns the blocks; what stands below an earlier table is not said below another again."""
+    said: set[str] = set()
+    shorter = []
+    for block in blocks:
+        if isinstance(block, Table):
+            note = "" if block.note in said else block.note
+            said.add(block.note)
+            block = block._replace(note=note)
+        shorter.append(block)
+    return shorter
 
 
 def _views(summaries: Sequence[Summary]) -> list[View]:
@@ -71,23 +92,32 @@ def _views(summaries: Sequence[Summary]) -> list[View]:
     ]
 
 
-def _verdict_chapter(
-    summaries: Sequence[Summary], growth: Sequence[str], config: Mapping[str, Any]
-) -> list[Block]:
-    """Returns the answers for each scene and for what grows, their words, and the reasons."""
-    verdicts = [judge(summary) for summary in summaries]
-    answers = tuple(
+def _answers(summaries: Sequence[Summary], verdicts: Sequence[Verdict]) -> list[str]:
+    """Returns the answer for each scene."""
+    return [
         f"**{summary.scene.setting}** ({_explain_scene(summary.scene)}): {one.answer}"
         for summary, one in zip(summaries, verdicts, strict=True)
-    )
-    target = code(config.get("target"))
-    blocks: list[Block] = [
-        Heading("Verdict"),
-        Paragraph(f"How to make {target} answer faster without changing what it says:"),
-        Bullets((*answers, *growth)),
-        Paragraph(_explain_drafting(config)),
-        ways_table(config["ways"]),
     ]
+
+
+def _how_it_works(config: Mapping[str, Any]) -> list[Block]:
+    """Returns what speculation is, the words, and what was compared."""
+    target, dtype = str(config.get("target")), str(config.get("dtype"))
+    return [
+        Heading("How it works"),
+        Paragraph(_explain_drafting(config)),
+        Words(tuple(WORDS.items())),
+        ways_table(config["ways"], target, dtype),
+    ]
+
+
+def _reasons(summaries: Sequence[Summary], verdicts: Sequence[Verdict]) -> list[Block]:
+    """Returns the reasons of all verdicts; nothing where there are none."""
+    if not any(one.reasons for one in verdicts):
+        return []
+    blocks: list[Block] = [Heading("Which way for which task, and why")]
+    if choices := [choice for one in verdicts for choice in one.choices.values()]:
+        blocks.append(Paragraph(explain_tasks(choices, summaries[0].scene.base_name)))
     for summary, one in zip(summaries, verdicts, strict=True):
         if one.reasons:
             title = f"{summary.scene.setting}: {_explain_scene(summary.scene)}"
@@ -101,7 +131,7 @@ def _explain_drafting(config: Mapping[str, Any]) -> str:
     has_lossy = any(way.get("acceptance") in LOSSY_RULES for way in config["ways"].values())
     but = ", but for the ways that the table says change them" if has_lossy else ""
     return (
-        "How it works: a **drafter** guesses the next few **tokens** (words, or pieces of words). "
+        "A **drafter** guesses the next few **tokens** (words, or pieces of words). "
         "The model whose answers are wanted, the **target**, checks these **drafts** in one call, "
         "which takes little longer than a call for one token. It keeps them up to the first that "
         "does not fit what it would say itself, and adds one token of its own: that is a "
@@ -117,17 +147,12 @@ def _explain_scene(scene: Scene) -> str:
     return f"{explain_setting(scene.settings)}{batch}"
 
 
-def _numbers(
-    summary: Summary, view: View, config: Mapping[str, Any], costs: Mapping[str, RoundCosts]
-) -> list[Block]:
+def _numbers(summary: Summary, view: View, config: Mapping[str, Any]) -> list[Block]:
     """Returns the tables and figures of a scene."""
     overall = overall_table(summary, str(config.get("dtype")))
     blocks: list[Block] = [Heading(f"Numbers: {view.where}"), overall]
     if summary.by_category:
         blocks += category_tables(summary)
     blocks += scene_pictures(summary, view)
-    tables = [
-        spec_bench_table(summary, str(config.get("prompts_file"))),
-        *prediction_tables(summary.scene, view, costs),
-    ]
-    return [*blocks, *(table for table in tables if table is not None)]
+    spec_bench = spec_bench_table(summary, str(config.get("prompts_file")))
+    return [*blocks, *([spec_bench] if spec_bench else [])]

@@ -13,7 +13,7 @@ from jspec.analysis.prediction import (
     reading_of,
 )
 from jspec.costs import RoundCosts
-from jspec.reports.document import Table
+from jspec.reports.document import Block, Heading, Paragraph, Table
 from jspec.reports.measured import Cell
 from jspec.reports.scene import Scene
 from jspec.reports.view import View
@@ -22,6 +22,26 @@ from jspec.reports.wording import code, number
 _FEWEST_PROMPTS = 4
 _GAP = 0.1
 _FORMS = {"iid": "i.i.d.", "by_position": "by position"}
+_EXPECTED = (
+    "For those who want the theory: what was to be expected of one half of the prompts from what "
+    "was seen on the other. Left of each stroke stand the second, fourth, ... prompt, as the "
+    "first, third, ... had them expected; right of it the other way round. What rounds cost was "
+    "measured apart from all answers. **i.i.d.** (drafts that are independent and identically "
+    "distributed): Theorem 3.8 of arXiv 2211.17192, every draft kept with the same probability "
+    "alpha (of the drafts whose turn came), every proposal full, a draft adding **c** plain steps "
+    "to a round, its share of the wider verify call included. **By position**: the acceptance at "
+    "each place, the proposals' real lengths, the cost of rounds of that length, and of a draft "
+    "model's reading of the prompt."
+)
+_EXPLAIN_GAPS = (
+    "A speed-up is tokens of a round over its cost, in plain steps; an expectation is off because "
+    "one of the two is. Tokens are off in the i.i.d. form where a drafter often has nothing to say "
+    "or later drafts are kept more or less often than first ones, in the other form where the two "
+    "halves of the prompts are not alike. Costs are off where proposals are shorter than the "
+    "i.i.d. form takes them to be, and where the machine was slower or faster than when they were "
+    "measured. The i.i.d. form leaves out that a draft model reads the prompt in its first round. "
+    "Of each way the worse half is shown."
+)
 
 
 class WayPrediction(NamedTuple):
@@ -38,14 +58,33 @@ class WayPrediction(NamedTuple):
     halves: Sequence[HalfPrediction]
 
 
-def prediction_tables(scene: Scene, view: View, costs: Mapping[str, RoundCosts]) -> list[Table]:
+def theory_chapter(
+    scenes: Sequence[tuple[Scene, View]], costs: Mapping[str, RoundCosts]
+) -> list[Block]:
     """Returns expected beside measured speed-ups of each way, and what gaps are made of.
 
     Args:
-      scene: one answer at a time, the base plain decoding; else there is nothing to expect.
-      view: of the scene.
+      scenes: in which something was measured, and what is said of each.
       costs: of the ways whose rounds were measured apart, by label; others are left out.
+
+    Returns:
+      The chapter; nothing where there is nothing to expect.
     """
+    found = [(view, ways) for scene, view in scenes if (ways := _predict_ways(scene, costs))]
+    if not found:
+        return []
+    gaps = [table for view, ways in found if (table := _gaps_table(ways, view)).rows]
+    return [
+        Heading("Expected and measured speed-up"),
+        Paragraph(_EXPECTED),
+        *(_speedup_table(ways, view) for view, ways in found),
+        *([Paragraph(_EXPLAIN_GAPS)] if gaps else []),
+        *gaps,
+    ]
+
+
+def _predict_ways(scene: Scene, costs: Mapping[str, RoundCosts]) -> list[WayPrediction]:
+    """Returns what was to be expected of one answer at a time beside plain decoding, if any was."""
     if scene.base_name != "plain decoding" or scene.batch_size != 1:
         return []
     ways = []
@@ -53,10 +92,7 @@ def prediction_tables(scene: Scene, view: View, costs: Mapping[str, RoundCosts])
         runs = prompt_runs(scene.cells[way], scene.cells[scene.base])
         if len(runs) >= _FEWEST_PROMPTS and way in costs:
             ways.append(_predict(way, runs, costs[way]))
-    if not ways:
-        return []
-    gaps = _gaps_table(ways, view)
-    return [_speedup_table(ways, view), *([gaps] if gaps.rows else [])]
+    return ways
 
 
 def prompt_runs(own: Sequence[Cell], base: Sequence[Cell]) -> list[PromptRun]:
@@ -107,17 +143,10 @@ def _speedup_table(ways: Sequence[WayPrediction], view: View) -> Table:
         for one in ways
     )
     return Table(
-        f"Expected and measured speed-up ({view.where}), each half of the prompts from the other",
+        f"Expected and measured speed-up ({view.where})",
         ("way", "alpha", "c", "measured", "i.i.d.", "its error (%)", "by position",
          "its error (%)"),
         rows,
-        note="Left of the stroke the odd prompts, predicted from what was seen on the even ones; "
-        "right of it the other way round. What rounds cost was measured apart from all answers. "
-        "**i.i.d.**: Theorem 3.8 of arXiv 2211.17192, every draft kept with the same probability "
-        "alpha (of the drafts whose turn came), every proposal full, a draft adding c plain steps "
-        "to a round, its share of the wider verify call included. **By position**: the acceptance "
-        "at each place, the proposals' real lengths, the cost of rounds of that length, and of a "
-        "draft model's reading of the prompt.",
     )  # fmt: skip
 
 
@@ -134,14 +163,6 @@ def _gaps_table(ways: Sequence[WayPrediction], view: View) -> Table:
         ("way", "form", "error (%)", "tokens a round: expected", "measured",
          "cost of a round: expected", "measured", "mostly"),
         rows,
-        note="The worse half of each. A speed-up is tokens of a round over its cost, in steps of "
-        "plain decoding; an expectation is off because one of the two is. Tokens are off in the "
-        "i.i.d. form where a drafter often has nothing to say or later drafts are kept more or "
-        "less often than first ones, in the other form where the two halves of the prompts are "
-        "not alike. Costs are off where proposals are shorter than the i.i.d. form takes them to "
-        "be, and where the machine was slower or faster than when they were measured. The i.i.d. "
-        "form leaves out that a draft model reads the prompt in its first round: the shorter the "
-        "answer, the more that weighs.",
     )  # fmt: skip
 
 

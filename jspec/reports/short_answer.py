@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
-from jspec.reports.advice import FEW_PROMPTS, Choice, is_faster, is_slower
+from jspec.reports.advice import FEW_PROMPTS, Choice, is_faster, is_slower, speedup_of
 from jspec.reports.scene import Scene
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import code, explain_drafter, listed, number
+from jspec.reports.wording import code, listed, number
+
+_LITTLE = 1.1  # a speed-up below this is little to gain
 
 
 def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) -> str:
@@ -30,33 +32,46 @@ def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) 
 
 def _overall(scene: Scene, best: WayNumbers) -> str:
     if is_faster(best):
-        explained = explain_drafter(scene.ways[best.way].get("drafter", ""))
-        assert best.speedup is not None
-        return (
-            f"use {code(best.way)}, {number(best.speedup.median)} times as fast as "
-            f"{scene.base_name} over all prompts. It {explained}."
-        )
+        gain = f"{number(speedup_of(best))} times as fast as {scene.base_name} over all prompts"
+        if whole := whole_answers(scene, best):
+            gain += f" ({whole})"
+        if _is_usual(best):
+            return f"use {code(best.way)}, {gain}."
+        return f"there is little to gain: the fastest way, {code(best.way)}, is {gain}."
     if is_slower(best):
         return f"draft nothing: every way is slower than {scene.base_name} over all prompts."
     return f"over all prompts no way is clearly faster than {scene.base_name}."
 
 
+def whole_answers(scene: Scene, best: WayNumbers) -> str:
+    """Returns a way's speed-up with the time to read the prompt; "" where it has no other."""
+    if scene.batch_size > 1 or best.whole_speedup is None:
+        return ""
+    return f"whole answers, reading the prompt included: {number(best.whole_speedup.median)}"
+
+
+def _is_usual(best: WayNumbers) -> bool:
+    """Whether the best way over all prompts is the one to use, if a task says nothing else."""
+    return is_faster(best) and speedup_of(best) >= _LITTLE
+
+
 def _by_task(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) -> list[str]:
-    """Returns for which tasks something else is to be used than what is best over all prompts."""
+    """Returns for which tasks what is to be used, but for what was said of all prompts."""
     tasks: dict[str, list[str]] = {}
     for category, choice in choices.items():
-        tasks.setdefault(choice.use.way if choice.use else scene.base, []).append(category)
-    usual = best.way if is_faster(best) else scene.base
-    others = [
-        f"{code(way)} for {listed(own)}"
-        for way, own in tasks.items()
-        if way not in (usual, scene.base)
-    ]
-    begin = "For some tasks take another"
-    if usual == scene.base:
-        begin = "For some tasks one is"
-    sentences = [f"{begin}: {'; '.join(others)}."] if others else []
-    if usual != scene.base and scene.base in tasks:
-        found = listed(tasks[scene.base])
-        sentences.append(f"Nothing is clearly faster than {scene.base_name} for {found}.")
+        name = f"{category} (noisy)" if choice.is_noisy else category
+        tasks.setdefault(choice.use.way if choice.use else scene.base, []).append(name)
+    rest = tasks.pop(scene.base, [])
+    begin = "For some tasks drafting pays"
+    if _is_usual(best):
+        tasks.pop(best.way, None)
+        begin = "For some tasks take another"
+    named = [f"{code(way)} for {listed(own)}" for way, own in tasks.items()]
+    sentences = [f"{begin}: {'; '.join(named)}."] if named else []
+    if rest and _is_usual(best):
+        sentences.append(f"Nothing is clearly faster than {scene.base_name} for {listed(rest)}.")
+    elif rest and named:
+        is_hurt = any(is_slower(choice.best) for choice in choices.values())
+        outcome = "nothing clearly helps" if is_hurt else "it neither clearly helps nor hurts"
+        sentences.append(f"For {len(rest)} of {len(choices)} tasks {outcome}.")
     return sentences

@@ -50,11 +50,12 @@ def spec_bench_table(summary: Summary, prompts_file: str) -> Table | None:
         f"Spec-Bench's columns ({name_of(scene)}): speed-up / mean accepted tokens",
         ("way", *groups),
         rows,
-        note=f"{num_prompts} prompts from {file}; Spec-Bench itself has 480, and numbers of other "
-        "prompts, models or machines cannot be set beside its. Made up as there: "
-        "a speed-up is the mean over prompts of tokens / second of the whole answer, reading the "
-        f"prompt included, divided by the same mean of {scene.base_name}, so that it may differ "
-        "from the tables above, which divide all tokens by all seconds; repeats are averaged. "
+        note="As Spec-Bench, a public comparison of such drafters (arXiv 2401.07851), makes them "
+        "up: a speed-up is the mean over prompts of tokens / second of the whole answer, reading "
+        f"the prompt included, divided by the same mean of {scene.base_name}; the tables above "
+        "divide all tokens by all seconds. Repeats are averaged. "
+        f"{num_prompts} prompts from {file}; Spec-Bench itself has 480, and numbers of other "
+        "prompts, models or machines cannot be set beside its. "
         "**Mean accepted tokens** is what a target call gives, its own token included.",
     )
 

@@ -1,12 +1,12 @@
 """What the numbers say, in sentences: which way to use for which task, and why."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jspec.reports.advice import (
     FEW_PROMPTS,
     MOST_RIVALS,
-    by_task_table,
+    Choice,
     choose,
     find_rivals,
     is_faster,
@@ -18,10 +18,11 @@ from jspec.reports.advice import (
 )
 from jspec.reports.auto_advice import advise_auto
 from jspec.reports.document import Block, Bullets, Paragraph
-from jspec.reports.scene import Summary
-from jspec.reports.short_answer import short_answer
+from jspec.reports.scene import Scene, Summary
+from jspec.reports.short_answer import short_answer, whole_answers
+from jspec.reports.task_table import by_task_table
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import code, interval, listed, number
+from jspec.reports.wording import bound, code, interval, listed, number
 
 
 class Verdict(NamedTuple):
@@ -30,10 +31,12 @@ class Verdict(NamedTuple):
     Attributes:
       answer: which way to use for which task, in a sentence or two.
       reasons: why, a table by task, and where drafting does not pay.
+      choices: those of the table, by task; none where there is no table.
     """
 
     answer: str
     reasons: list[Block]
+    choices: Mapping[str, Choice]
 
 
 def judge(summary: Summary) -> Verdict:
@@ -42,45 +45,44 @@ def judge(summary: Summary) -> Verdict:
     ranked = rank(scene, summary.overall)
     if not ranked:
         nothing = f"Nothing was timed beside {scene.base_name} yet."
-        return Verdict(nothing, [])
+        return Verdict(nothing, [], {})
     best = ranked[0]
     choices = choose(summary, best)
-    blocks: list[Block] = [Paragraph(" ".join(filter(None, _sentences(summary, ranked))))]
+    rivals = find_rivals(scene, ranked)
+    blocks: list[Block] = [Paragraph(" ".join(filter(None, _sentences(scene, best, rivals))))]
     blocks += advise_auto(scene)
-    if not all(choice.best.is_timed_once for choice in choices.values()):
+    has_table = not all(choice.best.is_timed_once for choice in choices.values())
+    if has_table:
         blocks.append(by_task_table(summary, choices))
         blocks += [Paragraph(text)] if (text := say_everywhere(summary, best)) else []
+    blocks += _other_ways(scene, [own for own in ranked[1:] if own.way not in rivals])
     blocks += _slow_ways(summary, ranked)
     if found := _lossy(summary):
         blocks.append(Paragraph(found))
-    return Verdict(short_answer(scene, best, choices), blocks)
+    return Verdict(short_answer(scene, best, choices), blocks, choices if has_table else {})
 
 
-def _sentences(summary: Summary, ranked: Sequence[WayNumbers]) -> list[str]:
+def _sentences(scene: Scene, best: WayNumbers, rivals: Sequence[str]) -> list[str]:
     """Returns what is said of the fastest way, "" where there is nothing to say."""
-    scene, best = summary.scene, ranked[0]
     sentences = [
-        _headline(best, scene.base_name),
+        _headline(scene, best),
         _noise(best) if is_noisy(best) else "",
         "" if is_noisy(best) else _reason(best, scene.base_name),
     ]
-    if rivals := find_rivals(scene, ranked):
+    if rivals:
         named = listed(list(map(code, rivals[:MOST_RIVALS])))
         sentences.append(f"About as fast, as far as these prompts can tell: {named}.")
-    if scene.batch_size == 1 and best.whole_speedup is not None:
-        sentences.append(
-            "All this is about generating; with the time to read the prompt, whole answers come "
-            f"{number(best.whole_speedup.median)} times as fast."
-        )
     return [*sentences, _few(best)]
 
 
-def _headline(best: WayNumbers, base: str) -> str:
+def _headline(scene: Scene, best: WayNumbers) -> str:
     assert best.speedup is not None
+    base = scene.base_name
     measured = f"{number(best.speedup.median)} times as fast as {base}"
-    bounds = f"(95 % interval {number(best.speedup.low)} to {number(best.speedup.high)})"
+    bounds = f"95 % interval {bound(best.speedup.low)} to {bound(best.speedup.high)}"
     if best.is_timed_once:
-        bounds = "(timed once)"
+        bounds = "timed once"
+    bounds = f"({'; '.join(filter(None, (bounds, whole_answers(scene, best))))})"
     if is_faster(best):
         return f"**Fastest overall: {code(best.way)}, {measured}** {bounds}."
     if is_slower(best):
@@ -127,6 +129,22 @@ def _few(best: WayNumbers) -> str:
         return ""
     counted = "prompt" if best.num_prompts == 1 else "prompts"
     return f"It rests on {best.num_prompts} {counted} only: too few to be sure."
+
+
+def _other_ways(scene: Scene, ways: Sequence[WayNumbers]) -> list[Block]:
+    """Returns the ways that are faster all the same, and those of which it is not clear."""
+    faster = [own for own in ways if is_faster(own)]
+    unclear = [own for own in ways if not (own.is_timed_once or is_faster(own) or is_slower(own))]
+    named = {
+        f"Faster than {scene.base_name} too, but less so": faster,
+        f"Neither clearly faster nor clearly slower than {scene.base_name}": unclear,
+    }
+    sentences = [
+        f"{text}: {listed([f'{code(own.way)} {interval(own.speedup)}' for own in found])}."
+        for text, found in named.items()
+        if found
+    ]
+    return [Paragraph(" ".join(sentences))] if sentences else []
 
 
 def _slow_ways(summary: Summary, ranked: Sequence[WayNumbers]) -> list[Block]:

@@ -1,80 +1,22 @@
-"""Tables of the ways of generating: what they are, over everything, by category."""
+"""Tables of the numbers of the ways of generating: over everything, by category."""
 
-from collections.abc import Mapping
-from typing import Any
-
+from jspec.counted import counted
+from jspec.reports.advice import kept_share
 from jspec.reports.document import Table
 from jspec.reports.families import families
 from jspec.reports.scene import Scene, Summary
 from jspec.reports.ways import WayNumbers
 from jspec.reports.wording import (
+    CONTROL,
     COST,
     NOTHING,
-    UNCHANGED,
-    assignments,
     code,
-    explain_drafter,
-    explain_rule,
     interval,
     number,
     percent_interval,
 )
 
 _MOST_SHOWN = 6
-
-
-def drafters_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns what the drafter of each way is."""
-    rows = [
-        (code(label), explain_drafter(way.get("drafter", "none")), _extras(way))
-        for label, way in ways.items()
-    ]
-    columns = ("drafter", "what it does", "options")
-    return Table("The drafters", columns, tuple(rows), text_columns=(0, 1, 2))
-
-
-def ways_table(ways: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns what each way is, a line for those that differ in the number of drafts alone."""
-    lines: dict[tuple[str, str, str], list[str]] = {}
-    for label, way in ways.items():
-        kind = explain_drafter(way.get("drafter", "none")), _extras(way), explain_rule(way)
-        lines.setdefault(kind, []).append(label)
-    has_lossy = any(rule != UNCHANGED for _, _, rule in lines)
-    rows = [
-        (
-            ", ".join(map(code, labels)),
-            drafter,
-            ", ".join(str(ways[label].get("num_draft_tokens")) for label in labels)
-            if any(ways[label].get("drafter") != "none" for label in labels)
-            else NOTHING,
-            extras,
-            *([rule] if has_lossy else []),
-        )
-        for (drafter, extras, rule), labels in lines.items()
-    ]
-    columns = ["way", "what it does", "drafts a round, at most", "options"]
-    columns += ["the target's answers"] if has_lossy else []
-    kept = "" if has_lossy else " All keep the target's answers."
-    is_auto = any(way.get("num_draft_tokens") == "auto" for way in ways.values())
-    adapts = " `auto` chooses the number of drafts round by round." if is_auto else ""
-    return Table(
-        "The ways of generating",
-        tuple(columns),
-        tuple(rows),
-        text_columns=tuple(range(len(columns))),
-        note=f"The first one is what the others are compared with.{adapts}{kept}",
-    )
-
-
-def _extras(way: Mapping[str, Any]) -> str:
-    """Returns what else a way's config says: the draft, its weights, the rule, options."""
-    own = {"draft": way.get("draft")}
-    if way.get("draft_quantization", "none") != "none":
-        own["weights"] = way["draft_quantization"]
-    if way.get("acceptance", "rejection") != "rejection":
-        own["rule"] = way["acceptance"]
-    own |= way.get("options") or {}
-    return ", ".join(map(code, assignments(own))) or NOTHING
 
 
 def overall_table(summary: Summary, dtype: str) -> Table:
@@ -116,24 +58,15 @@ def overall_table(summary: Summary, dtype: str) -> Table:
 
 
 def _note(scene: Scene, most: WayNumbers) -> str:
+    is_once = most.num_repeats == 1
     text = (
-        f"{_counted(most.num_prompts, 'prompt')}, each timed {_times(most.num_repeats)}, the ways "
-        "in turn; 95 % bootstrap intervals over prompts and repeats. "
+        f"{counted(most.num_prompts, 'prompt')}, each timed "
+        f"{'once' if is_once else f'{most.num_repeats} times'}, the ways in turn; intervals over "
+        f"prompts{'' if is_once else ' and repeats'}."
     )
     if scene.batch_size > 1:
-        return f"{text}A speed is all tokens of a batch over all of its time."
-    return (
-        f"{text}Speed-up and tokens/s are those of decoding, from the first token to the last; a "
-        "whole answer has the time to read the prompt besides, which no drafter shortens."
-    )
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
+        return f"{text} A speed is all tokens of a batch over all of its time."
+    return text
 
 
 def explain_same_answers(scene: Scene, dtype: str) -> str:
@@ -172,17 +105,17 @@ def name_of(scene: Scene) -> str:
 
 
 def shown_ways(summary: Summary) -> list[str]:
-    """Returns the ways that a crowded figure shows: the fastest of each drafter's numbers."""
+    """Returns the ways that a crowded figure shows: of the fastest drafters the fastest number."""
     own = {n.way: n.speedup.median for n in summary.overall if n.speedup is not None}
-    ranked = sorted(summary.scene.others, key=lambda way: own.get(way, 0.0), reverse=True)
-    family_of = {
-        label: name for name, members in families(summary.scene.ways).items() for label in members
-    }
+    scene = summary.scene
+    telling = [way for way in scene.others if scene.ways[way].get("drafter") != CONTROL]
+    ranked = sorted(telling or scene.others, key=lambda way: own.get(way, 0.0), reverse=True)
+    family_of = {label: name for name, members in families(scene.ways).items() for label in members}
     fastest: dict[str, str] = {}
     for way in ranked:
         fastest.setdefault(family_of.get(way, way), way)
     chosen = list(fastest.values())[:_MOST_SHOWN]
-    return [way for way in summary.scene.others if way in chosen]
+    return [way for way in scene.others if way in chosen]
 
 
 def category_tables(summary: Summary) -> list[Table]:
@@ -208,7 +141,7 @@ def category_tables(summary: Summary) -> list[Table]:
         (
             category,
             *(
-                f"{number(own[way].tokens_per_call)} ({percent_of(own[way])})"
+                f"{number(own[way].tokens_per_call)} ({kept_share(own[way])})"
                 if way in own
                 else NOTHING
                 for way in shown
@@ -219,7 +152,7 @@ def category_tables(summary: Summary) -> list[Table]:
     columns = ("category", *map(code, shown))
     where = name_of(summary.scene)
     note = "" if len(shown) == len(summary.scene.others) else (
-        f"The fastest ways overall: one of each drafter, at most {_MOST_SHOWN}."
+        f"At most {_MOST_SHOWN} drafters, the fastest overall, each with its fastest number."
     )  # fmt: skip
     return [
         Table(f"Speed-up by category ({where})", columns, tuple(faster), note=note),
@@ -229,8 +162,3 @@ def category_tables(summary: Summary) -> list[Table]:
             tuple(per_call),
         ),
     ]
-
-
-def percent_of(own: WayNumbers) -> str:
-    """Returns the share of drafts that a way keeps."""
-    return NOTHING if own.acceptance is None else f"{own.acceptance.median:.0%}".replace("%", " %")

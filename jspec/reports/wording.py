@@ -8,14 +8,18 @@ from typing import Any
 from jspec.analysis.ratios import Ratio
 
 NOTHING = "-"
-UNCHANGED = "unchanged"
+CONTROL = "random"  # the drafter that shows how far times can be off
 
 COST = "cost of a round (plain steps)"
 
 WORDS = {
-    "speed-up": "tokens a second, divided by those of plain decoding. Above 1 is faster.",
+    "way": "of generating: a drafter, the most drafts that it may propose a round, its options.",
+    "speed-up": "tokens a second from the first token of an answer to its last, divided by those "
+    "of plain decoding. Above 1 is faster. That of **whole answers** counts the time to read the "
+    "prompt too, which no drafter shortens.",
     "[a, b]": "a 95 % interval: with other prompts of the same kind the number beside it would "
-    "fall between a and b 19 times out of 20 (by the bootstrap).",
+    "fall between a and b 19 times out of 20. Estimated by drawing prompts anew from those that "
+    "were measured (the bootstrap).",
     "drafts kept": "the share of the proposed drafts that the target keeps. Behind the first one "
     "that it refuses all drafts of a round are thrown away unseen, so that the share falls with "
     "the number of drafts.",
@@ -23,29 +27,11 @@ WORDS = {
     "refused one do not count. How good a drafter guesses, whatever the number of drafts.",
     "tokens per call": "tokens that one call of the target gives: the kept drafts and one of its "
     "own. 1 is plain decoding.",
-    "cost of a round": "its time, in steps of plain decoding. A round pays if it gives more "
-    "tokens per call than it costs.",
-    "way": "of generating: a drafter, the most drafts that it may propose a round, its options.",
+    "cost of a round": "its time, in plain steps. A round pays if it gives more tokens per call "
+    "than it costs.",
 }
 
 EXPLAIN_INTERVALS = "In brackets 95 % bootstrap intervals over prompts."
-
-_DRAFTERS = {
-    "none": "plain decoding: no drafts",
-    "prompt_lookup": "proposes what followed the last time the text ended like this",
-    "ngram": "proposes what followed most often after the last few tokens",
-    "model": "proposes what a second, cheaper model would say",
-    "hierarchical": "proposes what a second model would say, which is itself sped up by a drafter",
-    "layer_skip": "proposes what some of the target's own layers would say",
-    "unigram": "proposes frequent tokens, from a table of counts",
-    "bigram": "proposes what often follows the last token, from a table of counts",
-    "random": "proposes anything: a bad drafter, for comparison",
-    "eagle": "proposes what a trained head reads off the target's own features",
-    "blockwise": "proposes the most likely tokens of the next places, as trained heads see them",
-    "lookahead": "proposes what the target itself says when trained inputs stand for later tokens",
-    "medusa": "proposes what trained heads, one for each place, read off the target's last output",
-    "pattern": "proposes what a given pattern leaves no choice about",
-}
 
 LOSSY_RULES = ("lenient", "lenient_argmax", "typical")
 
@@ -73,7 +59,17 @@ def interval(ratio: Ratio | None, digits: int = 2, *, is_once: bool = False) -> 
         return f"{ratio.median:.{digits}f} (timed once)"
     if math.isclose(ratio.low, ratio.high):  # of prompts that are all alike
         return f"{ratio.median:.{digits}f}"
-    return f"{ratio.median:.{digits}f} [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+    return f"{ratio.median:.{digits}f} [{bound(ratio.low, digits)}, {bound(ratio.high, digits)}]"
+
+
+def bound(value: float, digits: int = 2) -> str:
+    """Returns an end of an interval; on which side of 1 it lies shows, however near it is."""
+    text = f"{value:.{digits}f}"
+    if float(text) != 1 or math.isclose(value, 1):
+        return text
+    step = 10.0 ** -(digits + 1)
+    apart = max(value, 1 + step) if value > 1 else min(value, 1 - step)
+    return f"{apart:.{digits + 1}f}"
 
 
 def percent_interval(ratio: Ratio | None) -> str:
@@ -103,21 +99,6 @@ def _in_column(value: Any, digits: int) -> str:
 def listed(names: list[str]) -> str:
     """Returns names as a sentence lists them."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def explain_drafter(name: str) -> str:
-    """Returns what a drafter does, in a few words; of a cascade, each of its members."""
-    members = [_DRAFTERS.get(member, member) for member in name.split("+")]
-    return "; where that has nothing to say, ".join(members)
-
-
-def explain_rule(way: Mapping[str, Any]) -> str:
-    """Returns what a way's acceptance rule does to the answers."""
-    rule = way.get("acceptance", "rejection")
-    if rule not in LOSSY_RULES:
-        return UNCHANGED
-    lenience = f" {way.get('lenience')}" if rule.startswith("lenient") else ""
-    return f"changed ({rule}{lenience})"
 
 
 def explain_setting(setting: Mapping[str, Any]) -> str:

@@ -118,11 +118,15 @@ def test_drafts_kept_a_round(figures):
     rounds = {"a": [r for own in ROUNDS for r in own], "_b": [RoundCounts(0, 0)]}
     figures_drafts.kept_histogram(VIEW, rounds)
     (axes,) = figures[0].axes
-    heights = [[bar.get_height() for bar in container] for container in axes.containers]
-    assert heights == [pytest.approx([1 / 3, 1 / 3, 0, 1 / 3]), [1, 0, 0, 0]]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "1", "2", "3"]
-    hatches = {container[0].get_hatch() for container in axes.containers}
-    assert len(hatches) == 2
+    bars = list(zip(*axes.containers, strict=True))  # of each way, by drafts kept
+    widths = [[bar.get_width() for bar in own] for own in bars]
+    assert widths == [pytest.approx([1 / 3, 1 / 3, 0, 1 / 3]), [1, 0, 0, 0]]
+    assert [bar.get_x() for bar in bars[0]] == pytest.approx([0, 1 / 3, 2 / 3, 2 / 3])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a", " _b"]
+    assert legend_of(figures[0]) == ["0 kept", "1 kept", "2 kept", "3 kept"]
+    greys = [own[0].get_facecolor()[0] for own in axes.containers]
+    assert greys == sorted(greys, reverse=True)
+    assert len(set(greys)) == 4
 
 
 def test_time_of_rounds(figures):
@@ -134,24 +138,26 @@ def test_time_of_rounds(figures):
 
 
 def test_cost_by_width(figures):
-    """A panel a context; a drafter has one look in both, though it is not in each."""
-    cost_by_width(
-        {512: {"a": {0: 1.0, 3: 1.3}, "b": {0: 1.0, 1: 2.0}}, 2048: {"b": {0: 1.0, 1: 3.5}}}
+    """Guards against cheap drafters that a dear one presses flat."""
+    picture = cost_by_width(
+        {"a": {0: 1.0, 3: 1.3}, "b": {0: 1.0, 1: 3.5}, "c": {0: 1.0, 1: 1.2}}, 2048
     )
-    first, second = figures[0].axes
-    assert lines_of(first) == [[(0, 1), (3, 1.3)], [(0, 1), (1, 2)]]
-    assert lines_of(second) == [[(0, 1), (1, 3.5)]]
-    assert second.get_ylim()[1] > 3.5  # the panels share their height
-    assert first.get_lines()[1].get_marker() == second.get_lines()[0].get_marker() == "s"
-    assert first.get_title() == "512 tokens in the cache"
-    assert legend_of(figures[0]) == ["a", "b"]
+    cheap, dear = figures[0].axes
+    assert lines_of(cheap) == [[(0, 1), (3, 1.3)], [(0, 1), (1, 1.2)]]
+    assert lines_of(dear) == [[(0, 1), (1, 3.5)]]
+    assert cheap.get_ylim()[1] < 1.5 < 3.5 < dear.get_ylim()[1]
+    assert legend_of(figures[0]) == ["a", "c", "b"]
+    assert "up to 2048 tokens" in picture.caption
+    assert "at the right" in picture.caption
+    cost_by_width({"a": {0: 1.0, 3: 1.3}}, 512)
+    assert len(figures[1].axes) == 1
 
 
 def test_repetition(figures):
     """Guards against exchanged axes; three points on a falling line are correlated at -1."""
     picture = figures_drafts.repetition(VIEW, {"a": [(0.1, 0.6), (0.2, 0.4), (0.3, 0.2)]})
     assert lines_of(figures[0].axes[0]) == [[(0.1, 0.6), (0.2, 0.4), (0.3, 0.2)]]
-    assert "`a` -1.00 over 3 answers" in picture.caption
+    assert "`a` on the contrary (-1.00 over 3 answers)" in picture.caption
 
 
 ESTIMATE = Estimate(

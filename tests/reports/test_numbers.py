@@ -5,11 +5,12 @@ import pytest
 
 from jspec.analysis import prediction
 from jspec.costs import RoundCosts
+from jspec.reports.document import Table
 from jspec.reports.families import families, widest
 from jspec.reports.growth_chapters import length_growth
 from jspec.reports.iid import fit
 from jspec.reports.measured import of_category, parse_cells
-from jspec.reports.prediction_table import prediction_tables, prompt_runs
+from jspec.reports.prediction_table import prompt_runs, theory_chapter
 from jspec.reports.scene import by_length, make_scenes, summarise
 from jspec.reports.speeds import calls, compare, decoding, speed, whole
 from jspec.reports.view import View
@@ -164,7 +165,8 @@ def predictions(seconds):
     (scene,) = make_scenes(config(), parse_cells(lines))
     assert len(prompt_runs(scene.cells["lookup:3"], scene.cells["plain"])) == 4
     costs = RoundCosts((512,), (0, 3), ("prompt_lookup",), (((0.1, seconds),),))
-    return prediction_tables(scene, View("", "T=0"), {"lookup:3": costs})
+    blocks = theory_chapter([(scene, View("", "T=0"))], {"lookup:3": costs})
+    return [block for block in blocks if isinstance(block, Table)]
 
 
 def test_expected_and_measured_speedups_are_those_of_the_other_half():
