@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models import causal_mask
+from jspec.models import KVCache, causal_mask
+from jspec.models import cache as cache_module
 from tests.tiny import empty_cache
 
 pytestmark = pytest.mark.usefixtures("optimised")
@@ -173,3 +174,35 @@ def test_the_default_mask_is_causal(run, tokens, expected):
     """One mask [1 t t] serves all rows."""
     logits, _ = run(tokens, empty_cache(3, CAPACITY), block_mask=causal_mask(LENGTH))
     assert_close(logits, expected)
+
+
+def chained(layer, new, start):
+    """The natural way to write rows, which XLA fuses into one pass over the layer for each row."""
+    for row in range(new.shape[0]):
+        layer = jax.lax.dynamic_update_slice(layer, new[row : row + 1], (row, 0, start[row], 0))
+    return layer
+
+
+def num_whole_layers(batch_size):
+    """Returns how often a loop that writes a token a row makes float32 of a bfloat16 layer."""
+    cache = KVCache.init(
+        num_layers=1, batch_size=batch_size, capacity=112, num_kv_heads=2, head_dim=8,
+        dtype=jnp.bfloat16,
+    )  # fmt: skip
+
+    def write(_, cache):
+        new = jnp.broadcast_to(cache.length[:, None, None, None], (batch_size, 1, 2, 8))
+        new = new.astype(jnp.float32)
+        return cache.write(0, new, new).commit(jnp.ones_like(cache.length))
+
+    run = jax.jit(lambda cache: jax.lax.fori_loop(0, 5, write, cache), donate_argnums=0)
+    program = run.lower(cache).compile().as_text()
+    return program.count(f"f32[{batch_size},2,{cache.keys[0].shape[2]},8]")
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="how XLA writes rows on CPU")
+def test_writing_many_rows_is_not_a_pass_over_the_layer_for_each(monkeypatch):
+    """Guards against time that grows with the square of the batch: 8 s a step at batch size 16."""
+    assert num_whole_layers(20) <= num_whole_layers(1)
+    monkeypatch.setattr(cache_module, "_write_rows", chained)
+    assert num_whole_layers(20) >= 20, "the negative control"
