@@ -6,7 +6,8 @@
 The same greedy answers, cut after 8 to 256 tokens. What counts is the time of the whole answer: its
 prefill costs all ways the same, and the text has less to repeat at its beginning.
 
-Expected on two CPU cores: not measured yet.
+Measured on two cores of an AMD EPYC (2026-11-21, SmolLM2, 3 prompts of Spec-Bench): between 0.9 and
+1.05 times plain decoding's speed up to 128 tokens, 1.39 (prompt_lookup:3) and 1.33 (auto) at 256.
 """
 
 from ml_collections import ConfigDict

@@ -8,7 +8,9 @@
 used. Without it the 12 stubs of configs/code_prompts.jsonl are completed. Answers are not cut where
 the function ends: a model may go on with the next one, or with tests.
 
-Expected on two CPU cores: not measured yet.
+Measured on two cores of an AMD EPYC (2026-11-21, SmolLM2, the first 8 functions of HumanEval, 64
+tokens), times plain decoding's speed at temperature 0 / 1: prompt_lookup:3 1.31 / 1.03,
+prompt_lookup:7 1.28 / 0.95, prompt_lookup:auto 1.37 / 1.08, ngram:3 1.31 / 1.08.
 """
 
 from ml_collections import ConfigDict

@@ -8,7 +8,14 @@ drafts that are drawn from a law. The total variation is exact, summed over the 
 token of the target's own answers. The drafts are the target itself with rounded weights, its first
 layers, and a table of bigrams counted on other answers of it.
 
-Expected on two CPU cores: not measured yet.
+Drafts kept / total variation, measured on 611 tokens (2026-11-22, SmolLM2, 13 prompts of
+Spec-Bench):
+
+    lenience             1              0.5            0.3            0.1
+    model int8           0.96 / 0       1.00 / 0.036   1.00 / 0.036   1.00 / 0.036
+    model int4           0.66 / 0       0.79 / 0.133   0.86 / 0.197   0.94 / 0.280
+    layer_skip:20 layers 0.17 / 0       0.23 / 0.063   0.27 / 0.101   0.35 / 0.181
+    bigram               0.13 / 0       0.17 / 0.035   0.19 / 0.060   0.25 / 0.122
 """
 
 from ml_collections import ConfigDict
