@@ -7,8 +7,8 @@ The number of prompts is a multiple of all batch sizes, so that every batch is f
 Costs of `auto` are measured for each batch size.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 8 prompts of Spec-Bench, one of them
-long, 32 tokens): plain decoding gives 28, 40, 46 and 31 tokens a second for batches of 1, 2, 4 and 8,
-whole answers with their prompts; prompt_lookup:3 is 0.99, 0.98, 0.84 and 0.95 times as fast.
+long, 32 tokens): plain decoding gives 28, 40, 46 and 31 tokens a second for batches of 1, 2, 4 and
+8, whole answers with their prompts; prompt_lookup:3 is 0.99, 0.98, 0.84 and 0.95 times as fast.
 """
 
 from ml_collections import ConfigDict
