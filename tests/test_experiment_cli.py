@@ -101,7 +101,7 @@ BAD_FLAGS = {
     "--config.target=nowhere": "target: no model 'nowhere'",
     '--config.ways["lookup"].magic=3': "magic",
     "--workdir=": "expected --config=configs/NAME.py and --workdir=DIR",
-    '--config.ways["lookup"].draft=nowhere': "ways.lookup: a drafter among model",
+    '--config.ways["lookup"].draft=nowhere': "in Python draft) expects a drafter among model",
     "--config.chat=3": "expected chat among auto, yes, no; got '3'",
     "--magic=3": "Unknown command line flag 'magic'",
     "positional": "expected flags only, got 'positional'",

@@ -14,9 +14,8 @@ from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import SCORE, Recipe, train
 from jspec.training.medusa import MedusaTraining
-from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
+from tests.training.phrases import answers, batches_and_held_out, sample_texts, target
 
-BATCH = 4
 RECIPE = Recipe(
     num_steps=120, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=20, evaluate_every=40
 )
@@ -41,9 +40,9 @@ def promotion():
 def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
-    trainee = KINDS[request.param].make_trainee(grammar_target(), [])
-    batches, held_out = grammar_batches(BATCH)
-    params, metrics = train(trainee, grammar_target().params, batches, held_out, RECIPE, folder)
+    trainee = KINDS[request.param].make_trainee(target(), answers())
+    batches, held_out = batches_and_held_out()
+    params, metrics = train(trainee, target().params, batches, held_out, RECIPE, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder
@@ -51,8 +50,8 @@ def trained(request, tmp_path_factory):
 
 def score_of(trainee, params):
     """Returns the tokens a call on held-out texts."""
-    _, held_out = grammar_batches(BATCH)
-    sums = [trainee.evaluate(params, grammar_target().params, rows) for rows in held_out]
+    _, held_out = batches_and_held_out()
+    sums = [trainee.evaluate(params, target().params, rows) for rows in held_out]
     return sum(float(one[SCORE]) for one, _ in sums) / sum(float(count) for _, count in sums)
 
 
@@ -72,13 +71,13 @@ def test_what_was_trained_drafts_better_than_untrained(trained):
     """The folders are loaded by name; greedy output is plain decoding's."""
     name, _, _, folder = trained
     requests = [
-        Request(list(text.prompt), Settings(max_new_tokens=40)) for text in grammar_texts(8, 7)
+        Request(text.tolist(), Settings(max_new_tokens=40)) for text in sample_texts(8, 5, 7)
     ]
-    plain = Generator(grammar_target(), drafter="none", batch_size=8).generate(requests)
+    plain = Generator(target(), drafter="none", batch_size=8).generate(requests)
     rates = []
     for head in ("untrained", "head"):
         generator = Generator(
-            grammar_target(), drafter=name, num_draft_tokens=3, batch_size=8,
+            target(), drafter=name, num_draft_tokens=3, batch_size=8,
             drafter_options=DrafterOptions(draft_head=str(folder / head)),
         )  # fmt: skip
         results = generator.generate(requests)
@@ -102,4 +101,4 @@ def test_fields_out_of_range_are_named(kind, change, message):
     """Before anything is computed."""
     training = dataclasses.replace(KINDS[kind], **change)
     with pytest.raises(InputError, match=message):
-        training.make_trainee(grammar_target(), [])
+        training.make_trainee(target(), [])
