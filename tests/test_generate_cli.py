@@ -155,6 +155,11 @@ def test_what_comes_before_a_broken_line_is_answered(folder, env, tmp_path):
     assert errors.count("\n") == 1
 
 
+def heed_interrupts():
+    """Undoes what a shell does to jobs in the background, which ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     """Guards against a traceback on Ctrl-C, and answers lost with it."""
     path, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
@@ -162,8 +167,9 @@ def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     flags = (f"--target={folder}", f"--prompts_file={prompts}", f"--output_json={path}",
              "--max_new_tokens=30", "--dtype=float32", "--drafter=none")  # fmt: skip
     with subprocess.Popen(
-        command("jspec.generate", *flags), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+        command("jspec.generate", *flags), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
+    ) as process:  # fmt: skip
         output = [process.stdout.readline() for _ in range(20)]
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
