@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 
 import pytest
 
@@ -155,9 +156,9 @@ def test_what_comes_before_a_broken_line_is_answered(folder, env, tmp_path):
     assert errors.count("\n") == 1
 
 
-def heed_interrupts():
-    """Undoes what a shell does to jobs in the background, which ignore Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+# A shell makes jobs in the background ignore Ctrl-C: here it is heeded again.
+HEEDING = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+           "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")  # fmt: skip
 
 
 def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
@@ -167,8 +168,8 @@ def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     flags = (f"--target={folder}", f"--prompts_file={prompts}", f"--output_json={path}",
              "--max_new_tokens=30", "--dtype=float32", "--drafter=none")  # fmt: skip
     with subprocess.Popen(
-        command("jspec.generate", *flags), env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        preexec_fn=heed_interrupts,
+        [sys.executable, "-c", HEEDING, *command("jspec.generate", *flags)[1:]],
+        env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         output = [process.stdout.readline() for _ in range(20)]
         process.send_signal(signal.SIGINT)
