@@ -65,7 +65,7 @@ def interval(ratio: Ratio | None, digits: int = 2, *, is_once: bool = False) -> 
 def bound(value: float, digits: int = 2) -> str:
     """Returns an end of an interval; on which side of 1 it lies shows, however near it is."""
     text = f"{value:.{digits}f}"
-    if float(text) != 1 or math.isclose(value, 1, rel_tol=1e-5):
+    if float(text) != 1 or math.isclose(value, 1, rel_tol=1e-6):
         return text
     step = 10.0 ** -(digits + 1)
     apart = max(value, 1 + step) if value > 1 else min(value, 1 - step)
