@@ -105,7 +105,7 @@ class Control(struct.PyTreeNode):
 
         Args:
           kind: of the proposal, [b].
-          lag: tokens that its drafter has missed, [b].
+          lag: tokens that its drafter has to read first, [b]; see `lag_of`.
           room: tokens that may still be emitted, [b].
         """
         rows, drafter = jnp.arange(kind.shape[0]), jnp.asarray(self.drafter_of)[kind]
