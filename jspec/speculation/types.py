@@ -243,8 +243,8 @@ def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
     """Returns how many tokens a drafter has yet to read before it can propose, [b].
 
     Those that it was shown and did not consume; it may round them up to whole calls. It is a
-    function of the row's own history, since the row's choices follow from it. A drafter says it in a method `lag`
-    of state and kind; one without that never lags.
+    function of the row's own history, since the row's choices follow from it. A drafter says it in
+    a method `lag` of state and kind; one without that never lags.
 
     Args:
       drafter: the drafter.
