@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Float32, Key
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.history import History
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
-from jspec.models.cache import KVCache
+from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache
 from jspec.models.layers import look_up
 from jspec.sampling import SamplingSettings
@@ -37,12 +37,13 @@ class EagleState(struct.PyTreeNode):
 
     Attributes:
       history: the committed tokens.
-      features: the target's fused features at them, [b s d].
+      features: the target's fused features at them, with room for a block behind the last,
+        [b 1 s d].
       cache: the head's; its committed slots hold pairs of real features.
     """
 
     history: History
-    features: Float[Array, "b s d"]
+    features: Float[Array, "b 1 s d"]
     cache: KVCache
 
 
@@ -99,7 +100,7 @@ class EagleDrafter:
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""
-        shape = batch_size, capacity, self.config.layer.embed_dim
+        shape = batch_size, 1, capacity + TAIL, self.config.layer.embed_dim
         return EagleState(
             history=History.init(batch_size, capacity),
             features=jnp.zeros(shape, self.dtype),
@@ -117,13 +118,11 @@ class EagleDrafter:
         valid: Bool[Array, "b t"],
     ) -> EagleState:
         """Remembers committed tokens and their features; the head runs when drafts are wanted."""
-        rows = jnp.arange(tokens.shape[0])[:, None]
-        slots = state.history.length[:, None] + jnp.arange(tokens.shape[1])
-        slots = jnp.where(valid, slots, state.features.shape[1])  # past the end: dropped
-        features = fuse(params, hidden).astype(self.dtype)
+        features = fuse(params, hidden).astype(self.dtype)[:, None]
         return state.replace(
             history=state.history.append(tokens, valid),
-            features=state.features.at[rows, slots].set(features, mode="drop"),
+            # Those of tokens that are not valid are written over by the next.
+            features=write_rows(state.features, features, state.history.length),
         )
 
     def propose(
@@ -151,7 +150,9 @@ class EagleDrafter:
             cache: KVCache, num: int, at: RowCounts
         ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
             slots = cache.length[:, None] + jnp.arange(num)
-            features = jnp.take_along_axis(state.features, slots[..., None], axis=1, mode="clip")
+            features = jnp.take_along_axis(
+                state.features[:, 0], slots[..., None], axis=1, mode="clip"
+            )
             return feed(text.window(cache.length + 1, num), features, cache, at)
 
         def catch_up(cache: KVCache) -> KVCache:

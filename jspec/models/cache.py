@@ -83,7 +83,7 @@ class KVCache(struct.PyTreeNode):
 
         def put(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
             new = new.astype(layers[layer].dtype).transpose(0, 2, 1, 3)
-            return (*layers[:layer], _write_rows(layers[layer], new, start), *layers[layer + 1 :])
+            return (*layers[:layer], write_rows(layers[layer], new, start), *layers[layer + 1 :])
 
         return self.replace(keys=put(self.keys, keys), values=put(self.values, values))
 
@@ -149,12 +149,12 @@ class KVCache(struct.PyTreeNode):
         return self.replace(length=length)
 
 
-def _write_rows(
+def write_rows(
     layer: Float[Array, "b k s h"], new: Float[Array, "b k t h"], start: RowCounts
 ) -> Float[Array, "b k s h"]:
-    """Writes `new` at each row's own start; never past the end, never shifted.
+    """Writes `new` at each row's own start, in a layer with `TAIL` slots more than are ever meant.
 
-    A scatter drops what falls outside. `dynamic_update_slice` would shift it onto good slots, but
+    What falls behind them is lost, never shifted onto a good slot. A scatter drops what falls outside. `dynamic_update_slice` would shift it onto good slots, but
     XLA on CPU writes with it in place where it converts a whole bfloat16 layer for a scatter: there
     a small block is written so. It begins at the capacity at the latest, and the tail of the layer
     has room for it. Rows take turns in a loop: XLA would fuse a chain of updates into one that goes

@@ -204,5 +204,5 @@ def num_whole_layers(batch_size):
 def test_writing_many_rows_is_not_a_pass_over_the_layer_for_each(monkeypatch):
     """Guards against time that grows with the square of the batch: 8 s a step at batch size 16."""
     assert num_whole_layers(20) <= num_whole_layers(1)
-    monkeypatch.setattr(cache_module, "_write_rows", chained)
+    monkeypatch.setattr(cache_module, "write_rows", chained)
     assert num_whole_layers(20) >= 20, "the negative control"
