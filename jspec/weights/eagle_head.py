@@ -11,7 +11,8 @@
   t2d                                   [V]        whether the head can propose the id
 ```
 
-What vLLM's `speculators` write is read as well; see `speculators_head`.
+What vLLM's `speculators` write is read as well; see `speculators_head`. A head whose matrices are
+int8 (see `int8_tensors`) runs in int8.
 """
 
 import dataclasses
@@ -27,10 +28,12 @@ from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.head_folder import (
     check_target,
     pack_params,
-    read_tensors,
+    read_stored,
     unpack_params,
     write_head,
 )
+from jspec.weights.int8_tensors import from_int8
+from jspec.weights.quantize import quantize_head
 from jspec.weights.rules import Rule, gate_up_rule, qkv_rule, single_rule
 from jspec.weights.speculators_head import published_config, published_names
 from jspec.weights.tokenizer_files import read_json
@@ -87,7 +90,7 @@ def is_eagle_folder(folder: pathlib.Path) -> bool:
 
 
 def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedHead:
-    """Loads a head.
+    """Loads a head; int8 matrices become `QuantizedKernel`s.
 
     Args:
       folder: with config.json and model.safetensors.
@@ -100,9 +103,13 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     import jax
 
     config = _read_config(folder, target)
-    tensors = published_names(read_tensors(folder / _FILE))
+    stored = read_stored(folder / _FILE)
+    is_int8 = any(tensor.dtype == np.int8 for tensor in stored.values())
+    tensors = published_names(from_int8(stored))
     ids = _read_ids(folder, tensors, config)
-    params = pack_params(folder, tensors, eagle_rules(config), dtype)
+    params = pack_params(folder, tensors, eagle_rules(config), "float32" if is_int8 else dtype)
+    if is_int8:
+        params = quantize_head(params, dtype)
     return LoadedHead(config, params | {"ids": jax.device_put(ids)}, str(folder))
 
 

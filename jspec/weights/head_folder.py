@@ -86,7 +86,12 @@ def target_entries(target: LlamaConfig) -> dict[str, Any]:
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file, float32 where they are int8; see `int8_tensors`.
+    """Returns the tensors of a safetensors file, float32 where they are int8; see `read_stored`."""
+    return from_int8(read_stored(path))
+
+
+def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the tensors of a safetensors file as they are; see `int8_tensors`.
 
     Raises:
       InputError: it is missing, truncated or damaged.
@@ -95,7 +100,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     import safetensors.numpy
 
     try:
-        return from_int8(safetensors.numpy.load_file(path))
+        return safetensors.numpy.load_file(path)
     except FileNotFoundError:
         raise InputError(f"{path}: missing") from None
     except (OSError, safetensors.SafetensorError) as error:

@@ -5,7 +5,7 @@
   NAME_scale   [o, 1]  float32    largest weight of the row / 127
 ```
 
-They are read back as floats: what is saved is room on disk, not time.
+A head of EAGLE-3 runs in them; those of the other kinds are read back as floats.
 """
 
 import numpy as np

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 KINDS = ("int8", "int4")
 _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
-_NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1}
+_NUM_CONTRACTED = {
+    "embedding": 1,
+    "head": 1,
+    "qkv": 1,
+    "out": 3,
+    "gate_up": 1,
+    "down": 1,
+    "fc": 1,
+}
 _LARGEST_MULTIPLIER = 18
 _SCALE_BYTES = 4
 
@@ -120,6 +128,22 @@ def quantize_params(params: dict[str, Any], config: LlamaConfig, kind: str) -> d
       InputError: see `check_kind`.
     """
     return nest(quantize_leaves(flatten(params), config, kind))
+
+
+def quantize_head(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
+    """Returns a head of EAGLE-3 with every kernel in int8.
+
+    Args:
+      params: float32; those read from int8 become the same integers again.
+      dtype: of what stays floats, and of the products but on CPU.
+    """
+    leaves = {
+        path: quantize(leaf, path, "int8", dtype)
+        if path[-1] in _NUM_CONTRACTED
+        else leaf.astype(dtype)
+        for path, leaf in flatten(params).items()
+    }
+    return nest(leaves)
 
 
 def dequantize(kernel: "QuantizedKernel") -> "jax.Array":

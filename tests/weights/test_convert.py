@@ -10,10 +10,14 @@ import pytest
 import safetensors.numpy
 import torch
 
+from jspec.models.quantized import QuantizedKernel
 from jspec.weights import load_model
 from jspec.weights.eagle_head import load_eagle, save_eagle
+from jspec.weights.head_folder import round_head
 from jspec.weights.hf import save_hf
+from jspec.weights.quantize import dequantize
 from jspec.weights.random_weights import random_params
+from jspec.weights.rules import flatten
 from tests import tiny, tiny_eagle
 from tests.weights.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS
@@ -70,11 +74,26 @@ def test_a_head_becomes_half_as_large(tmp_path):
     )
     assert after.config == before.config
     np.testing.assert_array_equal(after.params["ids"], before.params["ids"])
-    for one, other in zip(*map(jax.tree.leaves, (before.params, after.params)), strict=True):
-        largest = np.abs(one).max()
-        np.testing.assert_allclose(other, one, rtol=0, atol=0.51 * largest / 127)
-    assert any((one != other).any() for one, other in zip(
-        *map(jax.tree.leaves, (before.params, after.params)), strict=True))  # fmt: skip
+    pairs = zip(flatten(before.params).values(), flatten(after.params).values(), strict=True)
+    kernels = 0
+    for one, other in pairs:
+        is_kernel = isinstance(other, QuantizedKernel)
+        kernels += is_kernel
+        found = dequantize(other) if is_kernel else other
+        np.testing.assert_allclose(found, one, rtol=0, atol=0.51 * np.abs(one).max() / 127)
+    assert kernels == 6
+
+
+def test_a_head_in_int8_keeps_its_integers(tmp_path):
+    """What is read, computed in and written down is one thing: nothing is rounded twice."""
+    save_eagle(tmp_path / "head", tiny_eagle.CONFIG, tiny_eagle.params())
+    round_head(tmp_path / "head", tmp_path / "out")
+    stored = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    head = load_eagle(tmp_path / "out", tiny.CONFIG, "bfloat16").params["head"]
+    assert isinstance(head["head"], QuantizedKernel)
+    np.testing.assert_array_equal(head["head"].values, stored["lm_head.weight"])
+    down = stored["midlayer.mlp.down_proj.weight"]
+    np.testing.assert_array_equal(head["mlp"]["down"].values, down)
 
 
 def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
