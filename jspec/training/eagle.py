@@ -31,7 +31,7 @@ class EagleTraining(Training):
     """A training run of a head of EAGLE-3; see `Training`.
 
     Attributes:
-      vocab_size: tokens that the head can propose: the most frequent ones of the answers.
+      vocab_size: tokens that the head can propose: the most frequent ones of what it learns from.
       feature_layers: of the target; empty takes a low, a middle and a high one.
       chain_steps: calls of each chain in training.
       chain_decay: weight of each call relative to the one before.
@@ -53,7 +53,7 @@ class EagleTraining(Training):
         size = target.config.vocab_size
         ids = most_frequent(texts, size, min(self.vocab_size, size))
         layers = tuple(self.feature_layers) or default_feature_layers(target.config.num_layers)
-        print(f"the head can propose {len(ids)} tokens, {_coverage(texts, ids):.1%} of the answers",
+        print(f"the head can propose {len(ids)} tokens, {_coverage(texts, ids):.1%} of the texts",
               file=sys.stderr, flush=True)  # fmt: skip
         return make_eagle_trainee(
             target,

@@ -26,17 +26,19 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
     target = load_model(training.target, dtype=training.dtype)
     texts = _read(training, target)
     training_on, held_out = split(texts, training.num_held_out)
+    if training.score_prompts:
+        training_on = [_all_scored(text) for text in training_on]
     trainee = training.make_trainee(target, training_on)
     fill = _make_fill(training, target, trainee, texts)
     batches = Batches(
-        [_all_scored(text) for text in training_on] if training.score_prompts else training_on,
+        training_on,
         batch_size=training.batch_size,
         seq_len=training.seq_len,
         seed=training.recipe.seed,
         fill=fill,
     )
     num_answer_tokens = sum(len(text.answer) for text in training_on)
-    print(f"{len(training_on)} texts, {num_answer_tokens} tokens of answers, "
+    print(f"{len(training_on)} texts, {num_answer_tokens} tokens to predict, "
           f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
     held_rows = iterate_rows(pack(held_out, training.seq_len), training.batch_size)
     held_rows = [fill(rows) for rows in held_rows]
