@@ -87,8 +87,9 @@ def choose(summary: Summary, overall: WayNumbers) -> dict[str, Choice]:
 
 
 def _choose(scene: Scene, category: str, ranked: Sequence[WayNumbers], overall: str) -> Choice:
-    best = ranked[0]
     controls = [own for own in ranked if scene.ways[own.way].get("drafter") == CONTROL]
+    ranked = [own for own in ranked if own not in controls] or controls
+    best = ranked[0]
     if not is_faster(best):
         return Choice(None, best, (), _is_cheap(best, *controls))
     rivals = [best.way, *find_rivals(scene, ranked, category)]

@@ -64,6 +64,8 @@ def _of_few(summary: Summary) -> str:
     if not counts or min(counts) >= _FEW_A_TASK:
         return ""
     least, most = min(counts), max(counts)
+    if most == 1:
+        return "Each task has one prompt: nothing can be said of single tasks."
     number = f"{least}" if least == most else f"{least} to {most}"
     few = ", which is few: what is said of a single task is a hint" if least >= FEW_PROMPTS else ""
     return f"A task has {number} of the prompts{few}."

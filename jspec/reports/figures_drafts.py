@@ -66,7 +66,8 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
         "place; one behind a refused draft is never kept. Right: of those before which all drafts "
         "were kept; theory that takes all drafts for equally good expects these lines to be level. "
         "95 % intervals over prompts; markers are moved sideways a little so that none hides "
-        f"another. Places that fewer than {_FEWEST_ROUNDS} rounds reached are left out."
+        f"another. Places that fewer than {_FEWEST_ROUNDS} rounds reached are left out. (`auto` "
+        "proposes many drafts where many were kept: its later places are chosen.)"
     )
     described = "; ".join(
         f"{way}: " + ", ".join(map(interval, kept)) for way, kept in rates[1].items()

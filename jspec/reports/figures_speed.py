@@ -92,7 +92,7 @@ def by_number(
         "markers: what theory expects (Theorem 3.8 of arXiv 2211.17192) if every draft were there "
         "and kept with the same probability, and added c plain steps to a round "
         f"({fitted}). **Fitted alpha** is not the alpha of the tables: a draft that the drafter "
-        "had not to offer counts as one that was refused, since the theorem expects full rounds."
+        "could not offer counts as one that was refused, since the theorem expects full rounds."
     )
     return to_picture(
         figure, f"speedup-by-number{view.suffix}", caption=caption, description=_describe(points)
@@ -127,11 +127,11 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
     axes.set_ylim(len(categories) - 0.5, -0.5)
     axes.set_xlabel(view.speedup_axis)
     add_legend(figure, axes)
-    has_point = any(ratio.low == ratio.high for own in points.values() for ratio in own.values())
-    once = "; a marker without one was timed once" if has_point else ""
+    is_point = [ratio.low == ratio.high for own in points.values() for ratio in own.values()]
+    bars = "" if all(is_point) else ", with 95 % intervals"
+    bars += "; a marker without one was timed once" if any(is_point) and bars else ""
     caption = (
-        f"**Speed-up by category** ({view.where}), with 95 % intervals{once}. Right of the dotted "
-        "line drafting pays."
+        f"**Speed-up by category** ({view.where}){bars}. Right of the dotted line drafting pays."
     )
     return to_picture(
         figure,
@@ -155,7 +155,7 @@ def break_even(view: View, points: Mapping[str, Sequence[Point]]) -> Picture:
     add_legend(figure, axes)
     caption = (
         f"**Whole answers, by length** ({view.where}): speed-up with the time to read the prompt "
-        "counted, 95 % intervals. Where a line crosses 1 drafting begins to pay."
+        "counted, 95 % intervals. Drafting clearly pays where the interval lies above 1."
     )
     return to_picture(
         figure, f"break-even{view.suffix}", caption=caption, description=_describe(points)
@@ -183,7 +183,8 @@ def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
     add_legend(figure, axes)
     caption = (
         f"**Latency against throughput** ({view.where}). The small numbers are batch sizes. Down "
-        "and to the right is better."
+        "and to the right is better. The throughput counts the time to read the prompts, the "
+        "latency does not."
     )
     described = "; ".join(
         f"{way}: "

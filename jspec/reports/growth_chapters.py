@@ -75,7 +75,7 @@ def length_growth(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
     answer = f"**How long an answer must be** ({setting}; whole answers, of the lengths measured): "
     blocks: list[Block] = [
         Table(
-            f"Speed-up of whole answers, by tokens of an answer at most ({view.where})",
+            f"Speed-up of whole answers, by tokens of an answer at most ({setting})",
             ("way", *map(str, scenes)),
             tuple((code(way), *map(_show, own.values())) for way, own in compared.items()),
         ),
@@ -89,7 +89,7 @@ def _compare(scene: Scene, way: str) -> Comparison | None:
 
 
 def _show(compared: Comparison | None) -> str:
-    return interval(compared and compared.ratio, is_once=bool(compared and compared.is_timed_once))
+    return interval(compared and compared.ratio)
 
 
 def where_it_pays(what: str, paying: Sequence[int], measured: Sequence[int]) -> str:
@@ -98,6 +98,8 @@ def where_it_pays(what: str, paying: Sequence[int], measured: Sequence[int]) -> 
         return "never clearly pays"
     if list(paying) == list(measured):
         return "clearly pays at all of them"
+    if list(paying) == list(measured[-1:]):
+        return f"clearly pays at {what} {paying[0]} only, the largest measured"
     if list(paying) == list(measured[-len(paying) :]):
         return f"clearly pays from {what} {paying[0]} on"
     if list(paying) == list(measured[: len(paying)]):

@@ -24,9 +24,9 @@ _GAP = 0.1
 _FORMS = {"iid": "i.i.d.", "by_position": "by position"}
 _EXPECTED = (
     "For those who want the theory: what was to be expected of one half of the prompts from what "
-    "was seen on the other. Left of each stroke stand the second, fourth, ... prompt, as the "
-    "first, third, ... had them expected; right of it the other way round. What rounds cost was "
-    "measured apart from all answers. **i.i.d.** (drafts that are independent and identically "
+    "was seen on the other. Left of each slash the prompts with even numbers, as expected from "
+    "those with odd ones; right of it the other way round. What rounds cost was measured apart "
+    "from all answers. **i.i.d.** (drafts that are independent and identically "
     "distributed): Theorem 3.8 of arXiv 2211.17192, every draft kept with the same probability "
     "alpha (of the drafts whose turn came), every proposal full, a draft adding **c** plain steps "
     "to a round, its share of the wider verify call included. **By position**: the acceptance at "
@@ -39,8 +39,9 @@ _EXPLAIN_GAPS = (
     "or later drafts are kept more or less often than first ones, in the other form where the two "
     "halves of the prompts are not alike. Costs are off where proposals are shorter than the "
     "i.i.d. form takes them to be, and where the machine was slower or faster than when they were "
-    "measured. The i.i.d. form leaves out that a draft model reads the prompt in its first round. "
-    "Of each way the worse half is shown."
+    "measured. The i.i.d. form leaves out that a draft model reads the prompt in its first round, "
+    "and takes `auto` as a fixed number, its largest. Below, of each way the half that is further "
+    "off."
 )
 
 

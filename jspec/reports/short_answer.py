@@ -1,26 +1,29 @@
 """Which way to use for which task, in a sentence or two: what stands at the top of a report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from jspec.reports.advice import FEW_PROMPTS, Choice, is_faster, is_slower, speedup_of
 from jspec.reports.scene import Scene
 from jspec.reports.ways import WayNumbers
-from jspec.reports.wording import code, listed, number
+from jspec.reports.wording import code, interval, listed, number
 
 _LITTLE = 1.1  # a speed-up below this is little to gain
 
 
-def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) -> str:
+def short_answer(
+    scene: Scene, best: WayNumbers, rivals: Sequence[str], choices: Mapping[str, Choice]
+) -> str:
     """Returns the answer for one scene.
 
     Args:
       scene: what was measured.
       best: the fastest way over all prompts.
+      rivals: others that are not clearly slower.
       choices: what to use for each category.
     """
     if best.is_timed_once:
         return "too little was timed to say."
-    sentences = [_overall(scene, best)]
+    sentences = [_overall(scene, best, rivals)]
     if best.num_prompts < FEW_PROMPTS:
         sentences.append("There are too few prompts to say more than a hint.")
     elif any(choice.best.num_prompts < FEW_PROMPTS for choice in choices.values()):
@@ -30,13 +33,16 @@ def short_answer(scene: Scene, best: WayNumbers, choices: Mapping[str, Choice]) 
     return " ".join(sentences)
 
 
-def _overall(scene: Scene, best: WayNumbers) -> str:
+def _overall(scene: Scene, best: WayNumbers, rivals: Sequence[str]) -> str:
     if is_faster(best):
-        gain = f"{number(speedup_of(best))} times as fast as {scene.base_name} over all prompts"
+        gain = f"{interval(best.speedup)} times as fast as {scene.base_name} over all prompts"
         if whole := whole_answers(scene, best):
             gain += f" ({whole})"
         if _is_usual(best):
-            return f"use {code(best.way)}, {gain}."
+            others = (
+                f", or {listed(list(map(code, rivals)), 'or')}, about as fast" if rivals else ""
+            )
+            return f"use {code(best.way)}, {gain}{others}."
         return f"there is little to gain: the fastest way, {code(best.way)}, is {gain}."
     if is_slower(best):
         return f"draft nothing: every way is slower than {scene.base_name} over all prompts."

@@ -55,7 +55,7 @@ def spec_bench_table(summary: Summary, prompts_file: str) -> Table | None:
         f"the prompt included, divided by the same mean of {scene.base_name}; the tables above "
         "divide all tokens by all seconds. Repeats are averaged. "
         f"{num_prompts} prompts from {file}; Spec-Bench itself has 480, and numbers of other "
-        "prompts, models or machines cannot be set beside its. "
+        "prompts, models or machines cannot be compared with those here. "
         "**Mean accepted tokens** is what a target call gives, its own token included.",
     )
 

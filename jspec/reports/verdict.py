@@ -59,7 +59,8 @@ def judge(summary: Summary) -> Verdict:
     blocks += _slow_ways(summary, ranked)
     if found := _lossy(summary):
         blocks.append(Paragraph(found))
-    return Verdict(short_answer(scene, best, choices), blocks, choices if has_table else {})
+    answer = short_answer(scene, best, rivals[:MOST_RIVALS], choices)
+    return Verdict(answer, blocks, choices if has_table else {})
 
 
 def _sentences(scene: Scene, best: WayNumbers, rivals: Sequence[str]) -> list[str]:

@@ -59,8 +59,12 @@ def overall_table(summary: Summary, dtype: str) -> Table:
 
 def _note(scene: Scene, most: WayNumbers) -> str:
     is_once = most.num_repeats == 1
+    answers = most.same_answers[1]
+    turns = "" if answers <= most.num_prompts * most.num_repeats else (
+        f" ({answers} answers: some prompts have several turns)"
+    )  # fmt: skip
     text = (
-        f"{counted(most.num_prompts, 'prompt')}, each timed "
+        f"{counted(most.num_prompts, 'prompt')}{turns}, each timed "
         f"{'once' if is_once else f'{most.num_repeats} times'}, the ways in turn; intervals over "
         f"prompts{'' if is_once else ' and repeats'}."
     )
@@ -128,12 +132,7 @@ def category_tables(summary: Summary) -> list[Table]:
     faster = [
         (
             category,
-            *(
-                interval(own[way].speedup, is_once=own[way].is_timed_once)
-                if way in own
-                else NOTHING
-                for way in shown
-            ),
+            *(interval(own[way].speedup) if way in own else NOTHING for way in shown),
         )
         for category, own in by_way.items()
     ]

@@ -17,9 +17,10 @@ WORDS = {
     "speed-up": "tokens a second from the first token of an answer to its last, divided by those "
     "of plain decoding. Above 1 is faster. That of **whole answers** counts the time to read the "
     "prompt too, which no drafter shortens.",
-    "[a, b]": "a 95 % interval: with other prompts of the same kind the number beside it would "
-    "fall between a and b 19 times out of 20. Estimated by drawing prompts anew from those that "
-    "were measured (the bootstrap).",
+    "[a, b]": "a 95 % interval: the range of values that the measured prompts leave open for "
+    "prompts of their kind, estimated by drawing prompts anew from them (the bootstrap). Of few "
+    "prompts it is too narrow. A number in a table that could have an interval and has none is of "
+    "one prompt, timed once.",
     "drafts kept": "the share of the proposed drafts that the target keeps. Behind the first one "
     "that it refuses all drafts of a round are thrown away unseen, so that the share falls with "
     "the number of drafts.",
@@ -96,9 +97,10 @@ def _in_column(value: Any, digits: int) -> str:
     return f"{value:.3g}" if "e" in f"{value:.3g}" else f"{value:.{digits}f}"
 
 
-def listed(names: list[str]) -> str:
+def listed(names: list[str], before_last: str = "and") -> str:
     """Returns names as a sentence lists them."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    *most, last = names
+    return f"{', '.join(most)} {before_last} {last}" if most else last
 
 
 def explain_setting(setting: Mapping[str, Any]) -> str:

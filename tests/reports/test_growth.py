@@ -10,6 +10,7 @@ from jspec.reports.growth_chapters import where_it_pays
     [([], "never clearly pays"), ([8, 16, 32], "clearly pays at all of them"),
      ([16, 32], "clearly pays from answers of 16 on"), ([8], "clearly pays up to answers of 8"),
      ([16], "clearly pays at answers of 16 only"),
+     ([32], "clearly pays at answers of 32 only, the largest measured"),
      ([8, 32], "clearly pays at answers of 8, 32 only")],
 )  # fmt: skip
 def test_what_lies_between_is_not_passed_over(paying, said):
