@@ -8,7 +8,8 @@ python -m jspec.generate --drafter=model --draft=runs/draft/draft --prompt="Hell
 Six layers of the target instead of noise to begin with:
 `--config.init_layers='(0, 1, 2, 27, 28, 29)' --config.embeddings=shared --config.num_layers=0`
 `--config.embed_dim=0 --config.hidden_dim=0 --config.num_heads=0 --config.num_kv_heads=0`.
-For acceptance at temperature 1 itself: `--config.total_variation_weight=1`.
+For acceptance at temperature 1 itself: `--config.total_variation_weight=1`. A second draft, on what
+the first one misses: `--config.earlier='("runs/draft/draft",)' --workdir=runs/second`.
 """
 
 import dataclasses

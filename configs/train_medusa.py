@@ -4,6 +4,10 @@ python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answer
 python -m jspec.train --config=configs/train_medusa.py --config.texts='("answers.jsonl",)' \
   --workdir=runs/medusa
 python -m jspec.generate --drafter=medusa --draft_head=runs/medusa/head --prompt="Hello"
+
+Medusa-2, which changes the target and writes it to `runs/medusa2/target`, beside its heads:
+`--config.train_target=True --config.init_head=runs/medusa/head --config.recipe.learning_rate=1e-4`
+`--workdir=runs/medusa2`.
 """
 
 import dataclasses

@@ -4,7 +4,9 @@ Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was ki
 it was with the same command. DIR gets `config.json`, `metrics.jsonl`, the same for TensorBoard,
 `checkpoints/` and, at the end, figures of the metrics, where matplotlib is, and the drafter: a head
 in `head/`, for `--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a
-model in `draft/`, for `--drafter=model --draft=DIR/draft`. docs/train_a_drafter.md is the guide.
+model in `draft/`, for `--drafter=model --draft=DIR/draft`. Where the target is trained too (the
+field `train_target` of medusa), it is another model, in `target/`. docs/train_a_drafter.md is the
+guide.
 """
 
 import pathlib
@@ -19,7 +21,7 @@ from jspec.experiments.config import to_plain
 from jspec.experiments.config_file import check_or_write_config
 from jspec.training.kinds import read_training
 from jspec.training.run import run_training
-from jspec.training.trainee import SCORE
+from jspec.training.trainee import describe
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 
@@ -41,7 +43,7 @@ def main() -> None:
         print(f"{output} is there already: nothing to do", file=sys.stderr, flush=True)
         return
     metrics = run_training(training, workdir)
-    print(f"{output}: {metrics[SCORE]:.3f} tokens a call on held-out texts")
+    print(f"{output}: {describe(metrics)}")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.training.loop import SCORE
 from jspec.training.target_states import TargetStates
 from jspec.training.texts import Rows
+from jspec.training.trainee import SCORE
 
 
 class Seen(NamedTuple):

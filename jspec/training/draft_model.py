@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jspec.errors import InputError, check_among, check_range
 from jspec.models import LlamaConfig, init_params
+from jspec.training.boosting import boosted, make_marks
 from jspec.training.draft_loss import Sight, chain_metrics, compare
 from jspec.training.losses import LOSSES
 from jspec.training.packed import packed_hidden, places_of
@@ -19,7 +20,7 @@ from jspec.training.training import Training
 from jspec.typing import Params
 from jspec.vocabulary import used_vocab_size
 from jspec.weights.hf import save_hf
-from jspec.weights.resolver import LoadedModel
+from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.tokenizer import Tokenizer
 
 EMBEDDINGS = ("own", "copied", "shared")
@@ -44,6 +45,10 @@ class DraftModelTraining(Training):
       kl_weight: likewise.
       total_variation_weight: likewise.
       chain_steps: drafts of a round, for the score.
+      earlier: draft models trained before, as `load_model` takes them. This one is then trained on
+        what they miss, and scored together with them; see `boosting`.
+      known_weight: of places where one of them agrees with the target, from 0, which leaves them
+        out, to 1. Above 0 this one stays better at going on from its own drafts.
     """
 
     OUTPUT = "draft"
@@ -60,10 +65,15 @@ class DraftModelTraining(Training):
     kl_weight: float = 1.0
     total_variation_weight: float = 0.0
     chain_steps: int = 4
+    earlier: tuple[str, ...] = ()
+    known_weight: float = 0.0
 
     def __post_init__(self) -> None:
         check_among("embeddings", self.embeddings, EMBEDDINGS)
         check_range("chain_steps", self.chain_steps, 1, 64)
+        check_range("known_weight", self.known_weight, 0, 1)
+        if self.known_weight and not self.earlier:
+            raise InputError("known_weight is about earlier drafts: expected some in earlier")
         if min(self.weights.values()) < 0 or not any(self.weights.values()):
             raise InputError(
                 "expected weights of losses of at least 0, one of them above, got "
@@ -82,6 +92,14 @@ class DraftModelTraining(Training):
             raise InputError(f"{target.name}: random weights have nothing to teach")
         config = draft_config(self, target.config)
         return make_draft_trainee(self, config, target)
+
+    def make_fill(self, target: LoadedModel, texts: Sequence[Text]) -> Callable[[Rows], Rows]:
+        """Returns what marks the places that earlier drafts know; see `Training.make_fill`."""
+        if not self.earlier:
+            return super().make_fill(target, texts)
+        earlier = [load_model(name, dtype=self.dtype) for name in self.earlier]
+        sizes = {"seq_len": self.seq_len, "batch_size": self.batch_size}
+        return make_marks(target, earlier, texts, **sizes)
 
 
 def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConfig:
@@ -143,7 +161,10 @@ def make_draft_trainee(
     whole = _completion(training, config)
     dtype = target.params["embedding"].dtype
 
-    def metrics_of(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
+    def score(
+        params: Params, target_params: Params, rows: Rows
+    ) -> tuple[jax.Array, dict, jax.Array]:
+        """Returns the loss, metrics, and the number of places."""
         draft_params = whole(params, target_params)
         frozen = jax.lax.stop_gradient(target_params)
         places = places_of(rows)
@@ -155,15 +176,18 @@ def make_draft_trainee(
             vocab_size,
         )
         is_scored = jnp.roll(jnp.asarray(rows.is_answer), -1, axis=1) & places.has_ahead(1)
-        metrics = chain_metrics(found, is_scored, training.chain_steps)
-        return metrics, jnp.sum(is_scored, dtype=jnp.float32)
+        count, steps = jnp.sum(is_scored, dtype=jnp.float32), training.chain_steps
+        if rows.is_known is None:
+            metrics = chain_metrics(found, is_scored, steps)
+            return metrics["losses"][0], metrics, count
+        known, weight = jnp.asarray(rows.is_known), training.known_weight
+        return *boosted(found, is_scored, known, known_weight=weight, num_steps=steps), count
 
     def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        metrics, _ = metrics_of(params, target_params, rows)
-        return metrics["losses"][0], metrics
+        return score(params, target_params, rows)[:2]
 
     def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        metrics, count = metrics_of(params, target_params, rows)
+        _, metrics, count = score(params, target_params, rows)
         return {name: value * count for name, value in metrics.items()}, count
 
     def save(params: Params, folder: pathlib.Path) -> None:

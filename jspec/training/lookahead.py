@@ -23,9 +23,9 @@ from jspec.models.cache import KVCache
 from jspec.models.lookahead import LookaheadConfig, init_lookahead_params
 from jspec.training.chain_loss import Seen, ahead, chain_loss, report, weigh
 from jspec.training.eagle_unroll import Places
-from jspec.training.loop import SCORE, Trainee
 from jspec.training.packed import places_of
 from jspec.training.texts import Rows, Text
+from jspec.training.trainee import SCORE, Trainee
 from jspec.training.training import Training
 from jspec.typing import Params
 from jspec.weights.lookahead_head import save_lookahead

@@ -23,7 +23,7 @@ from jspec.training.checkpoints import Checkpoints, TrainState
 from jspec.training.metrics_log import MetricsLog
 from jspec.training.recipe import Recipe
 from jspec.training.texts import Batches, Rows
-from jspec.training.trainee import SCORE, Trainee
+from jspec.training.trainee import Trainee, describe
 from jspec.typing import Params
 
 _NORM = "gradient_norm"
@@ -80,7 +80,7 @@ def train(
             _finite(what, optax.tree.norm(state.params), checkpoints)
             report = _score(evaluate, state.params, target_params, held_out)
             log.write({"step": step, "held_out": report})
-            _say(f"step {step}: {report[SCORE]:.3f} tokens a call on held-out texts")
+            _say(f"step {step}: {describe(report)}")
             checkpoints.save(step, state, report)
     if step < recipe.num_steps:
         _say(f"stopped: no better score in {recipe.patience} looks")

@@ -1,20 +1,25 @@
-"""Heads of Medusa (arXiv 2401.10774) as a trainee: Medusa-1, the target stays as it is."""
+"""Heads of Medusa (arXiv 2401.10774) as a trainee.
+
+The target stays as it is (Medusa-1), or is trained with them (Medusa-2), which changes it.
+"""
 
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.errors import check_range
+from jspec.errors import InputError, check_range
 from jspec.models.medusa import MedusaConfig, init_medusa_params, medusa_logits
 from jspec.models.outputs import head_kernel
 from jspec.training.heads import make_heads_trainee
+from jspec.training.joint import TARGET, check_changeable, make_joint_trainee
 from jspec.training.loop import Trainee
 from jspec.training.texts import Text
 from jspec.training.training import Training
 from jspec.typing import Params
-from jspec.weights.medusa_head import save_medusa
+from jspec.weights.medusa_head import load_medusa, save_medusa
 from jspec.weights.resolver import LoadedModel
 
 
@@ -26,6 +31,14 @@ class MedusaTraining(Training):
       num_heads: how many, one for each draft of a round.
       num_layers: residual blocks of each.
       decay: weight of each head's loss relative to the one before.
+      init_head: folder with heads of that shape to begin with; empty begins with the target's own.
+      train_target: Medusa-2: train the target as well, beginning with heads of the first stage
+        (`init_head`). IT BECOMES ANOTHER MODEL, which is written to `target/` beside `head/`; see
+        `joint`.
+      heads_weight: of the heads' loss beside the target's, with `train_target`; lambda 0 in the
+        paper's equation. 0.2 is what the authors' own recipe has.
+      target_rate: steps of the target relative to those of the heads, with `train_target`; the
+        authors' recipe has a fourth.
     """
 
     OUTPUT = "head"
@@ -34,14 +47,19 @@ class MedusaTraining(Training):
     num_heads: int = 4
     num_layers: int = 1
     decay: float = 0.8
+    init_head: str = ""
+    train_target: bool = False
+    heads_weight: float = 0.2
+    target_rate: float = 0.25
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns heads that say at first what the target says; see `Training.make_trainee`."""
+        """Returns the heads, with the target if that is trained; see `Training.make_trainee`."""
         del texts
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("num_layers", self.num_layers, 1, 64)
         shape = target.config
         config = MedusaConfig(shape.embed_dim, shape.vocab_size, self.num_heads, self.num_layers)
+        first = self._first_heads(config, target)
 
         def say(
             params: Params, target_params: Params, hidden: Float32[Array, "b t d"]
@@ -50,9 +68,37 @@ class MedusaTraining(Training):
             return lambda index: medusa_logits(config, params[f"head_{index}"], hidden)
 
         def save(params: Params, folder: pathlib.Path) -> None:
-            save_medusa(folder, config, params, shape, base_model=target.name)
+            name = str(folder.parent / TARGET) if self.train_target else target.name
+            save_medusa(folder, config, params, shape, base_model=name)
 
-        first = init_medusa_params(config, head_kernel(shape, target.params))  # type: ignore
-        return make_heads_trainee(
-            target, first, say, save, num_heads=self.num_heads, decay=self.decay
-        )
+        if not self.train_target:
+            return make_heads_trainee(
+                target, first, say, save, num_heads=self.num_heads, decay=self.decay
+            )
+        self._check_joint(target)
+        return make_joint_trainee(
+            target, first, say, save, num_heads=self.num_heads, decay=self.decay,
+            heads_weight=self.heads_weight, target_rate=self.target_rate,
+        )  # fmt: skip
+
+    def _first_heads(self, config: MedusaConfig, target: LoadedModel) -> Params:
+        """Returns heads that say what the target says, or those of a folder, in float32."""
+        if not self.init_head:
+            return init_medusa_params(config, head_kernel(target.config, target.params))  # type: ignore
+        found = load_medusa(pathlib.Path(self.init_head), target.config, jnp.float32)
+        if found.config != config:
+            raise InputError(
+                f"{self.init_head}: expected num_heads {config.num_heads} and num_layers "
+                f"{config.num_layers}, found {found.config.num_heads} and {found.config.num_layers}"
+            )
+        return found.params
+
+    def _check_joint(self, target: LoadedModel) -> None:
+        check_changeable(target, self.states)
+        check_range("heads_weight", self.heads_weight, 0, 100)
+        check_range("target_rate", self.target_rate, 0, 10)
+        if not self.init_head:
+            raise InputError(
+                "train_target expects init_head, the heads of a run without it: those that have "
+                "learned nothing yet would spoil the target"
+            )

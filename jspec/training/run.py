@@ -51,9 +51,9 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
 def _make_fill(
     training: Training, target: LoadedModel, trainee: Trainee, texts: Sequence[Text]
 ) -> Callable[[Rows], Rows]:
-    """Returns what adds the target's outputs to rows where they are to be stored."""
+    """Returns what adds to rows the target's outputs, if they are to be stored, or what else."""
     if not training.states:
-        return lambda rows: rows
+        return training.make_fill(target, texts)
     if not trainee.layers:
         raise InputError(f"expected no states with {training.drafter}: it asks the target itself")
     store = StateStore(

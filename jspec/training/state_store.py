@@ -13,7 +13,7 @@ import hashlib
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ import numpy as np
 
 from jspec.errors import InputError
 from jspec.training.target_states import make_reader
-from jspec.training.texts import Rows, Text, iterate_rows, pack
+from jspec.training.texts import Rows, Text, iterate_rows, pack, spans
 from jspec.weights.resolver import LoadedModel
 
 _SHARD = 128  # texts
@@ -74,7 +74,7 @@ class StateStore:
         """Returns rows of the texts with the target's outputs, [r t l d]; 0 where no text is."""
         shape = len(self._layers), self._target.config.embed_dim
         outputs = np.zeros([*rows.tokens.shape, *shape], jnp.bfloat16)
-        for row, place, key in _spans(rows):
+        for row, place, key in spans(rows):
             shard, first = self._places[key]
             stored = self._shards[shard][first : first + place.stop - place.start]
             outputs[row, place] = stored.view(jnp.bfloat16)
@@ -108,7 +108,7 @@ class StateStore:
         rows = pack([Text((), tuple(ids.tolist())) for ids in longest_first], self._seq_len)
         for batch in iterate_rows(rows, self._batch_size):
             outputs = np.asarray(self._read(self._target.params, batch))
-            for row, place, key in _spans(batch):
+            for row, place, key in spans(batch):
                 first = places[key]
                 found[first : first + place.stop - place.start] = outputs[row, place]
         partial = path.with_suffix(".partial")
@@ -140,16 +140,6 @@ class _Progress:
         rate = self._num_tokens / seconds
         print(f"the target's states: {self._num_tokens} tokens, {rate:.0f} a second, at most "
               f"{left / 60:.0f} min left", file=sys.stderr, flush=True)  # fmt: skip
-
-
-def _spans(rows: Rows) -> Iterator[tuple[int, slice, bytes]]:
-    """Yields the texts of rows: the row, the place in it, and the tokens as bytes."""
-    for row, (tokens, text) in enumerate(zip(rows.tokens, rows.text, strict=True)):
-        begins = np.flatnonzero(np.diff(text, prepend=0))
-        ends = [*begins, len(text)][1:]
-        for begin, end in zip(begins, ends, strict=True):
-            if text[begin]:
-                yield row, slice(int(begin), int(end)), tokens[begin:end].tobytes()
 
 
 def _name_of(target: LoadedModel, layers: tuple[int, ...]) -> str:

@@ -39,6 +39,8 @@ class Rows(NamedTuple):
       is_answer: the tokens of answers, [r t].
       outputs: of layers of the target at the tokens, where they were computed before,
         [r t l d]; see `StateStore`.
+      is_known: places whose next token a draft trained before says as the target does, [r t],
+        where they were marked; see `make_marks`.
     """
 
     tokens: Int32[np.ndarray, "r t"]
@@ -46,6 +48,7 @@ class Rows(NamedTuple):
     positions: Int32[np.ndarray, "r t"]
     is_answer: Bool[np.ndarray, "r t"]
     outputs: Shaped[np.ndarray, "r t l d"] | None = None
+    is_known: Bool[np.ndarray, "r t"] | None = None
 
     def pick(self, rows: slice) -> "Rows":
         """Returns some of the rows."""
@@ -179,3 +182,13 @@ def iterate_rows(rows: Rows, batch_size: int) -> Iterator[Rows]:
         batch = rows.pick(slice(begin, begin + batch_size))
         missing = ((0, batch_size - len(batch.tokens)), (0, 0))
         yield jax.tree.map(lambda leaf, missing=missing: np.pad(leaf, missing), batch)
+
+
+def spans(rows: Rows) -> Iterator[tuple[int, slice, bytes]]:
+    """Yields the texts of rows: the row, the place in it, and the tokens as bytes."""
+    for row, (tokens, text) in enumerate(zip(rows.tokens, rows.text, strict=True)):
+        begins = np.flatnonzero(np.diff(text, prepend=0))
+        ends = [*begins, len(text)][1:]
+        for begin, end in zip(begins, ends, strict=True):
+            if text[begin]:
+                yield row, slice(int(begin), int(end)), tokens[begin:end].tobytes()

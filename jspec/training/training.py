@@ -2,11 +2,11 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from jspec.training.loop import Recipe, Trainee
-from jspec.training.texts import Text
+from jspec.training.texts import Rows, Text
 from jspec.weights.resolver import LoadedModel
 
 
@@ -52,3 +52,16 @@ class Training(abc.ABC):
         Raises:
           InputError: fields that do not fit each other or the target.
         """
+
+    def make_fill(self, target: LoadedModel, texts: Sequence[Text]) -> Callable[[Rows], Rows]:
+        """Returns what adds to rows what else the loss reads of them; most kinds add nothing.
+
+        Args:
+          target: the loaded target.
+          texts: all of them, those that are held out too.
+
+        Raises:
+          InputError: what it is made from cannot be loaded, or does not fit the target.
+        """
+        del target, texts
+        return lambda rows: rows

@@ -12,8 +12,9 @@ from jspec.generator import Generator
 from jspec.request import Request, Settings
 from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
-from jspec.training.loop import SCORE, Recipe, train
+from jspec.training.loop import Recipe, train
 from jspec.training.medusa import MedusaTraining
+from jspec.training.trainee import SCORE
 from tests.training.phrases import answers, batches_and_held_out, sample_texts, target
 
 RECIPE = Recipe(

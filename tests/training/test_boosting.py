@@ -1,0 +1,154 @@
+"""Drafts trained in sequence cover more together than drafts trained alike.
+
+Seeds: 0 of the grammar and of the first draft, 1 of the second ones.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.errors import InputError
+from jspec.models import init_cache, make_apply
+from jspec.training.boosting import boosted, make_marks
+from jspec.training.draft_loss import PlaceMetrics
+from jspec.training.draft_model import DraftModelTraining
+from jspec.training.recipe import Recipe
+from jspec.training.run import run_training
+from jspec.training.texts import Text, pack
+from jspec.training.trainee import COVERED, COVERED_BEFORE, SCORE
+from jspec.weights.resolver import load_model
+from tests.tiny_models import CONFIG, make_model, peaked_params
+from tests.training.folders import save_target, save_texts
+from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+
+RECIPE = Recipe(
+    num_steps=150, learning_rate=1e-2, warmup_steps=5, max_norm=5.0, log_every=50, evaluate_every=50
+)
+_HELD_OUT = 32
+_MARGIN = 0.1  # of all places; measured: 0.44 by one alone, 0.49 by two alike, 0.63 boosted
+
+
+@pytest.fixture(scope="module", autouse=True)
+def promotion():
+    """Optax raises floats to whole powers."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """Returns metrics by run, and the folder that holds the runs' workdirs."""
+    folder = tmp_path_factory.mktemp("boosting")
+    first = DraftModelTraining(
+        target=save_target(folder / "model", grammar_target()), dtype="float32",
+        texts=(save_texts(folder / "texts.jsonl", grammar_texts(192, 2)),),
+        num_held_out=_HELD_OUT, seq_len=SEQ_LEN, batch_size=16, recipe=RECIPE,
+        num_layers=1, embed_dim=8, hidden_dim=16, num_heads=1, num_kv_heads=1,
+    )  # fmt: skip
+    later = dataclasses.replace(
+        first,
+        recipe=dataclasses.replace(RECIPE, seed=1),
+        earlier=(str(folder / "first" / "draft"),),
+    )
+    runs = {"first": first, "boosted": later, "alike": dataclasses.replace(later, known_weight=1.0)}
+    found = {}
+    for name, training in runs.items():
+        (folder / name).mkdir()
+        found[name] = run_training(training, folder / name)
+    return found, folder
+
+
+def agreement_of(model, texts):
+    """Returns where a model finds the target's best next token best, each text by itself."""
+    best = []
+    for one in (grammar_target(), model):
+        cache = init_cache(one.config, batch_size=len(texts), capacity=SEQ_LEN, dtype=jnp.float32)
+        tokens = jnp.array([text.ids for text in texts])
+        best.append(np.argmax(make_apply(one.config)(one.params, tokens, cache)[0], axis=-1))
+    return (best[0] == best[1])[:, len(texts[0].prompt) - 1 : -1]
+
+
+def test_a_boosted_pair_covers_more_than_one_and_than_two_trained_alike(outcomes):
+    """On held-out texts, by the score; see `_MARGIN`."""
+    found, _ = outcomes
+    alone, boosted_pair = found["boosted"][COVERED_BEFORE], found["boosted"][COVERED]
+    alike = found["alike"][COVERED]
+    print(f"covered: {alone:.3f} alone, {alike:.3f} by two alike, {boosted_pair:.3f} boosted")
+    assert found["alike"][COVERED_BEFORE] == alone
+    assert found["first"]["agreement"][0] == pytest.approx(alone, abs=0.02)  # saved in bfloat16
+    assert boosted_pair > max(alone, alike) + _MARGIN
+    assert found["boosted"][SCORE] > max(found["alike"][SCORE], found["first"][SCORE])
+    assert found["boosted"][SCORE] > found["boosted"]["own_tokens_per_call"]
+
+
+def test_the_score_is_what_the_folders_cover(outcomes):
+    """Counted anew on unpacked texts with the drafts as they were saved, rounded to bfloat16."""
+    found, folder = outcomes
+    drafts = [load_model(str(folder / name / "draft"), dtype="float32")
+              for name in ("first", "boosted")]  # fmt: skip
+    held_out = grammar_texts(192, 2)[:: 192 // _HELD_OUT]
+    agreement = [agreement_of(draft, held_out) for draft in drafts]
+    assert np.mean(agreement[0]) == pytest.approx(found["boosted"][COVERED_BEFORE], abs=1e-3)
+    either = np.mean(agreement[0] | agreement[1])
+    assert either == pytest.approx(found["boosted"][COVERED], abs=0.02)
+
+
+def test_marks_are_where_one_of_the_drafts_agrees():
+    """Wherever a text stands in a row, behind padding or not, and cut where rows end."""
+    drafts = [make_model(params=peaked_params(CONFIG, disturbance=noise)) for noise in (0.2, 0.1)]
+    target, texts = make_model(), [Text(one.prompt, one.answer) for one in grammar_texts(6, 4, 40)]
+    drafts = [dataclasses.replace(draft, tokenizer=target.tokenizer) for draft in drafts]
+    fill = make_marks(target, drafts, texts, seq_len=36, batch_size=4)
+    rows = fill(pack(texts[::-1], 36))
+    assert rows.is_known is not None
+    cache = init_cache(CONFIG, batch_size=1, capacity=36, dtype=jnp.float32)
+    for tokens, is_known in zip(rows.tokens, rows.is_known, strict=True):
+        best = [
+            np.argmax(make_apply(CONFIG)(one.params, jnp.asarray(tokens)[None], cache)[0][0], -1)
+            for one in (target, *drafts)
+        ]
+        wanted = (best[0] == best[1]) | (best[0] == best[2])
+        assert 0 < wanted.sum() < wanted.size
+        np.testing.assert_array_equal(is_known, wanted)
+
+
+def test_marked_places_do_not_count():
+    """By hand: four places, the last of which is not scored."""
+    row = lambda *values: jnp.array([values], jnp.float32)  # noqa: E731
+    found = PlaceMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0))
+    is_scored = jnp.array([[True, True, True, False]])
+    is_known = jnp.array([[True, True, False, True]])
+    for weight, loss in [(0.0, 4.0), (1.0, 7 / 3), (0.5, 5.5 / 2)]:
+        value, metrics = boosted(found, is_scored, is_known, known_weight=weight, num_steps=3)
+        assert float(value) == pytest.approx(loss)
+    assert float(metrics[COVERED_BEFORE]) == pytest.approx(2 / 3)
+    assert float(metrics[COVERED]) == pytest.approx(2 / 3)
+    assert float(metrics[SCORE]) == pytest.approx(1 + (2 + 1 + 0) / 3)
+    assert float(metrics["own_tokens_per_call"]) == pytest.approx(1 + 1 / 3)
+    nothing = jnp.ones_like(is_known)
+    assert boosted(found, is_scored, nothing, known_weight=0.0, num_steps=1)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"known_weight": 0.5}, "expected some in earlier"),
+     ({"known_weight": 2.0, "earlier": ("a",)}, "known_weight from 0 to 1, got 2.0"),
+     ({"earlier": ("nowhere",)}, "no model 'nowhere'")],
+)  # fmt: skip
+def test_bad_fields_are_refused(fields, message):
+    """In one line."""
+    with pytest.raises(InputError, match=message):
+        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), [])
+
+
+def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
+    """Its argmax would mean another token."""
+    config = dataclasses.replace(CONFIG, vocab_size=100)
+    other = make_model(config, params=peaked_params(config))
+    folder = save_target(tmp_path / "other", other)
+    target = load_model(save_target(tmp_path / "target", make_model()), dtype="float32")
+    with pytest.raises(InputError, match="different tokenizers"):
+        DraftModelTraining(num_layers=1, earlier=(folder,)).make_fill(target, grammar_texts(2, 5))
