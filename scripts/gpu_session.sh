@@ -10,6 +10,9 @@
 #   PAIRS="target,draft ..." WIDTHS="1 6" CAPACITY=512 REPEATS=7 TESTS="tests/..." PYTHON=python3
 #   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
 #   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b"
+#
+# ANSWERS=answers.jsonl (of scripts/make_answers.py, with TARGET) trains a head of EAGLE-3 first, into
+# RESULTS_FOLDER/eagle, with TRAIN_FLAGS; HEAD=FOLDER takes one that is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -70,6 +73,17 @@ for pair in $pairs; do
     --output_json="$out/calls-${big#random:}.jsonl" || status=1
 done
 
+head=${HEAD:-}
+if [ -n "${ANSWERS:-}" ]; then
+  echo "== a head"
+  # shellcheck disable=SC2086
+  "$python" -m jspec.train --config=configs/train_eagle.py --config.target="$target" \
+    --config.texts="(\"$ANSWERS\",)" --workdir="$out/training" \
+    ${TRAIN_FLAGS:---config.batch_size=16 --config.recipe.num_steps=2000} &&
+    "$python" scripts/convert_weights.py --source="$out/training/head" --dtype=int8 \
+      --output="$out/eagle" && head="$out/eagle" || status=1
+fi
+
 echo "== end to end"
 # shellcheck disable=SC2086
 "$python" -m jspec.benchmark --target="${target:-random:smollm2-135m}" \
@@ -80,7 +94,8 @@ echo "== drafters"
   --output_json="$out/drafting.jsonl" || status=1
 # shellcheck disable=SC2086
 "$python" scripts/compare_drafters.py --target="${target:-random:smollm2-135m}" \
-  --drafters=none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram \
+  --drafters="none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram\
+${head:+,eagle:1,eagle:3,eagle:5}" ${head:+--draft_head="$head"} \
   $compare_flags --output_json="$out/drafters.jsonl" || status=1
 for model in $quantized; do
   "$python" scripts/measure_quantization.py --model="$model" --repeats="$repeats" \
