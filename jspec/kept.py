@@ -67,10 +67,11 @@ class KeptDrafts:
           requests: with settings of temperature and filters only.
 
         Returns:
-          `num_tokens` that alpha is the mean over, where every drafter has something to say;
-          `drafters`, by name: `alpha`, `kept`, the share of the drafts that a round looked at,
-          and `tokens_per_target_call`, all three with intervals (see `Interval`); and
-          `tokens_of_alpha`, the tokens a call that alpha lets expect (`expected_tokens`).
+          `num_answers`; `num_tokens`, all of theirs but the first ones, over which alpha is the
+          mean where the drafter had something to say; and `drafters`, by name: `alpha`, `kept`, the
+          share of the drafts that a round looked at, and `tokens_per_target_call`, all three with
+          intervals (see `Interval`), and `tokens_of_alpha`, the tokens a call that alpha lets
+          expect (`expected_tokens`).
 
         Raises:
           InputError: a request that cannot be answered.
@@ -82,8 +83,8 @@ class KeptDrafts:
             name: self._expected([one[name] for one in sums]) | _observed(generator.generate(again))
             for name, generator in self._speculating.items()
         }
-        num_tokens = sum(next(iter(one.values()))["num_tokens"] for one in sums)
-        return {"num_tokens": num_tokens, "drafters": found}
+        num_tokens = sum(max(len(answer.token_ids) - 1, 0) for answer in answers)
+        return {"num_answers": len(answers), "num_tokens": num_tokens, "drafters": found}
 
     def _sums(self, answer: Result) -> dict[str, Any]:
         """Returns each drafter's sums over one answer."""

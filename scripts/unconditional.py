@@ -89,10 +89,9 @@ class Plan:
 
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all that is made.", required=True)
+_DEFINE: Mapping[Any, Any] = {int: flags.DEFINE_integer, float: flags.DEFINE_float}
 _SIZES = [
-    (flags.DEFINE_float if field.type is float else flags.DEFINE_integer)(
-        field.name, field.default, field.metadata["help"]
-    )
+    _DEFINE[field.type](field.name, field.default, field.metadata["help"])
     for field in dataclasses.fields(Plan)
 ]
 
@@ -229,7 +228,7 @@ def make_lines(report: Mapping[str, Any]) -> Iterator[str]:
     heads = "alpha", "kept of those looked at", "tokens a call", "by alpha"
     yield _row("", heads)
     for label, found in report["measured"].items():
-        yield f"{label}, {found['num_tokens']} tokens"
+        yield f"{label}, {found['num_answers']} answers, {found['num_tokens']} tokens"
         for name, one in found["drafters"].items():
             keys = "alpha", "kept", "tokens_per_target_call"
             yield _row(name, [*(_show(one[key]) for key in keys), f"{one['tokens_of_alpha']:.3f}"])
