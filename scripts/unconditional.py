@@ -19,6 +19,11 @@ The steps lie in the workdir; the same command goes on with the first that is mi
 
 `target/` and `draft/` are runs of `jspec.train`, which can be looked at; see
 `jspec.training.from_scratch` for what their logs are good for.
+
+Measured with Python 3.11.7 (2.1M and 0.17M parameters; 25 minutes on one core of an AMD EPYC that
+others used as well; benchmarks/results/2026-11-22-cpu-unconditional.json): alpha of the draft 0.61
+at temperature 0 and 0.63 at 1, of bigrams 0.36 and 0.49, of unigrams 0.07 and 0.24, of uniform
+drafts 0.00 and 0.17. The law of a small target at temperature 1 is flat: any draft is kept often.
 """
 
 import collections

@@ -14,7 +14,7 @@ from tests.training.grammar import write_text
 
 PLAN = Plan(
     vocab_size=258, target_layers=1, target_width=64, draft_layers=1, draft_width=32, seq_len=64,
-    batch_size=8, num_steps=200, learning_rate=1e-2, num_answers=32, max_new_tokens=40,
+    batch_size=8, num_steps=130, learning_rate=1e-2, num_answers=32, max_new_tokens=40,
     num_draft_tokens=2,
 )  # fmt: skip
 MARGIN = 0.1
@@ -41,7 +41,7 @@ def report(workdir):
 
 
 def test_better_drafts_are_kept_more_often(report):
-    """A Llama above bigrams above unigrams above noise, by 0.1 each (seed 0; measured: 0.90, 0.48, 0.14, 0.02).
+    """A Llama above bigrams above unigrams above noise, by 0.1 each (seed 0; measured: 0.65, 0.47, 0.15, 0.02).
 
     Guards against a draft that has learnt nothing, a table of other tokens, and a target whose law
     is noise, of which uniform drafts would be kept most often.
@@ -76,8 +76,8 @@ def test_nothing_is_done_twice(workdir, report, monkeypatch):
     """What lies there is the answer; another plan is refused, and the table is printed."""
     monkeypatch.setattr(unconditional, "train_pair", None)
     assert run(PLAN, workdir) == report
-    with pytest.raises(InputError, match="belongs to another config: num_steps is 200 there and 201 here"):
-        run(dataclasses.replace(PLAN, num_steps=201), workdir)
+    with pytest.raises(InputError, match="belongs to another config: num_steps is 130 there"):
+        run(dataclasses.replace(PLAN, num_steps=131), workdir)
     lines = "\n".join(make_lines(report))
     assert f"{report['measured']['T=1']['drafters']['model']['alpha']['value']:.3f} [" in lines
 
