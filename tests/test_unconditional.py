@@ -41,10 +41,11 @@ def report(workdir):
 
 
 def test_better_drafts_are_kept_more_often(report):
-    """A Llama above bigrams above unigrams above noise, by 0.1 each (seed 0; measured: 0.65, 0.47, 0.15, 0.02).
+    """A Llama above bigrams above unigrams above noise, by 0.1 each.
 
     Guards against a draft that has learnt nothing, a table of other tokens, and a target whose law
-    is noise, of which uniform drafts would be kept most often.
+    is noise, of which uniform drafts would be kept most often. All seeds are 0; measured were 0.65,
+    0.47, 0.15 and 0.02.
     """
     found = report["measured"]["T=1"]["drafters"]
     alphas = [found[name]["alpha"]["value"] for name in ("model", "bigram", "unigram", "random")]
