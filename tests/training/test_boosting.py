@@ -71,6 +71,7 @@ def agreement_of(model, texts):
     return (best[0] == best[1])[:, len(texts[0].prompt) - 1 : -1]
 
 
+@pytest.mark.slow
 def test_a_boosted_pair_covers_more_than_one_and_than_two_trained_alike(outcomes):
     """On held-out texts, by the score; see `_MARGIN`."""
     found, _ = outcomes
@@ -84,6 +85,7 @@ def test_a_boosted_pair_covers_more_than_one_and_than_two_trained_alike(outcomes
     assert found["boosted"][SCORE] > found["boosted"]["own_tokens_per_call"]
 
 
+@pytest.mark.slow
 def test_the_score_is_what_the_folders_cover(outcomes):
     """Counted anew on unpacked texts with the drafts as they were saved, rounded to bfloat16."""
     found, folder = outcomes

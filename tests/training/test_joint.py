@@ -75,6 +75,7 @@ def entries(folder, name):
     return losses, [record["held_out"] for record in records if "held_out" in record]
 
 
+@pytest.mark.slow
 def test_both_stages_learn(folder):
     """Losses fall; where the target gives way, heads learn more than alone in as many steps.
 
@@ -91,6 +92,7 @@ def test_both_stages_learn(folder):
     assert both["acceptance"][-1] > alone["acceptance"][-1] + 0.05
 
 
+@pytest.mark.slow
 def test_the_target_is_another_one_but_not_by_much(folder, changed):
     """Every kernel has moved; on held-out texts the measured distance is what the log says."""
     original = grammar_target()
@@ -109,6 +111,7 @@ def test_the_target_is_another_one_but_not_by_much(folder, changed):
     assert looks[-1]["target_agreement"] > 0.8
 
 
+@pytest.mark.slow
 def test_the_pair_is_exact_and_drafts(folder, changed):
     """Greedy text is the new target's, and its heads are kept far more often than untrained."""
     config = MedusaConfig(CONFIG.embed_dim, CONFIG.vocab_size, NUM_HEADS)
@@ -131,6 +134,7 @@ def test_the_pair_is_exact_and_drafts(folder, changed):
     assert rates[1] > rates[0] + 0.3
 
 
+@pytest.mark.slow
 def test_the_folders_say_what_they_are(folder):
     """The mark travels with the target, and its heads name it."""
     joint = folder / "joint"
@@ -139,6 +143,7 @@ def test_the_folders_say_what_they_are(folder):
     assert written["base_model_name_or_path"] == str(joint / "target")
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_wrote_its_heads_goes_on(folder, tmp_path, capsys):
     """The target is there already, whole: it stays as it is."""
     trainee = joint_training(folder).make_trainee(load_model(str(folder / "model")), [])
@@ -170,6 +175,7 @@ def joint_training(folder, **fields):
     return MedusaTraining(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
     [({"states": "runs/states"}, "expected no states with train_target, got runs/states"),
@@ -184,6 +190,7 @@ def test_bad_fields_are_refused(folder, fields, message):
         joint_training(folder, **fields).make_trainee(grammar_target(), [])
 
 
+@pytest.mark.slow
 def test_a_random_target_is_refused(folder):
     """Its law is worth nothing, and it has no tokenizer to save."""
     noise = dataclasses.replace(grammar_target(), name="random:x", source="random")
