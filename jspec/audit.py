@@ -96,7 +96,12 @@ def make_subject() -> Subject:
     drafter, drafter_options = read_drafter()
     if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
         raise InputError("expected --draft with --draft_quantization")
-    drafter = choose_drafter(drafter, has_draft=_DRAFT.value is not None, options=drafter_options)
+    drafter = choose_drafter(
+        drafter,
+        has_draft=_DRAFT.value is not None,
+        target=_TARGET.value,
+        options=drafter_options,
+    )
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     check_read(
         drafter,

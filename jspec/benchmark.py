@@ -32,7 +32,7 @@ from jspec.benchmarking.sides import (
 from jspec.benchmarking.summary import format_summary, summarise
 from jspec.benchmarking.timing import measure, warm_up
 from jspec.drafter_flags import read_options
-from jspec.drafters import DrafterOptions
+from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter
@@ -47,8 +47,9 @@ _TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The model.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model, for the drafter `model`.")
 _DRAFTERS = flags.DEFINE_list(
     "drafters",
-    ["none", "prompt_lookup"],
-    "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto.",
+    None,
+    "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto. Default: "
+    "none, prompt_lookup, and what jspec.generate drafts with if nothing is said.",
 )
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
@@ -78,7 +79,8 @@ _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measur
 
 def main() -> None:
     """Reads the flags, measures, prints tables, writes JSON."""
-    own_ways = parse_ways(_DRAFTERS.value, _NUM_DRAFT_TOKENS.value)
+    drafters = _default_drafters() if _DRAFTERS.value is None else _DRAFTERS.value
+    own_ways = parse_ways(drafters, _NUM_DRAFT_TOKENS.value)
     drafter_options = read_options()
     _check_flags(own_ways, drafter_options)
     with_peers = _wants_transformers()
@@ -123,6 +125,11 @@ def main() -> None:
         }
         with output:
             output.write(provenance.environment() | record)
+
+
+def _default_drafters() -> list[str]:
+    usual = choose_drafter(None, has_draft=_DRAFT.value is not None, target=_TARGET.value)
+    return list(dict.fromkeys(["none", "prompt_lookup", usual]))
 
 
 def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -> None:

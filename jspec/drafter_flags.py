@@ -12,15 +12,17 @@ _DRAFTER = flags.DEFINE_string(
     "drafter",
     None,
     f"What proposes tokens: {', '.join(DRAFTERS)}, or several joined by +, of which the first that "
-    "has something to say proposes. Default: model with --draft, else prompt_lookup.",
+    "has something to say proposes. Default: model with --draft, else prompt_lookup, and "
+    "prompt_lookup+eagle where a head for the target comes with jspec (smollm2-135m-instruct).",
 )
 _DRAFT_CONFIDENCE = flags.DEFINE_float(
     "draft_confidence", DrafterOptions.draft_confidence, "A drafter that is drawn from stops "
     "where its most likely token is less likely than this; 0 never stops it."
 )  # fmt: skip
 _LOOKUP_MIN_MATCH = flags.DEFINE_integer(
-    "lookup_min_match", DrafterOptions.lookup_min_match, "Tokens that must match for prompt_lookup."
-)
+    "lookup_min_match", DrafterOptions.lookup_min_match, "Tokens that must match for "
+    "prompt_lookup; 0 takes 1, and 2 in a cascade."
+)  # fmt: skip
 _DRAFT_LAYERS = flags.DEFINE_string(
     "draft_layers", None, "The target's layers with which layer_skip drafts: a number takes the "
     "first so many, a list such as 0-5,28,29 takes those."
@@ -67,7 +69,8 @@ _DRAFT_HEAD = flags.DEFINE_string(
     "draft_head",
     None,
     "Folder with what jspec.train has trained for eagle, medusa, blockwise or lookahead."
-    " Published heads of EAGLE-3 and Medusa have the same layouts.",
+    " Published heads of EAGLE-3 and Medusa have the same layouts. Default for eagle: the head that"
+    " comes with jspec for the target, if there is one, which shipped:NAME names.",
 )
 
 

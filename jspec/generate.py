@@ -73,7 +73,12 @@ def main() -> None:
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value, stop=tuple(_STOP.value))
     acceptance, rule_options = read_rule()
     drafter, drafter_options = read_drafter()
-    drafter = choose_drafter(drafter, has_draft=_DRAFT.value is not None, options=drafter_options)
+    drafter = choose_drafter(
+        drafter,
+        has_draft=_DRAFT.value is not None,
+        target=_TARGET.value,
+        options=drafter_options,
+    )
     num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     check_read(
         drafter,

@@ -12,7 +12,12 @@ from jspec.batch import Batch
 from jspec.capacity import capacity_for
 from jspec.compile_cache import use_compile_cache
 from jspec.costs import RoundCosts
-from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, DrafterOptions, choose_drafter
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterOptions,
+    choose_drafter,
+    with_shipped_head,
+)
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row
 from jspec.errors import InputError, check_range
@@ -63,7 +68,7 @@ class Generator:
             "hierarchical".
           drafter: a name among `jspec.drafters.DRAFTERS`, or several joined by "+": the first that
             has something to say proposes. None takes "model" where there is a draft, else
-            "prompt_lookup".
+            "prompt_lookup", and "+eagle" where a head for the target comes with jspec.
           num_draft_tokens: drafts a round; "auto" chooses them, round by round.
           costs: what rounds cost, for "auto"; None measures them once on this machine.
           acceptance: the rule: "rejection", "block", "coupled", or "greedy" for temperature 0; the
@@ -81,8 +86,11 @@ class Generator:
             neither drafter nor rule reads.
         """
         use_compile_cache()
-        drafter = choose_drafter(drafter, has_draft=draft is not None, options=drafter_options)
+        drafter = choose_drafter(
+            drafter, has_draft=draft is not None, target=target.name, options=drafter_options
+        )
         check_num_draft_tokens(num_draft_tokens, drafter)
+        drafter_options = with_shipped_head(drafter, drafter_options, target.name)
         context = target.config.max_seq_len
         self.target = target
         self._draft = draft
@@ -152,6 +160,7 @@ class Generator:
         options["drafter"] = choose_drafter(
             options.get("drafter"),
             has_draft=draft is not None,
+            target=target,
             options=options.get("drafter_options", _DRAFTER_DEFAULTS),
         )
         if draft is None and draft_quantization is not None:

@@ -8,7 +8,7 @@ import jax
 
 from jspec.auto import AUTO, MOST_DRAFT_TOKENS, AutoCosts, numbers_of
 from jspec.costs import RoundCosts
-from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter, with_shipped_head
 from jspec.engine import Engine, make_engine
 from jspec.errors import InputError, check_range, whole_number
 from jspec.speculation.types import AcceptanceRule, Drafter, ModelParams
@@ -99,6 +99,7 @@ def make_programs(
     Raises:
       InputError: a value out of range, or models or costs that do not fit.
     """
+    drafter_options = with_shipped_head(drafter, drafter_options, target.name)
     is_auto = num_draft_tokens == AUTO
     most = max(max_seq_len - 2, 1)
     largest = numbers[-1] if numbers else MOST_DRAFT_TOKENS

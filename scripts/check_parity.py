@@ -2,12 +2,13 @@
 
 `python scripts/check_parity.py --prompts_file=configs/prompts.jsonl [--dtype=bfloat16]`
 
-Greedy: plain decoding against prompt lookup, a draft model of tiny random weights (mostly wrong),
-the target as its own draft (always right), batches of several rows, and in float32 transformers (if
-torch is installed). Where two answers part, the target's logits there are computed in one pass over
-all that comes before, and it is printed how far the less likely of the two tokens is from the best;
-only a distance below `EXCUSED_GAPS` is excused as rounding. How much rounding really moves that
-distance is printed first. Sampled, in float32: a batch against its rows alone.
+Greedy: plain decoding against prompt lookup, the head that comes with jspec (if the target has
+one), a draft model of tiny random weights (mostly wrong), the target as its own draft (always
+right), batches of several rows, and in float32 transformers (if torch is installed). Where two
+answers part, the target's logits there are computed in one pass over all that comes before, and it
+is printed how far the less likely of the two tokens is from the best; only a distance below
+`EXCUSED_GAPS` is excused as rounding. How much rounding really moves that distance is printed
+first. Sampled, in float32: a batch against its rows alone.
 
 Exits with status 1 at any difference that is not excused.
 """
@@ -33,6 +34,7 @@ from jspec.prompts import read_prompts
 from jspec.request import Request, Settings
 from jspec.weights.random_weights import random_params
 from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.shipped_heads import shipped_head
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model.")
 _PROMPTS_FILE = flags.DEFINE_string("prompts_file", "configs/prompts.jsonl", "JSONL of prompts.")
@@ -67,11 +69,17 @@ def greedy_ways(target: LoadedModel) -> dict[str, Callable[[list[list[int]]], An
     size = _BATCH_SIZE.value
     generators = {
         "plain, batched": lambda: Generator(target, drafter="none", batch_size=size),
-        "prompt_lookup": lambda: Generator(target),
-        "prompt_lookup, batched": lambda: Generator(target, batch_size=size),
+        "prompt_lookup": lambda: Generator(target, drafter="prompt_lookup"),
+        "prompt_lookup, batched": lambda: Generator(
+            target, drafter="prompt_lookup", batch_size=size
+        ),
         "model, tiny random draft": lambda: Generator(target, tiny_draft(target)),
         "model, draft = target": lambda: Generator(target, dataclasses.replace(target)),
     }
+
+    if shipped_head("eagle", target.name):
+        generators["eagle"] = lambda: Generator(target, drafter="eagle")
+        generators["eagle, batched"] = lambda: Generator(target, drafter="eagle", batch_size=size)
 
     def run(make: Callable[[], Generator]) -> Callable[[list[list[int]]], Answers]:
         return lambda prompts: answers(make(), prompts)

@@ -22,7 +22,12 @@ from jspec.analysis.ratios import speed_ratio
 from jspec.auto import MOST_DRAFT_TOKENS
 from jspec.capacity import capacity_for
 from jspec.drafter_flags import read_options
-from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterOptions,
+    needs_draft_model,
+    without_unread,
+)
 from jspec.errors import InputError, check_range
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import JsonLinesWriter
@@ -51,7 +56,10 @@ _ACCEPTANCE = flags.DEFINE_string(
     "acceptance", "rejection", "The rule; under coupled all ways say the same at any temperature."
 )
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
-_MAX_SEQ_LEN = flags.DEFINE_integer("max_seq_len", 2048, "Tokens of prompt and answer.")
+_MAX_SEQ_LEN = flags.DEFINE_integer(
+    "max_seq_len", None, "Tokens of prompt and answer. Default: 2048, or a smaller context."
+)
+_USUAL_SEQ_LEN = 2048
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
 
 
@@ -74,7 +82,7 @@ def main() -> None:
     check_range("repeats", _REPEATS.value, 1, 1000)
     check_range("per_category", _PER_CATEGORY.value, 1, 1000)
     output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
-    ways = parse_ways(_DRAFTERS.value, "5")
+    ways = parse_ways(_DRAFTERS.value, str(DEFAULT_NUM_DRAFT_TOKENS))
     options = read_options()
     check_ways(ways, options, has_draft=bool(_DRAFT.value))
     if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
@@ -132,7 +140,7 @@ def make_generator(
         num_draft_tokens=way.num_draft_tokens,
         acceptance=_ACCEPTANCE.value,
         drafter_options=without_unread(way.drafter, options),
-        max_seq_len=_MAX_SEQ_LEN.value,
+        max_seq_len=_MAX_SEQ_LEN.value or min(_USUAL_SEQ_LEN, target.config.max_seq_len),
     )
 
 

@@ -59,6 +59,8 @@ def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype
     """
     check_new(output)
     if dtype == "int8":
+        if format_name is not None:
+            raise InputError(f"expected no --format with --dtype=int8, got {format_name}")
         round_head(pathlib.Path(source), output)
         return
     if files := find_torch_files(pathlib.Path(source)):
@@ -86,6 +88,10 @@ def main() -> None:
     if (_FORMAT.value == "speculators") != bool(target):
         raise InputError("expected --target with --format=speculators, and only there")
     if target:
+        if _DTYPE.present:
+            raise InputError(
+                "expected no --dtype with --format=speculators: floats stay as they are"
+            )
         save_speculators(
             pathlib.Path(_SOURCE.value),
             output,

@@ -46,8 +46,15 @@ def main() -> None:
     done = read_done(path, journal)
     prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]
     prompts = prompts[: _NUM_PROMPTS.value or None]
+    target = load_model(_TARGET.value, dtype=_DTYPE.value)
+    context = target.config.max_seq_len
+    if _MAX_PROMPT_TOKENS.value + _MAX_NEW_TOKENS.value > context:
+        raise InputError(
+            f"expected max_prompt_tokens + max_new_tokens within the target's context, {context}; "
+            f"got {_MAX_PROMPT_TOKENS.value} + {_MAX_NEW_TOKENS.value}"
+        )
     generator = Generator(
-        load_model(_TARGET.value, dtype=_DTYPE.value),
+        target,
         drafter="none",
         batch_size=_BATCH_SIZE.value,
         max_seq_len=_MAX_PROMPT_TOKENS.value + _MAX_NEW_TOKENS.value,

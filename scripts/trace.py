@@ -48,7 +48,9 @@ def main() -> None:
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     acceptance, rule_options = read_rule()
     name, options = read_drafter()
-    drafter = choose_drafter(name, has_draft=_DRAFT.value is not None, options=options)
+    drafter = choose_drafter(
+        name, has_draft=_DRAFT.value is not None, target=_TARGET.value, options=options
+    )
     if drafter == "none":
         raise InputError("expected a drafter that drafts, got 'none'")
     number = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)

@@ -91,7 +91,7 @@ def spoil(tmp_path):
         ("--batch_size=0", "batch_size"),
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
-        ("--max_seq_len=5", "num_draft_tokens from 1 to 3, got 5"),
+        ("--max_seq_len=3", "num_draft_tokens from 1 to 1, got 2"),
         ("--drafter=model", "'model' expects a draft model (--draft=MODEL, in Python draft), got"),
         ("--drafter=hierarchical", "expects a draft model (--draft=MODEL, in Python draft), got"),
         ("--drafter=prompt_lookup+", "name on both sides of every '+', got 'prompt_lookup+'"),

@@ -79,7 +79,7 @@ def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
     report = json.loads(path.read_text())
     assert list(report["ways"]) == [
         "jspec plain", "jspec model:3", "transformers plain", "transformers model:3",
-        "transformers prompt_lookup:5",
+        "transformers prompt_lookup:2",
     ]  # fmt: skip
     assert all(way["same_answers"] == 2 for way in report["ways"].values())
     assert report["timings"]["transformers model:3"]["round_tokens"] == [[8, 8]] * 2
@@ -110,7 +110,6 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--drafters=none,none": "expected each drafter once, got none,none",
         "--drafters=none:3": "expected num_draft_tokens with a drafter that drafts, got 3 with",
         "--drafters=none,model": "expected --draft with a drafter among model",
-        f"--draft={folder}": "expected --draft with a drafter among model",
         "--drafter=ngram": "expected --drafters, a list; got --drafter=ngram",
         "--draft_layers=2": "draft_layers with a drafter that reads it (layer_skip), got it with",
         "--repeats=0": "at least one repeat",

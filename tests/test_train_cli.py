@@ -1,5 +1,6 @@
 """`python -m jspec.train`: from answers to a head that drafts, and what is refused."""
 
+import shutil
 import sys
 
 import numpy as np
@@ -84,6 +85,22 @@ def test_a_head_is_trained_and_drafts(call, folder, answered, tmp_path):
     check_refusal(*call(*flags, "--config.seq_len=64"))
 
 
+def test_other_texts_are_refused(call, folder, answered, tmp_path):
+    """A run that goes on with answers that have grown would save a head of other tokens."""
+    texts, work = tmp_path / "answers.jsonl", tmp_path / "work"
+    lines = answered[-1].read_text().splitlines(keepends=True)
+    texts.write_text("".join(lines[:-1]))
+    flags = [_CONFIG, f"--config.target={folder}", *_SMALL, f"--workdir={work}",
+             f"--config.texts=('{texts}',)"]  # fmt: skip
+    assert call(*flags)[0] == 0
+    shutil.rmtree(work / "head")
+    texts.write_text("".join(lines))
+    status, output, errors = call(*flags)
+    assert (status != 0, output) == (True, "")
+    assert "num_texts is 11 there and 12 here" in errors
+    assert not (work / "head").exists()
+
+
 def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
     """A folder with the target's tokenizer, which --draft takes; trained on any text, too."""
     text = tmp_path / "book.txt"
@@ -108,6 +125,9 @@ def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
     [(["--config.recipe.num_step=3"], "no field 'recipe.num_step'"),
      (["--config.texts=('nowhere.jsonl',)"], "nowhere.jsonl"),
      (["--config.recipe.num_steps=0"], "num_steps"),
+     (["--config.num_held_out=0"], "num_held_out from 1"),
+     (["--config.batch_size=0"], "batch_size from 1"),
+     (["--config.seq_len=3"], "seq_len from 4"),
      (["--config.drafter=parrot"], "got 'parrot'"),
      ([], "answers.jsonl")],
 )  # fmt: skip

@@ -43,14 +43,18 @@ _COOL = Settings(draft_temperature=0.5)
 
 def check(drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, **changes):
     """Checks a run of defaults and changes."""
-    run = {"num_draft_tokens": 5, "acceptance": "rejection", "rule_options": RuleOptions()}
+    run = {
+        "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS,
+        "acceptance": "rejection",
+        "rule_options": RuleOptions(),
+    }
     check_read(drafter, options, settings, **(run | changes))
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"drafter": "none", "num_draft_tokens": 3}, _NO_DRAFTS.format(3)),
+        ({"drafter": "none", "num_draft_tokens": 5}, _NO_DRAFTS.format(5)),
         ({"drafter": "none", "num_draft_tokens": "auto"}, _NO_DRAFTS.format("'auto'")),
         (
             {"rule_options": RuleOptions(lenience=0.2)},
@@ -166,7 +170,7 @@ def test_settings_lose_what_a_drafter_does_not_read():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS + 1}, _NO_DRAFTS.format(6)),
+        ({"num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS + 1}, _NO_DRAFTS.format(3)),
         ({"rule_options": RuleOptions(lenience=0.2)}, _LENIENT.format("none", "rejection")),
     ],
 )

@@ -155,8 +155,9 @@ def make_draft_law(name: str, spec: DrafterSpec, target_params: Params) -> Draft
     Raises:
       InputError: no such drafter, one that lacks something, or "none".
     """
-    spec = spec._replace(num_draft_tokens=1, is_member=True)
-    laws = [_make_law(member, spec, target_params) for member in member_names(name)]
+    names = member_names(name)
+    spec = spec._replace(num_draft_tokens=1, is_member=True, is_in_cascade=len(names) > 1)
+    laws = [_make_law(member, spec, target_params) for member in names]
     return laws[0] if len(laws) == 1 else CascadeLaw(tuple(laws))
 
 

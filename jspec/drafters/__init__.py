@@ -25,6 +25,7 @@ from jspec.drafters.spec import (
 from jspec.drafters.tables import TableDrafter, build_bigram, build_random, build_unigram
 from jspec.errors import InputError
 from jspec.speculation.types import Drafter
+from jspec.weights.shipped_heads import shipped_head
 
 
 def _build_none(spec: DrafterSpec) -> BuiltDrafter:
@@ -100,7 +101,8 @@ def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
     names = member_names(name)
     if len(names) == 1:
         return _REGISTRY[name].build(spec)
-    built = [_REGISTRY[member].build(spec._replace(is_member=True)) for member in names]
+    spec = spec._replace(is_member=True, is_in_cascade=True)
+    built = [_REGISTRY[member].build(spec) for member in names]
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
     return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
 
@@ -185,10 +187,36 @@ def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
     return DrafterOptions(**{key: value for key, value in vars(options).items() if key in read})
 
 
+def with_shipped_head(name: str, options: DrafterOptions, target: str) -> DrafterOptions:
+    """Returns the options with the head that comes with jspec, where one is needed and not named.
+
+    Args:
+      name: the drafter's; see `member_names`.
+      options: as they were given.
+      target: what the target was asked for by.
+    """
+    heads = (shipped_head(member, target) for member in member_names(name))
+    head = next(filter(None, heads), None)
+    if head is None or options.draft_head is not None:
+        return options
+    return dataclasses.replace(options, draft_head=head)
+
+
 def choose_drafter(
-    name: str | None, *, has_draft: bool, options: DrafterOptions = _DEFAULTS
+    name: str | None,
+    *,
+    has_draft: bool,
+    target: str = "",
+    options: DrafterOptions = _DEFAULTS,
 ) -> str:
-    """Returns the drafter's name; None takes "model" where there is a draft, else "prompt_lookup".
+    """Returns the drafter's name.
+
+    Args:
+      name: None takes "model" where there is a draft, else "prompt_lookup", and "+eagle" where a
+        head for the target comes with jspec.
+      has_draft: whether there is a draft model.
+      target: what the target is asked for by.
+      options: of the drafters.
 
     Raises:
       InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
@@ -196,6 +224,8 @@ def choose_drafter(
     """
     if name is None:
         name = "model" if has_draft else "prompt_lookup"
+        if not has_draft and shipped_head("eagle", target):
+            name = "prompt_lookup+eagle"
     if needs_draft_model(name) and not has_draft:
         raise InputError(
             f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
@@ -238,5 +268,6 @@ __all__ = [
     "member_names",
     "needs_draft_model",
     "options_read",
+    "with_shipped_head",
     "without_unread",
 ]

@@ -111,7 +111,8 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
 def build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter with the options of `spec`."""
     options = spec.options
+    min_match = options.lookup_min_match or (2 if spec.is_in_cascade else 1)
     drafter = PromptLookupDrafter(
-        spec.num_draft_tokens, min_match=options.lookup_min_match, growth=options.lookup_growth
+        spec.num_draft_tokens, min_match=min_match, growth=options.lookup_growth
     )
     return BuiltDrafter(drafter)

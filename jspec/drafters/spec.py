@@ -8,9 +8,10 @@ from jspec.errors import InputError, check_range, whole_number
 from jspec.models import LlamaConfig
 from jspec.speculation.types import Drafter
 from jspec.typing import Params
+from jspec.weights.shipped_heads import find_head
 from jspec.weights.tokenizer import TokenizerLike
 
-DEFAULT_NUM_DRAFT_TOKENS = 5
+DEFAULT_NUM_DRAFT_TOKENS = 2
 NGRAM_LAWS = ("deterministic", "sampled")
 _FLAGS = {"pattern": "--draft_pattern", "json_skeleton": "--draft_json"}
 
@@ -22,7 +23,8 @@ class DrafterOptions:
     Attributes:
       draft_confidence: a drafter that samples proposes no further where its law's most likely token
         is less likely than this; 0 never stops it.
-      lookup_min_match: tokens that must match for `prompt_lookup` to propose.
+      lookup_min_match: tokens that must match for `prompt_lookup` to propose; 0 takes 1, and 2 in a
+        cascade, where others have more to say than one token's match.
       draft_layers: the target's layers with which `layer_skip` drafts, rising; it expects some.
       inner_drafter: what guesses the draft model's tokens under `hierarchical`.
       inner_num_draft_tokens: how many of them it guesses at a time, at most.
@@ -37,11 +39,12 @@ class DrafterOptions:
       ngram_law: "deterministic", the most frequent token, or "sampled" in proportion to the counts.
       draft_table: the file with the counts of `unigram` and `bigram`.
       draft_head: the folder with what was trained for `eagle`, `medusa`, `blockwise` or
-        `lookahead`.
+        `lookahead`, or "shipped:" and the name of a head that comes with jspec; None takes that of
+        the target, if there is one.
     """
 
     draft_confidence: float = 0.0
-    lookup_min_match: int = 1
+    lookup_min_match: int = 0
     draft_layers: tuple[int, ...] | None = None
     inner_drafter: str = "prompt_lookup"
     inner_num_draft_tokens: int = 4
@@ -62,7 +65,7 @@ class DrafterOptions:
                 whole_number(field.name, getattr(self, field.name))
         self._check_texts()
         check_range("draft_confidence", self.draft_confidence, 0, 1)
-        check_range("lookup_min_match", self.lookup_min_match, 1, 8)
+        check_range("lookup_min_match", self.lookup_min_match, 0, 8)
         check_range("inner_num_draft_tokens", self.inner_num_draft_tokens, 1, 64)
         check_range("lookup_growth", self.lookup_growth, 0, 100)
         check_range("ngram_max_order", self.ngram_max_order, 2, 16)
@@ -117,6 +120,7 @@ class DrafterSpec(NamedTuple):
       draft_params: the draft model's parameters.
       options: of the drafters.
       is_member: whether the drafter will be one of several.
+      is_in_cascade: whether others propose where it does not.
       tokenizer: the target's.
     """
 
@@ -128,6 +132,7 @@ class DrafterSpec(NamedTuple):
     draft_params: Params = None
     options: DrafterOptions = DrafterOptions()
     is_member: bool = False
+    is_in_cascade: bool = False
     tokenizer: TokenizerLike | None = None
 
 
@@ -149,7 +154,7 @@ def required_head(spec: DrafterSpec, name: str) -> pathlib.Path:
     Raises:
       InputError: none was given.
     """
-    folder = spec.options.draft_head
-    if folder is None:
+    head = spec.options.draft_head
+    if head is None:
         raise InputError(f"the drafter {name!r} expects draft_head, and none was given")
-    return pathlib.Path(folder).expanduser()
+    return find_head(head)

@@ -7,6 +7,7 @@ from jspec.analysis.byte_model import load_config
 from jspec.errors import InputError
 from jspec.experiments.spec import Experiment
 from jspec.weights.resolver import find_model
+from jspec.weights.shipped_heads import find_head
 
 _PATHS = ("draft_table", "draft_head")
 
@@ -32,8 +33,15 @@ def check_files(experiment: Experiment) -> None:
             _check(f"ways.{label}.draft", find_model, way.draft)
         for name in _PATHS:
             path = getattr(way.options, name)
-            if path is not None and not pathlib.Path(path).exists():
-                raise InputError(f"ways.{label}.options.{name}: no such file: {path}")
+            if path is not None:
+                _check(f"ways.{label}.options.{name}", _find_file, path)
+
+
+def _find_file(path: str) -> pathlib.Path:
+    found = find_head(path)
+    if not found.exists():
+        raise InputError(f"no such file: {path}")
+    return found
 
 
 def _check(name: str, find: Callable[[str], object], spec: str) -> None:

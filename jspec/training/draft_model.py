@@ -69,6 +69,7 @@ class DraftModelTraining(Training):
     known_weight: float = 0.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_among("embeddings", self.embeddings, EMBEDDINGS)
         check_range("chain_steps", self.chain_steps, 1, 64)
         check_range("known_weight", self.known_weight, 0, 1)

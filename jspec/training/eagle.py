@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.errors import check_range
 from jspec.models import LlamaConfig
 from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
 from jspec.models.outputs import head_kernel
 from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
-from jspec.training.loop import Trainee
 from jspec.training.target_states import make_states, read_layers
 from jspec.training.texts import Rows, Text, most_frequent
+from jspec.training.trainee import Trainee
 from jspec.training.training import Training
 from jspec.typing import Params
 from jspec.weights.eagle_head import save_eagle
@@ -50,6 +51,8 @@ class EagleTraining(Training):
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
         """Returns the head of the most frequent tokens; see `Training.make_trainee`."""
+        check_range("chain_steps", self.chain_steps, 1, 64)
+        check_range("vocab_size", self.vocab_size, 1, 10**9)
         size = target.config.vocab_size
         ids = most_frequent(texts, size, min(self.vocab_size, size))
         layers = tuple(self.feature_layers) or default_feature_layers(target.config.num_layers)

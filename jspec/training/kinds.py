@@ -9,8 +9,8 @@ from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
 from jspec.training.lookahead import LookaheadTraining
-from jspec.training.loop import Recipe
 from jspec.training.medusa import MedusaTraining
+from jspec.training.recipe import Recipe
 from jspec.training.training import Training
 
 KINDS: Mapping[str, type[Training]] = {

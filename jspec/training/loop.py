@@ -66,7 +66,7 @@ def train(
         losses = []
         for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
             state, loss, metrics = update(state, target_params, batches[index])
-            where = f"of step {step}, batch {index},"
+            where = f"of step {step + 1}, batch {index},"
             losses.append(_finite(f"the loss {where}", loss, checkpoints))
             _finite(f"the gradient {where}", metrics[_NORM], checkpoints)
         step += 1

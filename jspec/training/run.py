@@ -1,11 +1,14 @@
 """A training run from a config: texts, a trainee, the loop, and the trained drafter in a folder."""
 
+import hashlib
+import json
 import pathlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.errors import InputError
+from jspec.experiments.config_file import check_or_write_config
 from jspec.training.corpus import read_texts
 from jspec.training.figures import write_figures
 from jspec.training.loop import train
@@ -20,11 +23,12 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
     """Trains a drafter and writes it to its folder in the workdir; returns its metrics.
 
     Raises:
-      InputError: texts that cannot be read or are too few, a model that cannot be loaded, or a loss
-        that is not finite, or a full disk.
+      InputError: texts that cannot be read, are too few or are others than those with which the
+        workdir was begun, a model that cannot be loaded, a loss that is not finite, or a full disk.
     """
     target = load_model(training.target, dtype=training.dtype)
     texts = _read(training, target)
+    check_or_write_config(workdir / "texts.json", _summary_of(texts))
     training_on, held_out = split(texts, training.num_held_out)
     if training.score_prompts:
         training_on = [_all_scored(text) for text in training_on]
@@ -65,6 +69,14 @@ def _make_fill(
         batch_size=training.batch_size,
     )
     return store.fill
+
+
+def _summary_of(texts: Sequence[Text]) -> dict[str, Any]:
+    """Returns what tells texts from others: a run goes on with those with which it began."""
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(json.dumps([text.prompt, text.answer]).encode())
+    return {"num_texts": len(texts), "sha256_of_texts": digest.hexdigest()}
 
 
 def _all_scored(text: Text) -> Text:

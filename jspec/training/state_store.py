@@ -10,6 +10,7 @@ added only theirs are computed.
 
 import contextlib
 import hashlib
+import os
 import pathlib
 import sys
 import time
@@ -111,7 +112,7 @@ class StateStore:
             for row, place, key in spans(batch):
                 first = places[key]
                 found[first : first + place.stop - place.start] = outputs[row, place]
-        partial = path.with_suffix(".partial")
+        partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as file:

@@ -129,6 +129,8 @@ class Batches:
         """Returns a batch; epochs have as many as the first one."""
         epoch, place = divmod(index, self._num_batches)
         rows = self._rows_of(epoch)
+        if len(rows.tokens) < self._batch_size:  # an order that happens to be packed more tightly
+            rows = self._rows_of(0)
         begin = min(place * self._batch_size, len(rows.tokens) - self._batch_size)
         return self._fill(rows.pick(slice(begin, begin + self._batch_size)))
 

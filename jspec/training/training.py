@@ -5,8 +5,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from jspec.training.loop import Recipe, Trainee
+from jspec.errors import check_range
+from jspec.training.recipe import Recipe
 from jspec.training.texts import Rows, Text
+from jspec.training.trainee import Trainee
 from jspec.weights.resolver import LoadedModel
 
 
@@ -40,6 +42,11 @@ class Training(abc.ABC):
     seq_len: int = 512
     batch_size: int = 4
     recipe: Recipe = dataclasses.field(default_factory=Recipe)
+
+    def __post_init__(self) -> None:
+        for name in ("num_held_out", "batch_size"):
+            check_range(name, getattr(self, name), 1, 10**6)
+        check_range("seq_len", self.seq_len, 4, 10**6)
 
     @abc.abstractmethod
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:

@@ -164,7 +164,10 @@ def write_head(
     import safetensors.numpy
 
     with new_folder(folder) as partial:
-        safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
+        try:
+            safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # a full disk, for example
+            raise OSError(str(error)) from None
         (partial / name).chmod(0o644)
         (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 

@@ -22,6 +22,7 @@ _SHARDS = "pytorch_model*.bin"
 _READABLE = ("model.safetensors", "model.safetensors.index.json", "params")
 _BESIDE = (".json", ".txt", ".model", ".jinja")
 _INDEX = ".index.json"
+_MEDUSA = "medusa_lm_head"  # of published heads of Medusa, before the suffix
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
@@ -67,14 +68,13 @@ def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -
             if name in tensors:
                 raise InputError(f"{path}: {name} is in two files")
             tensors[name] = _cast(tensor, as_dtype(dtype))
+    name = f"{_MEDUSA if files[0].stem == _MEDUSA else 'model'}.safetensors"
     with new_folder(output) as partial:
         try:
-            safetensors.numpy.save_file(
-                tensors, partial / "model.safetensors", metadata={"format": "pt"}
-            )
+            safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
         except safetensors.SafetensorError as error:  # a full disk, for example
             raise OSError(str(error)) from None
-        (partial / "model.safetensors").chmod(0o644)
+        (partial / name).chmod(0o644)
         for path in files[0].parent.iterdir():
             if path.suffix in _BESIDE and not path.name.endswith(_INDEX):
                 shutil.copyfile(path, partial / path.name)

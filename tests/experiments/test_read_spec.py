@@ -47,7 +47,7 @@ BAD = {
     '{"ways": {"a": {"lenience": 2}}}': "ways.a: expected a lenience from 0 to 1; got 2",
     '{"ways": {"a": {"drafter": "ngram", "lenience": 0.5}}}': "ways.a: expected lenience with a",
     '{"ways": {"a": {"acceptance": "lenient", "lenience": 0.1}}}': "with 'none' and 'lenient'",
-    '{"ways": {"a": {"num_draft_tokens": 3}}}': "ways.a: expected num_draft_tokens with a drafter",
+    '{"ways": {"a": {"num_draft_tokens": 5}}}': "ways.a: expected num_draft_tokens with a drafter",
     '{"ways": {"a": {"num_draft_tokens": "auto"}}}': "drafter that drafts, got 'auto' with 'none'",
     '{"settings": {"a": {"draft_temperature": 1}}}': "settings.a: expected draft_temperature with",
     '{"ways": {"a": {"acceptance": "greedy"}}}': "ways.a: the acceptance rule 'greedy' expects",
@@ -124,7 +124,7 @@ UNREAD = {
     '{"turns": 0}': "expected turns to be 1 with kind 'estimate', which does not read it; got 0",
     '{"repeats": 2}': "expected repeats to be 1 with kind 'estimate'",
     '{"batch_sizes": [1, 4]}': "expected batch_sizes to be [1] with kind 'estimate', which",
-    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": 3}}}': "num_draft_tokens to be 5",
+    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": 5}}}': "num_draft_tokens to be 2",
     '{"ways": {"a": {"drafter": "ngram", "acceptance": "block"}}}': "ways.a.acceptance to be '",
     '{"ways": {"a": {"drafter": "none"}}}': "expected ways.a.drafter to draft with kind 'estimate'",
     '{"ways": {"a": {"drafter": "ngram+eagle"}}}': "expected ways.a.drafter without a trained head",
@@ -148,7 +148,7 @@ def test_defaults_and_settings():
     assert experiment.settings["short"].max_new_tokens == 8
     assert experiment.settings["short"].stop == ("x",)
     assert experiment.settings["T=1"].max_new_tokens == 32
-    assert experiment.ways["lookup"].num_draft_tokens == 5
+    assert experiment.ways["lookup"].num_draft_tokens == 2
     assert experiment.seeds == (0,)
 
 

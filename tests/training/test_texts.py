@@ -38,6 +38,20 @@ def test_batches_follow_from_the_seed_and_their_number():
     assert (Batches(texts, seed=4, **options)[0].tokens != wanted[0]).any()
 
 
+def test_an_order_that_is_packed_more_tightly_is_not_cut_short():
+    """Guards against a batch of fewer rows, where an epoch is one batch."""
+    texts = [Text((), (1,) * length) for length in (2, 2, 6, 6)]  # 2 rows of 8 tokens, or 3
+    num_tried = 0
+    for seed in range(20):
+        try:
+            batches = Batches(texts, batch_size=3, seq_len=8, seed=seed)
+        except InputError:  # the first epoch is one of 2 rows
+            continue
+        assert [len(batches[index].tokens) for index in range(12)] == [3] * 12
+        num_tried += 1
+    assert num_tried > 0
+
+
 def test_too_few_texts_are_refused():
     """Not a batch of nothing."""
     with pytest.raises(InputError, match="expected texts for 9 rows of 16 tokens, got 2"):

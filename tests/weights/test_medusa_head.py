@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
+import torch
 
 from jspec.errors import InputError
 from jspec.models import get_preset
 from jspec.models.medusa import MedusaConfig, init_medusa_params
 from jspec.weights.medusa_head import load_medusa, medusa_rules, save_medusa
+from jspec.weights.torch_file import convert_torch, find_torch_files
 from tests import tiny, tiny_medusa
 
 FILE = "medusa_lm_head.safetensors"
@@ -48,6 +51,16 @@ def test_heads_come_back_as_they_were(folder):
     jax.tree.map(np.testing.assert_array_equal, heads.params, tiny_medusa.params())
     raw = json.loads((folder / "config.json").read_text())
     assert raw["base_model_name_or_path"] == "some/base"
+
+
+def test_a_published_file_of_torch_becomes_a_folder_that_loads(folder, tmp_path):
+    """Its name stays: `medusa_lm_head.pt` beside config.json."""
+    tensors = safetensors.torch.load_file(folder / FILE)
+    (folder / FILE).unlink()
+    torch.save(tensors, folder / "medusa_lm_head.pt")
+    convert_torch(find_torch_files(folder), tmp_path / "new", "float32")
+    heads = load_medusa(tmp_path / "new", tiny.CONFIG, "float32")
+    jax.tree.map(np.testing.assert_array_equal, heads.params, tiny_medusa.params())
 
 
 def test_bfloat16_comes_back_as_it_was(tmp_path):

@@ -1,0 +1,79 @@
+"""Training runs that are killed by SIGKILL at random moments, through the program."""
+
+import json
+import random
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from jspec.training.texts import Text, write_texts
+from tests.programs import command, environment, run
+from tests.tiny_models import save_folder
+
+_NUM_KILLS = 6
+_NUM_STEPS = 600
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Returns a folder with a target and random texts."""
+    home = tmp_path_factory.mktemp("killed training")
+    save_folder(home / "target")
+    rng = np.random.default_rng(0)
+    texts = [Text((1,), tuple(rng.integers(3, 250, 20).tolist())) for _ in range(48)]
+    write_texts(home / "answers.jsonl", texts)
+    return home
+
+
+def flags_of(home, workdir):
+    """Returns a run of many short steps, with a checkpoint every few of them."""
+    fields = {
+        "target": home / "target", "texts": (str(home / "answers.jsonl"),), "num_held_out": 4,
+        "seq_len": 24, "batch_size": 2, "vocab_size": 60, "feature_layers": (1, 2),
+        "dtype": "float32", "chain_steps": 2, "recipe.num_steps": _NUM_STEPS,
+        "recipe.warmup_steps": 10, "recipe.evaluate_every": 10, "recipe.accumulate": 2,
+    }  # fmt: skip
+    own = [f"--config.{name}={value}" for name, value in fields.items()]
+    return ["--config=configs/train_eagle.py", f"--workdir={workdir}", *own]
+
+
+def losses(workdir):
+    """Returns the metrics of every logged step."""
+    lines = (workdir / "metrics.jsonl").read_text().splitlines()
+    return [{key: value for key, value in json.loads(line).items() if key != "time"}
+            for line in lines]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_killed_runs_end_like_an_undisturbed_one(home, compile_cache):
+    """Bit for bit, with the same curve; at least half of the kills fall among the steps."""
+    env = environment(compile_cache, home / "cache")
+    begin = time.monotonic()
+    status, _, errors = run("jspec.train", *flags_of(home, home / "one"), env=env, timeout=600)
+    assert status == 0, errors
+    longest, rng, workdir = time.monotonic() - begin, random.Random(0), home / "other"
+    num_among = 0
+    for _ in range(_NUM_KILLS):
+        process = subprocess.Popen(
+            command("jspec.train", *flags_of(home, workdir)),
+            env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        time.sleep(rng.uniform(0.3, 0.9) * longest)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        num_among += (workdir / "metrics.jsonl").exists() and not (workdir / "head").exists()
+    status, _, errors = run("jspec.train", *flags_of(home, workdir), env=env, timeout=600)
+    assert status == 0, errors
+    assert num_among >= _NUM_KILLS // 2
+    one, other = (
+        safetensors.numpy.load_file(home / name / "head" / "model.safetensors")
+        for name in ("one", "other")
+    )
+    assert one.keys() == other.keys()
+    for name, tensor in one.items():
+        np.testing.assert_array_equal(other[name], tensor, err_msg=name)
+    assert losses(home / "other") == losses(home / "one")
