@@ -3,10 +3,9 @@
 `python scripts/make_prompts.py --num_prompts=2000 --output_json=prompts.jsonl`
 
 The model is given what its chat template writes before a user's words, and goes on as the user
-(Magpie, arXiv 2406.08464): what comes out is of the kinds that it was itself trained on. Prompt k has
-seed + k; what does not end within --max_new_tokens, is empty or was there before is left out. Every
-prompt is added to the file as soon as it is finished, and a run that was killed goes on behind the
-last one.
+(Magpie, arXiv 2406.08464): what comes out is of the kinds that it was itself trained on. Prompt k
+has seed + k; what does not end within --max_new_tokens, is empty or was there before is left out.
+Prompts are added to the file --chunk at a time, and a run that was killed goes on behind the last.
 """
 
 import contextlib
@@ -83,9 +82,7 @@ def opening_of(target: LoadedModel) -> list[int]:
     text = target.tokenizer.chat_prompt([{"role": "user", "content": _MARK}])
     before, mark, _ = text.partition(_MARK)
     if not mark or not before:
-        raise InputError(
-            f"expected a chat template that begins before a user's words, got {text!r}"
-        )
+        raise InputError(f"expected a chat template with a user's words inside, got {text!r}")
     return target.tokenizer.encode(before, add_bos=False)
 
 
