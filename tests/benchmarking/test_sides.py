@@ -9,11 +9,11 @@ from jspec.ways import parse_ways
 @pytest.mark.parametrize(
     ("drafters", "expected"),
     [
-        (["none"], {("prompt_lookup", 5)}),
+        (["none"], {("prompt_lookup", 2)}),
         (["prompt_lookup:3", "prompt_lookup:9"], {("prompt_lookup", 3), ("prompt_lookup", 9)}),
-        (["prompt_lookup:auto", "prompt_lookup:5", "ngram:2"], {("prompt_lookup", 5)}),
-        (["model", "hierarchical:2"], {("prompt_lookup", 5), ("model", 7), ("model", 2)}),
-        (["model+prompt_lookup:4"], {("prompt_lookup", 5), ("model", 4)}),
+        (["prompt_lookup:auto", "prompt_lookup:5"], {("prompt_lookup", 2), ("prompt_lookup", 5)}),
+        (["model", "hierarchical:2"], {("prompt_lookup", 2), ("model", 7), ("model", 2)}),
+        (["model+prompt_lookup:4"], {("prompt_lookup", 2), ("model", 4)}),
     ],
 )
 def test_numbers_of_drafts_are_those_of_jspecs_ways(drafters, expected):

@@ -71,7 +71,7 @@ def test_ways_that_say_little_are_completed():
     config = defaults()
     config.ways = ordered({"a": {"drafter": "ngram"}})
     assert to_plain(config)["ways"]["a"] == {
-        "drafter": "ngram", "num_draft_tokens": 5, "draft": None, "draft_quantization": "none",
+        "drafter": "ngram", "num_draft_tokens": 2, "draft": None, "draft_quantization": "none",
         "acceptance": "rejection", "lenience": 1.0, "options": {},
     }  # fmt: skip
 

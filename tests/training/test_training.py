@@ -144,7 +144,7 @@ def test_a_loss_that_is_no_number_stops_the_run(parts, tmp_path):
     rows.tokens[0, 0] = _POISON
     others = Replacing(batches, 17, rows)
     recipe = dataclasses.replace(RECIPE, evaluate_every=5)
-    with pytest.raises(InputError, match="the loss of step 17, batch 17, is nan"):
+    with pytest.raises(InputError, match="the loss of step 18, batch 17, is nan"):
         train(trainee._replace(loss=loss), frozen(), others, held_out, recipe, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 15
 

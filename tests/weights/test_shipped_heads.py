@@ -15,7 +15,9 @@ from jspec.errors import InputError
 from jspec.generator import DEFAULT_TARGET
 from jspec.models.config import PRESETS
 from jspec.models.eagle import default_feature_layers
+from jspec.models.quantized import QuantizedKernel
 from jspec.weights.eagle_head import load_eagle
+from jspec.weights.quantize import dequantize
 from jspec.weights.shipped_heads import find_head, shipped_head
 
 _TARGET = PRESETS["smollm2-135m"]
@@ -42,8 +44,11 @@ def test_it_fits_the_target(folder):
     head = load_eagle(folder, _TARGET, jnp.bfloat16)
     assert head.config.feature_layers == default_feature_layers(_TARGET.num_layers)
     assert head.config.layer.embed_dim == _TARGET.embed_dim
-    assert np.isfinite(np.asarray(head.params["fc"], np.float32)).all()
-    assert np.asarray(head.params["head"]["head"], np.float32).std() > 0
+    kernels = head.params["fc"], head.params["head"]["head"]
+    assert all(isinstance(kernel, QuantizedKernel) for kernel in kernels)
+    for kernel in map(dequantize, kernels):
+        assert np.isfinite(kernel).all()
+        assert kernel.std() > 0
 
 
 def test_it_is_the_default_of_its_target_alone():
