@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from jspec.errors import InputError
@@ -65,14 +64,11 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, report: dict[str, Any]) -> None:
         """Begins to write a checkpoint; `wait` or the next one tells whether it could.
 
-        It is of a copy: the next update takes the state's memory over while this is written.
-
         Raises:
           InputError: one cannot be written.
         """
         with self._explained("write a checkpoint to"):
-            copy = jax.tree.map(jnp.copy, state)
-            self._checkpointer.save_async(step, _named_leaves(copy), metrics=report)
+            self._checkpointer.save_async(step, _named_leaves(state), metrics=report)
 
     def wait(self) -> None:
         """Waits until all is written.
@@ -85,10 +81,8 @@ class Checkpoints:
 
     def is_stale(self) -> bool:
         """Returns whether the best score is as many looks old as the recipe has patience."""
-        if not self._recipe.patience:
-            return False
         self.wait()
-        if self._checkpointer.latest is None:
+        if not self._recipe.patience or self._checkpointer.latest is None:
             return False
         age = self._checkpointer.latest.step - self._best().step
         return age >= self._recipe.patience * self._recipe.evaluate_every

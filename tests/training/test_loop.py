@@ -119,7 +119,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
         is_poisoned = rows.tokens[0, 0] == 99
         return value + jnp.sqrt(jnp.where(is_poisoned, jnp.sum(params["w"] * 0.0), 1.0)), metrics
 
-    with pytest.raises(InputError, match="the gradient of step 7, batch 7, is nan: stopped"):
+    with pytest.raises(InputError, match="the gradient of step 8, batch 7, is nan: stopped"):
         run(tmp_path, Numbers(_7=99), make_trainee(loss=rooted))
     assert read_metrics(tmp_path)[-1]["step"] == 6
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["3", "6"]
