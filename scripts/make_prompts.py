@@ -52,10 +52,8 @@ def main() -> None:
         batch_size=_BATCH_SIZE.value,
         max_seq_len=min(len(opening) + _MAX_NEW_TOKENS.value, target.config.max_seq_len),
     )
-    begin, seeds = (
-        time.monotonic(),
-        range(max(first, _SEED.value), _SEED.value + _NUM_PROMPTS.value),
-    )
+    seeds = range(max(first, _SEED.value), _SEED.value + _NUM_PROMPTS.value)
+    begin = time.monotonic()
     for start in range(0, len(seeds), _CHUNK.value):
         chunk = seeds[start : start + _CHUNK.value]
         # In the order of their seeds: a run that goes on knows where.
