@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jspec.errors import InputError
-from scripts import unconditional
-from scripts.unconditional import Plan, make_lines, run
+from jspec.experiments import unconditional
+from jspec.experiments.unconditional import Plan, make_lines, run
 from tests.training.grammar import write_text
 
 PLAN = Plan(

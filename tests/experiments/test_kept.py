@@ -3,7 +3,7 @@
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.kept import KeptDrafts
+from jspec.experiments.kept import KeptDrafts
 from jspec.request import Request, Settings
 from tests.tiny_models import target
 
