@@ -2,8 +2,9 @@
 
 A row stops where it has as many as are wanted of it, where there is no law (all logits -inf: a
 table that has nothing to say, or only what the processors forbid), or where its law's most likely
-token is less likely than `min_confidence`: the law is looked at *before* it is drawn from. (To take
-back a token that was drawn because it looks unlikely would bias the output.)
+token is less likely than `min_confidence` (see `sampling.confidence`): the law is looked at
+*before* it is drawn from. (To take back a token that was drawn because it looks unlikely would bias
+the output.)
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.sampling import SamplingSettings, sample, sampling_probs
+from jspec.sampling import SamplingSettings, confidence, sample, sampling_probs
 from jspec.speculation.noise import gumbel_noise
 from jspec.speculation.types import Proposal
 from jspec.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
@@ -116,7 +117,8 @@ def draw_chain(
         token, probs = draw(logits, drafting.settings, keys)
         is_meant = drafting.is_going & (token >= 0)  # NO_TOKEN comes from no law only
         if min_confidence > 0:
-            is_meant &= jnp.max(probs, axis=-1) >= min_confidence
+            sureness = confidence(logits[:, None], probs[:, None], drafting.settings)[:, 0]
+            is_meant &= sureness >= min_confidence
         num_tokens = drafting.num_tokens + is_meant.astype(jnp.int32)
         token = jnp.maximum(token, 0)
         return drafting.replace(

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.models import KVCache
-from jspec.sampling import SamplingSettings, process_drafts, sample, sampling_probs
+from jspec.sampling import SamplingSettings, confidence, process_drafts, sample, sampling_probs
 from jspec.speculation.noise import gumbel_noise
 from jspec.speculation.types import Drafter, Kind, LimitFn, Proposal, TargetView
 from jspec.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags, RowTokens, Tokens
@@ -189,13 +189,14 @@ class HierarchicalDrafter:
         block = jnp.concatenate([now.newest, guess.tokens], axis=1)
         logits, hidden, cache = self.model.apply(params.draft, block, now.cache)
         block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
-        probs = self._laws(logits[:, 1:], now.settings, guess.tokens)
+        logits = self._widen(logits[:, 1:])
+        probs = _laws(logits, now.settings, guess.tokens)
         rows = jnp.arange(block.shape[0])[:, None]
         offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
         tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
         is_reached = now.is_going[:, None] & _follows(guess, tokens)
         is_reached &= offsets < a_round.wanted[:, None]
-        is_sure = (jnp.max(probs, axis=-1) >= self.model.min_confidence) & (tokens >= 0)
+        is_sure = self._is_sure(logits, probs, now.settings) & (tokens >= 0)
         is_meant = is_reached & _leading(is_sure)
         num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
         num_tokens = now.num_tokens + num_new
@@ -232,15 +233,30 @@ class HierarchicalDrafter:
             view=TargetView(params.draft, self.model.apply, before),
         )
 
-    def _laws(
-        self, logits: Float32[Array, "b t u"], settings: SamplingSettings, guesses: DraftTokens
-    ) -> Float32[Array, "b t v"]:
-        """Returns the laws behind the newest token and behind each guess, as wide as a target's."""
+    def _widen(self, logits: Float32[Array, "b t u"]) -> Float32[Array, "b t v"]:
+        """Returns logits as many as a target's; tokens that the draft lacks have -inf."""
         missing = self.model.target_vocab_size - self.model.vocab_size
         logits = logits[..., : self.model.vocab_size]
-        logits = jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
-        logits = process_drafts(logits, settings, guesses)
-        return sampling_probs(logits, settings.without_processors())
+        return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+
+    def _is_sure(
+        self,
+        logits: Float32[Array, "b t v"],
+        probs: Float32[Array, "b t v"],
+        settings: SamplingSettings,
+    ) -> Bool[Array, "b t"]:
+        """Marks laws whose most likely token is likely enough."""
+        if self.model.min_confidence == 0:
+            return jnp.ones(probs.shape[:2], bool)
+        return confidence(logits, probs, settings) >= self.model.min_confidence
+
+
+def _laws(
+    logits: Float32[Array, "b t v"], settings: SamplingSettings, guesses: DraftTokens
+) -> Float32[Array, "b t v"]:
+    """Returns the laws behind the newest token and behind each guess."""
+    logits = process_drafts(logits, settings, guesses)
+    return sampling_probs(logits, settings.without_processors())
 
 
 def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]:

@@ -22,7 +22,7 @@ class DrafterOptions:
 
     Attributes:
       draft_confidence: a drafter that samples proposes no further where its law's most likely token
-        is less likely than this; 0 never stops it.
+        is less likely than this, at temperature 0 before it is made one-hot; 0 never stops it.
       lookup_min_match: tokens that must match for `prompt_lookup` to propose; 0 takes 1, and 2 in a
         cascade, where others have more to say than one token's match.
       draft_layers: the target's layers with which `layer_skip` drafts, rising; it expects some.

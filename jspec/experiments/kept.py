@@ -28,7 +28,7 @@ class KeptDrafts:
     def __init__(
         self,
         target: LoadedModel,
-        draft: LoadedModel,
+        draft: LoadedModel | None,
         drafters: Sequence[str],
         options: DrafterOptions,
         *,
@@ -39,7 +39,7 @@ class KeptDrafts:
 
         Args:
           target: the model whose answers are wanted.
-          draft: for the drafters that have a model.
+          draft: for the drafters that have a model; None if none has.
           drafters: names.
           options: of the drafters; each takes those that it reads.
           num_draft_tokens: a round.

@@ -127,14 +127,18 @@ def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last
             assert proposal.tokens[row, place] == processed[place].argmax()
 
 
-def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, logits):
-    """Where its law's largest probability is below the confidence, before it is drawn from."""
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, logits, temperature):
+    """Where its law's largest probability is below the confidence, before it is drawn from.
+
+    Also greedily, where the law that is drawn from is one-hot and thus sure of everything.
+    """
     if kind is not tiny_medusa:
         pytest.skip("what is not drawn is never unsure")
     largest = scipy.special.softmax(logits, axis=-1).max(axis=-1)
     confidence = float(np.median(largest))
     drafter = kind.drafter(WIDTH, min_confidence=confidence)
-    settings = settings_of(len(LENGTHS), 1.0)
+    settings = settings_of(len(LENGTHS), temperature)
     proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
     expected = np.cumprod(largest >= confidence, axis=-1).sum(axis=-1)
     np.testing.assert_array_equal(proposal.num_tokens, expected)

@@ -169,7 +169,8 @@ def test_drafts_are_those_of_the_draft_model(tiny_pair, name, min_confidence):
     for theirs, ours in rounds(np.random.default_rng(0), runs):
         assert_same(ours, theirs)
         counts += ours.num_tokens.tolist()
-    assert {0, 1, 2, WIDTH if min_confidence == 0 else 4} <= set(counts)
+    assert {0, 1, 2} <= set(counts)
+    assert max(counts) >= (WIDTH if min_confidence == 0 else 4)
     check_state(runs[1], tiny_pair.draft, tiny_pair.apply)
 
 

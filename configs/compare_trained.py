@@ -1,0 +1,37 @@
+"""The trained kinds of drafters on equal footing: same texts, same steps, same prompts.
+
+    TEXTS=answers.jsonl bash scripts/train_all.sh runs/trained
+    python -m jspec.experiment --config=configs/compare_trained.py --workdir=runs/compare_trained
+    python scripts/summarize.py runs/compare_trained
+
+The first command trains each kind with the same recipe; its folder goes into the config as its
+text: `--config=configs/compare_trained.py:FOLDER` (`runs/trained` without one).
+"""
+
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jspec.experiments.config import defaults, ordered, way
+
+_HEADS = "eagle", "medusa", "blockwise", "lookahead"
+_NUM_DRAFT_TOKENS = 1, 3
+
+
+def get_config(folder: str = "runs/trained") -> ConfigDict:
+    """Returns the config.
+
+    Args:
+      folder: what scripts/train_all.sh has written.
+    """
+    config = defaults()
+    config.title = "Trained drafters on equal footing"
+    ways: dict[str, Any] = {"plain": way("none")}
+    for number in _NUM_DRAFT_TOKENS:
+        for name in _HEADS:
+            options = {"draft_head": f"{folder}/{name}/head"}
+            ways[f"{name}:{number}"] = way(name, number, options=options)
+        ways[f"model:{number}"] = way("model", number, draft=f"{folder}/draft_model/draft")
+    config.ways = ordered(ways)
+    config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
+    return config
