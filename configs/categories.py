@@ -7,8 +7,8 @@ Lines of the prompts file have a `category`; `--config.prompts_file=FILE` takes 
 `--config.per_category=5` the first five prompts of each category.
 
 Expected on two CPU cores (AMD EPYC, 2026-11-22, 65 prompts of Spec-Bench's categories, 32 tokens):
-prompt_lookup+eagle:2 is 1.25 times as fast as plain decoding at T = 0 and 1.07 times at T = 1,
-prompt_lookup:3 1.18 and 1.01. With a target other than smollm2-135m-instruct the ways with eagle
+prompt_lookup+eagle:2 is 1.27 times as fast as plain decoding at T = 0 and 1.09 times at T = 1,
+prompt_lookup:3 1.17 and 1.01. With a target other than smollm2-135m-instruct the ways with eagle
 need `options.draft_head`.
 """
 

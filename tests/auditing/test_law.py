@@ -20,7 +20,7 @@ _NUM_ROWS = 2048
 _SUBJECTS = [
     ("rejection", "prompt_lookup"),
     ("block", "model"),
-    ("coupled", "model"),
+    pytest.param("coupled", "model", marks=pytest.mark.slow),
     pytest.param("rejection", "model", marks=pytest.mark.slow),
     pytest.param("block", "prompt_lookup", marks=pytest.mark.slow),
     pytest.param("coupled", "prompt_lookup", marks=pytest.mark.slow),

@@ -156,6 +156,7 @@ def test_killed_at_twenty_random_moments(config_file, tmp_path, env, undisturbed
     assert kill_at_random(config_file, tmp_path, env, undisturbed, num_kills=20, seed=1) >= 8
 
 
+@pytest.mark.slow
 def test_killed_while_a_table_is_counted_and_among_estimates(folder, home, tmp_path, env):
     """Guards against another table, or other sums, after a kill in the midst of either."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", TINY_PROMPTS * 3)

@@ -40,6 +40,7 @@ def report(workdir):
         return run(PLAN, workdir)
 
 
+@pytest.mark.slow
 def test_better_drafts_are_kept_more_often(report):
     """A Llama above bigrams above unigrams above noise, by 0.1 each.
 
@@ -54,6 +55,7 @@ def test_better_drafts_are_kept_more_often(report):
     assert report["target"]["num_params"] > 2 * report["draft"]["num_params"]
 
 
+@pytest.mark.slow
 def test_rounds_keep_what_the_laws_promise(report):
     """Both follow the target's law, on other seeds: their 95 % intervals meet."""
     for name, one in report["measured"]["T=1"]["drafters"].items():
@@ -64,6 +66,7 @@ def test_rounds_keep_what_the_laws_promise(report):
         )
 
 
+@pytest.mark.slow
 def test_greedy_answers_differ(workdir, report):
     """At temperature 0 each answer has another first token; else all would be one text."""
     tokenizer = unconditional.load_model(str(workdir / "target" / "draft")).tokenizer
@@ -73,6 +76,7 @@ def test_greedy_answers_differ(workdir, report):
     assert report["measured"]["T=0"]["num_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_nothing_is_done_twice(workdir, report, monkeypatch):
     """What lies there is the answer; another plan is refused, and the table is printed."""
     monkeypatch.setattr(unconditional, "train_pair", None)
