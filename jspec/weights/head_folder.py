@@ -19,6 +19,8 @@ from jspec.weights.new_folder import new_folder
 from jspec.weights.rules import Rule, flatten, nest
 from jspec.weights.tokenizer_files import read_json
 
+_OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
+
 
 class HeadFile(NamedTuple):
     """Where the heads of one kind lie.
@@ -180,11 +182,14 @@ def round_head(source: pathlib.Path, output: pathlib.Path) -> None:
       output: the new one.
 
     Raises:
-      InputError: the source cannot be read, or has other than one file of tensors; the output
-        exists or cannot be written.
+      InputError: the source cannot be read, has other than one file of tensors, or is a whole
+        model; the output exists or cannot be written.
     """
     files = list(source.glob("*.safetensors"))
     if len(files) != 1:
         raise InputError(f"{source}: expected a head's one .safetensors, found {len(files)}")
     config = read_json(source / "config.json")
-    write_head(output, files[0].name, to_int8(read_tensors(files[0])), config)
+    tensors = read_tensors(files[0])
+    if _OF_A_MODEL in tensors:
+        raise InputError(f"{source}: expected a trained head, got a whole model")
+    write_head(output, files[0].name, to_int8(tensors), config)

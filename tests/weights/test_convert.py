@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 import torch
 
+from jspec.errors import InputError
 from jspec.models.quantized import QuantizedKernel
 from jspec.weights import load_model
 from jspec.weights.eagle_head import load_eagle, save_eagle
@@ -19,6 +20,7 @@ from jspec.weights.quantize import dequantize
 from jspec.weights.random_weights import random_params
 from jspec.weights.rules import flatten
 from tests import tiny, tiny_eagle
+from tests.tiny_models import save_folder
 from tests.weights.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS
 
@@ -94,6 +96,14 @@ def test_a_head_in_int8_keeps_its_integers(tmp_path):
     np.testing.assert_array_equal(head["head"].values, stored["lm_head.weight"])
     down = stored["midlayer.mlp.down_proj.weight"]
     np.testing.assert_array_equal(head["mlp"]["down"].values, down)
+
+
+def test_a_whole_model_is_no_head(tmp_path):
+    """Else its weights would be rounded to what nothing loads."""
+    save_folder(tmp_path / "model")
+    with pytest.raises(InputError, match="expected a trained head, got a whole model"):
+        round_head(tmp_path / "model", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
