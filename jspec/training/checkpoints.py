@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 from jspec.errors import InputError
@@ -64,11 +65,15 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, report: dict[str, Any]) -> None:
         """Begins to write a checkpoint; `wait` or the next one tells whether it could.
 
+        It is written beside the next updates, from a copy: they take the state's memory over.
+
         Raises:
-          InputError: one cannot be written.
+          InputError: this one or the one before cannot be written.
         """
+        self.wait()  # two at a time would be in each other's way
         with self._explained("write a checkpoint to"):
-            self._checkpointer.save_async(step, _named_leaves(state), metrics=report)
+            copy = jax.tree.map(jnp.copy, state)
+            self._checkpointer.save_async(step, _named_leaves(copy), metrics=report)
 
     def wait(self) -> None:
         """Waits until all is written.
@@ -81,8 +86,10 @@ class Checkpoints:
 
     def is_stale(self) -> bool:
         """Returns whether the best score is as many looks old as the recipe has patience."""
+        if not self._recipe.patience:
+            return False
         self.wait()
-        if not self._recipe.patience or self._checkpointer.latest is None:
+        if self._checkpointer.latest is None:
             return False
         age = self._checkpointer.latest.step - self._best().step
         return age >= self._recipe.patience * self._recipe.evaluate_every

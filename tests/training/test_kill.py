@@ -16,6 +16,7 @@ from tests.tiny_models import save_folder
 
 _NUM_KILLS = 6
 _NUM_STEPS = 600
+_LONGEST = 0.8  # seconds from a line of metrics to the kill
 
 
 @pytest.fixture(scope="module")
@@ -48,24 +49,32 @@ def losses(workdir):
             for line in lines]  # fmt: skip
 
 
+def kill_among_steps(home, workdir, env, seconds):
+    """Kills a run so long after its first new line; returns whether it was still on its way."""
+    process = subprocess.Popen(
+        command("jspec.train", *flags_of(home, workdir)),
+        env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    metrics = workdir / "metrics.jsonl"
+    size = metrics.stat().st_size if metrics.exists() else 0
+    while process.poll() is None and not (metrics.exists() and metrics.stat().st_size > size):
+        time.sleep(0.02)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    return not (workdir / "head").exists()
+
+
 @pytest.mark.slow
 def test_killed_runs_end_like_an_undisturbed_one(home, compile_cache):
     """Bit for bit, with the same curve; at least half of the kills fall among the steps."""
     env = environment(compile_cache, home / "cache")
-    begin = time.monotonic()
     status, _, errors = run("jspec.train", *flags_of(home, home / "one"), env=env, timeout=600)
     assert status == 0, errors
-    longest, rng, workdir = time.monotonic() - begin, random.Random(0), home / "other"
-    num_among = 0
-    for _ in range(_NUM_KILLS):
-        process = subprocess.Popen(
-            command("jspec.train", *flags_of(home, workdir)),
-            env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        time.sleep(rng.uniform(0.3, 0.9) * longest)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        num_among += (workdir / "metrics.jsonl").exists() and not (workdir / "head").exists()
+    rng, workdir = random.Random(0), home / "other"
+    num_among = sum(
+        kill_among_steps(home, workdir, env, rng.uniform(0.0, _LONGEST)) for _ in range(_NUM_KILLS)
+    )
     status, _, errors = run("jspec.train", *flags_of(home, workdir), env=env, timeout=600)
     assert status == 0, errors
     assert num_among >= _NUM_KILLS // 2
