@@ -41,6 +41,7 @@ from jspec.weights.tokenizer_files import read_json
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
+_GROUP_KEY = "eagle_config"
 
 
 class LoadedHead(NamedTuple):
@@ -118,7 +119,7 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
     try:
         raw = published_config(read_json(path))
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
-        layers = raw.pop(_LAYERS_KEY, None)
+        layers = _pop_layers(raw)
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
@@ -135,6 +136,17 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
     if not all(0 <= i <= target.num_layers for i in layers):
         raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
     return config
+
+
+def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
+    """Takes what says which layers are read out of a config; some heads have it in a group."""
+    group = raw.pop(_GROUP_KEY, None) or {}
+    if not isinstance(group, dict):
+        raise ValueError(f"expected {_GROUP_KEY} to be an object, got {group!r}")
+    if not group.get("use_aux_hidden_state", True):
+        raise ValueError("expected a head that reads hidden states of several layers")
+    layers = raw.pop(_LAYERS_KEY, None)
+    return group.get(_LAYERS_KEY) if layers is None else layers
 
 
 def _read_ids(

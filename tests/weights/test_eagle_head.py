@@ -80,6 +80,45 @@ def test_a_head_that_names_no_layers_reads_a_low_a_middle_and_a_high_one(folder)
 
 
 @pytest.mark.parametrize(
+    ("own", "layers"),
+    [({}, (2, 6, 9)),
+     ({"eagle_config": {"use_aux_hidden_state": True,
+                        "eagle_aux_hidden_state_layer_ids": [1, 5, 8]}}, (1, 5, 8)),
+     ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, (0, 1, 2))],
+)  # fmt: skip
+def test_configs_as_published_are_read(folder, own, layers):
+    """The keys of the public heads' config.json, with and without what names the layers."""
+    layer = tiny_eagle.CONFIG.layer
+    sizes = {
+        "hidden_size": layer.embed_dim, "intermediate_size": layer.hidden_dim,
+        "num_attention_heads": layer.num_heads, "num_key_value_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim, "vocab_size": tiny.CONFIG.vocab_size,
+        "draft_vocab_size": tiny_eagle.NUM_IDS,
+    }  # fmt: skip
+    published = {
+        "architectures": ["LlamaForCausalLMEagle3"], "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 2048,
+        "model_type": "llama", "num_hidden_layers": 1, "pad_token_id": 0, "rms_norm_eps": 1e-05,
+        "tie_word_embeddings": False, "torch_dtype": "float16", "transformers_version": "4.28.1",
+        "use_cache": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(published | sizes | own))
+    head = load_eagle(folder, dataclasses.replace(tiny.CONFIG, num_layers=12), "float32")
+    assert head.config.feature_layers == layers
+    assert head.config.layer.rope_theta == 10_000
+    jax.tree.map(np.testing.assert_array_equal, head.params, tiny_eagle.params())
+
+
+def test_a_head_of_one_layers_features_is_refused(folder):
+    """Else it would be given three layers' features."""
+    path = folder / "config.json"
+    group = {"eagle_config": {"use_aux_hidden_state": False}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | group))
+    with pytest.raises(InputError, match="reads hidden states of several layers"):
+        load_eagle(folder, tiny.CONFIG, "float32")
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda t: t.pop("fc.weight"), r"fc\.weight: expected \[32, 96\], found nothing"),
