@@ -18,9 +18,9 @@ from jspec import cli, config_flag
 from jspec.config_flag import CONFIG, WORKDIR
 from jspec.errors import InputError
 from jspec.experiments.config import to_plain
-from jspec.experiments.config_file import check_or_write_config
+from jspec.experiments.config_file import check_or_write_config, write_json
 from jspec.training.kinds import read_training
-from jspec.training.run import run_training
+from jspec.training.run import has_begun, run_training
 from jspec.training.trainee import describe
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
@@ -37,7 +37,10 @@ def main() -> None:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the workdir {workdir}: {error.strerror}") from None
-    check_or_write_config(workdir / "config.json", plain)
+    if has_begun(workdir):
+        check_or_write_config(workdir / "config.json", plain)
+    else:  # what was refused before its first step leaves no claim
+        write_json(workdir / "config.json", plain)
     output = workdir / training.OUTPUT
     if output.exists():
         print(f"{output} is there already: nothing to do", file=sys.stderr, flush=True)

@@ -18,6 +18,7 @@ from absl import flags
 from jspec import cli
 from jspec.errors import InputError, check_range
 from jspec.experiments.journal import Journal
+from jspec.experiments.progress import format_seconds
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import check_output
 from jspec.prompts import read_prompts
@@ -66,6 +67,8 @@ def main() -> None:
             check_same(path, index, done[index], how_answered() | {"prompt_token_ids": ids})
         elif len(ids) <= _MAX_PROMPT_TOKENS.value:
             waiting.append((index, ids))
+    if not waiting:
+        print(f"{path} has all answers: nothing to do", file=sys.stderr, flush=True)
     begin, num_tokens = time.monotonic(), 0
     for first in range(0, len(waiting), _CHUNK.value):
         chunk = waiting[first : first + _CHUNK.value]
@@ -82,7 +85,7 @@ def main() -> None:
         seconds = time.monotonic() - begin
         left = seconds / (first + len(chunk)) * (len(waiting) - first - len(chunk))
         print(f"{first + len(chunk)} of {len(waiting)} prompts, {num_tokens} tokens, "
-              f"{num_tokens / seconds:.0f} a second, {left / 60:.0f} min left",
+              f"{num_tokens / seconds:.0f} a second, about {format_seconds(left)} left",
               file=sys.stderr, flush=True)  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from absl import flags
 from jspec import cli
 from jspec.errors import InputError, check_range
 from jspec.experiments.journal import Journal, Record
+from jspec.experiments.progress import format_seconds
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import check_output
 from jspec.request import Request, Settings
@@ -65,8 +66,8 @@ def main() -> None:
                 journal.append({"prompt": text, "seed": seed})
         done = start + len(chunk)
         left = (time.monotonic() - begin) / done * (len(seeds) - done)
-        print(f"{done} of {len(seeds)} tried, {len(seen)} prompts, {left / 60:.0f} min left",
-              file=sys.stderr, flush=True)  # fmt: skip
+        print(f"{done} of {len(seeds)} tried, {len(seen)} prompts, "
+              f"about {format_seconds(left)} left", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def opening_of(target: LoadedModel) -> list[int]:

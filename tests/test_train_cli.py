@@ -92,6 +92,7 @@ def test_other_texts_are_refused(call, folder, answered, tmp_path):
     texts.write_text("".join(lines[:-1]))
     flags = [_CONFIG, f"--config.target={folder}", *_SMALL, f"--workdir={work}",
              f"--config.texts=('{texts}',)"]  # fmt: skip
+    check_refusal(*call(*flags[:-1], "--config.texts=('answer.jsonl',)"))  # which claims nothing
     assert call(*flags)[0] == 0
     shutil.rmtree(work / "head")
     texts.write_text("".join(lines))

@@ -32,7 +32,8 @@ def speed_ratio(
     """Returns how many times faster one way of generating is than another.
 
     Speed is all tokens over all seconds of a repeat (r), taken over the same prompts (p) on both
-    sides; the ratio is the median over repeats. The interval resamples prompts and repeats.
+    sides; the ratio is the median over repeats. The interval resamples prompts and repeats; samples
+    of prompts that took no time, whose answers ended with their first token, are left out.
 
     Args:
       seconds: of each repeat and prompt.
@@ -55,9 +56,11 @@ def speed_ratio(
     weights = np.stack(
         [np.bincount(prompt, minlength=num_prompts) for _, prompt in [everything, *picks]], axis=1
     )
-    speeds = (tokens @ weights) / (seconds @ weights)
-    base_speeds = (base_tokens @ weights) / (base_seconds @ weights)
-    ratios = np.take_along_axis(speeds / base_speeds, repeats, axis=0)
+    with np.errstate(invalid="ignore"):  # a sample of empty answers alone has no speed
+        speeds = (tokens @ weights) / (seconds @ weights)
+        base_speeds = (base_tokens @ weights) / (base_seconds @ weights)
+        ratios = np.take_along_axis(speeds / base_speeds, repeats, axis=0)
     whole, *samples = np.median(ratios, axis=0).tolist()
-    low, high = np.percentile(samples, [2.5, 97.5])
+    known = [sample for sample in samples if not np.isnan(sample)] or [np.nan]
+    low, high = np.percentile(known, [2.5, 97.5])
     return Ratio(whole, float(low), float(high))

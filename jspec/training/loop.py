@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from jspec.errors import InputError
+from jspec.experiments.progress import format_seconds
 from jspec.training.checkpoints import Checkpoints, TrainState
 from jspec.training.metrics_log import MetricsLog
 from jspec.training.recipe import Recipe
@@ -60,6 +61,8 @@ def train(
     evaluate = jax.jit(trainee.evaluate)
     checkpoints = Checkpoints(workdir, recipe)
     state, step = checkpoints.restore(state)
+    if step > 0:
+        _say(f"going on behind step {step} of {recipe.num_steps}")
     log = MetricsLog(workdir, step)
     begin, first_step = time.monotonic(), step
     while step < recipe.num_steps and not checkpoints.is_stale():
@@ -74,7 +77,7 @@ def train(
             left = (recipe.num_steps - step) * (time.monotonic() - begin) / (step - first_step)
             log.write({"step": step, "loss": float(np.mean(losses)), **_plain(metrics)})
             _say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
-                 f"{left / 60:.0f} min left")  # fmt: skip
+                 f"about {format_seconds(left)} left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
             what = f"the size of the parameters after step {step - 1}"
             _finite(what, optax.tree.norm(state.params), checkpoints)

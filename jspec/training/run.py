@@ -18,6 +18,8 @@ from jspec.training.trainee import Trainee
 from jspec.training.training import Training
 from jspec.weights.resolver import LoadedModel, load_model
 
+_TEXTS = "texts.json"  # what is trained on, written when everything is ready
+
 
 def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]:
     """Trains a drafter and writes it to its folder in the workdir; returns its metrics.
@@ -28,7 +30,8 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
     """
     target = load_model(training.target, dtype=training.dtype)
     texts = _read(training, target)
-    check_or_write_config(workdir / "texts.json", _summary_of(texts))
+    if has_begun(workdir):
+        check_or_write_config(workdir / _TEXTS, _summary_of(texts))
     training_on, held_out = split(texts, training.num_held_out)
     if training.score_prompts:
         training_on = [_all_scored(text) for text in training_on]
@@ -46,10 +49,16 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
           f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
     held_rows = iterate_rows(pack(held_out, training.seq_len), training.batch_size)
     held_rows = [fill(rows) for rows in held_rows]
+    check_or_write_config(workdir / _TEXTS, _summary_of(texts))
     params, metrics = train(trainee, target.params, batches, held_rows, training.recipe, workdir)
     write_figures(workdir)
     trainee.save(params, workdir / training.OUTPUT)
     return metrics
+
+
+def has_begun(workdir: pathlib.Path) -> bool:
+    """Returns whether a run has got so far that the workdir is its own."""
+    return (workdir / _TEXTS).exists()
 
 
 def _make_fill(

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.errors import InputError
+from jspec.experiments.progress import format_seconds
 from jspec.training.target_states import make_reader
 from jspec.training.texts import Rows, Text, iterate_rows, pack, spans
 from jspec.weights.resolver import LoadedModel
@@ -140,7 +141,7 @@ class _Progress:
         left = seconds / self._done * (self._num_texts - self._done)
         rate = self._num_tokens / seconds
         print(f"the target's states: {self._num_tokens} tokens, {rate:.0f} a second, at most "
-              f"{left / 60:.0f} min left", file=sys.stderr, flush=True)  # fmt: skip
+              f"about {format_seconds(left)} left", file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _name_of(target: LoadedModel, layers: tuple[int, ...]) -> str:

@@ -118,6 +118,8 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
     path = folder / "config.json"
     try:
         raw = published_config(read_json(path))
+        if "hidden_size" not in raw:
+            raise ValueError("expected the config.json of a head of EAGLE-3; it has no hidden_size")
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
         layers = _pop_layers(raw)
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})

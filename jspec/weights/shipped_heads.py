@@ -25,10 +25,13 @@ def find_head(head: str) -> pathlib.Path:
     """Returns the folder that `draft_head` means: a path, or the name of a head that is shipped.
 
     Raises:
-      InputError: no head of that name comes with jspec.
+      InputError: no such folder, or no head of that name comes with jspec.
     """
     if not head.startswith(_PREFIX):
-        return pathlib.Path(head).expanduser()
+        folder = pathlib.Path(head).expanduser()
+        if not folder.is_dir():
+            raise InputError(f"{head}: no such folder; expected one with a trained head")
+        return folder
     if head.removeprefix(_PREFIX) not in _HEADS.values():
         known = ", ".join(_PREFIX + name for name in _HEADS.values())
         raise InputError(f"expected a head that comes with jspec, {known}; got {head!r}")

@@ -43,6 +43,13 @@ def test_the_interval_holds_the_truth_about_as_often_as_it_says():
     assert np.mean(widths) < 0.2
 
 
+def test_answers_that_took_no_time_do_not_spoil_the_interval():
+    """A prompt whose answer ends with its first token, which some samples have alone."""
+    seconds, tokens = np.array([[0.0, 2.0]]), np.array([[0.0, 10.0]])
+    found = speed_ratio(seconds, tokens, 2 * seconds, tokens)
+    assert found == (2.0, 2.0, 2.0)
+
+
 def test_the_resampling_is_reproducible():
     """Guards against a report that changes when it is made again."""
     rng = np.random.default_rng(2)
