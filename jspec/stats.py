@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+_CALLS_THE_TARGET = "lookahead"  # the drafter whose proposal is a call of the target
+
 
 class RoundCounts(NamedTuple):
     """What one round did for one row. Drafts past the row's end count neither way.
@@ -68,9 +70,14 @@ class Stats:
         return acceptance_rate(self.rounds)
 
     @property
+    def num_target_calls(self) -> int:
+        """Verify calls, and those calls of the target that proposed drafts."""
+        return self.num_rounds + sum(r.drafter == _CALLS_THE_TARGET for r in self.rounds)
+
+    @property
     def tokens_per_target_call(self) -> float | None:
-        """Tokens emitted by rounds per verify call, prefill excluded; None without a round."""
-        return self.num_round_tokens / self.num_rounds if self.num_rounds else None
+        """Tokens emitted by rounds per call of the target, prefill excluded; None without one."""
+        return self.num_round_tokens / self.num_target_calls if self.num_rounds else None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -91,7 +98,7 @@ class Stats:
         """Returns all of it as plain values."""
         return {
             "num_rounds": self.num_rounds,
-            "num_target_calls": self.num_rounds,
+            "num_target_calls": self.num_target_calls,
             "num_proposed": self.num_proposed,
             "num_accepted": self.num_accepted,
             "num_wasted": self.num_proposed - self.num_accepted,

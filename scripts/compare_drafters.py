@@ -196,12 +196,12 @@ def summarise(
     for group, is_in in groups.items():
         own = measured[name]
         stats = [s for row in own.stats for s, wanted in zip(row, is_in, strict=True) if wanted]
-        num_rounds = sum(s.num_rounds for s in stats)
+        num_calls = sum(s.num_target_calls for s in stats)
         picked = [leaf[:, is_in] for leaf in (own.seconds, own.tokens, base.seconds, base.tokens)]
         report[group] = {
             "tokens_per_second": float(np.median(picked[1].sum(1) / picked[0].sum(1))),
             "acceptance_rate": acceptance_rate([r for s in stats for r in s.rounds]),
-            "tokens_per_target_call": float(picked[1].sum()) / max(num_rounds, 1),
+            "tokens_per_target_call": float(picked[1].sum()) / max(num_calls, 1),
             "speedup": speed_ratio(*picked)._asdict(),
         }
     return report

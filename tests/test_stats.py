@@ -42,6 +42,14 @@ def test_each_drafter_has_its_own_counts():
     }  # fmt: skip
 
 
+def test_a_drafter_that_calls_the_target_takes_two_calls_a_round():
+    """Where it proposed; a silent round is a verify call alone."""
+    rounds = RoundCounts(2, 2, "lookahead"), RoundCounts(0, 0), RoundCounts(1, 0, "prompt_lookup")
+    stats = Stats(rounds, 5, 0.5, 2.0, 1.5, 0.0, 3)
+    assert (stats.num_rounds, stats.num_target_calls) == (3, 4)
+    assert stats.tokens_per_target_call == stats.to_json()["tokens_per_target_call"] == 5 / 4
+
+
 def test_totals():
     """Guards against derived numbers that contradict the rounds."""
     stats = Stats(tuple(ROUNDS), 10, 0.5, 2.0, 1.5, 0.0, 3)

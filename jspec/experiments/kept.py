@@ -111,7 +111,7 @@ def _observed(results: Sequence[Result]) -> dict[str, Any]:
     kept = np.array([sum(r.num_accepted for r in own) for own in rounds])
     refused = np.array([sum(r.num_accepted < r.num_proposed for r in own) for own in rounds])
     tokens = np.array([result.stats.num_round_tokens for result in results])
-    calls = np.array([len(own) for own in rounds])
+    calls = np.array([result.stats.num_target_calls for result in results])
     return {
         "kept": mean_and_interval(kept, kept + refused)._asdict(),
         "tokens_per_target_call": mean_and_interval(tokens, calls)._asdict(),

@@ -24,7 +24,8 @@ _DRAFTERS = {
     "random": "proposes anything: a control, which cannot help",
     "eagle": "proposes what a trained head reads off the target's own features",
     "blockwise": "proposes the most likely tokens of the next places, as trained heads see them",
-    "lookahead": "proposes what the target itself says when trained inputs stand for later tokens",
+    "lookahead": "proposes what the target itself says when trained inputs stand for later tokens: "
+    "a call more in each round, which tokens per call do not count",
     "medusa": "proposes what trained heads, one for each place, read off the target's last output",
     "pattern": "proposes what a given pattern leaves no choice about",
 }
