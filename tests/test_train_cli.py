@@ -93,6 +93,10 @@ def test_other_texts_are_refused(call, folder, answered, tmp_path):
     flags = [_CONFIG, f"--config.target={folder}", *_SMALL, f"--workdir={work}",
              f"--config.texts=('{texts}',)"]  # fmt: skip
     check_refusal(*call(*flags[:-1], "--config.texts=('answer.jsonl',)"))  # which claims nothing
+    assert "expected answers within seq_len" in check_refusal(*call(*flags, "--config.seq_len=4"))
+    assert "feature_layers from 0 to" in check_refusal(
+        *call(*flags, "--config.feature_layers=(9,)")
+    )
     assert call(*flags)[0] == 0
     shutil.rmtree(work / "head")
     texts.write_text("".join(lines))

@@ -1,7 +1,7 @@
 """How often drafts are kept where the target says whatever it likes: two Llamas from scratch.
 
 See scripts/unconditional.py. The steps lie in a workdir; a run goes on with the first that is
-missing. `jspec.experiments.kept` says what is measured.
+missing, from that step's beginning. `jspec.experiments.kept` says what is measured.
 """
 
 import collections

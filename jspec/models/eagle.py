@@ -33,11 +33,13 @@ class EagleConfig:
       target_vocab_size: rows of the target's embedding.
       feature_layers: the layers of the target whose outputs are its features: 0 is the embedding,
         i the output of the i-th block.
+      target_num_layers: of the target; 0 if it is not known.
     """
 
     layer: LlamaConfig
     target_vocab_size: int
     feature_layers: tuple[int, ...]
+    target_num_layers: int = 0
 
     def __post_init__(self) -> None:
         if self.layer.num_layers != 1:

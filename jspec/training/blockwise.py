@@ -50,6 +50,7 @@ class BlockwiseTraining(Training):
         """Returns heads that say at first what the target says; see `Training.make_trainee`."""
         del texts
         check_range("num_heads", self.num_heads, 1, 64)
+        check_range("decay", self.decay, 0, 10)
         check_range("hidden_dim", self.hidden_dim, 0, 10**6)
         shape = target.config
         config = BlockwiseConfig(

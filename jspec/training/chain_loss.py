@@ -22,7 +22,8 @@ class Seen(NamedTuple):
 
     Attributes:
       probs: the target's law among the tokens that the drafter can propose, [b n u].
-      best: the most likely of those, [b n].
+      best: the most likely of those, [b n]; where a place can be hit, and texts are greedy, it is
+        the most likely of all.
       is_scored: chains that go so far, whose token there belongs to an answer, [b n].
       can_hit: those of them whose token the drafter can propose, [b n].
     """
@@ -39,6 +40,8 @@ class StepMetrics(NamedTuple):
     Attributes:
       loss: mean cross-entropy to the target's law, in nats, [s].
       acceptance: mean of the sum over tokens of min(target, drafter), both at temperature 1, [s].
+        The target's law is taken among the tokens that the drafter can propose, at places whose
+        token is one of them: a drafter of few tokens is kept less often than this.
       agreement: how often both find the same token most likely, [s].
       length: tokens a round with a draft at each step would emit at temperature 0, scalar.
     """

@@ -2,11 +2,10 @@
 
 import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 from jspec.errors import InputError
@@ -15,6 +14,7 @@ from jspec.training.trainee import SCORE
 from jspec.typing import Params
 
 CHECKPOINTS = "checkpoints"
+_STEP, _STEP_WEIGHT = "step", 1e-12
 
 
 class TrainState(struct.PyTreeNode):
@@ -45,7 +45,7 @@ class Checkpoints:
                 save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # type: ignore
                 preservation_policy=policies.AnyPreservationPolicy([  # type: ignore
                     policies.LatestN(recipe.keep),
-                    policies.BestN(get_metric_fn=lambda metrics: metrics[SCORE], n=1),
+                    policies.BestN(get_metric_fn=_rank, n=1),
                 ]),
                 cleanup_tmp_directories=True,
             )  # fmt: skip
@@ -63,32 +63,20 @@ class Checkpoints:
             return self._load(latest.step, state), latest.step
 
     def save(self, step: int, state: TrainState, report: dict[str, Any]) -> None:
-        """Begins to write a checkpoint; `wait` or the next one tells whether it could.
-
-        It is written beside the next updates, from a copy: they take the state's memory over.
+        """Writes a checkpoint, in Orbax's threads; the next update waits for them.
 
         Raises:
-          InputError: this one or the one before cannot be written.
-        """
-        self.wait()  # two at a time would be in each other's way
-        with self._explained("write a checkpoint to"):
-            copy = jax.tree.map(jnp.copy, state)
-            self._checkpointer.save_async(step, _named_leaves(copy), metrics=report)
-
-    def wait(self) -> None:
-        """Waits until all is written.
-
-        Raises:
-          InputError: it cannot be.
+          InputError: one cannot be written.
         """
         with self._explained("write a checkpoint to"):
-            self._checkpointer.wait()
+            metrics = report | {_STEP: step}
+            self._checkpointer.save_async(step, _named_leaves(state), metrics=metrics)
+            self._checkpointer.wait()  # the next update takes the state's memory over
 
     def is_stale(self) -> bool:
         """Returns whether the best score is as many looks old as the recipe has patience."""
         if not self._recipe.patience:
             return False
-        self.wait()
         if self._checkpointer.latest is None:
             return False
         age = self._checkpointer.latest.step - self._best().step
@@ -103,13 +91,12 @@ class Checkpoints:
         Raises:
           InputError: the checkpoint cannot be read.
         """
-        self.wait()
         best = self._best()
         with self._explained(f"read step {best.step} of"):
             return self._load(best.step, state).params, dict(best.metrics)
 
     def _best(self) -> Any:
-        return max(self._checkpointer.checkpoints, key=lambda one: one.metrics[SCORE])  # type: ignore
+        return max(self._checkpointer.checkpoints, key=lambda one: _rank(one.metrics))  # type: ignore
 
     def _load(self, step: int, state: TrainState) -> TrainState:
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
@@ -130,6 +117,11 @@ class Checkpoints:
             raise InputError(
                 f"cannot {what} {self.folder}: {reason}; whole checkpoints stay as they are"
             ) from None
+
+
+def _rank(metrics: Mapping[str, Any]) -> float:
+    """Returns the score; of equal ones the first is the best."""
+    return metrics[SCORE] - _STEP_WEIGHT * metrics.get(_STEP, 0)
 
 
 def _named_leaves(state: TrainState) -> dict[str, jax.Array]:

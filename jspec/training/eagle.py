@@ -56,6 +56,9 @@ class EagleTraining(Training):
         size = target.config.vocab_size
         ids = most_frequent(texts, size, min(self.vocab_size, size))
         layers = tuple(self.feature_layers) or default_feature_layers(target.config.num_layers)
+        for layer in layers:
+            check_range("feature_layers", layer, 0, target.config.num_layers)
+        check_range("chain_decay", self.chain_decay, 0, 10)
         print(f"the head can propose {len(ids)} tokens, {_coverage(texts, ids):.1%} of the texts",
               file=sys.stderr, flush=True)  # fmt: skip
         return make_eagle_trainee(
@@ -85,7 +88,7 @@ def eagle_config(
       feature_layers: see `EagleConfig`.
     """
     layer = dataclasses.replace(target, num_layers=1, vocab_size=vocab_size, tie_embeddings=False)
-    return EagleConfig(layer, target.vocab_size, feature_layers)
+    return EagleConfig(layer, target.vocab_size, feature_layers, target.num_layers)
 
 
 def make_eagle_trainee(

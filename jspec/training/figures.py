@@ -16,7 +16,8 @@ _FIGURES = "figures"
 _NAME = "training"
 _CAPTION = (
     "Loss on the texts trained on, tokens a call of the target at temperature 0 and the share of "
-    "drafts kept at temperature 1 on held-out texts, by place in the chain."
+    "drafts kept at temperature 1, among the tokens that it can propose, on held-out texts, by "
+    "place in the chain."
 )
 
 

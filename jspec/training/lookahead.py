@@ -53,6 +53,7 @@ class LookaheadTraining(Training):
         """Returns embeddings that mean nothing yet; see `Training.make_trainee`."""
         del texts
         check_range("num_tokens", self.num_tokens, 1, 63)
+        check_range("decay", self.decay, 0, 10)
         check_range("stride", self.stride, 1, self.seq_len)
         config = LookaheadConfig(target.config.embed_dim, self.num_tokens)
         key = jax.random.key(self.recipe.seed)

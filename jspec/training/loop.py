@@ -79,7 +79,7 @@ def train(
             _say(f"step {step} of {recipe.num_steps}: loss {np.mean(losses):.3f}, "
                  f"about {format_seconds(left)} left")  # fmt: skip
         if step % recipe.evaluate_every == 0 or step == recipe.num_steps:
-            what = f"the size of the parameters after step {step - 1}"
+            what = f"the size of the parameters after step {step}"
             _finite(what, optax.tree.norm(state.params), checkpoints)
             report = _score(evaluate, state.params, target_params, held_out)
             log.write({"step": step, "held_out": report})
@@ -98,11 +98,10 @@ def _finite(what: str, value: Any, checkpoints: Checkpoints) -> float:
     """Returns a number that says whether the parameters are sound.
 
     Raises:
-      InputError: they are lost; a checkpoint that is being written is finished.
+      InputError: they are lost.
     """
     number = float(value)
     if not math.isfinite(number):
-        checkpoints.wait()
         raise InputError(
             f"{what} is {number}: stopped; the last good checkpoint is in {checkpoints.folder}"
         )
@@ -123,7 +122,7 @@ def _make_update(trainee: Trainee, optimizer: optax.GradientTransformation) -> C
 def _score(
     evaluate: Callable[..., Any], params: Params, target_params: Params, batches: Iterable[Rows]
 ) -> dict[str, Any]:
-    """Returns the means over all places of all batches."""
+    """Returns means: of each batch over what it scores, of batches by their answers' tokens."""
     sums: dict[str, Any] = {}
     total = 0.0
     for rows in batches:

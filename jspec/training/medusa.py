@@ -57,6 +57,7 @@ class MedusaTraining(Training):
         del texts
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("num_layers", self.num_layers, 1, 64)
+        check_range("decay", self.decay, 0, 10)
         shape = target.config
         config = MedusaConfig(shape.embed_dim, shape.vocab_size, self.num_heads, self.num_layers)
         first = self._first_heads(config, target)

@@ -57,6 +57,7 @@ class Recipe:
         for name in ("warmup_steps", "patience", "seed"):
             check_range(name, getattr(self, name), 0, 10**9)
         check_range("learning_rate", self.learning_rate, 0, 10)
+        check_range("max_norm", self.max_norm, 1e-6, 1e9)
         check_among("compute_dtype", self.compute_dtype, _DTYPES)
         check_among("remat", self.remat, ("none", "products"))
 

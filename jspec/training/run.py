@@ -35,6 +35,8 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
     training_on, held_out = split(texts, training.num_held_out)
     if training.score_prompts:
         training_on = [_all_scored(text) for text in training_on]
+    num_answer_tokens = _count_answers(training_on, training.seq_len)
+    _count_answers(held_out, training.seq_len)
     trainee = training.make_trainee(target, training_on)
     fill = _make_fill(training, target, trainee, texts)
     batches = Batches(
@@ -44,15 +46,14 @@ def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]
         seed=training.recipe.seed,
         fill=fill,
     )
-    num_answer_tokens = sum(len(text.answer) for text in training_on)
     print(f"{len(training_on)} texts, {num_answer_tokens} tokens to predict, "
           f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
     held_rows = iterate_rows(pack(held_out, training.seq_len), training.batch_size)
     held_rows = [fill(rows) for rows in held_rows]
     check_or_write_config(workdir / _TEXTS, _summary_of(texts))
     params, metrics = train(trainee, target.params, batches, held_rows, training.recipe, workdir)
-    write_figures(workdir)
     trainee.save(params, workdir / training.OUTPUT)
+    write_figures(workdir)
     return metrics
 
 
@@ -86,6 +87,25 @@ def _summary_of(texts: Sequence[Text]) -> dict[str, Any]:
     for text in texts:
         digest.update(json.dumps([text.prompt, text.answer]).encode())
     return {"num_texts": len(texts), "sha256_of_texts": digest.hexdigest()}
+
+
+def _count_answers(texts: Sequence[Text], seq_len: int) -> int:
+    """Returns the tokens of answers in rows of that length.
+
+    Raises:
+      InputError: none, since all texts are cut before their answers begin.
+    """
+    count = sum(len(text.ids[len(text.prompt) : seq_len]) for text in texts)
+    if count == 0:
+        raise InputError(
+            f"expected answers within seq_len tokens, {seq_len}; the prompts of all {len(texts)} "
+            "texts are as long"
+        )
+    num_cut = sum(len(text.ids) > seq_len for text in texts)
+    if num_cut:
+        print(f"{num_cut} of {len(texts)} texts are cut to seq_len tokens, {seq_len}",
+              file=sys.stderr, flush=True)  # fmt: skip
+    return count
 
 
 def _all_scored(text: Text) -> Text:

@@ -116,6 +116,7 @@ class StateStore:
         partial = path.with_suffix(f".{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(path.parent)
             with partial.open("wb") as file:
                 np.save(file, found.view(np.uint16))
             partial.replace(path)
@@ -125,6 +126,18 @@ class StateStore:
             raise InputError(
                 f"cannot write {path}: {error.strerror or error}; the same command goes on from it"
             ) from None
+
+
+def _remove_leftovers(folder: pathlib.Path) -> None:
+    """Removes what runs that were killed had half written: files of processes that are no more."""
+    for partial in folder.glob("*.partial"):
+        number = partial.suffixes[-2].removeprefix(".")
+        try:
+            os.kill(int(number), 0)
+        except (ProcessLookupError, ValueError):
+            partial.unlink(missing_ok=True)
+        except OSError:
+            pass  # another user's, and alive
 
 
 class _Progress:

@@ -34,14 +34,13 @@ from jspec.weights.head_folder import (
 )
 from jspec.weights.int8_tensors import from_int8
 from jspec.weights.quantize import quantize_head
-from jspec.weights.rules import Rule, gate_up_rule, qkv_rule, single_rule
-from jspec.weights.speculators_head import published_config, published_names
+from jspec.weights.rules import Rule, bias_rules, gate_up_rule, qkv_rule, single_rule
+from jspec.weights.speculators_head import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.weights.tokenizer_files import read_json
 
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
-_GROUP_KEY = "eagle_config"
 
 
 class LoadedHead(NamedTuple):
@@ -78,6 +77,7 @@ def eagle_rules(config: EagleConfig) -> list[Rule]:
         single_rule(("head", "mlp", "down"), f"{mlp}.down_proj.weight", (*embed, shape.hidden_dim)),
         single_rule(("head", "final_norm", "scale"), "norm.weight", embed),
         single_rule(("head", "head"), "lm_head.weight", (shape.vocab_size, *embed)),
+        *bias_rules(shape, "head", "midlayer"),
     ]
 
 
@@ -121,11 +121,12 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         if "hidden_size" not in raw:
             raise ValueError("expected the config.json of a head of EAGLE-3; it has no hidden_size")
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
-        layers = _pop_layers(raw)
+        layers, depth = _pop_layers(raw), raw.pop(DEPTH, None) or 0
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
-        config = EagleConfig(layer, shape.vocab_size, layers)
+        config = EagleConfig(layer, shape.vocab_size, layers, depth)
+        is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
     check_target(
@@ -133,18 +134,19 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         [
             ("width", config.layer.embed_dim, target.embed_dim),
             ("vocabulary", config.target_vocab_size, target.vocab_size),
+            ("layers", depth or target.num_layers, target.num_layers),
         ],
     )
-    if not all(0 <= i <= target.num_layers for i in layers):
+    if not is_in_range:
         raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
     return config
 
 
 def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
     """Takes what says which layers are read out of a config; some heads have it in a group."""
-    group = raw.pop(_GROUP_KEY, None) or {}
+    group = raw.pop(LAYERS_GROUP, None) or {}
     if not isinstance(group, dict):
-        raise ValueError(f"expected {_GROUP_KEY} to be an object, got {group!r}")
+        raise ValueError(f"expected {LAYERS_GROUP} to be an object, got {group!r}")
     if not group.get("use_aux_hidden_state", True):
         raise ValueError("expected a head that reads hidden states of several layers")
     layers = raw.pop(_LAYERS_KEY, None)
@@ -187,6 +189,7 @@ def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]
         "architectures": [_ARCHITECTURE],
         "draft_vocab_size": config.layer.vocab_size,
         _LAYERS_KEY: list(config.feature_layers),
+        DEPTH: config.target_num_layers or None,
         "dtype": str(params["fc"].dtype),
     }
     write_head(folder, _FILE, tensors, text)

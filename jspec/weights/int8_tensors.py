@@ -10,6 +10,7 @@ A head of EAGLE-3 runs in them; those of the other kinds are read back as floats
 
 import numpy as np
 
+from jspec.errors import InputError
 from jspec.weights.assemble import as_dtype
 
 _SUFFIX = "_scale"
@@ -31,10 +32,17 @@ def to_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def from_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns tensors, float32 where there are int8 ones and their scales."""
+    """Returns tensors, float32 where there are int8 ones and their scales.
+
+    Raises:
+      InputError: integers without the scale of each row.
+    """
     found = dict(tensors)
     for name, values in tensors.items():
-        scale = tensors.get(name + _SUFFIX)
-        if values.dtype == np.int8 and scale is not None and scale.shape == (len(values), 1):
-            found[name] = values.astype(np.float32) * found.pop(name + _SUFFIX).astype(np.float32)
+        if values.dtype != np.int8:
+            continue
+        scale = found.pop(name + _SUFFIX, None)
+        if scale is None or scale.shape != (len(values), 1):
+            raise InputError(f"{name}: expected {name}{_SUFFIX} with a scale for each row of int8")
+        found[name] = values.astype(np.float32) * scale.astype(np.float32)
     return found

@@ -124,6 +124,19 @@ def _layer_rules(config: LlamaConfig, layer: int) -> list[Rule]:
         gate_up_rule(config, (here, "mlp", "gate_up"), mlp, "weight", wide),
         single_rule((here, "mlp", "down"), f"{mlp}.down_proj.weight", (embed, hidden)),
     ]
+    return rules + bias_rules(config, here, prefix)
+
+
+def bias_rules(config: LlamaConfig, here: str, prefix: str) -> list[Rule]:
+    """Returns the rules of a layer's biases, as far as it has any.
+
+    Args:
+      config: of the model.
+      here: the layer's parameters.
+      prefix: of its tensors.
+    """
+    attention, mlp, wide = f"{prefix}.self_attn", f"{prefix}.mlp", (config.embed_dim,)
+    rules = []
     if config.attention_bias:
         rules.append(qkv_rule(config, (here, "attention", "qkv_bias"), attention, "bias", ()))
         rules.append(single_rule((here, "attention", "out_bias"), f"{attention}.o_proj.bias", wide))

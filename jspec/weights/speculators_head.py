@@ -29,6 +29,8 @@ from jspec.weights.tokenizer_files import read_json
 _FILE = "model.safetensors"
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
 _OWN = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+LAYERS_GROUP = "eagle_config"  # in which some published configs have the layers
+DEPTH = "target_num_hidden_layers"  # jspec's own key
 _PREFIX, _THEIR_PREFIX = "midlayer.", "layers.0."
 
 
@@ -48,6 +50,8 @@ def save_speculators(
     """
     raw = read_json(source / "config.json")
     own = {name: raw.pop(name) for name in _OWN if name in raw}
+    raw.pop(DEPTH, None)
+    own = {name: one for name, one in raw.pop(LAYERS_GROUP, {}).items() if name in _OWN} | own
     try:
         layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
     except ValueError as error:
@@ -73,7 +77,7 @@ def save_speculators(
         _LAYER: _old_rope(to_hf_config(layer)),
         _NORM: False,
         "tie_word_embeddings": False,
-        "dtype": raw.get("dtype", raw.get("torch_dtype")),
+        "dtype": str(tensors["fc.weight"].dtype),
     }
     write_head(output, _FILE, tensors, text | {"draft_vocab_size": layer.vocab_size} | own)
 

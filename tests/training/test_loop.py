@@ -111,6 +111,20 @@ def test_it_stops_when_the_score_gets_no_better(tmp_path, keep, capsys):
     assert "no better score in 2 looks" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_it_stops_when_the_score_never_changes(tmp_path, keep):
+    """As of a drafter of which nothing is ever kept: the first of equal scores is the best."""
+
+    def flat(params, frozen, rows):
+        sums, count = evaluate(params, frozen, rows)
+        return sums | {SCORE: jnp.float32(2.0)}, count
+
+    trainee = make_trainee(evaluate=flat)
+    batches = Numbers(**{f"_{k}": 50 for k in range(60)})
+    *_, journal = run(tmp_path, batches, trainee, num_steps=60, patience=3, keep=keep)
+    assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9, 12]
+
+
 def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
     """Although the loss is one; a resume begins before it."""
 
@@ -230,7 +244,7 @@ def test_torn_lines_and_later_steps_are_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value"),
     [("num_steps", 0), ("accumulate", 0), ("patience", -1), ("compute_dtype", "float16"),
-     ("remat", "some"), ("learning_rate", -1.0)],
+     ("remat", "some"), ("learning_rate", -1.0), ("max_norm", 0.0)],
 )  # fmt: skip
 def test_recipes_that_cannot_be_are_refused(field, value):
     """By name."""

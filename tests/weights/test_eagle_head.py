@@ -147,6 +147,35 @@ def test_a_head_of_another_target_is_refused(folder, changes, message):
         load_eagle(folder, dataclasses.replace(tiny.CONFIG, **changes), "float32")
 
 
+def test_a_head_of_a_target_of_other_depth_is_refused(tmp_path):
+    """Though it has layers of those numbers too."""
+    config = dataclasses.replace(tiny_eagle.CONFIG, target_num_layers=tiny.CONFIG.num_layers)
+    save_eagle(tmp_path / "head", config, tiny_eagle.params())
+    assert load_eagle(tmp_path / "head", tiny.CONFIG, "float32").config == config
+    deeper = dataclasses.replace(tiny.CONFIG, num_layers=12)
+    with pytest.raises(InputError, match="the target's layers, 12; it has"):
+        load_eagle(tmp_path / "head", deeper, "float32")
+
+
+def test_biases_come_back(tmp_path):
+    """Of heads for targets that have some; else drafting would end for want of a parameter."""
+    layer = dataclasses.replace(tiny_eagle.CONFIG.layer, attention_bias=True, mlp_bias=True)
+    config = dataclasses.replace(tiny_eagle.CONFIG, layer=layer)
+    params = tiny_eagle.params(config=config)
+    assert {"qkv_bias", "out_bias"} <= set(params["head"]["attention"])
+    save_eagle(tmp_path / "head", config, params)
+    head = load_eagle(tmp_path / "head", tiny.CONFIG, "float32")
+    assert head.config == config
+    jax.tree.map(np.testing.assert_array_equal, head.params, params)
+
+
+def test_integers_without_a_scale_are_refused(folder):
+    """Else they would be weights of up to 127."""
+    rewrite(folder, lambda t: t.update({"fc.weight": t["fc.weight"].astype(np.int8)}))
+    with pytest.raises(InputError, match=r"fc.weight: expected fc.weight_scale with a scale for"):
+        load_eagle(folder, tiny.CONFIG, "float32")
+
+
 def test_a_truncated_file_is_refused(folder):
     """One line."""
     path = folder / "model.safetensors"
