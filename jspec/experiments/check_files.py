@@ -9,8 +9,6 @@ from jspec.experiments.spec import Experiment
 from jspec.weights.resolver import find_model
 from jspec.weights.shipped_heads import find_head
 
-_PATHS = ("draft_table", "draft_head")
-
 
 def check_files(experiment: Experiment) -> None:
     """Checks that there are the models, tables and heads that an experiment names.
@@ -31,15 +29,15 @@ def check_files(experiment: Experiment) -> None:
     for label, way in experiment.ways.items():
         if way.draft is not None:
             _check(f"ways.{label}.draft", find_model, way.draft)
-        for name in _PATHS:
-            path = getattr(way.options, name)
-            if path is not None:
-                _check(f"ways.{label}.options.{name}", _find_file, path)
+        if way.options.draft_table is not None:
+            _check(f"ways.{label}.options.draft_table", _find_file, way.options.draft_table)
+        if way.options.draft_head is not None:
+            _check(f"ways.{label}.options.draft_head", find_head, way.options.draft_head)
 
 
 def _find_file(path: str) -> pathlib.Path:
-    found = find_head(path)
-    if not found.exists():
+    found = pathlib.Path(path).expanduser()
+    if not found.is_file():
         raise InputError(f"no such file: {path}")
     return found
 

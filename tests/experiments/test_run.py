@@ -239,6 +239,10 @@ MISSPELLED = {
         {"ways": {"a": {"drafter": "bigram", "options": {"draft_table": "nowhere"}}}},
         r"ways\.a\.options\.draft_table: no such file: nowhere",
     ),
+    "head": (
+        {"ways": {"a": {"drafter": "eagle", "options": {"draft_head": "nowhere"}}}},
+        r"ways\.a\.options\.draft_head: nowhere: no such folder",
+    ),
     "prompts of the table": (
         {"ways": {"a": {"drafter": "bigram"}}, "table": {"prompts_file": "nowhere"}},
         r"cannot read table\.prompts_file nowhere: No such file",

@@ -1,4 +1,4 @@
-"""Every config of a training run describes one of the kinds, and names itself in its commands."""
+"""Configs of heads: each describes its kind, and names itself in its commands."""
 
 import pathlib
 import runpy
