@@ -131,7 +131,7 @@ class StateStore:
 def _remove_leftovers(folder: pathlib.Path) -> None:
     """Removes what runs that were killed had half written: files of processes that are no more."""
     for partial in folder.glob("*.partial"):
-        number = partial.suffixes[-2].removeprefix(".")
+        number = partial.stem.rpartition(".")[2]
         try:
             os.kill(int(number), 0)
         except (ProcessLookupError, ValueError):

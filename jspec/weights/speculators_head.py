@@ -51,7 +51,9 @@ def save_speculators(
     raw = read_json(source / "config.json")
     own = {name: raw.pop(name) for name in _OWN if name in raw}
     raw.pop(DEPTH, None)
-    own = {name: one for name, one in raw.pop(LAYERS_GROUP, {}).items() if name in _OWN} | own
+    own = {
+        name: one for name, one in (raw.pop(LAYERS_GROUP, None) or {}).items() if name in _OWN
+    } | own
     try:
         layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
     except ValueError as error:

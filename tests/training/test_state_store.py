@@ -1,5 +1,9 @@
 """What the target says, on disk: the same as when it is asked, computed once, or refused."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -100,6 +104,17 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
     assert len(list(tmp_path.iterdir())) == 1
     open_store(tmp_path, texts)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_a_killed_run_had_half_written_goes(tmp_path):
+    """Of processes that are no more; another run may be writing to the same folder."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = [f"a.{ended.pid}.partial", "b.partial", f"c.{os.getpid()}.partial"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"half")
+    open_store(tmp_path, make_texts(2))
+    assert [path.name for path in tmp_path.glob("*.partial")] == names[2:]
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])
