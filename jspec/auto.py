@@ -15,9 +15,9 @@ from jspec.models import make_apply
 from jspec.provenance import environment
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
+from jspec.user_cache import cache_dir
 from jspec.vocabulary import mask_padding
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.user_cache import cache_dir
 
 AUTO = "auto"
 _METHOD = 2  # of measuring: costs that an older one has left behind are measured anew
@@ -116,6 +116,7 @@ class AutoCosts:
             "device": here["device"],
             "processor": here["processor"],
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "native": here["native"],
             "versions": here["versions"],
             "method": _METHOD,
             "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._params],

@@ -2,7 +2,7 @@
 
 import jax
 
-from jspec.weights.user_cache import cache_dir
+from jspec.user_cache import cache_dir
 
 
 def use_compile_cache() -> None:

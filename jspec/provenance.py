@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 
+from jspec import native
+
 _PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
 
 
 def environment() -> dict[str, Any]:
-    """Returns date, device, processor, memory and versions."""
+    """Returns date, device, processor, C++ library and versions."""
     return {
         "date": datetime.date.today().isoformat(),
         "backend": jax.default_backend(),
@@ -22,6 +24,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
+        "native": native.version(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
 

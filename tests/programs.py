@@ -6,6 +6,8 @@ import sys
 
 from absl.testing import flagsaver
 
+from jspec.user_cache import cache_dir
+
 
 def command(module, *flags):
     """Returns the command line of a program."""
@@ -14,6 +16,11 @@ def command(module, *flags):
 
 def environment(compile_cache, home):
     """Returns variables that keep a program off the network and off the user's own caches."""
+    native, shared = home / "native", cache_dir() / "native"  # compiled once for all
+    if not native.is_symlink():
+        home.mkdir(parents=True, exist_ok=True)
+        shared.mkdir(parents=True, exist_ok=True)
+        native.symlink_to(shared, target_is_directory=True)
     own = {
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(home),

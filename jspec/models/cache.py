@@ -21,9 +21,13 @@ from flax import struct
 from jax.lax import Precision
 from jaxtyping import Array, Bool, Float, Int32
 
+from jspec import native
 from jspec.typing import BlockMask, RowCounts
 
 TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
+_FEW_QUERIES = 16  # up to which attention on CPU is faster without XLA
+_NATIVE_DIMS = (32, 64, 128, 256)  # of a head
+_NATIVE_TYPES = (jnp.bfloat16, jnp.float32)
 _MASKED = -1e30  # finite, so that a row that may see nothing gives no NaN
 
 
@@ -104,21 +108,15 @@ class KVCache(struct.PyTreeNode):
 
         Scores and softmax are float32; the result has the type of the queries.
         """
-        b, t, n, h = queries.shape
-        keys, values = self.keys[layer], self.values[layer]
-        k = keys.shape[1]
-        grouped = queries.reshape(b, t, k, n // k, h).transpose(0, 2, 1, 3, 4)
-        grouped = grouped.reshape(b, k, t * (n // k), h).astype(keys.dtype)
-        precision = Precision.HIGHEST if keys.dtype == jnp.float32 else None  # float32, not TF32
-        multiply = functools.partial(
-            jnp.einsum, precision=precision, preferred_element_type=jnp.float32
-        )
-        scores = multiply("bkqh,bksh->bkqs", grouped, keys)
-        mask = jnp.repeat(visible, n // k, axis=1)[:, None]
-        probs = jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
-        mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)
-        mixed = mixed.reshape(b, k, t, n // k, h).transpose(0, 2, 1, 3, 4)
-        return mixed.reshape(b, t, n, h).astype(queries.dtype)
+        _, t, _, h = queries.shape
+        operands = queries, self.keys[layer], self.values[layer], visible
+        is_native = (
+            t <= _FEW_QUERIES and h in _NATIVE_DIMS
+            and queries.dtype == jnp.float32 and operands[1].dtype in _NATIVE_TYPES
+        )  # fmt: skip
+        if is_native and native.is_available():
+            return native.call("attention", _attend, *operands)
+        return _attend(*operands)
 
     def commit(self, num_tokens: RowCounts, path: Int32[Array, "b p"] | None = None) -> Self:
         """Makes block slots permanent.
@@ -147,6 +145,29 @@ class KVCache(struct.PyTreeNode):
     def rollback(self, length: RowCounts) -> Self:
         """Returns the cache with only the first `length` slots of each row committed."""
         return self.replace(length=length)
+
+
+def _attend(
+    queries: Float[Array, "b t n h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t n h"]:
+    """Attends by XLA, which goes through all slots and masks those that are not visible."""
+    b, t, n, h = queries.shape
+    k = keys.shape[1]
+    grouped = queries.reshape(b, t, k, n // k, h).transpose(0, 2, 1, 3, 4)
+    grouped = grouped.reshape(b, k, t * (n // k), h).astype(keys.dtype)
+    precision = Precision.HIGHEST if keys.dtype == jnp.float32 else None  # float32, not TF32
+    multiply = functools.partial(
+        jnp.einsum, precision=precision, preferred_element_type=jnp.float32
+    )
+    scores = multiply("bkqh,bksh->bkqs", grouped, keys)
+    mask = jnp.repeat(visible, n // k, axis=1)[:, None]
+    probs = jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
+    mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)
+    mixed = mixed.reshape(b, k, t, n // k, h).transpose(0, 2, 1, 3, 4)
+    return mixed.reshape(b, t, n, h).astype(queries.dtype)
 
 
 def write_rows(

@@ -7,11 +7,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int
 
+from jspec import native
 from jspec.models.config import LlamaConfig
 from jspec.models.precision import exact_float32
 from jspec.models.quantized import QuantizedKernel, quantized_product, quantized_rows
 
 Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
+
+# What is faster on CPU without XLA. A row's result does not depend on the rows beside it then.
+_FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 8}
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
@@ -52,6 +56,15 @@ def linear(
         return quantized_product(rows, kernel).reshape(b, t, *out_axes)
     rows = rows.astype(kernel.dtype)
     kernel = kernel.reshape(-1, rows.shape[1])
+    if b * t <= _FEW_ROWS.get(kernel.dtype, 0) and native.is_available():
+        outputs = native.call("few_rows", _product, rows, kernel)
+    else:
+        outputs = _product(rows, kernel)
+    return outputs.reshape(b, t, *out_axes)
+
+
+def _product(rows: Float[Array, "r in"], kernel: Float[Array, "out in"]) -> Float32[Array, "r out"]:
+    """Returns rows · kernelᵀ by XLA."""
     outputs = jax.lax.dot_general(
         _at_least_two_rows(rows),
         kernel,
@@ -59,7 +72,7 @@ def linear(
         precision=exact_float32(kernel.dtype),
         preferred_element_type=jnp.float32,
     )
-    return outputs[: b * t].reshape(b, t, *out_axes)
+    return outputs[: rows.shape[0]]
 
 
 def _at_least_two_rows(rows: Float[Array, "r in"]) -> Float[Array, "r2 in"]:

@@ -1,8 +1,8 @@
 """Weights and tokenizers: every format in, one parameter tree out."""
 
+from jspec.user_cache import cache_dir
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.tokenizer import Tokenizer, TokenizerLike, check_same_tokenizer
-from jspec.weights.user_cache import cache_dir
 
 __all__ = [
     "LoadedModel",

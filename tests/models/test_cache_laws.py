@@ -43,7 +43,8 @@ def full(count):
 
 
 def assert_close(actual, desired):
-    np.testing.assert_allclose(actual, desired, atol=2e-5, rtol=0)
+    """Few rows and many may be summed in different orders; a wrong slot is off by about 1."""
+    np.testing.assert_allclose(actual, desired, atol=5e-5, rtol=0)
 
 
 def assert_same_committed(cache, other):

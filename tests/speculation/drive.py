@@ -172,8 +172,11 @@ def request_settings(settings, prompts, vocab_size, switches=None):
     )
 
 
-def assert_committed_equal(cache, fresh, *, atol=3e-5):
-    """Asserts that the committed slots of `cache` hold what `fresh` holds there."""
+def assert_committed_equal(cache, fresh, *, atol=6e-5):
+    """Asserts that the committed slots of `cache` hold what `fresh` holds there.
+
+    Few rows and many may be summed in different orders; a wrong slot is off by about 1.
+    """
     for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
         committed = np.arange(ours.shape[2]) < np.asarray(cache.length)[:, None]
         difference = np.abs(np.asarray(ours) - np.asarray(theirs)).max(axis=(1, 3))

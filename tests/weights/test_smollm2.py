@@ -10,9 +10,9 @@ import pytest
 
 from jspec.errors import InputError
 from jspec.models.config import PRESETS
+from jspec.user_cache import cache_dir
 from jspec.weights import load_model, smollm2
 from jspec.weights.assemble import iterate_tensors
-from jspec.weights.user_cache import cache_dir
 from tests.weights.test_tokenizer import ODD_TEXTS
 
 _MODEL = b"the model"

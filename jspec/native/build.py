@@ -1,0 +1,80 @@
+"""Compiles C++ for XLA's foreign function interface, once, for this processor."""
+
+import ctypes
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import tempfile
+
+import jax
+
+from jspec.user_cache import cache_dir
+
+_HERE = pathlib.Path(__file__).parent
+_OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
+_COMPILERS = ("c++", "g++", "clang++")
+_SECONDS = 120
+
+
+def fingerprint() -> str:
+    """Returns a name for what decides the library: sources, options, JAX's headers, processor."""
+    sources = [path.read_text() for path in sorted([*_HERE.glob("*.cc"), *_HERE.glob("*.h")])]
+    parts = (*sources, *_OPTIONS, importlib.metadata.version("jaxlib"), _compiler(), _processor())
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def load_library() -> ctypes.CDLL:
+    """Returns the library of the sources in this folder, from the user's cache if it is there.
+
+    Raises:
+      OSError: it cannot be built or loaded; the text says why.
+    """
+    path = cache_dir() / "native" / f"jspec-{fingerprint()}.so"
+    if path.exists():
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            pass  # damaged: built again
+    return _build(path)
+
+
+def _compiler() -> str | None:
+    """Returns `$CXX`, or the first C++ compiler of this machine, or None."""
+    return os.environ.get("CXX") or next(filter(None, map(shutil.which, _COMPILERS)), None)
+
+
+def _processor() -> str:
+    """Returns what the processor can do: a home folder may be shared by different machines."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.startswith(("flags", "Features"))]
+    return "".join([platform.system(), platform.machine(), platform.processor(), *features[:1]])
+
+
+def _build(path: pathlib.Path) -> ctypes.CDLL:
+    """Compiles beside the goal and puts it in place by renaming: it is never seen half-written."""
+    compiler = _compiler()
+    if compiler is None:
+        raise OSError("no C++ compiler was found")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = pathlib.Path(folder) / path.name
+        sources = map(str, sorted(_HERE.glob("*.cc")))
+        include = f"-I{jax.ffi.include_dir()}"
+        command = [compiler, *_OPTIONS, include, *sources, "-o", str(built)]
+        try:
+            subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
+        except subprocess.CalledProcessError as error:
+            first = next(iter(error.stderr.strip().splitlines()), f"status {error.returncode}")
+            raise OSError(f"{compiler} failed: {first}") from None
+        except subprocess.TimeoutExpired:
+            raise OSError(f"{compiler} took more than {_SECONDS} s") from None
+        library = ctypes.CDLL(str(built))
+        built.replace(path)
+    return library

@@ -1,0 +1,73 @@
+"""Calls C++ where XLA on CPU is slow: products of few rows, attention of few queries.
+
+XLA on CPU reads the weights of a bfloat16 product at half the speed of memory, and at a tenth of it
+for one row; its attention reads the whole buffer of a cache. The sources here are compiled for the
+processor on first use and called through XLA's foreign function interface. Where there is no C++
+compiler, XLA computes everything.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array
+
+from jspec.native.build import fingerprint, load_library
+
+_FUNCTIONS = ("few_rows", "attention")
+
+
+@functools.cache
+def is_available() -> bool:
+    """Returns whether the library is there; builds it if it is not, and says why if it cannot.
+
+    `JSPEC_NATIVE=0` in the environment leaves everything to XLA.
+    """
+    if jax.default_backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
+        return False
+    try:
+        library = load_library()
+    except OSError as error:
+        message = "jspec: %s; XLA computes everything, and decoding takes longer"
+        logging.getLogger("jspec").warning(message, error)
+        return False
+    for name in _FUNCTIONS:
+        handler = jax.ffi.pycapsule(getattr(library, f"jspec_{name}"))
+        jax.ffi.register_ffi_target(f"jspec_{name}", handler, platform="cpu")
+    return True
+
+
+def version() -> str | None:
+    """Returns the fingerprint of the library in use; None where XLA computes everything."""
+    return fingerprint() if is_available() else None
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def call(name: str, reference: Callable[..., Array], *operands: Array) -> Array:
+    """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
+
+    Args:
+      name: of the C++ function, one of few_rows and attention.
+      reference: the same in JAX, for shapes, types and derivatives.
+      *operands: its arguments.
+    """
+    return _call(name, jax.eval_shape(reference, *operands), *operands)
+
+
+# A function of its own, so that it is called: within a loop that also carries an empty array, XLA
+# would lose the call's interface.
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _call(name: str, result: jax.ShapeDtypeStruct, *operands: Array) -> Array:
+    return jax.ffi.ffi_call(f"jspec_{name}", result, vmap_method="sequential")(*operands)
+
+
+@call.defjvp
+def _jvp(
+    name: str,
+    reference: Callable[..., Array],
+    operands: tuple[Array, ...],
+    tangents: tuple[Array, ...],
+) -> tuple[Array, Array]:
+    return call(name, reference, *operands), jax.jvp(reference, operands, tangents)[1]

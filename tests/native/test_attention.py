@@ -1,0 +1,111 @@
+"""Attention of few queries in C++: right to rounding, alone as in a block, and blind behind."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import native
+from jspec.models.cache import _NATIVE_DIMS, KVCache, _attend
+
+# batch, tokens, heads, key/value heads, slots, dimensions
+SHAPES = [
+    (1, 1, 9, 3, 272, 64),
+    (2, 6, 8, 2, 50, 32),
+    (3, 16, 4, 4, 33, 128),
+    (1, 5, 6, 1, 99, 256),
+]
+
+
+@pytest.fixture(autouse=True)
+def library():
+    if not native.is_available():
+        pytest.skip("no C++ compiler")
+
+
+@jax.jit
+def attend(*operands):
+    return native.call("attention", _attend, *operands)
+
+
+def draw(shape, dtype):
+    """Returns peaked queries, keys, values, and what each query may see: a chain in the cache."""
+    b, t, n, k, s, h = shape
+    rng = np.random.default_rng(0)
+    queries = jnp.asarray(3 * rng.normal(size=(b, t, n, h)) / np.sqrt(h), jnp.float32)
+    keys, values = (jnp.asarray(rng.normal(size=(b, k, s, h)), dtype) for _ in range(2))
+    lengths = rng.integers(1, s - t, b)
+    ends = lengths[:, None] + np.arange(t)
+    return queries, keys, values, jnp.asarray(np.arange(s) <= ends[:, :, None])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_attention_is_that_of_float32(shape, dtype):
+    queries, keys, values, visible = draw(shape, dtype)
+    exact = _attend(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
+    np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=5e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_query_alone_is_as_in_its_block(shape):
+    """Bit for bit: this is why a wider verify call changes no answer, in bfloat16 either."""
+    queries, keys, values, visible = draw(shape, "bfloat16")
+    together = np.asarray(attend(queries, keys, values, visible))
+    for token in range(shape[1]):
+        one = slice(token, token + 1)
+        alone = attend(queries[:, one], keys, values, visible[:, one])
+        np.testing.assert_array_equal(alone, together[:, one])
+
+
+def test_slots_behind_the_last_visible_one_are_not_read():
+    queries, keys, values, visible = draw((2, 3, 4, 2, 64, 32), "float32")
+    behind = ~visible.any(axis=1)[:, None, :, None]
+    spoilt = [jnp.where(behind, jnp.nan, leaf) for leaf in (keys, values)]
+    np.testing.assert_array_equal(
+        attend(queries, *spoilt, visible), attend(queries, keys, values, visible)
+    )
+
+
+def test_the_capacity_does_not_matter():
+    queries, keys, values, visible = draw((2, 3, 4, 2, 64, 32), "bfloat16")
+    wider = [jnp.pad(leaf, [(0, 0), (0, 0), (0, 77), (0, 0)]) for leaf in (keys, values)]
+    hidden = jnp.pad(visible, [(0, 0), (0, 0), (0, 77)])
+    np.testing.assert_array_equal(
+        attend(queries, *wider, hidden), attend(queries, keys, values, visible)
+    )
+
+
+def test_holes_in_what_is_visible():
+    """As a tree has them: a slot that is not visible weighs nothing."""
+    queries, keys, values, visible = draw((2, 3, 4, 2, 64, 32), "float32")
+    visible = visible & jnp.asarray(np.random.default_rng(1).random((2, 3, 64)) < 0.5)
+    visible = visible.at[:, :, 0].set(True)
+    exact = _attend(queries, keys, values, visible)
+    np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=5e-6)
+
+
+def test_a_query_that_sees_nothing_gives_zeros():
+    queries, keys, values, visible = draw((1, 2, 4, 2, 40, 32), "float32")
+    assert (attend(queries, keys, values, jnp.zeros_like(visible)) == 0).all()
+
+
+def test_far_scores_underflow_to_zero_and_do_not_overflow():
+    queries, keys, values, visible = draw((1, 2, 4, 2, 40, 32), "float32")
+    exact = _attend(300 * queries, keys, values, visible)
+    np.testing.assert_allclose(attend(300 * queries, keys, values, visible), exact, atol=5e-5)
+
+
+def test_the_cache_uses_it_for_few_queries_and_whole_vectors_only():
+    def calls(num_tokens, dims):
+        cache = KVCache.init(
+            num_layers=1, batch_size=1, capacity=24, num_kv_heads=2, head_dim=dims, dtype="bfloat16"
+        )
+        queries = jnp.zeros([1, num_tokens, 4, dims])
+        visible = jnp.ones([1, num_tokens, 40], bool)
+        text = jax.jit(lambda *a: cache.attend(0, *a)).lower(queries, visible).as_text()
+        return "jspec_attention" in text
+
+    assert [calls(1, dims) for dims in _NATIVE_DIMS] == [True] * 4
+    assert not calls(17, 32)
+    assert not calls(1, 24)

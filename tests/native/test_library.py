@@ -1,0 +1,83 @@
+"""The library: built once, built again when damaged, and done without where it cannot be built."""
+
+import logging
+import subprocess
+
+import pytest
+
+from jspec import native
+from jspec.native import build, library
+
+is_available = library.is_available.__wrapped__  # without the memory of the process
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def compiler():
+    if not native.is_available():
+        pytest.skip("no C++ compiler")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_it_is_compiled_once_and_a_damaged_one_again(compiler, cache, monkeypatch, damaged):
+    runs = []
+    run = subprocess.run
+
+    def counted(*args, **kwargs):
+        runs.append(args)
+        return run(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    path = cache / "native" / f"jspec-{build.fingerprint()}.so"
+    if damaged:
+        path.parent.mkdir()
+        path.write_bytes(b"\x7fELF")
+    for _ in range(2):
+        build.load_library()
+    assert len(runs) == 1
+    assert path.stat().st_size > 10_000
+    assert list(path.parent.iterdir()) == [path]  # and nothing besides
+
+
+def test_another_processor_gets_a_library_of_its_own(monkeypatch):
+    own = build.fingerprint()
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    assert build.fingerprint() != own
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("/nowhere/c++", "No such file"),
+        ("false", "false failed: status 1"),
+        (None, "no C++ compiler"),
+    ],
+)
+def test_without_a_compiler_xla_computes_and_one_line_says_so(
+    cache, monkeypatch, caplog, compiler, reason
+):
+    monkeypatch.setattr(build, "_compiler", lambda: compiler)
+    with caplog.at_level(logging.WARNING, logger="jspec"):
+        assert not is_available()
+    (record,) = caplog.records
+    assert reason in record.getMessage()
+    assert "XLA computes everything" in record.getMessage()
+    assert not list((cache / "native").glob("*")) or compiler is None
+
+
+def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, logger="jspec"):
+        assert not is_available()
+    assert "XLA computes everything" in caplog.text
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("JSPEC_NATIVE", "0")
+    assert not is_available()

@@ -1,0 +1,91 @@
+"""Products of few rows in C++: right to rounding, and a row's result is its own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import native
+from jspec.models.layers import _product, linear
+
+SHAPES = [(963, 576), (17, 70), (3, 5), (64, 1000), (1, 32), (40, 33)]  # outputs, inputs
+
+
+@pytest.fixture(autouse=True)
+def library():
+    if not native.is_available():
+        pytest.skip("no C++ compiler")
+
+
+@jax.jit
+def product(rows, kernel):
+    return native.call("few_rows", _product, rows, kernel)
+
+
+def draw(shape, seed, dtype):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_those_of_float64(shape, dtype):
+    """Guards the rest behind the last whole step, and the order of bfloat16's halves."""
+    rows, kernel = draw((19, shape[1]), 0, dtype), draw(shape, 1, dtype)
+    exact = np.asarray(rows, np.float64) @ np.asarray(kernel, np.float64).T
+    np.testing.assert_allclose(product(rows, kernel), exact, atol=1e-6 * shape[1], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
+    """Bit for bit, for every number of rows: each one is compiled on its own."""
+    rows, kernel = draw((19, 203), 0, dtype), draw((77, 203), 1, dtype)
+    together = np.asarray(product(rows, kernel))
+    for count in range(1, 19):
+        np.testing.assert_array_equal(product(rows[:count], kernel), together[:count])
+        np.testing.assert_array_equal(product(rows[count : count + 1], kernel)[0], together[count])
+
+
+def test_the_model_uses_them_for_few_rows_only():
+    kernel = draw((8, 32), 1, "bfloat16")
+
+    def calls(num_tokens):
+        rows = draw((1, num_tokens, 32), 0, "bfloat16")
+        return "jspec_few_rows" in jax.jit(linear).lower(rows, kernel).as_text()
+
+    assert [calls(count) for count in (1, 16, 17)] == [True, True, False]
+
+
+def test_a_loop_that_carries_an_empty_array():
+    """XLA loses the interface of a call that stands in such a loop itself."""
+    rows, kernel = draw((1, 32), 0, "bfloat16"), draw((8, 32), 1, "bfloat16")
+
+    @jax.jit
+    def loop(rows, empty):
+        def body(carry):
+            total, empty = carry
+            joined = jnp.concatenate([total, empty], axis=1)
+            return joined + native.call("few_rows", _product, rows, kernel), empty
+
+        start = jnp.zeros([1, 8]), empty
+        return jax.lax.while_loop(lambda carry: carry[0].max() < 5, body, start)[0]
+
+    assert np.isfinite(loop(rows, jnp.zeros([1, 0]))).all()
+
+
+def test_derivatives_are_those_of_xlas_product():
+    rows, kernel = draw((3, 40), 0, "float32"), draw((8, 40), 1, "float32")
+
+    def loss(multiply, rows, kernel):
+        return jnp.sum(jnp.sin(multiply(rows, kernel)))
+
+    own = jax.grad(loss, (1, 2))(product, rows, kernel)
+    xlas = jax.grad(loss, (1, 2))(_product, rows, kernel)
+    for ours, theirs in zip(own, xlas, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_batching_over_rows_and_kernels():
+    rows, kernels = draw((4, 3, 40), 0, "float32"), draw((4, 8, 40), 1, "float32")
+    np.testing.assert_allclose(
+        jax.vmap(product)(rows, kernels), jax.vmap(_product)(rows, kernels), atol=1e-4
+    )
