@@ -2,6 +2,7 @@
 
 `python -m jspec.benchmark --prompts_file=configs/prompts.jsonl --output_json=results.json`
 `python -m jspec.benchmark --target=TARGET --draft=DRAFT --drafters=none,prompt_lookup:5,model:5`
+`python -m jspec.benchmark --roofline`
 
 Every way of generating answers every prompt in turn, repeat after repeat, after one round of
 warm-up: a machine that slows down slows all of them. Decoding is greedy. A time is that of a whole
@@ -22,9 +23,11 @@ from absl import flags
 
 from jspec import cli, drafter_flags, generator, provenance
 from jspec.benchmarking.by_task import columns_by_way, format_columns, tasks_of
+from jspec.benchmarking.roofline import format_lines, measure_roofline
 from jspec.benchmarking.sides import (
     JSPEC_PLAIN,
     PEER_PLAIN,
+    greedy_ways,
     jspec_generators,
     peer_ways,
     transformers_generators,
@@ -74,6 +77,11 @@ _TRANSFORMERS = flags.DEFINE_bool(
     None,
     "Measure transformers too. Default: if torch is installed and the target is not rounded.",
 )
+_ROOFLINE = flags.DEFINE_bool(
+    "roofline",
+    False,
+    "Measure calls and rounds instead of answers, beside the least time that the machine needs.",
+)
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
 
 
@@ -83,14 +91,19 @@ def main() -> None:
     own_ways = parse_ways(drafters, _NUM_DRAFT_TOKENS.value)
     drafter_options = read_options()
     _check_flags(own_ways, drafter_options)
-    with_peers = _wants_transformers()
-    texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
+    with_peers = not _ROOFLINE.value and _wants_transformers()
+    texts, tasks = [], []
+    if not _ROOFLINE.value:
+        texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     if with_peers:
         check_peers(target, draft)
-    ways = jspec_generators(target, draft, own_ways, drafter_options)
+    generators = jspec_generators(target, draft, own_ways, drafter_options)
+    if _ROOFLINE.value:
+        return _roofline(target, draft, generators, drafter_options, output)
+    ways = greedy_ways(generators)
     plain_of = dict.fromkeys(ways, JSPEC_PLAIN)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
     warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
@@ -127,6 +140,26 @@ def main() -> None:
             output.write(provenance.environment() | record)
 
 
+def _roofline(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    generators: Mapping[str, Generator],
+    drafter_options: DrafterOptions,
+    output: JsonLinesWriter | None,
+) -> None:
+    machine, lines = measure_roofline(target, draft, generators)
+    print(format_lines(lines, machine))
+    if output is not None:
+        record = {
+            "flags": _flag_values(),
+            "drafter_options": dataclasses.asdict(drafter_options),
+            "machine": machine._asdict(),
+            "lines": [line.to_json() for line in lines],
+        }
+        with output:
+            output.write(provenance.environment() | record)
+
+
 def _default_drafters() -> list[str]:
     usual = choose_drafter(None, has_draft=_DRAFT.value is not None, target=_TARGET.value)
     return list(dict.fromkeys(["none", "prompt_lookup", usual]))
@@ -140,6 +173,8 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
         raise InputError("expected at least one repeat and one prompt")
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+    if _ROOFLINE.value and _TRANSFORMERS.value:
+        raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
 
 
 def _wants_transformers() -> bool:
@@ -189,7 +224,7 @@ def _peak_bytes() -> int:
 def _flag_values() -> dict[str, Any]:
     own = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DRAFTERS,
            _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS,
-           _DTYPE, _TRANSFORMERS)  # fmt: skip
+           _DTYPE, _TRANSFORMERS, _ROOFLINE)  # fmt: skip
     return {flag.name: flag.value for flag in own}
 
 

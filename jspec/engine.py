@@ -30,7 +30,7 @@ from jspec.vocabulary import mask_padding
 from jspec.weights.resolver import LoadedModel
 
 MAX_ROUNDS_PER_VISIT = 16
-_PREFILL_WIDTH = 64
+PREFILL_WIDTHS = (64, 256)  # a wide chunk costs as much as two and a half narrow ones
 MAX_STOP_IDS = 8
 
 
@@ -79,7 +79,6 @@ class Engine:
         drafter: Drafter | None,
         step: StepFn,
         vocab_size: int,
-        prefill_width: int,
         numbers: Sequence[int] = (),
     ) -> None:
         """Prepares the programs; nothing is compiled yet.
@@ -90,14 +89,12 @@ class Engine:
           drafter: None decodes plainly.
           step: one round.
           vocab_size: of the target's laws.
-          prefill_width: tokens of a prompt consumed at a time.
           numbers: of drafts, among which each row chooses; none if the number is fixed.
         """
         self._numbers = numbers
         self._init_cache = init_cache
         self._vocab_size = vocab_size
         self._drafter = drafter
-        self._prefill_width = prefill_width
         self._empty = jax.jit(
             self._empty_state, static_argnames=("batch_size", "capacity", "switches")
         )
@@ -124,11 +121,14 @@ class Engine:
         if state.control is not None and row.costs is not None:
             rounds, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
             state = state.replace(control=state.control.replace(costs=rounds, reading=reading))
-        for begin in range(0, len(row.prompt), self._prefill_width):
-            chunk = row.prompt[begin : begin + self._prefill_width]
-            tokens = np.zeros([1, self._prefill_width], np.int32)
+        begin = 0
+        while begin < len(row.prompt):
+            width = _chunk_width(len(row.prompt) - begin)
+            chunk = row.prompt[begin : begin + width]
+            tokens = np.zeros([1, width], np.int32)
             tokens[0, : len(chunk)] = chunk
             state = self._prefill(params, state, tokens, np.array([len(chunk)], np.int32))
+            begin += width
         return state
 
     def insert(self, state: SpecState, row: int, prefilled: SpecState) -> SpecState:
@@ -211,7 +211,6 @@ def make_engine(
         drafter=drafter,
         step=step,
         vocab_size=target.config.vocab_size,
-        prefill_width=_PREFILL_WIDTH,
         numbers=numbers,
     )
 
@@ -224,6 +223,12 @@ def verify_widths(drafter: Drafter, numbers: Sequence[int]) -> Sequence[int]:
       numbers: of drafts, among which each row chooses; none if it is fixed.
     """
     return numbers or ((0,) if drafter.may_be_silent else ())
+
+
+def _chunk_width(num_left: int) -> int:
+    """Returns the width of the next chunk of a prompt of which so many tokens are left."""
+    narrow, wide = PREFILL_WIDTHS
+    return wide if num_left > 2 * narrow else narrow
 
 
 def _finish_row(state: SpecState, row: jax.Array) -> SpecState:

@@ -15,8 +15,11 @@ def command(module, *flags):
 
 
 def environment(compile_cache, home):
-    """Returns variables that keep a program off the network and off the user's own caches."""
-    native, shared = home / "native", cache_dir() / "native"  # compiled once for all
+    """Returns variables that keep a program off the network and off the user's own caches.
+
+    But for the C++ library, which is compiled once for all.
+    """
+    native, shared = home / "native", cache_dir() / "native"
     if not native.is_symlink():
         home.mkdir(parents=True, exist_ok=True)
         shared.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ def make_prompt(length, seed=0):
 
 
 def make_requests(settings):
-    """Returns requests of lengths over one, two and three chunks of prefill, each its own seed."""
+    """Returns requests over one, two and a wide chunk of prefill, each with its own seed."""
     lengths = (1, 5, 17, 63, 64, 65, 100, 130)
     return [
         Request(make_prompt(length, index), change(settings, seed=index, max_new_tokens=20 + index))

@@ -18,27 +18,33 @@ def jspec_generators(
     draft: LoadedModel | None,
     ways: Mapping[str, Way],
     options: DrafterOptions,
-) -> dict[str, GenerateFn]:
-    """Returns greedy generation by jspec in each way."""
-
-    def make(way: Way) -> GenerateFn:
-        loaded = Generator(
+) -> dict[str, Generator]:
+    """Returns a Generator for each way."""
+    return {
+        name: Generator(
             target,
             draft if needs_draft_model(way.drafter) else None,
             drafter=way.drafter,
             drafter_options=without_unread(way.drafter, options),
             num_draft_tokens=way.num_draft_tokens,
         )
+        for name, way in ways.items()
+    }
 
+
+def greedy_ways(generators: Mapping[str, Generator]) -> dict[str, GenerateFn]:
+    """Returns greedy generation by each of them."""
+
+    def make(generator: Generator) -> GenerateFn:
         def generate(prompt: list[int], max_new_tokens: int) -> Generated:
             request = Request(prompt, Settings(max_new_tokens=max_new_tokens))
-            result = loaded.generate(request)
+            result = generator.generate(request)
             stats = result.stats
             return Generated(result.token_ids, stats.num_round_tokens, stats.num_rounds)
 
         return generate
 
-    return {name: make(way) for name, way in ways.items()}
+    return {name: make(generator) for name, generator in generators.items()}
 
 
 def peer_ways(ways: Mapping[str, Way]) -> dict[str, tuple[str, int]]:

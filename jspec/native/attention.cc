@@ -6,6 +6,7 @@
 
 #include "lanes.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace {
@@ -48,8 +49,19 @@ struct Head {
   const T* keys;
   const T* values;
   const bool* visible;
+  const int64_t* ends;  // behind the last slot that each token sees
   float* outputs;
 };
+
+// Returns the place behind the last slot that is visible; eight at a time, as most are not.
+inline int64_t End(const bool* visible, int64_t slots) {
+  for (uint64_t eight; slots >= 8; slots -= 8) {
+    std::memcpy(&eight, visible + slots - 8, 8);
+    if (eight != 0) break;
+  }
+  while (slots > 0 && !visible[slots - 1]) --slots;
+  return slots;
+}
 
 inline int64_t Offset(const Shape& shape, int64_t query) {
   return (query / shape.group() * shape.heads + query % shape.group()) * shape.dims;
@@ -82,10 +94,9 @@ void AttendBlock(const Head<T>& head, const Shape& shape, int64_t first) {
   const bool* visible[kQueries];
   int64_t end = 0;
   for (int q = 0; q < kQueries; ++q) {
-    visible[q] = head.visible + (first + q) / shape.group() * shape.slots;
-    int64_t own = shape.slots;
-    while (own > end && !visible[q][own - 1]) --own;
-    end = own;
+    const int64_t token = (first + q) / shape.group();
+    visible[q] = head.visible + token * shape.slots;
+    end = std::max(end, head.ends[token]);
   }
   const int64_t padded = (end + kLanes - 1) / kLanes * kLanes;
   static thread_local std::vector<float> scratch;
@@ -147,7 +158,15 @@ void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shap
 template <typename T>
 void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T* keys,
             const T* values, const bool* visible, float* outputs, const Shape& shape) {
-  const int64_t all = shape.tokens * shape.group();
+  const int64_t all = shape.tokens * shape.group(), tokens = batch * shape.tokens;
+  if (all == 0) return;
+  std::vector<int64_t> ends(tokens);
+  int64_t seen = 0;
+  for (int64_t token = 0; token < tokens; ++token) {
+    ends[token] = End(visible + token * shape.slots, shape.slots);
+    seen += ends[token];
+  }
+  auto shared_ends = std::make_shared<const std::vector<int64_t>>(std::move(ends));
   const int64_t blocks = (all + kMaxQueries - 1) / kMaxQueries;
   auto attend = [=](int64_t piece) {
     const int64_t row = piece / (shape.kv_heads * blocks);
@@ -156,14 +175,13 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
     const int64_t stored = (row * shape.kv_heads + kv_head) * shape.slots * shape.dims;
     const Head<T> head{queries + begin, keys + stored, values + stored,
-                       visible + row * shape.tokens * shape.slots, outputs + begin};
+                       visible + row * shape.tokens * shape.slots,
+                       shared_ends->data() + row * shape.tokens, outputs + begin};
     AttendQueries(all - first < kMaxQueries ? all - first : kMaxQueries, shape.dims / kStep, head,
                   shape, first);
   };
-  int64_t last = shape.slots;  // visible to the first row's last token: about how much work it is
-  while (last > 0 && !visible[(shape.tokens - 1) * shape.slots + last - 1]) --last;
   const int64_t pieces = batch * shape.kv_heads * blocks;
-  if (2 * batch * shape.tokens * shape.heads * last * shape.dims < kSmallWork) {
+  if (2 * seen * shape.heads * shape.dims < kSmallWork) {
     for (int64_t piece = 0; piece < pieces; ++piece) attend(piece);
   } else {
     ShareOut(pool, pieces, attend);

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -67,9 +68,16 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
         built = pathlib.Path(folder) / path.name
         sources = map(str, sorted(_HERE.glob("*.cc")))
         include = f"-I{jax.ffi.include_dir()}"
-        command = [compiler, *_OPTIONS, include, *sources, "-o", str(built)]
+        command = [*shlex.split(compiler), *_OPTIONS, include, *sources, "-o", str(built)]
         try:
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=_SECONDS)
+            subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=True,
+                timeout=_SECONDS,
+            )
         except subprocess.CalledProcessError as error:
             first = next(iter(error.stderr.strip().splitlines()), f"status {error.returncode}")
             raise OSError(f"{compiler} failed: {first}") from None

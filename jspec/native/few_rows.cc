@@ -73,7 +73,7 @@ template <typename T>
 void Multiply(ffi::ThreadPool& pool, const T* rows, const T* kernel, float* outputs,
               const Shape& shape) {
   const bool is_small = shape.rows * shape.inputs * shape.outputs < kSmallWork;
-  const int64_t wanted = is_small ? 1 : pool.num_threads() * kChunksPerThread;
+  const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
   const int64_t size = (shape.outputs + 4 * wanted - 1) / (4 * wanted) * 4;
   const int64_t count = (shape.outputs + size - 1) / size;
   ShareOut(pool, count, [=](int64_t chunk) {

@@ -83,11 +83,17 @@ inline Pair LoadRest(const T* from, int64_t count) {
 }
 
 inline float Total(const Lanes& lanes) {
-  typedef float Quarter __attribute__((vector_size(kLanes)));
+  typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
   Quarter quarters[4];
   std::memcpy(quarters, &lanes, sizeof(lanes));
   const Quarter sum = (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// Threads that may work at the same time, at least this one.
+inline int64_t NumThreads(ffi::ThreadPool& pool) {
+  const int64_t threads = pool.num_threads();  // 0 where it cannot be told
+  return threads > 1 ? threads : 1;
 }
 
 // Runs work(0) ... work(count - 1) on this thread and on those of the pool that are free. It waits
@@ -104,7 +110,7 @@ void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work) {
       progress->ended.fetch_add(1, std::memory_order_release);
     }
   };
-  for (int64_t other = 1; other < pool.num_threads() && other < count; ++other) {
+  for (int64_t other = 1; other < NumThreads(pool) && other < count; ++other) {
     auto copy = take;
     pool.Schedule(std::move(copy));
   }

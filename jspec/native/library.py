@@ -9,6 +9,7 @@ compiler, XLA computes everything.
 import functools
 import logging
 import os
+import threading
 from collections.abc import Callable
 
 import jax
@@ -16,20 +17,26 @@ from jaxtyping import Array
 
 from jspec.native.build import fingerprint, load_library
 
+_LOCK = threading.Lock()  # of the first call
 _FUNCTIONS = ("few_rows", "attention")
 
 
-@functools.cache
 def is_available() -> bool:
     """Returns whether the library is there; builds it if it is not, and says why if it cannot.
 
     `JSPEC_NATIVE=0` in the environment leaves everything to XLA.
     """
+    with _LOCK:
+        return _prepare()
+
+
+@functools.cache
+def _prepare() -> bool:
     if jax.default_backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
         return False
     try:
         library = load_library()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home folder is known
         message = "jspec: %s; XLA computes everything, and decoding takes longer"
         logging.getLogger("jspec").warning(message, error)
         return False
@@ -47,6 +54,9 @@ def version() -> str | None:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def call(name: str, reference: Callable[..., Array], *operands: Array) -> Array:
     """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
+
+    Only of a query that may see nothing does attention say something else: zeros, not the mean of
+    all values.
 
     Args:
       name: of the C++ function, one of few_rows and attention.

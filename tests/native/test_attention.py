@@ -17,10 +17,7 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def library():
-    if not native.is_available():
-        pytest.skip("no C++ compiler")
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @jax.jit
@@ -49,7 +46,7 @@ def test_attention_is_that_of_float32(shape, dtype):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_query_alone_is_as_in_its_block(shape):
-    """Bit for bit: this is why a wider verify call changes no answer, in bfloat16 either."""
+    """Bit for bit, so that a verify call of another width does not change what a token sees."""
     queries, keys, values, visible = draw(shape, "bfloat16")
     together = np.asarray(attend(queries, keys, values, visible))
     for token in range(shape[1]):
@@ -94,6 +91,20 @@ def test_far_scores_underflow_to_zero_and_do_not_overflow():
     queries, keys, values, visible = draw((1, 2, 4, 2, 40, 32), "float32")
     exact = _attend(300 * queries, keys, values, visible)
     np.testing.assert_allclose(attend(300 * queries, keys, values, visible), exact, atol=5e-5)
+
+
+def test_derivatives_and_batching_are_those_of_xlas_attention():
+    queries, keys, values, visible = draw((2, 3, 4, 2, 40, 32), "float32")
+
+    def loss(attention, *operands):
+        return jnp.sum(jnp.sin(attention(*operands, visible)))
+
+    own = jax.grad(loss, (1, 2, 3))(attend, queries, keys, values)
+    xlas = jax.grad(loss, (1, 2, 3))(_attend, queries, keys, values)
+    for ours, theirs in zip(own, xlas, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    stacked = [jnp.stack([leaf, leaf[::-1]]) for leaf in (queries, keys, values, visible)]
+    np.testing.assert_allclose(jax.vmap(attend)(*stacked), jax.vmap(_attend)(*stacked), atol=5e-6)
 
 
 def test_the_cache_uses_it_for_few_queries_and_whole_vectors_only():

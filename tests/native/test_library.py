@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
-from jspec import native
-from jspec.native import build, library
+from jspec.native import build
+from jspec.native.library import _prepare
 
-is_available = library.is_available.__wrapped__  # without the memory of the process
+is_available = _prepare.__wrapped__  # without the memory of the process
 
 
 @pytest.fixture
@@ -17,14 +17,8 @@ def cache(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def compiler():
-    if not native.is_available():
-        pytest.skip("no C++ compiler")
-
-
 @pytest.mark.parametrize("damaged", [False, True])
-def test_it_is_compiled_once_and_a_damaged_one_again(compiler, cache, monkeypatch, damaged):
+def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, damaged):
     runs = []
     run = subprocess.run
 

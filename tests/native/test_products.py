@@ -11,10 +11,7 @@ from jspec.models.layers import _product, linear
 SHAPES = [(963, 576), (17, 70), (3, 5), (64, 1000), (1, 32), (40, 33)]  # outputs, inputs
 
 
-@pytest.fixture(autouse=True)
-def library():
-    if not native.is_available():
-        pytest.skip("no C++ compiler")
+pytestmark = pytest.mark.usefixtures("library")
 
 
 @jax.jit
