@@ -175,12 +175,23 @@ def write_rows(
 ) -> Float[Array, "b k s h"]:
     """Writes `new` at each row's own start, in a layer with `TAIL` slots more than are ever meant.
 
-    What falls behind them is lost, never shifted onto a good slot. A scatter drops what falls
-    outside. `dynamic_update_slice` would shift it, but XLA on CPU writes with it in place where it
-    converts a whole bfloat16 layer for a scatter: there a small block is written so. It begins at
-    the capacity at the latest, and the tail of the layer has room for it. Rows take turns in a
-    loop: XLA would fuse a chain of updates into one that goes through the whole layer for every
-    row.
+    What falls behind them is lost, never shifted onto a good slot.
+    """
+    if new.shape[2] <= TAIL and native.is_available():
+        return native.call("write_rows", _write_rows, layer, new, start)
+    return _write_rows(layer, new, start)
+
+
+def _write_rows(
+    layer: Float[Array, "b k s h"], new: Float[Array, "b k t h"], start: RowCounts
+) -> Float[Array, "b k s h"]:
+    """Writes by XLA.
+
+    A scatter drops what falls outside. `dynamic_update_slice` would shift it, but XLA on CPU writes
+    with it in place where it converts a whole bfloat16 layer for a scatter: there a small block is
+    written so. It begins at the capacity at the latest, and the tail of the layer has room for it.
+    Rows take turns in a loop: XLA would fuse a chain of updates into one that goes through the
+    whole layer for every row.
     """
     b, _, t, _ = new.shape
     if jax.default_backend() != "cpu" or t > TAIL:

@@ -1,9 +1,9 @@
-"""Calls C++ where XLA on CPU is slow: products of few rows, attention of few queries.
+"""Calls C++ where XLA on CPU is slow: products, attention and cache writes of few tokens.
 
 XLA on CPU reads the weights of a bfloat16 product at half the speed of memory, and at a tenth of it
-for one row; its attention reads the whole buffer of a cache. The sources here are compiled for the
-processor on first use and called through XLA's foreign function interface. Where there is no C++
-compiler, XLA computes everything.
+for one row; its attention reads the whole buffer of a cache, which it writes row after row. The
+sources here are compiled for the processor on first use and called through XLA's foreign function
+interface. Where there is no C++ compiler, XLA computes everything.
 """
 
 import functools
@@ -18,7 +18,8 @@ from jaxtyping import Array
 from jspec.native.build import fingerprint, load_library
 
 _LOCK = threading.Lock()  # of the first call
-_FUNCTIONS = ("few_rows", "attention")
+# And which of its operands a function returns, changed in place.
+_FUNCTIONS: dict[str, int | None] = {"few_rows": None, "attention": None, "write_rows": 0}
 
 
 def is_available() -> bool:
@@ -59,7 +60,7 @@ def call(name: str, reference: Callable[..., Array], *operands: Array) -> Array:
     all values.
 
     Args:
-      name: of the C++ function, one of few_rows and attention.
+      name: of the C++ function: few_rows, attention or write_rows.
       reference: the same in JAX, for shapes, types and derivatives.
       *operands: its arguments.
     """
@@ -70,7 +71,12 @@ def call(name: str, reference: Callable[..., Array], *operands: Array) -> Array:
 # would lose the call's interface.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(name: str, result: jax.ShapeDtypeStruct, *operands: Array) -> Array:
-    return jax.ffi.ffi_call(f"jspec_{name}", result, vmap_method="sequential")(*operands)
+    changed = _FUNCTIONS[name]
+    aliases = None if changed is None else {changed: 0}
+    function = jax.ffi.ffi_call(
+        f"jspec_{name}", result, vmap_method="sequential", input_output_aliases=aliases
+    )
+    return function(*operands)
 
 
 @call.defjvp
