@@ -100,10 +100,13 @@ def test_pieces_add_up_to_the_result(answer):
 
 @pytest.mark.parametrize(("drafter", "batch_size"), [("none", 1), ("model", 1), ("model", 3)])
 def test_a_second_request_compiles_nothing(drafter, batch_size):
-    """Guards law 6: other prompts, seeds, temperatures and limits are data, insertion too."""
+    """Guards law 6: other prompts, seeds, temperatures and limits are data, insertion too.
+
+    Each of the two widths of a prompt's chunks compiles once: a long prompt is among the first.
+    """
     generator = shared_generator(drafter, batch_size=batch_size, rounds_per_visit=2)
     first = Settings(max_new_tokens=5)
-    generator.generate([Request(_PROMPT, first)] * (batch_size + 1))
+    generator.generate([Request(_PROMPT, first)] * batch_size + [Request([5] * 129, first)])
     clock = compile_clock()
     assert clock.num_programs > 0
     before = clock.num_programs

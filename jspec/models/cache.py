@@ -115,7 +115,8 @@ class KVCache(struct.PyTreeNode):
             and queries.dtype == jnp.float32 and operands[1].dtype in _NATIVE_TYPES
         )  # fmt: skip
         if is_native and native.is_available():
-            return native.call("attention", _attend, *operands)
+            result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+            return native.call("attention", _attend, result, *operands)
         return _attend(*operands)
 
     def commit(self, num_tokens: RowCounts, path: Int32[Array, "b p"] | None = None) -> Self:
@@ -178,7 +179,8 @@ def write_rows(
     What falls behind them is lost, never shifted onto a good slot.
     """
     if new.shape[2] <= TAIL and native.is_available():
-        return native.call("write_rows", _write_rows, layer, new, start)
+        result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
+        return native.call("write_rows", _write_rows, result, layer, new, start)
     return _write_rows(layer, new, start)
 
 

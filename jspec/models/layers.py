@@ -57,7 +57,8 @@ def linear(
     rows = rows.astype(kernel.dtype)
     kernel = kernel.reshape(-1, rows.shape[1])
     if b * t <= _FEW_ROWS.get(kernel.dtype, 0) and native.is_available():
-        outputs = native.call("few_rows", _product, rows, kernel)
+        result = jax.ShapeDtypeStruct((b * t, kernel.shape[0]), jnp.float32)
+        outputs = native.call("few_rows", _product, result, rows, kernel)
     else:
         outputs = _product(rows, kernel)
     return outputs.reshape(b, t, *out_axes)

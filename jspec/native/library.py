@@ -52,8 +52,10 @@ def version() -> str | None:
     return fingerprint() if is_available() else None
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def call(name: str, reference: Callable[..., Array], *operands: Array) -> Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def call(
+    name: str, reference: Callable[..., Array], result: jax.ShapeDtypeStruct, *operands: Array
+) -> Array:
     """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
 
     Only of a query that may see nothing does attention say something else: zeros, not the mean of
@@ -61,10 +63,11 @@ def call(name: str, reference: Callable[..., Array], *operands: Array) -> Array:
 
     Args:
       name: of the C++ function: few_rows, attention or write_rows.
-      reference: the same in JAX, for shapes, types and derivatives.
+      reference: the same in JAX, for derivatives.
+      result: shape and type of what is returned.
       *operands: its arguments.
     """
-    return _call(name, jax.eval_shape(reference, *operands), *operands)
+    return _call(name, result, *operands)
 
 
 # A function of its own, so that it is called: within a loop that also carries an empty array, XLA
@@ -83,7 +86,8 @@ def _call(name: str, result: jax.ShapeDtypeStruct, *operands: Array) -> Array:
 def _jvp(
     name: str,
     reference: Callable[..., Array],
+    result: jax.ShapeDtypeStruct,
     operands: tuple[Array, ...],
     tangents: tuple[Array, ...],
 ) -> tuple[Array, Array]:
-    return call(name, reference, *operands), jax.jvp(reference, operands, tangents)[1]
+    return call(name, reference, result, *operands), jax.jvp(reference, operands, tangents)[1]

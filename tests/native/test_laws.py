@@ -13,7 +13,7 @@ from jspec.request import Request, Settings
 from tests import tiny_models
 from tests.tiny_models import peaked_params
 
-pytestmark = pytest.mark.usefixtures("library", "optimised")
+pytestmark = pytest.mark.usefixtures("library")
 
 CONFIG = dataclasses.replace(
     tiny_models.CONFIG, embed_dim=40, num_heads=6, head_dim=32, max_seq_len=600
