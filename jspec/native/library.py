@@ -27,29 +27,29 @@ def is_available() -> bool:
 
     `JSPEC_NATIVE=0` in the environment leaves everything to XLA.
     """
+    return version() is not None
+
+
+def version() -> str | None:
+    """Returns the fingerprint of the library in use; None where XLA computes everything."""
     with _LOCK:
         return _prepare()
 
 
 @functools.cache
-def _prepare() -> bool:
+def _prepare() -> str | None:
     if jax.default_backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
-        return False
+        return None
     try:
-        library = load_library()
+        name, library = fingerprint(), load_library()
     except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home folder is known
         message = "jspec: %s; XLA computes everything, and decoding takes longer"
         logging.getLogger("jspec").warning(message, error)
-        return False
-    for name in _FUNCTIONS:
-        handler = jax.ffi.pycapsule(getattr(library, f"jspec_{name}"))
-        jax.ffi.register_ffi_target(f"jspec_{name}", handler, platform="cpu")
-    return True
-
-
-def version() -> str | None:
-    """Returns the fingerprint of the library in use; None where XLA computes everything."""
-    return fingerprint() if is_available() else None
+        return None
+    for function in _FUNCTIONS:
+        handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
+        jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")
+    return name
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
