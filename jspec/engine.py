@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.models import KVCache, init_cache, make_apply
+from jspec.models.layers import most_native_rows
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings, Switches
 from jspec.speculation.control import Control
@@ -30,7 +31,7 @@ from jspec.vocabulary import mask_padding
 from jspec.weights.resolver import LoadedModel
 
 MAX_ROUNDS_PER_VISIT = 16
-PREFILL_WIDTHS = (64, 256)  # a wide chunk costs as much as two and a half narrow ones
+_NARROW_CHUNK, _WIDE_CHUNK = 64, 256
 MAX_STOP_IDS = 8
 
 
@@ -79,6 +80,7 @@ class Engine:
         drafter: Drafter | None,
         step: StepFn,
         vocab_size: int,
+        prefill_widths: Sequence[int],
         numbers: Sequence[int] = (),
     ) -> None:
         """Prepares the programs; nothing is compiled yet.
@@ -89,9 +91,11 @@ class Engine:
           drafter: None decodes plainly.
           step: one round.
           vocab_size: of the target's laws.
+          prefill_widths: of a prompt's chunks, the narrower one first.
           numbers: of drafts, among which each row chooses; none if the number is fixed.
         """
         self._numbers = numbers
+        self._prefill_widths = prefill_widths
         self._init_cache = init_cache
         self._vocab_size = vocab_size
         self._drafter = drafter
@@ -123,7 +127,7 @@ class Engine:
             state = state.replace(control=state.control.replace(costs=rounds, reading=reading))
         begin = 0
         while begin < len(row.prompt):
-            width = _chunk_width(len(row.prompt) - begin)
+            width = self._chunk_width(len(row.prompt) - begin)
             chunk = row.prompt[begin : begin + width]
             tokens = np.zeros([1, width], np.int32)
             tokens[0, : len(chunk)] = chunk
@@ -146,6 +150,11 @@ class Engine:
     def finish(self, state: SpecState, row: int) -> SpecState:
         """Marks a row as done, for an end that only the host can see."""
         return self._finish(state, np.int32(row))
+
+    def _chunk_width(self, num_left: int) -> int:
+        """Returns the width of the next chunk of a prompt of which so many tokens are left."""
+        narrow, wide = self._prefill_widths[0], self._prefill_widths[-1]
+        return wide if num_left > 2 * narrow else narrow
 
     def _empty_state(self, *, batch_size: int, capacity: int, switches: Switches) -> SpecState:
         zeros = jnp.zeros([batch_size], jnp.int32)
@@ -211,6 +220,7 @@ def make_engine(
         drafter=drafter,
         step=step,
         vocab_size=target.config.vocab_size,
+        prefill_widths=prefill_widths(target),
         numbers=numbers,
     )
 
@@ -225,10 +235,15 @@ def verify_widths(drafter: Drafter, numbers: Sequence[int]) -> Sequence[int]:
     return numbers or ((0,) if drafter.may_be_silent else ())
 
 
-def _chunk_width(num_left: int) -> int:
-    """Returns the width of the next chunk of a prompt of which so many tokens are left."""
-    narrow, wide = PREFILL_WIDTHS
-    return wide if num_left > 2 * narrow else narrow
+def prefill_widths(target: LoadedModel) -> Sequence[int]:
+    """Returns the widths at which calls on chunks of a prompt are compiled.
+
+    A wide one takes as long as two and a half narrow ones; where many rows are multiplied natively,
+    as long as four, and one width is enough.
+    """
+    if most_native_rows(target.params["embedding"].dtype) >= _WIDE_CHUNK:
+        return (_NARROW_CHUNK,)
+    return (_NARROW_CHUNK, _WIDE_CHUNK)
 
 
 def _finish_row(state: SpecState, row: jax.Array) -> SpecState:

@@ -73,14 +73,15 @@ def test_greedy_output_is_plain_decodings(drafter):
         assert own.stats.num_proposed > 0
 
 
-def test_a_row_chooses_for_itself():
+def test_a_row_chooses_for_itself(monkeypatch):
     """Law 5: sampled tokens do not depend on the batch, nor on a neighbour that needs more room.
 
     Costs are those of the row's own length: a longer neighbour has a cache of another size.
     """
+    monkeypatch.setattr("jspec.capacity._SMALLEST_CAPACITY", 256)
     by_context = dataclasses.replace(
         CHEAP["model"],
-        contexts=(256, 384),
+        contexts=(256, 512),
         seconds=(CHEAP["model"].seconds[0], costs_of("model", 2.0).seconds[0]),
         reading=((0.001,), (0.01,)),
     )

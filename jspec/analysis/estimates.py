@@ -24,6 +24,7 @@ from jspec.analysis.draft_laws import make_draft_law
 from jspec.analysis.forward_pass import ForwardPass
 from jspec.analysis.places import Places, look_at_places
 from jspec.batch import needed_switches
+from jspec.capacity import capacity_for
 from jspec.drafters import DrafterOptions, DrafterSpec, choose_drafter
 from jspec.errors import InputError, check_range, whole_number
 from jspec.request import Settings
@@ -32,7 +33,6 @@ from jspec.vocabulary import shared_vocab_size, used_vocab_size
 from jspec.weights.resolver import LoadedModel
 
 _CHUNK = 64
-_SMALLEST_CAPACITY = 256
 _DRAFTER_DEFAULTS = DrafterOptions()
 
 
@@ -182,7 +182,7 @@ class Estimator:
         self, law: DraftLaw, settings: SamplingSettings, text: list[int], first: int
     ) -> Iterator[FirstDrafts]:
         """Yields what is proposed in each chunk from that of token `first` on."""
-        state = law.start(_capacity_for(len(text)))
+        state = law.start(capacity_for(len(text), 0))
         for begin, tokens in _chunks(text):
             drafts, state = law.read(state, tokens, settings)
             if begin + _CHUNK > first:
@@ -192,7 +192,7 @@ class Estimator:
         """Returns the target's logits in those chunks."""
         if self._last_text != (text, first):
             self._last_logits, self._last_text = [], None
-            cache = self._pass.start(_capacity_for(len(text)))
+            cache = self._pass.start(capacity_for(len(text), 0))
             for begin, tokens in _chunks(text):
                 logits, cache = self._pass.logits(cache, tokens)
                 if begin + _CHUNK > first:
@@ -213,11 +213,6 @@ def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
         tokens = np.zeros(_CHUNK, np.int32)
         tokens[: len(part)] = part
         yield begin, jnp.asarray(tokens)
-
-
-def _capacity_for(num_tokens: int) -> int:
-    """Returns a power of 2: few programs."""
-    return max(_SMALLEST_CAPACITY, 1 << (num_tokens - 1).bit_length())
 
 
 def _sampling_settings(settings: Settings) -> tuple[SamplingSettings, SamplingSettings]:

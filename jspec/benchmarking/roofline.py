@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jspec.analysis.call_cost import CallCost
 from jspec.analysis.machine import Machine, measure_machine
 from jspec.benchmarking.calls import MOST_WIDTH, time_calls
-from jspec.engine import PREFILL_WIDTHS
+from jspec.engine import prefill_widths
 from jspec.generator import Generator
 from jspec.weights.resolver import LoadedModel
 
@@ -86,7 +86,7 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
     most = model.config.max_seq_len
     middle = min(_CONTEXT, most // 2)
     shapes = [(width, middle, 1) for width in _WIDTHS]
-    shapes += [(width, 0, 1) for width in PREFILL_WIDTHS]
+    shapes += [(width, 0, 1) for width in prefill_widths(model)]
     shapes += [(1, context, 1) for context in _CONTEXTS]
     shapes += [(1, middle, batch_size) for batch_size in _BATCHES]
     itemsize = model.params["embedding"].dtype.itemsize

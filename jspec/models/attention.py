@@ -7,11 +7,11 @@ from jaxtyping import Array, Bool, Float32
 from jspec.models.cache import KVCache
 from jspec.models.config import LlamaConfig
 from jspec.models.layers import kernel_param, linear
-from jspec.models.rope import apply_rope
+from jspec.models.rope import rotate_heads
 
 
 class Attention(nn.Module):
-    """One layer's attention. Keys and values live in the cache alone.
+    """One layer's attention. Keys and values live in the cache alone, that of this layer.
 
     The kernel `qkv` [k g+2 h i], i the width of the inputs, holds, for each key/value head, its g
     query heads, its key head and its value head, so that the heads can be split over devices by its
@@ -19,11 +19,9 @@ class Attention(nn.Module):
 
     Attributes:
       config: the model's.
-      layer: which layer of the cache is read and written.
     """
 
     config: LlamaConfig
-    layer: int
 
     @nn.compact
     def __call__(
@@ -41,11 +39,9 @@ class Attention(nn.Module):
         qkv = linear(inputs, kernel_param(self, "qkv", (k, g + 2, h, inputs.shape[-1])))
         if cfg.attention_bias:
             qkv += self.param("qkv_bias", nn.initializers.zeros, (k, g + 2, h))
-        rotated = apply_rope(qkv[:, :, :, : g + 1].reshape(b, t, k * (g + 1), h), *rope)
-        rotated = rotated.reshape(b, t, k, g + 1, h)
-        queries = rotated[:, :, :, :g].reshape(b, t, k * g, h) * h**-0.5
-        cache = cache.write(self.layer, rotated[:, :, :, g], qkv[:, :, :, g + 1], block_offset)
-        mixed = cache.attend(self.layer, queries, visible)
+        queries, keys = rotate_heads(qkv, *rope)
+        cache = cache.write(keys, qkv[:, :, :, -1], block_offset)
+        mixed = cache.attend(queries, visible)
         outputs = linear(
             mixed.reshape(b, t, k, g, h), kernel_param(self, "out", (d, k, g, h)), num_contracted=3
         )

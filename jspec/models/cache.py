@@ -25,7 +25,6 @@ from jspec import native
 from jspec.typing import BlockMask, RowCounts
 
 TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
-_FEW_QUERIES = 16  # up to which attention on CPU is faster without XLA
 _NATIVE_DIMS = (32, 64, 128, 256)  # of a head
 _NATIVE_TYPES = (jnp.bfloat16, jnp.float32)
 _MASKED = -1e30  # finite, so that a row that may see nothing gives no NaN
@@ -65,17 +64,27 @@ class KVCache(struct.PyTreeNode):
         """Slots of a row that can be committed."""
         return self.keys[0].shape[2] - TAIL
 
+    def layer(self, index: int) -> Self:
+        """Returns the cache of one layer, which is written and attended to."""
+        return self.replace(keys=(self.keys[index],), values=(self.values[index],))
+
+    def with_layer(self, index: int, layer: Self) -> Self:
+        """Returns the cache with that one in the place of one of its layers."""
+
+        def put(layers: tuple[Array, ...], own: tuple[Array, ...]) -> tuple[Array, ...]:
+            return (*layers[:index], *own, *layers[index + 1 :])
+
+        return self.replace(keys=put(self.keys, layer.keys), values=put(self.values, layer.values))
+
     def write(
         self,
-        layer: int,
         keys: Float[Array, "b t k h"],
         values: Float[Array, "b t k h"],
         offset: int = 0,
     ) -> Self:
-        """Writes a block after the committed slots; `length` stays.
+        """Writes a block after the committed slots of a one-layer cache; `length` stays.
 
         Args:
-          layer: which layer's.
           keys: the block's keys.
           values: the block's values.
           offset: slots between the committed ones and the first one written.
@@ -86,8 +95,8 @@ class KVCache(struct.PyTreeNode):
         start = self.length + offset
 
         def put(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
-            new = new.astype(layers[layer].dtype).transpose(0, 2, 1, 3)
-            return (*layers[:layer], write_rows(layers[layer], new, start), *layers[layer + 1 :])
+            (layer,) = layers
+            return (write_rows(layer, new.astype(layer.dtype).transpose(0, 2, 1, 3), start),)
 
         return self.replace(keys=put(self.keys, keys), values=put(self.values, values))
 
@@ -102,18 +111,20 @@ class KVCache(struct.PyTreeNode):
         return (relative < 0)[:, None, :] | (in_block[:, None, :] & allowed)
 
     def attend(
-        self, layer: int, queries: Float[Array, "b t n h"], visible: Bool[Array, "b t s"]
+        self, queries: Float[Array, "b t n h"], visible: Bool[Array, "b t s"]
     ) -> Float[Array, "b t n h"]:
-        """Returns the attention of a block's queries, already scaled, over the visible slots.
+        """Returns the attention of queries, already scaled, over the visible slots of one layer.
 
         Scores and softmax are float32; the result has the type of the queries.
         """
-        _, t, _, h = queries.shape
-        operands = queries, self.keys[layer], self.values[layer], visible
+        h = queries.shape[-1]
+        (keys,), (values,) = self.keys, self.values
+        operands = queries, keys, values, visible
         is_native = (
-            t <= _FEW_QUERIES and h in _NATIVE_DIMS
-            and queries.dtype == jnp.float32 and operands[1].dtype in _NATIVE_TYPES
-        )  # fmt: skip
+            h in _NATIVE_DIMS
+            and queries.dtype == jnp.float32
+            and keys.dtype in _NATIVE_TYPES
+        )
         if is_native and native.is_available():
             result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
             return native.call("attention", _attend, result, *operands)
@@ -178,7 +189,7 @@ def write_rows(
 
     What falls behind them is lost, never shifted onto a good slot.
     """
-    if new.shape[2] <= TAIL and native.is_available():
+    if native.is_available():
         result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
         return native.call("write_rows", _write_rows, result, layer, new, start)
     return _write_rows(layer, new, start)

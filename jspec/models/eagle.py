@@ -86,7 +86,7 @@ class EagleHead(nn.Module):
         x = features.astype(jnp.float32)
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
         both = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
-        attention = Attention(cfg, 0, name="attention")
+        attention = Attention(cfg, name="attention")
         mixed, cache = attention(both, rope, visible, cache, 0)
         x = x + mixed
         x = x + FeedForward(cfg, name="mlp")(RMSNorm(eps, name="mlp_norm")(x))

@@ -14,8 +14,8 @@ from jspec.models.quantized import QuantizedKernel, quantized_product, quantized
 
 Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
 
-# What is faster on CPU without XLA. A row's result does not depend on the rows beside it then.
 _FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 8}
+_MANY_ROWS = 512
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
@@ -56,12 +56,22 @@ def linear(
         return quantized_product(rows, kernel).reshape(b, t, *out_axes)
     rows = rows.astype(kernel.dtype)
     kernel = kernel.reshape(-1, rows.shape[1])
-    if b * t <= _FEW_ROWS.get(kernel.dtype, 0) and native.is_available():
+    if b * t <= most_native_rows(kernel.dtype) and native.is_available():
         result = jax.ShapeDtypeStruct((b * t, kernel.shape[0]), jnp.float32)
-        outputs = native.call("few_rows", _product, result, rows, kernel)
+        outputs = native.call("product", _product, result, rows, kernel)
     else:
         outputs = _product(rows, kernel)
     return outputs.reshape(b, t, *out_axes)
+
+
+def most_native_rows(dtype: jnp.dtype) -> int:
+    """Returns up to how many rows a product on CPU is faster without XLA.
+
+    A row's result does not depend on the rows beside it then.
+    """
+    if dtype == jnp.bfloat16 and native.has_pairs():
+        return _MANY_ROWS
+    return _FEW_ROWS.get(dtype, 0)
 
 
 def _product(rows: Float[Array, "r in"], kernel: Float[Array, "out in"]) -> Float32[Array, "r out"]:

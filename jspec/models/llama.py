@@ -58,8 +58,9 @@ class Llama(nn.Module):
         visible = cache.visible(block_mask)
         outputs = {first_layer: x}
         for index, layer in list(enumerate(layers))[first_layer:]:
-            block = Block(cfg, index, name=f"layers_{layer}")
-            x, cache = block(x, rope, visible, cache, offset)
+            block = Block if self.is_initializing() else TracedOnce  # jit would draw other weights
+            x, own = block(cfg, name=f"layers_{layer}")(x, rope, visible, cache.layer(index), offset)
+            cache = cache.with_layer(index, own)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
         hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
@@ -76,11 +77,9 @@ class Block(nn.Module):
 
     Attributes:
       config: the model's.
-      layer: its place in the cache.
     """
 
     config: LlamaConfig
-    layer: int
 
     @nn.compact
     def __call__(
@@ -91,14 +90,17 @@ class Block(nn.Module):
         cache: KVCache,
         block_offset: int,
     ) -> tuple[Float32[Array, "b t d"], KVCache]:
-        """Applies the block."""
+        """Applies the block, to the cache of its layer alone."""
         eps = self.config.norm_epsilon
-        attention = Attention(self.config, self.layer, name="attention")
+        attention = Attention(self.config, name="attention")
         normed = RMSNorm(eps, name="attention_norm")(x)
         mixed, cache = attention(normed, rope, visible, cache, block_offset)
         x = x + mixed
         mlp = FeedForward(self.config, name="mlp")
         return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
+
+
+TracedOnce = nn.jit(Block, static_argnums=5)  # not layer by layer: all layers look the same
 
 
 def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:

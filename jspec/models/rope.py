@@ -2,10 +2,12 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
+from jspec import native
 from jspec.models.config import LlamaConfig, RopeScaling
 
 
@@ -39,6 +41,39 @@ def rope_cos_sin(
     """
     angles = positions[..., None].astype(jnp.float32) * rope_frequencies(config)
     return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate_heads(
+    qkv: Float32[Array, "b t k p h"],
+    cos: Float32[Array, "b t half"],
+    sin: Float32[Array, "b t half"],
+) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"]]:
+    """Returns query heads, rotated and scaled for attention, and rotated key heads.
+
+    Args:
+      qkv: p heads for each key/value head: its query heads, its key head and its value head.
+      cos: of every position's angles.
+      sin: of every position's angles.
+    """
+    if not native.is_available():
+        return _rotate_heads(qkv, cos, sin)
+    b, t, k, parts, h = qkv.shape
+    shapes = (b, t, k * (parts - 2), h), (b, t, k, h)
+    results = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    queries, keys = native.call("rotate_heads", _rotate_heads, results, qkv, cos, sin)
+    return queries, keys
+
+
+def _rotate_heads(
+    qkv: Float32[Array, "b t k p h"],
+    cos: Float32[Array, "b t half"],
+    sin: Float32[Array, "b t half"],
+) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"]]:
+    """Rotates by XLA."""
+    b, t, k, parts, h = qkv.shape
+    rotated = apply_rope(qkv[:, :, :, :-1].reshape(b, t, -1, h), cos, sin)
+    rotated = rotated.reshape(b, t, k, parts - 1, h)
+    return rotated[:, :, :, :-1].reshape(b, t, -1, h) * h**-0.5, rotated[:, :, :, -1]
 
 
 def apply_rope(

@@ -79,8 +79,9 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
                 timeout=_SECONDS,
             )
         except subprocess.CalledProcessError as error:
-            first = next(iter(error.stderr.strip().splitlines()), f"status {error.returncode}")
-            raise OSError(f"{compiler} failed: {first}") from None
+            lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
+            said = next((line for line in lines if "error" in line), lines[0])
+            raise OSError(f"{compiler} failed: {said}") from None
         except subprocess.TimeoutExpired:
             raise OSError(f"{compiler} took more than {_SECONDS} s") from None
         library = ctypes.CDLL(str(built))

@@ -74,14 +74,6 @@ inline void StoreLike(float* to, const Pair& pair) {
   }
 }
 
-// The last inputs, fewer than a step, and zeros.
-template <typename T>
-inline Pair LoadRest(const T* from, int64_t count) {
-  T padded[kStep] = {};
-  std::memcpy(padded, from, count * sizeof(T));
-  return Load(padded);
-}
-
 inline float Total(const Lanes& lanes) {
   typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
   Quarter quarters[4];

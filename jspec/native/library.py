@@ -1,4 +1,4 @@
-"""Calls C++ where XLA on CPU is slow: products, attention and cache writes of few tokens.
+"""Calls C++ where XLA on CPU is slow: products, attention, rotations and cache writes.
 
 XLA on CPU reads the weights of a bfloat16 product at half the speed of memory, and at a tenth of it
 for one row; its attention reads the whole buffer of a cache, which it writes row after row. The
@@ -6,11 +6,13 @@ sources here are compiled for the processor on first use and called through XLA'
 interface. Where there is no C++ compiler, XLA computes everything.
 """
 
+import ctypes
 import functools
 import logging
 import os
 import threading
 from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jaxtyping import Array
@@ -19,7 +21,22 @@ from jspec.native.build import fingerprint, load_library
 
 _LOCK = threading.Lock()  # of the first call
 # And which of its operands a function returns, changed in place.
-_FUNCTIONS: dict[str, int | None] = {"few_rows": None, "attention": None, "write_rows": 0}
+_FUNCTIONS: dict[str, int | None] = {
+    "product": None, "attention": None, "rotate_heads": None, "write_rows": 0,
+}  # fmt: skip
+Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
+
+
+class _Library(NamedTuple):
+    """What was loaded.
+
+    Attributes:
+      name: its fingerprint.
+      has_pairs: whether the processor multiplies bfloat16 numbers two by two.
+    """
+
+    name: str
+    has_pairs: bool
 
 
 def is_available() -> bool:
@@ -27,17 +44,28 @@ def is_available() -> bool:
 
     `JSPEC_NATIVE=0` in the environment leaves everything to XLA.
     """
-    return version() is not None
+    return _load() is not None
 
 
 def version() -> str | None:
     """Returns the fingerprint of the library in use; None where XLA computes everything."""
+    library = _load()
+    return library and library.name
+
+
+def has_pairs() -> bool:
+    """Returns whether bfloat16 products of many rows are fast, too (AVX-512 BF16)."""
+    library = _load()
+    return library is not None and library.has_pairs
+
+
+def _load() -> _Library | None:
     with _LOCK:
         return _prepare()
 
 
 @functools.cache
-def _prepare() -> str | None:
+def _prepare() -> _Library | None:
     if jax.default_backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
         return None
     try:
@@ -49,22 +77,23 @@ def _prepare() -> str | None:
     for function in _FUNCTIONS:
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
         jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")
-    return name
+    library.jspec_has_pairs.restype = ctypes.c_bool
+    return _Library(name, library.jspec_has_pairs())
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def call(
-    name: str, reference: Callable[..., Array], result: jax.ShapeDtypeStruct, *operands: Array
-) -> Array:
+    name: str, reference: Callable[..., Any], result: Result, *operands: Array
+) -> Any:
     """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
 
     Only of a query that may see nothing does attention say something else: zeros, not the mean of
     all values.
 
     Args:
-      name: of the C++ function: few_rows, attention or write_rows.
+      name: of the C++ function: product, attention, rotate_heads or write_rows.
       reference: the same in JAX, for derivatives.
-      result: shape and type of what is returned.
+      result: shape and type of what is returned, or of each part of it.
       *operands: its arguments.
     """
     return _call(name, result, *operands)
@@ -73,7 +102,7 @@ def call(
 # A function of its own, so that it is called: within a loop that also carries an empty array, XLA
 # would lose the call's interface.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _call(name: str, result: jax.ShapeDtypeStruct, *operands: Array) -> Array:
+def _call(name: str, result: Result, *operands: Array) -> Any:
     changed = _FUNCTIONS[name]
     aliases = None if changed is None else {changed: 0}
     function = jax.ffi.ffi_call(
@@ -85,9 +114,10 @@ def _call(name: str, result: jax.ShapeDtypeStruct, *operands: Array) -> Array:
 @call.defjvp
 def _jvp(
     name: str,
-    reference: Callable[..., Array],
-    result: jax.ShapeDtypeStruct,
+    reference: Callable[..., Any],
+    result: Result,
     operands: tuple[Array, ...],
     tangents: tuple[Array, ...],
-) -> tuple[Array, Array]:
-    return call(name, reference, result, *operands), jax.jvp(reference, operands, tangents)[1]
+) -> tuple[Any, Any]:
+    """Differentiates the reference, whose value comes with its derivative."""
+    return jax.jvp(reference, operands, tangents)

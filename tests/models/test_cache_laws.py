@@ -131,7 +131,7 @@ def test_a_zero_key_is_attended():
     values = cache.values[0].at[0, :, :3].set(jnp.arange(1.0, 4.0)[None, :, None])
     cache = cache.replace(values=(values, cache.values[1]))
     visible = cache.visible(jnp.zeros([1, 1, 1], bool))
-    mixed = cache.attend(0, jnp.ones([1, 1, 4, 6]), visible)
+    mixed = cache.layer(0).attend(jnp.ones([1, 1, 4, 6]), visible)
     assert_close(mixed, jnp.full([1, 1, 4, 6], 2.0))
 
 
@@ -194,7 +194,7 @@ def num_whole_layers(batch_size):
     def write(_, cache):
         new = jnp.broadcast_to(cache.length[:, None, None, None], (batch_size, 1, 2, 8))
         new = new.astype(jnp.float32)
-        return cache.write(0, new, new).commit(jnp.ones_like(cache.length))
+        return cache.write(new, new).commit(jnp.ones_like(cache.length))
 
     run = jax.jit(lambda cache: jax.lax.fori_loop(0, 5, write, cache), donate_argnums=0)
     program = run.lower(cache).compile().as_text()

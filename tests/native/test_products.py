@@ -1,4 +1,4 @@
-"""Products of few rows in C++: right to rounding, and a row's result is its own."""
+"""Products in C++: right to rounding, and a row's result is its own."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("library")
 @jax.jit
 def product(rows, kernel):
     result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
-    return native.call("few_rows", _product, result, rows, kernel)
+    return native.call("product", _product, result, rows, kernel)
 
 
 def draw(shape, seed, dtype):
@@ -36,21 +36,26 @@ def test_products_are_those_of_float64(shape, dtype):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
     """Bit for bit, for every number of rows: each one is compiled on its own."""
-    rows, kernel = draw((19, 203), 0, dtype), draw((77, 203), 1, dtype)
+    rows, kernel = draw((71, 203), 0, dtype), draw((333, 203), 1, dtype)
     together = np.asarray(product(rows, kernel))
-    for count in range(1, 19):
+    for count in (*range(1, 19), 70):
         np.testing.assert_array_equal(product(rows[:count], kernel), together[:count])
         np.testing.assert_array_equal(product(rows[count : count + 1], kernel)[0], together[count])
 
 
-def test_the_model_uses_them_for_few_rows_only():
-    kernel = draw((8, 32), 1, "bfloat16")
+@pytest.mark.parametrize(
+    ("dtype", "has_pairs", "most"),
+    [("float32", True, 8), ("bfloat16", False, 16), ("bfloat16", True, 512)],
+)
+def test_the_model_uses_them_where_they_are_faster(dtype, has_pairs, most, monkeypatch):
+    monkeypatch.setattr(native, "has_pairs", lambda: has_pairs)
+    kernel = draw((8, 32), 1, dtype)
 
     def calls(num_tokens):
-        rows = draw((1, num_tokens, 32), 0, "bfloat16")
-        return "jspec_few_rows" in jax.jit(linear).lower(rows, kernel).as_text()
+        rows = draw((1, num_tokens, 32), 0, dtype)
+        return "jspec_product" in jax.jit(linear).lower(rows, kernel).as_text()
 
-    assert [calls(count) for count in (1, 16, 17)] == [True, True, False]
+    assert [calls(count) for count in (1, most, most + 1)] == [True, True, False]
 
 
 def test_a_loop_that_carries_an_empty_array():

@@ -46,7 +46,7 @@ def toy_apply(
     """An ApplyFn for chains: logits are table[the token in the slot before, the token]."""
     del positions, block_mask, hidden_layers
     keys = (tokens + 1).astype(jnp.float32)[:, :, None, None]
-    cache = cache.write(0, keys, keys)
+    cache = cache.write(keys, keys)
     slots = cache.length[:, None] + jnp.arange(tokens.shape[1]) - 1
     held = cache.keys[0][:, 0, :, 0]
     previous = jnp.take_along_axis(held, jnp.maximum(slots, 0), axis=1).astype(jnp.int32) - 1

@@ -1,0 +1,173 @@
+// Products of rows with a kernel: outputs[r, o] = sum over i of rows[r, i] * kernel[o, i].
+//
+// Decoding is bound by the bytes of the weights: each is read from memory once, in order, and serves
+// all rows. Sums are float32, and their order does not depend on the number of rows: a row's result
+// is the same, bit for bit, alone and among others.
+
+#include <algorithm>
+
+#include "lanes.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+namespace {
+
+using namespace jspec;
+
+// kStep numbers of one operand, and the sum of products with those of another.
+template <typename T>
+struct Numbers {
+  Pair pair;
+
+  static Numbers From(const T* from) { return {Load(from)}; }
+  Lanes AddTo(const Lanes& sum, const Numbers& other) const {
+    return AddProducts(sum, pair, other.pair);
+  }
+  static constexpr int kMaxRows = 8;  // that share one reading of the weights
+  static constexpr int OutputsFor(int rows) { return rows <= 4 ? 4 : 2; }  // for the registers' sake
+};
+
+#ifdef __AVX512BF16__
+template <>
+struct Numbers<BFloat16> {
+  __m512bh packed;
+
+  static Numbers From(const BFloat16* from) {
+    Numbers numbers;
+    std::memcpy(&numbers.packed, from, sizeof(packed));
+    return numbers;
+  }
+  Lanes AddTo(const Lanes& sum, const Numbers& other) const {
+    return (Lanes)_mm512_dpbf16_ps((__m512)sum, packed, other.packed);
+  }
+  static constexpr int kMaxRows = 6;
+  static constexpr int OutputsFor(int) { return 4; }
+};
+constexpr bool kHasPairs = true;
+#else
+constexpr bool kHasPairs = false;
+#endif
+
+constexpr int kCacheLine = 64;  // bytes
+constexpr int64_t kTile = 96;   // outputs whose weights stay near while all rows pass by
+constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kSmallWork = 1 << 15;  // multiplications not worth waking a thread for
+
+struct Shape {
+  int64_t rows, inputs, outputs;
+};
+
+// The last inputs, fewer than a step, and zeros.
+template <typename T>
+inline Numbers<T> Rest(const T* from, int64_t count) {
+  T padded[kStep] = {};
+  std::memcpy(padded, from, count * sizeof(T));
+  return Numbers<T>::From(padded);
+}
+
+template <int kRows, int kOutputs, typename T>
+inline void MultiplyBlock(const T* rows, const T* kernel, float* outputs, const Shape& shape) {
+  const int64_t stride = shape.inputs;
+  Lanes sums[kOutputs][kRows] = {};
+  int64_t i = 0;
+  for (; i + kStep <= stride; i += kStep) {
+    Numbers<T> inputs[kRows];
+    for (int r = 0; r < kRows; ++r) inputs[r] = Numbers<T>::From(rows + r * stride + i);
+    for (int o = 0; o < kOutputs; ++o) {
+      const T* ahead = kernel + (2 * kOutputs + o) * stride + i;
+      for (int line = 0; line < kStep; line += kCacheLine / sizeof(T)) {
+        __builtin_prefetch(ahead + line);
+      }
+      const auto weights = Numbers<T>::From(kernel + o * stride + i);
+      for (int r = 0; r < kRows; ++r) sums[o][r] = weights.AddTo(sums[o][r], inputs[r]);
+    }
+  }
+  if (i < stride) {
+    for (int o = 0; o < kOutputs; ++o) {
+      const auto weights = Rest(kernel + o * stride + i, stride - i);
+      for (int r = 0; r < kRows; ++r) {
+        sums[o][r] = weights.AddTo(sums[o][r], Rest(rows + r * stride + i, stride - i));
+      }
+    }
+  }
+  for (int o = 0; o < kOutputs; ++o) {
+    for (int r = 0; r < kRows; ++r) outputs[r * shape.outputs + o] = Total(sums[o][r]);
+  }
+}
+
+// Outputs begin to end of `count` rows, at most kRows.
+template <int kRows, typename T>
+void MultiplyRows(int64_t count, const T* rows, const T* kernel, float* outputs,
+                  const Shape& shape, int64_t begin, int64_t end) {
+  if constexpr (kRows > 1) {
+    if (count < kRows) {
+      return MultiplyRows<kRows - 1>(count, rows, kernel, outputs, shape, begin, end);
+    }
+  }
+  constexpr int kOutputs = Numbers<T>::OutputsFor(kRows);
+  int64_t o = begin;
+  for (; o + kOutputs <= end; o += kOutputs) {
+    MultiplyBlock<kRows, kOutputs>(rows, kernel + o * shape.inputs, outputs + o, shape);
+  }
+  for (; o < end; ++o) {
+    MultiplyBlock<kRows, 1>(rows, kernel + o * shape.inputs, outputs + o, shape);
+  }
+}
+
+// Outputs begin to end of all rows, in blocks of about as many rows each.
+template <typename T>
+void MultiplyTile(const T* rows, const T* kernel, float* outputs, const Shape& shape,
+                  int64_t begin, int64_t end) {
+  constexpr int kMaxRows = Numbers<T>::kMaxRows;
+  const int64_t blocks = (shape.rows + kMaxRows - 1) / kMaxRows;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t r = block * shape.rows / blocks;
+    const int64_t count = (block + 1) * shape.rows / blocks - r;
+    MultiplyRows<kMaxRows>(count, rows + r * shape.inputs, kernel, outputs + r * shape.outputs,
+                           shape, begin, end);
+  }
+}
+
+template <typename T>
+void Multiply(ffi::ThreadPool& pool, const T* rows, const T* kernel, float* outputs,
+              const Shape& shape) {
+  const bool is_small = shape.rows * shape.inputs * shape.outputs < kSmallWork;
+  const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
+  const int64_t size = (shape.outputs + 4 * wanted - 1) / (4 * wanted) * 4;
+  const int64_t count = (shape.outputs + size - 1) / size;
+  ShareOut(pool, count, [=](int64_t chunk) {
+    const int64_t end = std::min((chunk + 1) * size, shape.outputs);
+    for (int64_t o = chunk * size; o < end; o += kTile) {
+      MultiplyTile(rows, kernel, outputs, shape, o, std::min(o + kTile, end));
+    }
+  });
+}
+
+ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer kernel,
+                   ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
+  const Shape shape{rows.dimensions()[0], rows.dimensions()[1], kernel.dimensions()[0]};
+  float* to = outputs->typed_data();
+  if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
+  if (kernel.element_type() == ffi::F32) {
+    Multiply(pool, static_cast<const float*>(rows.untyped_data()),
+             static_cast<const float*>(kernel.untyped_data()), to, shape);
+  } else {
+    Multiply(pool, static_cast<const BFloat16*>(rows.untyped_data()),
+             static_cast<const BFloat16*>(kernel.untyped_data()), to, shape);
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::BufferR2<ffi::F32>>());
+
+// Whether this processor multiplies bfloat16 numbers two by two: many rows are fast then, too.
+extern "C" bool jspec_has_pairs() { return kHasPairs; }

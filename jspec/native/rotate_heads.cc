@@ -1,0 +1,76 @@
+// Rotary position embeddings of a layer's query and key heads, which lie beside its value heads.
+// XLA on CPU would compute the cosines and sines anew for every head of every layer.
+
+#include <cmath>
+
+#include "lanes.h"
+
+namespace {
+
+using namespace jspec;
+
+using Heads = ffi::Buffer<ffi::F32, 5>;  // [b t k g+2 h]
+
+constexpr int64_t kSmallWork = 1 << 15;  // numbers not worth waking a thread for
+constexpr int64_t kChunksPerThread = 4;
+
+struct Shape {
+  int64_t kv_heads, group, half;  // `group` query heads, a key head and a value head
+};
+
+inline void Rotate(const float* head, const float* cos, const float* sin, float scale,
+                   int64_t half, float* __restrict to) {
+  for (int64_t i = 0; i < half; ++i) {
+    const float first = head[i], second = head[half + i];
+    to[i] = (first * cos[i] - second * sin[i]) * scale;
+    to[half + i] = (second * cos[i] + first * sin[i]) * scale;
+  }
+}
+
+void RotateToken(const float* heads, const float* cos, const float* sin, const Shape& shape,
+                 float* queries, float* keys) {
+  const int64_t dims = 2 * shape.half;
+  const float scale = static_cast<float>(1 / std::sqrt(static_cast<double>(dims)));
+  for (int64_t k = 0; k < shape.kv_heads; ++k) {
+    for (int64_t q = 0; q < shape.group; ++q, heads += dims, queries += dims) {
+      Rotate(heads, cos, sin, scale, shape.half, queries);
+    }
+    Rotate(heads, cos, sin, 1, shape.half, keys);
+    heads += 2 * dims;  // the value head stays as it is
+    keys += dims;
+  }
+}
+
+ffi::Error RotateHeads(ffi::ThreadPool pool, Heads heads,
+                       ffi::BufferR3<ffi::F32> cos, ffi::BufferR3<ffi::F32> sin,
+                       ffi::Result<ffi::BufferR4<ffi::F32>> queries,
+                       ffi::Result<ffi::BufferR4<ffi::F32>> keys) {
+  const auto size = heads.dimensions();
+  const int64_t tokens = size[0] * size[1];
+  const Shape shape{size[2], size[3] - 2, size[4] / 2};
+  const int64_t from_stride = size[2] * size[3] * size[4], key_stride = size[2] * size[4];
+  const float *from = heads.typed_data(), *cosines = cos.typed_data(), *sines = sin.typed_data();
+  float *to_queries = queries->typed_data(), *to_keys = keys->typed_data();
+  const bool is_small = tokens * from_stride < kSmallWork;
+  const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
+  const int64_t chunk = (tokens + wanted - 1) / wanted;
+  if (tokens == 0) return ffi::Error::Success();
+  ShareOut(pool, (tokens + chunk - 1) / chunk, [=](int64_t piece) {
+    for (int64_t t = piece * chunk; t < tokens && t < (piece + 1) * chunk; ++t) {
+      RotateToken(from + t * from_stride, cosines + t * shape.half, sines + t * shape.half, shape,
+                  to_queries + t * key_stride * shape.group, to_keys + t * key_stride);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rotate_heads, RotateHeads,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<Heads>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Ret<ffi::BufferR4<ffi::F32>>()
+                                  .Ret<ffi::BufferR4<ffi::F32>>());
