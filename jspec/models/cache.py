@@ -121,9 +121,7 @@ class KVCache(struct.PyTreeNode):
         (keys,), (values,) = self.keys, self.values
         operands = queries, keys, values, visible
         is_native = (
-            h in _NATIVE_DIMS
-            and queries.dtype == jnp.float32
-            and keys.dtype in _NATIVE_TYPES
+            h in _NATIVE_DIMS and queries.dtype == jnp.float32 and keys.dtype in _NATIVE_TYPES
         )
         if is_native and native.is_available():
             result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)

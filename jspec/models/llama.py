@@ -59,7 +59,9 @@ class Llama(nn.Module):
         outputs = {first_layer: x}
         for index, layer in list(enumerate(layers))[first_layer:]:
             block = Block if self.is_initializing() else TracedOnce  # jit would draw other weights
-            x, own = block(cfg, name=f"layers_{layer}")(x, rope, visible, cache.layer(index), offset)
+            x, own = block(cfg, name=f"layers_{layer}")(
+                x, rope, visible, cache.layer(index), offset
+            )
             cache = cache.with_layer(index, own)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)

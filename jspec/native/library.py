@@ -82,9 +82,7 @@ def _prepare() -> _Library | None:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
-def call(
-    name: str, reference: Callable[..., Any], result: Result, *operands: Array
-) -> Any:
+def call(name: str, reference: Callable[..., Any], result: Result, *operands: Array) -> Any:
     """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
 
     Only of a query that may see nothing does attention say something else: zeros, not the mean of
