@@ -57,11 +57,10 @@ class Llama(nn.Module):
         rope = rope_cos_sin(cfg, positions)
         visible = cache.visible(block_mask)
         outputs = {first_layer: x}
+        make_block = Block if self.is_initializing() else TracedOnce  # jit would draw other weights
         for index, layer in list(enumerate(layers))[first_layer:]:
-            block = Block if self.is_initializing() else TracedOnce  # jit would draw other weights
-            x, own = block(cfg, name=f"layers_{layer}")(
-                x, rope, visible, cache.layer(index), offset
-            )
+            block = make_block(cfg, name=f"layers_{layer}")
+            x, own = block(x, rope, visible, cache.layer(index), offset)
             cache = cache.with_layer(index, own)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)

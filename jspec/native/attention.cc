@@ -1,8 +1,10 @@
 // Attention of a few queries over the slots of a cache that they may see, and no others: what lies
 // behind the last visible slot is never read, so that time follows the text and not the buffer.
 //
-// Scores, softmax and sums are float32. A query's result does not depend on the queries beside it,
-// nor on the size of the cache: it is the same, bit for bit, alone and in a block.
+// Scores, softmax and sums are float32. Threads go through spans of slots, whose findings are joined
+// (Milakov and Gimelshein, arXiv 1805.02867): one query over a long text keeps all of them busy. A
+// query's result does not depend on the queries beside it, nor on the size of the cache: it is the
+// same, bit for bit, alone and in a block.
 
 #include "lanes.h"
 
@@ -15,8 +17,10 @@ using namespace jspec;
 
 constexpr int kMaxQueries = 4;  // that share one reading of keys and values
 constexpr int kMaxSteps = 8;    // of a head: 256 dimensions
+constexpr int64_t kSpan = 512;  // slots that a thread goes through at a time
 constexpr float kMasked = -1e30f;
 constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
+constexpr int64_t kFewBlocks = 64;       // nor joining the findings of so many
 
 // exp(x) of x <= 0, to two units in the last place; 0 below -87.
 inline Lanes Exp(Lanes x) {
@@ -67,40 +71,46 @@ inline int64_t Offset(const Shape& shape, int64_t query) {
   return (query / shape.group() * shape.heads + query % shape.group()) * shape.dims;
 }
 
-// Turns scores into weights that sum to 1, all 0 if no slot is visible. `count` is a multiple of
-// kLanes, and what is not visible is kMasked.
-inline void Softmax(float* scores, int64_t count) {
+// Turns the scores of one query into weights relative to the highest, 0 where nothing is visible.
+// `count` is a multiple of kLanes, and what is not visible is kMasked.
+inline void Weigh(float* scores, int64_t count, float* highest, float* sum) {
   Lanes most = Lanes{} + kMasked, total = {}, lanes;
   for (int64_t s = 0; s < count; s += kLanes) {
     std::memcpy(&lanes, scores + s, sizeof(lanes));
     most = lanes > most ? lanes : most;
   }
-  float highest = most[0];
-  for (int lane = 1; lane < kLanes; ++lane) highest = most[lane] > highest ? most[lane] : highest;
-  if (highest == kMasked) highest = 0;
+  *highest = most[0];
+  for (int lane = 1; lane < kLanes; ++lane) *highest = std::max(*highest, most[lane]);
+  const float base = *highest == kMasked ? 0 : *highest;
   for (int64_t s = 0; s < count; s += kLanes) {
     std::memcpy(&lanes, scores + s, sizeof(lanes));
-    lanes = Exp(lanes - highest);
+    lanes = Exp(lanes - base);
     total += lanes;
     std::memcpy(scores + s, &lanes, sizeof(lanes));
   }
-  const float sum = Total(total);
-  const float scale = sum > 0 ? 1 / sum : 0;
-  for (int64_t s = 0; s < count; ++s) scores[s] *= scale;
+  *sum = Total(total);
 }
 
+// What some queries find in one span of slots: for each, the highest score, the sum of the weights
+// relative to it, and the values so weighted.
+struct Finding {
+  float highest[kMaxQueries], sum[kMaxQueries];
+  float mixed[kMaxQueries][kMaxSteps * kStep];
+};
+
 template <int kQueries, int kSteps, typename T>
-void AttendBlock(const Head<T>& head, const Shape& shape, int64_t first) {
+void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t begin,
+                Finding* finding) {
   const bool* visible[kQueries];
-  int64_t end = 0;
+  int64_t end = begin;
   for (int q = 0; q < kQueries; ++q) {
     const int64_t token = (first + q) / shape.group();
     visible[q] = head.visible + token * shape.slots;
-    end = std::max(end, head.ends[token]);
+    end = std::max(end, std::min(head.ends[token], begin + kSpan));
   }
-  const int64_t padded = (end + kLanes - 1) / kLanes * kLanes;
-  static thread_local std::vector<float> scratch;
-  scratch.assign(kQueries * padded, kMasked);
+  const int64_t padded = (end - begin + kLanes - 1) / kLanes * kLanes;
+  float scores[kQueries][kSpan];
+  for (int q = 0; q < kQueries; ++q) std::fill_n(scores[q], padded, kMasked);
   {
     Pair queries[kQueries][kSteps];
     for (int q = 0; q < kQueries; ++q) {
@@ -108,51 +118,82 @@ void AttendBlock(const Head<T>& head, const Shape& shape, int64_t first) {
         queries[q][i] = LoadLike<T>(head.queries + Offset(shape, first + q) + i * kStep);
       }
     }
-    for (int64_t s = 0; s < end; ++s) {
+    for (int64_t s = begin; s < end; ++s) {
       Lanes sums[kQueries] = {};
       for (int i = 0; i < kSteps; ++i) {
         const Pair key = Load(head.keys + s * shape.dims + i * kStep);
         for (int q = 0; q < kQueries; ++q) sums[q] = AddProducts(sums[q], queries[q][i], key);
       }
       for (int q = 0; q < kQueries; ++q) {
-        if (visible[q][s]) scratch[q * padded + s] = Total(sums[q]);
+        if (visible[q][s]) scores[q][s - begin] = Total(sums[q]);
       }
     }
   }
-  for (int q = 0; q < kQueries; ++q) Softmax(scratch.data() + q * padded, padded);
+  for (int q = 0; q < kQueries; ++q) {
+    Weigh(scores[q], padded, finding->highest + q, finding->sum + q);
+  }
   Pair mixed[kQueries][kSteps] = {};
-  for (int64_t s = 0; s < end; ++s) {
+  for (int64_t s = begin; s < end; ++s) {
     for (int i = 0; i < kSteps; ++i) {
       const Pair value = Load(head.values + s * shape.dims + i * kStep);
       for (int q = 0; q < kQueries; ++q) {
-        const float weight = scratch[q * padded + s];
+        const float weight = scores[q][s - begin];
         mixed[q][i].first += weight * value.first;
         mixed[q][i].second += weight * value.second;
       }
     }
   }
   for (int q = 0; q < kQueries; ++q) {
-    for (int i = 0; i < kSteps; ++i) {
-      StoreLike<T>(head.outputs + Offset(shape, first + q) + i * kStep, mixed[q][i]);
+    std::memcpy(finding->mixed[q], mixed[q], sizeof(mixed[q]));
+  }
+}
+
+// Writes query q's attention: its findings joined, from the first span to the last.
+template <typename T>
+void Join(const Finding* findings, int64_t spans, int q, int64_t dims, float* outputs) {
+  float highest = kMasked, sum = 0;
+  for (int64_t span = 0; span < spans; ++span) {
+    highest = std::max(highest, findings[span].highest[q]);
+  }
+  Lanes joined[kMaxSteps * 2] = {};
+  for (int64_t span = 0; span < spans; ++span) {
+    const Finding& own = findings[span];
+    const float factor = (Exp(Lanes{} + (own.highest[q] - highest)))[0];
+    sum += factor * own.sum[q];
+    for (int64_t i = 0; i < dims / kLanes; ++i) {
+      Lanes lanes;
+      std::memcpy(&lanes, own.mixed[q] + i * kLanes, sizeof(lanes));
+      joined[i] += factor * lanes;
     }
+  }
+  const float scale = sum > 0 ? 1 / sum : 0;
+  for (int64_t i = 0; i < dims / kStep; ++i) {
+    StoreLike<T>(outputs + i * kStep, {joined[2 * i] * scale, joined[2 * i + 1] * scale});
   }
 }
 
 // `count` queries, at most kQueries, of heads of `steps` steps: 1, 2, 4 or 8.
 template <int kQueries = kMaxQueries, int kSteps = kMaxSteps, typename T>
 void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shape& shape,
-                   int64_t first) {
+                   int64_t first, int64_t begin, Finding* finding) {
   if constexpr (kSteps > 1) {
     if (steps < kSteps) {
-      return AttendQueries<kQueries, kSteps / 2>(count, steps, head, shape, first);
+      return AttendQueries<kQueries, kSteps / 2>(count, steps, head, shape, first, begin, finding);
     }
   }
   if constexpr (kQueries > 1) {
     if (count < kQueries) {
-      return AttendQueries<kQueries - 1, kSteps>(count, steps, head, shape, first);
+      return AttendQueries<kQueries - 1, kSteps>(count, steps, head, shape, first, begin, finding);
     }
   }
-  AttendBlock<kQueries, kSteps>(head, shape, first);
+  AttendSpan<kQueries, kSteps>(head, shape, first, begin, finding);
+}
+
+// Runs work(0) ... work(count - 1), on this thread alone if that is soon done.
+template <typename Work>
+void Share(ffi::ThreadPool& pool, int64_t count, bool is_small, const Work& work) {
+  if (!is_small) return ShareOut(pool, count, work);
+  for (int64_t piece = 0; piece < count; ++piece) work(piece);
 }
 
 template <typename T>
@@ -161,31 +202,41 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
   const int64_t all = shape.tokens * shape.group(), tokens = batch * shape.tokens;
   if (all == 0) return;
   std::vector<int64_t> ends(tokens);
-  int64_t seen = 0;
+  int64_t seen = 0, farthest = 0;
   for (int64_t token = 0; token < tokens; ++token) {
     ends[token] = End(visible + token * shape.slots, shape.slots);
     seen += ends[token];
+    farthest = std::max(farthest, ends[token]);
   }
   auto shared_ends = std::make_shared<const std::vector<int64_t>>(std::move(ends));
   const int64_t blocks = (all + kMaxQueries - 1) / kMaxQueries;
-  auto attend = [=](int64_t piece) {
-    const int64_t row = piece / (shape.kv_heads * blocks);
-    const int64_t kv_head = piece / blocks % shape.kv_heads;
-    const int64_t first = piece % blocks * kMaxQueries;
+  const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
+  const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
+  std::shared_ptr<Finding[]> findings(new Finding[num_blocks * spans]);
+  auto head_of = [=](int64_t block) {
+    const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
     const int64_t stored = (row * shape.kv_heads + kv_head) * shape.slots * shape.dims;
-    const Head<T> head{queries + begin, keys + stored, values + stored,
-                       visible + row * shape.tokens * shape.slots,
-                       shared_ends->data() + row * shape.tokens, outputs + begin};
-    AttendQueries(all - first < kMaxQueries ? all - first : kMaxQueries, shape.dims / kStep, head,
-                  shape, first);
+    return Head<T>{queries + begin, keys + stored, values + stored,
+                   visible + row * shape.tokens * shape.slots,
+                   shared_ends->data() + row * shape.tokens, outputs + begin};
   };
-  const int64_t pieces = batch * shape.kv_heads * blocks;
-  if (2 * seen * shape.heads * shape.dims < kSmallWork) {
-    for (int64_t piece = 0; piece < pieces; ++piece) attend(piece);
-  } else {
-    ShareOut(pool, pieces, attend);
-  }
+  auto attend = [=](int64_t piece) {
+    const int64_t block = piece / spans, first = block % blocks * kMaxQueries;
+    const int64_t count = std::min<int64_t>(all - first, kMaxQueries);
+    AttendQueries(count, shape.dims / kStep, head_of(block), shape, first, piece % spans * kSpan,
+                  findings.get() + piece);
+  };
+  auto join = [=](int64_t block) {
+    const int64_t first = block % blocks * kMaxQueries;
+    for (int64_t q = 0; q < kMaxQueries && first + q < all; ++q) {
+      Join<T>(findings.get() + block * spans, spans, q, shape.dims,
+              head_of(block).outputs + Offset(shape, first + q));
+    }
+  };
+  const bool is_small = 2 * seen * shape.heads * shape.dims < kSmallWork;
+  Share(pool, num_blocks * spans, is_small, attend);
+  Share(pool, num_blocks, num_blocks < kFewBlocks, join);
 }
 
 ffi::Error Attention(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuffer keys,

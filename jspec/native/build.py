@@ -1,6 +1,8 @@
 """Compiles C++ for XLA's foreign function interface, once, for this processor."""
 
+import concurrent.futures
 import ctypes
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -10,13 +12,14 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 
 import jax
 
 from jspec.user_cache import cache_dir
 
 _HERE = pathlib.Path(__file__).parent
-_OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-fPIC", "-shared", "-w")
+_OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-fPIC", "-w")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 
@@ -64,26 +67,28 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
     if compiler is None:
         raise OSError("no C++ compiler was found")
     path.parent.mkdir(parents=True, exist_ok=True)
+    run = functools.partial(_run, compiler)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder) / path.name
-        sources = map(str, sorted(_HERE.glob("*.cc")))
+        goals = {source: built.with_name(f"{source.stem}.o") for source in _HERE.glob("*.cc")}
         include = f"-I{jax.ffi.include_dir()}"
-        command = [*shlex.split(compiler), *_OPTIONS, include, *sources, "-o", str(built)]
-        try:
-            subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=True,
-                timeout=_SECONDS,
-            )
-        except subprocess.CalledProcessError as error:
-            lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
-            said = next((line for line in lines if "error" in line), lines[0])
-            raise OSError(f"{compiler} failed: {said}") from None
-        except subprocess.TimeoutExpired:
-            raise OSError(f"{compiler} took more than {_SECONDS} s") from None
+        commands = [[include, "-c", str(source), "-o", str(goals[source])] for source in goals]
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            list(pool.map(run, commands))
+        run(["-shared", *map(str, goals.values()), "-o", str(built)])
         library = ctypes.CDLL(str(built))
         built.replace(path)
     return library
+
+
+def _run(compiler: str, arguments: Sequence[str]) -> None:
+    command = [*shlex.split(compiler), *_OPTIONS, *arguments]
+    options = {"capture_output": True, "text": True, "errors": "replace", "check": True}
+    try:
+        subprocess.run(command, timeout=_SECONDS, **options)
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
+        said = next((line for line in lines if "error" in line), lines[0])
+        raise OSError(f"{compiler} failed: {said}") from None
+    except subprocess.TimeoutExpired:
+        raise OSError(f"{compiler} took more than {_SECONDS} s") from None

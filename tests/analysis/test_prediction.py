@@ -85,8 +85,8 @@ def test_a_round_costs_what_the_fitting_number_costs():
 
 
 def test_a_round_costs_what_its_drafter_and_context_cost():
-    """Two drafters, two contexts; 1500 tokens need 1536 slots, in the middle of 1024 and 2048."""
-    costs = RoundCosts((1024, 2048), (0, 3), ("ngram", "model"),
+    """Two drafters, two contexts; 1500 tokens need 2048 slots, in the middle of 1024 and 3072."""
+    costs = RoundCosts((1024, 3072), (0, 3), ("ngram", "model"),
                        (((1.0, 2.0), (1.0, 4.0)), ((3.0, 6.0), (3.0, 12.0))))  # fmt: skip
     own = cost_of(costs)
     assert own(1500, RoundCounts(2, 0, "ngram")) == pytest.approx(4.0)
@@ -120,7 +120,7 @@ def test_a_draft_models_reading_of_the_prompt_counts():
 
 def test_costs_weigh_with_the_rounds_of_each_prompt():
     """Where plain steps differ with the context, so does what a round is compared with."""
-    costs = RoundCosts((256, 2048), (0, 1), ("ngram",), (((1.0, 2.0),), ((10.0, 11.0),)))
+    costs = RoundCosts((512, 2048), (0, 1), ("ngram",), (((1.0, 2.0),), ((10.0, 11.0),)))
     short = make_run([make_round(1, 0)] * 3)
     long = make_run([make_round(1, 0)])._replace(max_length=2000)
     found = expect_by_position([short, long], cost_of(costs))
