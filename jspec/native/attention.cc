@@ -150,25 +150,25 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
 
 // Writes query q's attention: its findings joined, from the first span to the last.
 template <typename T>
-void Join(const Finding* findings, int64_t spans, int q, int64_t dims, float* outputs) {
+void Join(Finding* findings, int64_t spans, int q, int64_t dims, float* outputs) {
   float highest = kMasked, sum = 0;
   for (int64_t span = 0; span < spans; ++span) {
     highest = std::max(highest, findings[span].highest[q]);
   }
-  Lanes joined[kMaxSteps * 2] = {};
   for (int64_t span = 0; span < spans; ++span) {
-    const Finding& own = findings[span];
-    const float factor = (Exp(Lanes{} + (own.highest[q] - highest)))[0];
-    sum += factor * own.sum[q];
-    for (int64_t i = 0; i < dims / kLanes; ++i) {
-      Lanes lanes;
-      std::memcpy(&lanes, own.mixed[q] + i * kLanes, sizeof(lanes));
-      joined[i] += factor * lanes;
-    }
+    float& factor = findings[span].highest[q];
+    factor = factor == highest ? 1 : Exp(Lanes{} + (factor - highest))[0];
+    sum += factor * findings[span].sum[q];
   }
   const float scale = sum > 0 ? 1 / sum : 0;
-  for (int64_t i = 0; i < dims / kStep; ++i) {
-    StoreLike<T>(outputs + i * kStep, {joined[2 * i] * scale, joined[2 * i + 1] * scale});
+  for (int64_t i = 0; i < dims; i += kStep) {
+    Pair joined = {};
+    for (int64_t span = 0; span < spans; ++span) {
+      const Pair mixed = Load(findings[span].mixed[q] + i);
+      joined.first += findings[span].highest[q] * mixed.first;
+      joined.second += findings[span].highest[q] * mixed.second;
+    }
+    StoreLike<T>(outputs + i, {joined.first * scale, joined.second * scale});
   }
 }
 
@@ -212,7 +212,9 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
   const int64_t blocks = (all + kMaxQueries - 1) / kMaxQueries;
   const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
   const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
-  std::shared_ptr<Finding[]> findings(new Finding[num_blocks * spans]);
+  static thread_local std::vector<Finding> kept;  // memory of its own for every call takes time
+  if (kept.size() < static_cast<size_t>(num_blocks * spans)) kept.resize(num_blocks * spans);
+  Finding* findings = kept.data();
   auto head_of = [=](int64_t block) {
     const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
@@ -225,12 +227,12 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
     const int64_t block = piece / spans, first = block % blocks * kMaxQueries;
     const int64_t count = std::min<int64_t>(all - first, kMaxQueries);
     AttendQueries(count, shape.dims / kStep, head_of(block), shape, first, piece % spans * kSpan,
-                  findings.get() + piece);
+                  findings + piece);
   };
   auto join = [=](int64_t block) {
     const int64_t first = block % blocks * kMaxQueries;
     for (int64_t q = 0; q < kMaxQueries && first + q < all; ++q) {
-      Join<T>(findings.get() + block * spans, spans, q, shape.dims,
+      Join<T>(findings + block * spans, spans, q, shape.dims,
               head_of(block).outputs + Offset(shape, first + q));
     }
   };

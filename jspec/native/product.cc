@@ -25,7 +25,7 @@ struct Numbers {
   Lanes AddTo(const Lanes& sum, const Numbers& other) const {
     return AddProducts(sum, pair, other.pair);
   }
-  static constexpr int kMaxRows = 8;  // that share one reading of the weights
+  static constexpr int kUsualRows = 8;  // that share one reading of the weights
   static constexpr int OutputsFor(int rows) { return rows <= 4 ? 4 : 2; }  // for the registers' sake
 };
 
@@ -42,17 +42,18 @@ struct Numbers<BFloat16> {
   Lanes AddTo(const Lanes& sum, const Numbers& other) const {
     return (Lanes)_mm512_dpbf16_ps((__m512)sum, packed, other.packed);
   }
-  static constexpr int kMaxRows = 6;
-  static constexpr int OutputsFor(int) { return 4; }
+  static constexpr int kUsualRows = 6;
+  static constexpr int OutputsFor(int rows) { return rows <= 6 ? 4 : 3; }
 };
 constexpr bool kHasPairs = true;
 #else
 constexpr bool kHasPairs = false;
 #endif
 
+constexpr int kMaxRows = 8;     // of a block
 constexpr int kCacheLine = 64;  // bytes
 constexpr int64_t kTile = 96;   // outputs whose weights stay near while all rows pass by
-constexpr int64_t kChunksPerThread = 4;
+constexpr int64_t kChunksPerThread = 8;
 constexpr int64_t kSmallWork = 1 << 15;  // multiplications not worth waking a thread for
 
 struct Shape {
@@ -120,8 +121,8 @@ void MultiplyRows(int64_t count, const T* rows, const T* kernel, float* outputs,
 template <typename T>
 void MultiplyTile(const T* rows, const T* kernel, float* outputs, const Shape& shape,
                   int64_t begin, int64_t end) {
-  constexpr int kMaxRows = Numbers<T>::kMaxRows;
-  const int64_t blocks = (shape.rows + kMaxRows - 1) / kMaxRows;
+  const int64_t most = shape.rows <= kMaxRows ? kMaxRows : Numbers<T>::kUsualRows;
+  const int64_t blocks = (shape.rows + most - 1) / most;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t r = block * shape.rows / blocks;
     const int64_t count = (block + 1) * shape.rows / blocks - r;
