@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models import KVCache, init_cache, make_apply
+from jspec.models import KVCache, QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import most_native_rows
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings, Switches
@@ -32,6 +32,7 @@ from jspec.weights.resolver import LoadedModel
 
 MAX_ROUNDS_PER_VISIT = 16
 _NARROW_CHUNK, _WIDE_CHUNK = 64, 256
+NARROW_PROMPT = 2 * _NARROW_CHUNK  # tokens of a prompt up to which no chunk is wide
 MAX_STOP_IDS = 8
 
 
@@ -91,7 +92,7 @@ class Engine:
           drafter: None decodes plainly.
           step: one round.
           vocab_size: of the target's laws.
-          prefill_widths: of a prompt's chunks, the narrower one first.
+          prefill_widths: of a prompt's chunks: one, or a narrow and a wide one.
           numbers: of drafts, among which each row chooses; none if the number is fixed.
         """
         self._numbers = numbers
@@ -154,7 +155,7 @@ class Engine:
     def _chunk_width(self, num_left: int) -> int:
         """Returns the width of the next chunk of a prompt of which so many tokens are left."""
         narrow, wide = self._prefill_widths[0], self._prefill_widths[-1]
-        return wide if num_left > 2 * narrow else narrow
+        return wide if num_left > NARROW_PROMPT else narrow
 
     def _empty_state(self, *, batch_size: int, capacity: int, switches: Switches) -> SpecState:
         zeros = jnp.zeros([batch_size], jnp.int32)
@@ -241,7 +242,9 @@ def prefill_widths(target: LoadedModel) -> Sequence[int]:
     A wide one takes as long as two and a half narrow ones; where many rows are multiplied natively,
     as long as four, and one width is enough.
     """
-    if most_native_rows(target.params["embedding"].dtype) >= _WIDE_CHUNK:
+    embedding = target.params["embedding"]
+    is_native = most_native_rows(embedding.dtype) >= _WIDE_CHUNK
+    if is_native and not isinstance(embedding, QuantizedKernel):
         return (_NARROW_CHUNK,)
     return (_NARROW_CHUNK, _WIDE_CHUNK)
 

@@ -28,6 +28,7 @@ from jspec.drafters import (
     needs_draft_model,
     without_unread,
 )
+from jspec.engine import NARROW_PROMPT
 from jspec.errors import InputError, check_range
 from jspec.generator import DEFAULT_TARGET, Generator
 from jspec.json_lines import JsonLinesWriter
@@ -170,12 +171,13 @@ def make_settings(seed: int) -> Settings:
 
 
 def warm_up(generators: Mapping[str, Generator], prompts: Sequence[Prompt]) -> None:
-    """Compiles every program: one answer for each size of the cache that the prompts need."""
+    """Compiles every program: one answer for each size of the cache and width of a chunk."""
     some = next(iter(generators.values()))
     by_size = {}
     for prompt in prompts:
-        length = len(some.encode_prompt(prompt.text)) + _MAX_NEW_TOKENS.value
-        by_size[capacity_for(length, MOST_DRAFT_TOKENS + 1)] = prompt
+        length = len(some.encode_prompt(prompt.text))
+        capacity = capacity_for(length + _MAX_NEW_TOKENS.value, MOST_DRAFT_TOKENS + 1)
+        by_size[capacity, length > NARROW_PROMPT] = prompt
     for name, generator in generators.items():
         print(f"warming up {name}", file=sys.stderr, flush=True)
         for prompt in by_size.values():

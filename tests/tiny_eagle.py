@@ -11,6 +11,8 @@ from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache, 
 from jspec.weights.eagle_head import save_eagle
 from tests import tiny
 
+_LONGEST = 160  # text of a chain
+_apply_head = jax.jit(apply_head, static_argnums=0)
 NUM_IDS = 40  # of the target's 61 tokens
 CONFIG = EagleConfig(
     dataclasses.replace(tiny.CONFIG, num_layers=1, vocab_size=NUM_IDS), tiny.CONFIG.vocab_size,
@@ -74,7 +76,8 @@ def features_of(pair, tokens):
 def chain_logits(pair, head, text, num_drafts):
     """Returns the logits [u] of a chain's calls after a text, and the greedy drafts.
 
-    Each call is one from an empty cache over all pairs so far: no cache is carried.
+    Each call is one from an empty cache over all pairs so far: no cache is carried. Padding behind
+    them, which they cannot see, makes all calls one program.
 
     Args:
       pair: the tiny target.
@@ -87,9 +90,15 @@ def chain_logits(pair, head, text, num_drafts):
     drafts, logits = [], []
     for _ in range(num_drafts):
         later = jnp.asarray([*text[1:], *drafts], jnp.int32)[None]
-        empty = init_eagle_cache(CONFIG, batch_size=1, capacity=later.shape[1], dtype=jnp.float32)
-        said, hidden, _ = apply_head(CONFIG, head, pair.target["embedding"][later], features, empty)
-        logits.append(np.asarray(said[0, -1]))
+        embedded = pair.target["embedding"][later]
+        last = later.shape[1] - 1
+        room = ((0, 0), (0, _LONGEST - last - 1), (0, 0))
+        empty = init_eagle_cache(CONFIG, batch_size=1, capacity=_LONGEST, dtype=jnp.float32)
+        said, hidden, _ = _apply_head(
+            CONFIG, head, jnp.pad(embedded, room), jnp.pad(features, room), empty,
+            logits_at=jnp.array([last]),
+        )  # fmt: skip
+        logits.append(np.asarray(said[0, 0]))
         drafts.append(int(head["ids"][int(logits[-1].argmax())]))
-        features = jnp.concatenate([features, hidden[:, -1:]], axis=1)
+        features = jnp.concatenate([features, hidden[:, last : last + 1]], axis=1)
     return logits, drafts

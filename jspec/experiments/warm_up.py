@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from jspec.batch import needed_switches
 from jspec.capacity import capacity_for
+from jspec.engine import NARROW_PROMPT
 from jspec.generator import Generator
 from jspec.request import Request
 
@@ -32,6 +33,7 @@ class WarmUp:
             id(generator),
             len(requests),
             capacity_for(longest, generator.num_draft_tokens + 1),
+            any(len(one.prompt) > NARROW_PROMPT for one in requests),
             needed_switches([one.settings for one in requests]),
         )
         if needed in self._done:

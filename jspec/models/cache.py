@@ -25,6 +25,7 @@ from jspec import native
 from jspec.typing import BlockMask, RowCounts
 
 TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
+_FEW_QUERIES = 16  # up to which attention on any CPU is faster without XLA
 _NATIVE_DIMS = (32, 64, 128, 256)  # of a head
 _NATIVE_TYPES = (jnp.bfloat16, jnp.float32)
 _MASKED = -1e30  # finite, so that a row that may see nothing gives no NaN
@@ -117,11 +118,14 @@ class KVCache(struct.PyTreeNode):
 
         Scores and softmax are float32; the result has the type of the queries.
         """
-        h = queries.shape[-1]
+        _, t, _, h = queries.shape
         (keys,), (values,) = self.keys, self.values
         operands = queries, keys, values, visible
         is_native = (
-            h in _NATIVE_DIMS and queries.dtype == jnp.float32 and keys.dtype in _NATIVE_TYPES
+            (t <= _FEW_QUERIES or native.has_pairs())
+            and h in _NATIVE_DIMS
+            and queries.dtype == jnp.float32
+            and keys.dtype in _NATIVE_TYPES
         )
         if is_native and native.is_available():
             result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)

@@ -1,5 +1,6 @@
 """Llama as one pure function: tokens and a cache in, logits and a cache out."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,13 +55,16 @@ class Llama(nn.Module):
         offset = block_mask.shape[-1] - num_tokens
         if positions is None:
             positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
+        positions = jnp.broadcast_to(positions, x.shape[:2])
         rope = rope_cos_sin(cfg, positions)
         visible = cache.visible(block_mask)
         outputs = {first_layer: x}
-        make_block = Block if self.is_initializing() else TracedOnce  # jit would draw other weights
         for index, layer in list(enumerate(layers))[first_layer:]:
-            block = make_block(cfg, name=f"layers_{layer}")
-            x, own = block(x, rope, visible, cache.layer(index), offset)
+            name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
+            if self.is_initializing():
+                x, own = Block(cfg, name=name)(*inputs)
+            else:
+                x, own = _apply_block(cfg, self.get_variable("params", name), *inputs)
             cache = cache.with_layer(index, own)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
@@ -101,7 +105,18 @@ class Block(nn.Module):
         return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
 
 
-TracedOnce = nn.jit(Block, static_argnums=5)  # not layer by layer: all layers look the same
+@functools.partial(jax.jit, static_argnums=(0, 6))
+def _apply_block(
+    config: LlamaConfig,
+    params: Params,
+    x: Float32[Array, "b t d"],
+    rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
+    visible: Bool[Array, "b t s"],
+    cache: KVCache,
+    block_offset: int,
+) -> tuple[Float32[Array, "b t d"], KVCache]:
+    """Applies one layer; under jit because all layers look the same, and are traced once."""
+    return Block(config).apply({"params": params}, x, rope, visible, cache, block_offset)  # type: ignore[return-value]
 
 
 def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:

@@ -1,4 +1,4 @@
-// Attention of a few queries over the slots of a cache that they may see, and no others: what lies
+// Attention of queries over the slots of a cache that they may see, and no others: what lies
 // behind the last visible slot is never read, so that time follows the text and not the buffer.
 //
 // Scores, softmax and sums are float32. Threads go through spans of slots, whose findings are joined
@@ -17,6 +17,7 @@ using namespace jspec;
 
 constexpr int kMaxQueries = 4;  // that share one reading of keys and values
 constexpr int kMaxSteps = 8;    // of a head: 256 dimensions
+constexpr int64_t kMostKept = 4096;  // findings, of 4 KB
 constexpr int64_t kSpan = 512;  // slots that a thread goes through at a time
 constexpr float kMasked = -1e30f;
 constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
@@ -213,8 +214,10 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
   const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
   const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
   static thread_local std::vector<Finding> kept;  // memory of its own for every call takes time
-  if (kept.size() < static_cast<size_t>(num_blocks * spans)) kept.resize(num_blocks * spans);
-  Finding* findings = kept.data();
+  std::vector<Finding> own;
+  std::vector<Finding>& memory = num_blocks * spans <= kMostKept ? kept : own;
+  if (memory.size() < static_cast<size_t>(num_blocks * spans)) memory.resize(num_blocks * spans);
+  Finding* findings = memory.data();
   auto head_of = [=](int64_t block) {
     const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;

@@ -86,7 +86,7 @@ def call(name: str, reference: Callable[..., Any], result: Result, *operands: Ar
     """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
 
     Only of a query that may see nothing does attention say something else: zeros, not the mean of
-    all values.
+    all values. Where it is differentiated, the reference computes everything.
 
     Args:
       name: of the C++ function: product, attention, rotate_heads or write_rows.

@@ -1,4 +1,4 @@
-"""Attention of few queries in C++: right to rounding, alone as in a block, and blind behind."""
+"""Attention in C++: right to rounding, alone as in a block, and blind behind."""
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ SHAPES = [
     (2, 6, 8, 2, 50, 32),
     (3, 16, 4, 4, 33, 128),
     (1, 5, 6, 1, 99, 256),
+    (3, 70, 9, 3, 1300, 64),  # several spans, and texts that end in different ones
 ]
 
 
@@ -32,7 +33,7 @@ def draw(shape, dtype):
     rng = np.random.default_rng(0)
     queries = jnp.asarray(3 * rng.normal(size=(b, t, n, h)) / np.sqrt(h), jnp.float32)
     keys, values = (jnp.asarray(rng.normal(size=(b, k, s, h)), dtype) for _ in range(2))
-    lengths = rng.integers(1, s - t, b)
+    lengths = rng.integers(1, s - t, b) if s < 600 else np.linspace(40, s - t, b).astype(int)
     ends = lengths[:, None] + np.arange(t)
     return queries, keys, values, jnp.asarray(np.arange(s) <= ends[:, :, None])
 
@@ -42,7 +43,8 @@ def draw(shape, dtype):
 def test_attention_is_that_of_float32(shape, dtype):
     queries, keys, values, visible = draw(shape, dtype)
     exact = _attend(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
-    np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=5e-6)
+    tolerance = 5e-6 if shape[4] < 600 else 1e-5
+    np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=tolerance)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -50,7 +52,7 @@ def test_a_query_alone_is_as_in_its_block(shape):
     """Bit for bit, so that a verify call of another width does not change what a token sees."""
     queries, keys, values, visible = draw(shape, "bfloat16")
     together = np.asarray(attend(queries, keys, values, visible))
-    for token in range(shape[1]):
+    for token in range(0, shape[1], 1 + shape[1] // 20):
         one = slice(token, token + 1)
         alone = attend(queries[:, one], keys, values, visible[:, one])
         np.testing.assert_array_equal(alone, together[:, one])
@@ -65,8 +67,17 @@ def test_slots_behind_the_last_visible_one_are_not_read():
     )
 
 
-def test_the_capacity_does_not_matter():
-    queries, keys, values, visible = draw((2, 3, 4, 2, 64, 32), "bfloat16")
+def test_a_row_alone_is_as_in_its_batch():
+    operands = draw(SHAPES[-1], "bfloat16")
+    together = np.asarray(attend(*operands))
+    for row in range(SHAPES[-1][0]):
+        alone = attend(*(leaf[row : row + 1] for leaf in operands))
+        np.testing.assert_array_equal(alone[0], together[row])
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 2, 64, 32), (1, 2, 4, 2, 1000, 32)])
+def test_the_capacity_does_not_matter(shape):
+    queries, keys, values, visible = draw(shape, "bfloat16")
     wider = [jnp.pad(leaf, [(0, 0), (0, 0), (0, 77), (0, 0)]) for leaf in (keys, values)]
     hidden = jnp.pad(visible, [(0, 0), (0, 0), (0, 77)])
     np.testing.assert_array_equal(

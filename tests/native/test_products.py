@@ -1,14 +1,29 @@
 """Products in C++: right to rounding, and a row's result is its own."""
 
+import ctypes
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec import native
+from jspec.engine import prefill_widths
 from jspec.models.layers import _product, linear
+from jspec.native import build
+from jspec.weights.quantize import quantize_params
+from tests import tiny_models
 
-SHAPES = [(963, 576), (17, 70), (3, 5), (64, 1000), (1, 32), (40, 33)]  # outputs, inputs
+SHAPES = [
+    (963, 576),
+    (17, 70),
+    (3, 5),
+    (64, 1000),
+    (1, 32),
+    (40, 33),
+    (5000, 64),
+]  # outputs, inputs
 
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -92,3 +107,42 @@ def test_batching_over_rows_and_kernels():
     np.testing.assert_allclose(
         jax.vmap(product)(rows, kernels), jax.vmap(_product)(rows, kernels), atol=1e-4
     )
+
+
+def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp_path):
+    """The library as it is built where there is no AVX-512 BF16."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w"))
+    library = build.load_library()
+    library.jspec_has_pairs.restype = ctypes.c_bool
+    assert not library.jspec_has_pairs()
+    handler = jax.ffi.pycapsule(library.jspec_product)
+    jax.ffi.register_ffi_target("jspec_product_elsewhere", handler, platform="cpu")
+
+    @jax.jit
+    def elsewhere(rows, kernel):
+        result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
+        return jax.ffi.ffi_call("jspec_product_elsewhere", result)(rows, kernel)
+
+    rows, kernel = draw((19, 203), 0, "bfloat16"), draw((333, 203), 1, "bfloat16")
+    together = np.asarray(elsewhere(rows, kernel))
+    exact = np.asarray(rows, np.float64) @ np.asarray(kernel, np.float64).T
+    np.testing.assert_allclose(together, exact, atol=2e-4, rtol=0)
+    for count in (1, 5, 8):
+        np.testing.assert_array_equal(elsewhere(rows[:count], kernel), together[:count])
+
+
+def test_prompts_have_wide_chunks_where_xla_multiplies_them(monkeypatch):
+    monkeypatch.setattr(native, "has_pairs", lambda: True)
+    model = tiny_models.make_model()
+    halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
+    params = {
+        "bfloat16": halved,
+        "float32": model.params,
+        "int8": quantize_params(halved, model.config, "int8"),
+    }
+    models = {name: dataclasses.replace(model, params=own) for name, own in params.items()}
+    widths = {name: prefill_widths(model) for name, model in models.items()}
+    assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64, 256)}
+    monkeypatch.setattr(native, "has_pairs", lambda: False)
+    assert prefill_widths(models["bfloat16"]) == (64, 256)

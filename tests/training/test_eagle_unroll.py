@@ -10,6 +10,8 @@ from jspec.training.eagle_unroll import Places, head_logits, unroll
 from tests import tiny_eagle
 
 STEPS = 3
+_apply_head = jax.jit(apply_head, static_argnums=0)
+_unroll = jax.jit(unroll, static_argnums=(0, 5))
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +36,7 @@ def chain(pair, head, tokens, features, anchor):
             tiny_eagle.CONFIG, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
         )
         embedded = pair.target["embedding"][later]
-        logits, hidden, _ = apply_head(tiny_eagle.CONFIG, head, embedded, pairs, empty)
+        logits, hidden, _ = _apply_head(tiny_eagle.CONFIG, head, embedded, pairs, empty)
         said.append(logits[0, -1])
         pairs = jnp.concatenate([pairs, hidden[:, -1:]], axis=1)
     return said
@@ -46,7 +48,7 @@ def test_every_chain_is_what_drafting_computes(tiny_pair, head):
     texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, 12)]
     features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
     row = jnp.concatenate(texts, axis=1)
-    outputs = unroll(
+    outputs = _unroll(
         tiny_eagle.CONFIG, head, tiny_pair.target["embedding"][row],
         jnp.concatenate(features, axis=1), places_of(9, 12), STEPS,
     )  # fmt: skip
@@ -73,5 +75,5 @@ def test_gradients_reach_every_parameter(tiny_pair, head):
         )  # fmt: skip
         return jnp.sum(jax.nn.log_softmax(head_logits(params, outputs[-1]))[:, :, 0])
 
-    grads = jax.grad(loss)(trained)
+    grads = jax.jit(jax.grad(loss))(trained)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))
