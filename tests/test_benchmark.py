@@ -61,6 +61,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert "2/2" in rows[1]
 
 
+@pytest.mark.slow
 def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
     """Guards against unlike drafts without a word, and figures of the wrong task or framework.
 

@@ -106,7 +106,13 @@ def test_a_model_that_drafts_for_itself_is_always_right():
 
 @pytest.mark.parametrize("settings", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(
-    ("drafter", "batch_size"), [("none", 3), ("prompt_lookup", 3), ("model", 3), ("model", 8)]
+    ("drafter", "batch_size"),
+    [
+        ("none", 3),
+        ("prompt_lookup", 3),
+        pytest.param("model", 3, marks=pytest.mark.slow),
+        ("model", 8),
+    ],
 )
 def test_batched_rows_are_strangers(plain_results, drafter, batch_size, settings):
     """Guards law 5: noise, lengths or caches that leak between rows, and rows badly replaced.

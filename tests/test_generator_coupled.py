@@ -22,7 +22,7 @@ def plain():
         ("prompt_lookup", NUM_DRAFT_TOKENS, 1),
         ("model", NUM_DRAFT_TOKENS, 1),
         ("model", 1, 4),
-        ("prompt_lookup", 7, 4),
+        pytest.param("prompt_lookup", 7, 4, marks=pytest.mark.slow),
         ("hierarchical", 7, 4),
         pytest.param("model", 7, 4, marks=pytest.mark.slow),
         pytest.param("prompt_lookup", 1, 4, marks=pytest.mark.slow),

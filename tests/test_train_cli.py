@@ -106,6 +106,7 @@ def test_other_texts_are_refused(call, folder, answered, tmp_path):
     assert not (work / "head").exists()
 
 
+@pytest.mark.slow
 def test_a_draft_model_is_trained_and_drafts(call, folder, answered, tmp_path):
     """A folder with the target's tokenizer, which --draft takes; trained on any text, too."""
     text = tmp_path / "book.txt"

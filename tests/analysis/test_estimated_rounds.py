@@ -62,6 +62,7 @@ def estimate_mean(records):
     return mean_and_interval(sums, counts)
 
 
+@pytest.mark.slow
 def test_the_estimate_is_what_real_rounds_keep():
     """192 plain answers, 192 by rounds of one draft: one share, within 5 standard deviations.
 

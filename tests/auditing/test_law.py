@@ -19,7 +19,7 @@ from tests.auditing.subjects import SETTINGS, make_rows, make_subject
 _NUM_ROWS = 2048
 _SUBJECTS = [
     ("rejection", "prompt_lookup"),
-    ("block", "model"),
+    pytest.param("block", "model", marks=pytest.mark.slow),
     pytest.param("coupled", "model", marks=pytest.mark.slow),
     pytest.param("rejection", "model", marks=pytest.mark.slow),
     pytest.param("block", "prompt_lookup", marks=pytest.mark.slow),

@@ -199,6 +199,7 @@ def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path,
     assert without_times(done_cells(workdir)) == expected
 
 
+@pytest.mark.slow
 def test_two_processes_in_one_workdir(config_file, tmp_path, env, undisturbed):
     """Guards against cells done twice, and against two that wait for each other."""
     workdir = make_workdir(tmp_path / "shared")
