@@ -105,18 +105,10 @@ class Block(nn.Module):
         return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6))
-def _apply_block(
-    config: LlamaConfig,
-    params: Params,
-    x: Float32[Array, "b t d"],
-    rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
-    visible: Bool[Array, "b t s"],
-    cache: KVCache,
-    block_offset: int,
-) -> tuple[Float32[Array, "b t d"], KVCache]:
-    """Applies one layer; under jit because all layers look the same, and are traced once."""
-    return Block(config).apply({"params": params}, x, rope, visible, cache, block_offset)  # type: ignore[return-value]
+@functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset
+def _apply_block(config: LlamaConfig, params: Params, *inputs: Any) -> Any:
+    """Applies a `Block`; under jit because all layers look the same, and are traced once."""
+    return Block(config).apply({"params": params}, *inputs)
 
 
 def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:
