@@ -17,8 +17,8 @@ using namespace jspec;
 
 constexpr int kMaxQueries = 4;  // that share one reading of keys and values
 constexpr int kMaxSteps = 8;    // of a head: 256 dimensions
-constexpr int64_t kMostKept = 4096;  // findings, of 4 KB
-constexpr int64_t kSpan = 512;  // slots that a thread goes through at a time
+constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
+constexpr int64_t kMostKept = 4096;  // findings, of 4 KB, whose memory a thread keeps
 constexpr float kMasked = -1e30f;
 constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
 constexpr int64_t kFewBlocks = 64;       // nor joining the findings of so many
