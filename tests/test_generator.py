@@ -10,9 +10,8 @@ from jspec.models import init_cache, make_apply
 from jspec.request import Request, Result, Settings
 from jspec.sampling import Switches
 from tests import tiny_models
+from tests.cases import slow_unless
 from tests.tiny_models import DRAFTERS, shared_generator
-
-pytestmark = pytest.mark.usefixtures("optimised")
 
 GREEDY = Settings(max_new_tokens=40)
 SAMPLED = Settings(max_new_tokens=40, temperature=0.8)
@@ -110,7 +109,7 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     [
         ("none", 3),
         ("prompt_lookup", 3),
-        pytest.param("model", 3, marks=pytest.mark.slow),
+        slow_unless(False, "model", 3),
         ("model", 8),
     ],
 )

@@ -10,6 +10,7 @@ from jspec.costs import RoundCosts
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.request import Request, Settings
+from tests.cases import slow_unless
 from tests.tiny_models import (
     CONFIG,
     draft,
@@ -54,8 +55,8 @@ def requests(**settings):
 @pytest.mark.parametrize(
     "drafter",
     [
-        pytest.param("prompt_lookup", marks=pytest.mark.slow),
-        pytest.param("model", marks=pytest.mark.slow),
+        slow_unless(False, "prompt_lookup"),
+        slow_unless(False, "model"),
         "prompt_lookup+model",
     ],
 )

@@ -9,6 +9,7 @@ from jspec.generator import Generator
 from jspec.request import Request, Settings
 from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
+from tests.cases import slow_unless
 from tests.test_generator_processors import PENALTIES
 from tests.tiny_models import CONFIG, draft, shared_generator, target
 
@@ -45,7 +46,7 @@ def _make(path, drafter, law, rule):
     )  # fmt: skip
 
 
-_SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("unigram", "random")]
+_SLOW = [slow_unless(False, name) for name in ("unigram", "random")]
 
 
 @pytest.mark.parametrize("drafter", ["ngram", "bigram", *_SLOW])
@@ -62,7 +63,7 @@ def test_one_seed_gives_one_text_under_the_coupled_rule(plain, make, drafter):
 @pytest.mark.parametrize(
     ("drafter", "law"),
     [
-        pytest.param("prompt_lookup+ngram", "deterministic", marks=pytest.mark.slow),
+        slow_unless(False, "prompt_lookup+ngram", "deterministic"),
         ("ngram+model", "sampled"),
     ],
 )

@@ -3,6 +3,7 @@
 import pytest
 
 from jspec.request import Request, Settings
+from tests.cases import slow_unless
 from tests.tiny_models import NUM_DRAFT_TOKENS, shared_generator
 
 PROMPTS = [list(b"say it once"), list(b"and say it again"), list(b"a"), list(b"to the end of it")]
@@ -20,12 +21,12 @@ def plain():
     ("drafter", "num_draft_tokens", "batch_size"),
     [
         ("prompt_lookup", NUM_DRAFT_TOKENS, 1),
-        ("model", NUM_DRAFT_TOKENS, 1),
         ("model", 1, 4),
-        pytest.param("prompt_lookup", 7, 4, marks=pytest.mark.slow),
-        ("hierarchical", 7, 4),
-        pytest.param("model", 7, 4, marks=pytest.mark.slow),
-        pytest.param("prompt_lookup", 1, 4, marks=pytest.mark.slow),
+        slow_unless(False, "model", NUM_DRAFT_TOKENS, 1),
+        slow_unless(False, "prompt_lookup", 7, 4),
+        slow_unless(False, "hierarchical", 7, 4),
+        slow_unless(False, "model", 7, 4),
+        slow_unless(False, "prompt_lookup", 1, 4),
     ],
 )
 def test_one_seed_gives_one_text(plain, drafter, num_draft_tokens, batch_size):

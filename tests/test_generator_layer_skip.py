@@ -4,6 +4,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.request import Request, Settings
+from tests.cases import slow_unless
 from tests.test_generator_processors import PENALTIES
 from tests.tiny_models import make_generator, shared_generator
 
@@ -17,7 +18,7 @@ REQUESTS = [
 ]
 
 
-@pytest.mark.parametrize("layers", [(0,), pytest.param((1,), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layers", [(0,), slow_unless(False, (1,))])
 def test_a_batch_of_strangers_says_what_plain_decoding_says(layers):
     """Greedy and sampled rows, with and without penalties, in one batch, under the coupled rule."""
     expected = [shared_generator("none").generate(request) for request in REQUESTS]

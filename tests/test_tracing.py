@@ -10,13 +10,23 @@ from jspec.reports.trace import answer_tokens, check_trace, round_tokens
 from jspec.request import Request, Settings
 from jspec.speculation.acceptance import RuleOptions
 from jspec.tracing import record_trace
+from tests.cases import slow_unless
 from tests.tiny_models import draft, make_generator, target
 
 PROMPT = "abcabcabc"
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("drafter", ["prompt_lookup", "model", "layer_skip"])
+@pytest.mark.parametrize(
+    ("drafter", "temperature"),
+    [
+        ("prompt_lookup", 0.0),
+        ("model", 1.0),
+        slow_unless(False, "prompt_lookup", 1.0),
+        slow_unless(False, "model", 0.0),
+        slow_unless(False, "layer_skip", 0.0),
+        slow_unless(False, "layer_skip", 1.0),
+    ],
+)
 def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     """The noise is the seed's and the position's: two programs a round draw what one draws."""
     options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)

@@ -1,8 +1,7 @@
 """Tiny heads, and folders with them, by the drafter that reads them."""
 
-import pytest
-
 from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
+from tests.cases import slow_unless
 
 MODULES = {
     "eagle": tiny_eagle,
@@ -16,4 +15,4 @@ SAVE_HEAD = {name: module.save_head for name, module in MODULES.items()}
 
 def head_cases(*quick):
     """Returns the drafters' names as cases of a test, slow but for those that are quick."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in MODULES]
+    return [slow_unless(name in quick, name) for name in MODULES]

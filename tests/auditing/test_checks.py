@@ -17,6 +17,7 @@ from jspec.speculation.acceptance.chain import (
 )
 from jspec.speculation.types import Verdict
 from tests.auditing.subjects import PROMPTS, SETTINGS, make_subject
+from tests.cases import slow_unless
 
 _MAX_NEW_TOKENS = 12
 
@@ -55,11 +56,11 @@ def test_edges_of_wrong_rules_fail(rule, accept):
     ("rule", "drafter"),
     [
         ("coupled", "model"),
-        pytest.param("rejection", "prompt_lookup", marks=pytest.mark.slow),
-        pytest.param("block", "model", marks=pytest.mark.slow),
-        pytest.param("block", "prompt_lookup", marks=pytest.mark.slow),
-        pytest.param("rejection", "model", marks=pytest.mark.slow),
-        pytest.param("coupled", "prompt_lookup", marks=pytest.mark.slow),
+        slow_unless(False, "rejection", "prompt_lookup"),
+        slow_unless(False, "block", "model"),
+        slow_unless(False, "block", "prompt_lookup"),
+        slow_unless(False, "rejection", "model"),
+        slow_unless(False, "coupled", "prompt_lookup"),
     ],
 )
 def test_seeds_and_greedy_parity_pass(rule, drafter):

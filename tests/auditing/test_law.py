@@ -15,15 +15,16 @@ from jspec.speculation.acceptance import get_rule, rejection
 from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts
 from jspec.speculation.types import StepInfo, Verdict
 from tests.auditing.subjects import SETTINGS, make_rows, make_subject
+from tests.cases import slow_unless
 
 _NUM_ROWS = 2048
 _SUBJECTS = [
     ("rejection", "prompt_lookup"),
-    pytest.param("block", "model", marks=pytest.mark.slow),
-    pytest.param("coupled", "model", marks=pytest.mark.slow),
-    pytest.param("rejection", "model", marks=pytest.mark.slow),
-    pytest.param("block", "prompt_lookup", marks=pytest.mark.slow),
-    pytest.param("coupled", "prompt_lookup", marks=pytest.mark.slow),
+    slow_unless(False, "block", "model"),
+    slow_unless(False, "coupled", "model"),
+    slow_unless(False, "rejection", "model"),
+    slow_unless(False, "block", "prompt_lookup"),
+    slow_unless(False, "coupled", "prompt_lookup"),
 ]
 
 

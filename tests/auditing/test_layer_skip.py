@@ -7,6 +7,7 @@ from jspec.auditing.law import check_law
 from jspec.drafters import DrafterOptions
 from tests.auditing.subjects import make_rows, make_subject
 from tests.auditing.test_law import DisturbedRows, values_of_one_slot
+from tests.cases import slow_unless
 from tests.tiny_models import target
 
 _NUM_ROWS = 2048
@@ -23,7 +24,7 @@ class DisturbedDrafts(DisturbedRows):
 
 @pytest.mark.parametrize(
     ("rule", "layers"),
-    [("rejection", (0,)), pytest.param("block", (1,), marks=pytest.mark.slow)],
+    [("rejection", (0,)), slow_unless(False, "block", (1,))],
 )
 def test_law_and_caches_pass(rule, layers):
     """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""

@@ -15,6 +15,7 @@ from jspec.request import Settings
 from jspec.speculation.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings, settings_of
 from tests.tiny_heads import SAVE_HEAD
 
@@ -163,7 +164,9 @@ def test_after_many_rounds_it_remembers_the_newest_output(kind, tiny_pair, heads
         np.testing.assert_allclose(result.state.draft[row], outputs[0, -1, 0], atol=1e-3)
 
 
-@pytest.mark.parametrize(("rule", "is_member"), [("rejection", False), ("coupled", True)])
+@pytest.mark.parametrize(
+    ("rule", "is_member"), [slow_unless(False, "rejection", False), ("coupled", True)]
+)
 def test_greedy_output_is_plain_output(kind, tiny_pair, heads, rule, is_member):
     """Alone, and in a cascade before a head of EAGLE, which observes other layers."""
     plain = engine_of(tiny_pair, None, None)

@@ -25,6 +25,7 @@ from jspec.speculation.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from tests import tiny
+from tests.cases import slow_unless
 from tests.speculation.drive import QUICK, assert_committed_equal, request_settings
 from tests.speculation.toys import VOCAB as TOY_VOCAB
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
@@ -152,8 +153,17 @@ def check_state(run, params, apply):
         np.testing.assert_array_equal(np.where(valid, history.tokens, 0), texts)
 
 
-@pytest.mark.parametrize("min_confidence", [0.0, 0.3], ids=["", "confident"])
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize(
+    ("name", "min_confidence"),
+    [
+        ("penalties", 0.0),
+        ("sampled", 0.3),
+        slow_unless(False, "greedy", 0.0),
+        slow_unless(False, "greedy", 0.3),
+        slow_unless(False, "sampled", 0.0),
+        slow_unless(False, "penalties", 0.3),
+    ],
+)
 def test_drafts_are_those_of_the_draft_model(tiny_pair, name, min_confidence):
     """Token for token and law for law, over rounds of random limits and verdicts.
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, toy_apply, toy_cache
 from tests.tiny import full_logits
@@ -34,7 +35,7 @@ def test_plain_decoding_equals_the_argmax_of_full_passes(plain, tiny_pair, promp
     [
         *itertools.product(["model", "prompt_lookup", "hierarchical"], [1, 2, 5]),
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
+            slow_unless(False, *one)
             for one in itertools.product(["model", "prompt_lookup"], [3, 4])
         ),
     ],

@@ -41,6 +41,7 @@ from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.step import speculative_step
 from jspec.weights.byte_tokenizer import ByteTokenizer
 from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.test_statistics import BIGRAM, COUNTS, NGRAM, SETTINGS
 from tests.speculation.toys import VOCAB
@@ -87,6 +88,7 @@ CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
 WAYS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
 QUICK = ("pattern", "first layers", "told", "medusa", "blockwise", "lookahead", "eagle")
+QUICK_GREEDY = ("first layers", "told", "medusa")
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
          "told": "rejection", "auto": "block", "cascade": "rejection"}  # fmt: skip
 MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "block"),
@@ -264,11 +266,6 @@ def smallest_p_value(all_infos, way):
     return min(goodness_of_fit(*pair).p_value for pair in zip(counts, laws, strict=True))
 
 
-def slow_unless(is_quick, *values):
-    """Returns a cell of a test, slow unless it is said to be quick."""
-    return pytest.param(*values, marks=() if is_quick else pytest.mark.slow)
-
-
 def check_samples(name, rule, way, num_rows):
     """Asserts that the law is right, and that there was something to prove."""
     first_seed = NUM_ROWS * RIGHT.index((name, rule, way))
@@ -343,9 +340,7 @@ def plain_answers():
     return greedy_answers("plain")[0]
 
 
-@pytest.mark.parametrize(
-    "name", [slow_unless(one in QUICK and one != "eagle", one) for one in CASES]
-)
+@pytest.mark.parametrize("name", [slow_unless(one in QUICK_GREEDY, one) for one in CASES])
 def test_greedy_output_is_plain_decodings(name):
     """Law 2, with the programs that sample above: 5,000 prompts of 1 to 12 tokens, penalties on."""
     tokens, infos = greedy_answers(name, RULES[name])

@@ -9,6 +9,7 @@ import pytest
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.step import speculative_step
 from jspec.speculation.types import Proposal
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
 
@@ -33,10 +34,10 @@ class SilentDrafter:
     ("rule", "temperature"),
     [
         ("greedy", 0.0),
-        ("block", 1.0),
         ("coupled", 1.0),
-        pytest.param("rejection", 1.0, marks=pytest.mark.slow),
-        pytest.param("typical", 1.0, marks=pytest.mark.slow),
+        slow_unless(False, "block", 1.0),
+        slow_unless(False, "rejection", 1.0),
+        slow_unless(False, "typical", 1.0),
     ],
 )
 def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):

@@ -29,6 +29,7 @@ from jspec.drafters.last_output import ReadingLastOutput
 from jspec.speculation.control import Control
 from jspec.speculation.step import speculative_step
 from tests import layered, tiny
+from tests.cases import slow_unless
 from tests.layered import ALL, FIRST, SUBSET
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 from tests.speculation.fresh import jit_outputs, jit_prefill, jit_prefill_head, padded
@@ -59,7 +60,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "blockwise": ("blockwise", None),
     "ngram, blockwise": ("ngram+blockwise", None),
 }
-QUICK = ("model", "first layers", "look-ahead", "other layers, ngram, hierarchical")
+QUICK = ("look-ahead", "other layers, ngram, hierarchical")
 HEAD_OPTIONS = {  # of laws so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "medusa": {"std": 0.1, "head": 0.3 * layered.params()["head"]},
@@ -202,7 +203,7 @@ def check_output(remembered, texts):
 
 @pytest.mark.parametrize(
     "subject",
-    [pytest.param(one, marks=() if one in QUICK else pytest.mark.slow) for one in SUBJECTS],
+    [slow_unless(one in QUICK, one) for one in SUBJECTS],
 )
 def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     """Whatever was kept, refused, skipped and caught up on, of every row."""
@@ -260,10 +261,7 @@ def read_one_short(self, params, state, tokens, hidden, valid):
 
 @pytest.mark.parametrize(
     "subject",
-    [
-        pytest.param(one, marks=() if one == "lookup, model" else pytest.mark.slow)
-        for one in SUBJECTS
-    ],
+    [slow_unless(one == "lookup, model", one) for one in SUBJECTS],
 )
 def test_one_token_that_is_not_caught_up_on_is_seen(subject, monkeypatch):
     """Negative control: a fifth of the rounds is enough."""

@@ -69,6 +69,7 @@ def test_it_learns(learned):
     assert after["acceptance"][0] > 0.6
 
 
+@pytest.mark.slow
 def test_the_trained_draft_drafts(learned):
     """Greedy text is the target's own, and rounds give about what was simulated."""
     model, after, _ = learned

@@ -15,6 +15,7 @@ from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import Recipe, train
 from jspec.training.medusa import MedusaTraining
 from jspec.training.trainee import SCORE
+from tests.cases import slow_unless
 from tests.training.phrases import answers, batches_and_held_out, sample_texts, target
 
 RECIPE = Recipe(
@@ -37,7 +38,7 @@ def promotion():
         yield
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[slow_unless(one == "blockwise", one) for one in KINDS])
 def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -63,7 +63,9 @@ def test_a_head_learns_the_same_from_them(tmp_path):
     filled = open_store(tmp_path, texts).fill(rows)
     with jax.numpy_dtype_promotion("standard"):
         asked, stored = (
-            jax.grad(lambda p, rows=one: trainee.loss(p, target().params, rows)[0])(trainee.params)
+            jax.jit(jax.grad(lambda p, rows=one: trainee.loss(p, target().params, rows)[0]))(
+                trainee.params
+            )
             for one in (rows, filled)
         )
     norm = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(asked)))
