@@ -180,7 +180,7 @@ def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     records = read(path)  # every line is whole
     titles = (b"".join(output) + rest).count(b"--- prompt")
     assert 0 < len(records) < 2000
-    assert titles - 1 <= len(records) <= titles
+    assert abs(len(records) - titles) <= 1  # one is written, and then shown
 
 
 def test_a_reader_that_goes_away_is_no_error_worth_a_traceback(folder, env):
