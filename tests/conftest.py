@@ -13,7 +13,7 @@ import pytest
 
 import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
 
-_MAX_MAPS = 15_000
+_MAX_MAPS = 25_000
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is asked of a hub, nor waited for
 
@@ -23,6 +23,8 @@ jaxtyping.install_import_hook(
     "tests.typecheck.check_function",
 )
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Tracing makes many objects, few of them garbage: looking for it took a sixteenth of the time.
+gc.set_threshold(50_000, 20, 20)
 # Compiling is most of the time of the tests: this spares much of it; see also `optimised`. What the
 # tests start inherits it. XLA ends a process at a flag that it does not know.
 jax.config.update("jax_disable_most_optimizations", True)

@@ -6,10 +6,11 @@ import pytest
 
 from jspec.models import init_cache, make_apply
 from jspec.request import Request, Settings
+from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, shared_generator, target
 
 _PROMPT = list(b"what is likely")
-_DRAFTERS = ("none", "prompt_lookup", "model")
+_DRAFTERS = ("none", "prompt_lookup", slow_unless(False, "model"))
 _FILTERS = [("top_k", 3), ("top_p", 0.6), ("min_p", 0.2)]
 # All filters on, none of which takes anything away: one program serves them all.
 _OPEN = {"top_k": CONFIG.vocab_size, "top_p": 1 - 2**-20, "min_p": 1e-30}

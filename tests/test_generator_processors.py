@@ -9,6 +9,7 @@ from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.processors import Processor
 from jspec.request import Request, Settings
+from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_generator, shared_generator, target
 
 PROMPT = list(b"what is said again")
@@ -55,7 +56,7 @@ def test_greedy_answer_follows_the_processed_logits():
     assert answer != free.token_ids
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", [slow_unless(one != "prompt_lookup", one) for one in DRAFTERS])
 def test_speculation_keeps_processed_answers(drafter):
     """Guards against states that a rejection does not take back."""
     settings = Settings(max_new_tokens=40, **ALL)

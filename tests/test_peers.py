@@ -47,7 +47,7 @@ def test_plain_is_jspecs_plain_and_one_token_a_call(peer, plain_answers):
         assert counted == (ours.stats.num_round_tokens, ours.stats.num_rounds)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 4])
+@pytest.mark.parametrize("num_draft_tokens", [slow_unless(False, 1), 4])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 def test_answers_are_plain_ones_and_calls_are_forwards(
     peer, plain_answers, forward_calls, drafter, num_draft_tokens

@@ -11,6 +11,7 @@ from jspec.generator import Generator
 from jspec.models import init_cache, make_apply
 from jspec.request import Request, Settings
 from tests import tiny_models
+from tests.cases import slow_unless
 from tests.tiny_models import peaked_params
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -18,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("library")
 CONFIG = dataclasses.replace(
     tiny_models.CONFIG, embed_dim=40, num_heads=6, head_dim=32, max_seq_len=600
 )
-DTYPES = ["bfloat16", "float32"]
 PROMPTS = [[5, 6, 7, 5, 6, 7, 5], [9], list(range(1, 70))]
 
 
@@ -27,7 +27,7 @@ def make_model(dtype, disturbance=0.0):
     return tiny_models.make_model(CONFIG, params=params)
 
 
-@pytest.fixture(scope="module", params=DTYPES)
+@pytest.fixture(scope="module", params=["bfloat16", slow_unless(False, "float32")])
 def models(request):
     """Returns a target and a draft that often agrees."""
     return make_model(request.param), make_model(request.param, disturbance=0.03)

@@ -11,6 +11,7 @@ from jspec.drafters import HierarchicalParams, ModelDrafter
 from jspec.drafters.chain import draw_from_law
 from jspec.speculation.types import Proposal
 from tests import tiny
+from tests.cases import slow_unless
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
 
 CAPACITY = 96
@@ -60,8 +61,15 @@ def run_checked(engine, prompts, num_rounds, fresh_cache, **options):
     return np.array(accepted), np.array(proposed)
 
 
-@pytest.mark.parametrize("name", ["model", "hierarchical"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("temperature", "name"),
+    [
+        (0.0, "model"),
+        (1.0, "hierarchical"),
+        slow_unless(False, 1.0, "model"),
+        slow_unless(False, 0.0, "hierarchical"),
+    ],
+)
 def test_caches_equal_a_fresh_prefill_after_every_round(
     make_engine, tiny_pair, prompts, fresh_cache, temperature, name
 ):
