@@ -242,6 +242,22 @@ def test_wrong_guesses_change_nothing(tiny_pair):
     check_state(runs[1], tiny_pair.draft, tiny_pair.apply)
 
 
+def test_processors_see_the_guesses_before(tiny_pair):
+    """Right guesses under a penalty: each one makes the next of the same token less likely."""
+    settings = Settings(temperature=0.7, frequency_penalty=2.0, logit_bias={5: 14.0})
+    model, _ = make_pair(tiny_pair.apply)
+    guessing = HierarchicalDrafter(model, Stubborn(3))
+    runs = [
+        Run(model, tiny_pair.draft, settings),
+        Run(guessing, HierarchicalParams(tiny_pair.draft), settings),
+    ]
+    num_right = 0
+    for theirs, ours in rounds(np.random.default_rng(1), runs):
+        assert_same(ours, theirs)
+        num_right += (np.asarray(theirs.tokens) == 5).sum()
+    assert num_right > 20
+
+
 def test_a_cascade_with_parameters_may_guess(tiny_pair):
     """Built by name: the tables of `pattern` are found, and its state follows the drafts."""
     options = DrafterOptions(inner_drafter="pattern+prompt_lookup", pattern="[0-8]+99|5+6")

@@ -1,5 +1,7 @@
 """Look-ahead embeddings: what they draft, what stays in the target's cache, and parity."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,9 +53,11 @@ def logits(tiny_pair, embeddings, text):
     return np.stack(said)
 
 
-def propose(pair, embeddings, cache, text, limit, temperature=0.0, **options):
+def propose(pair, embeddings, cache, text, limit, temperature=0.0, vocab_size=None, **options):
     """Proposes with seed 0 for every row."""
     drafter = tiny_lookahead.drafter(WIDTH, **options)
+    if vocab_size is not None:
+        drafter = dataclasses.replace(drafter, vocab_size=vocab_size)
     last = text[np.arange(len(LENGTHS)), LENGTHS]
 
     @jax.jit
@@ -83,6 +87,15 @@ def test_the_law_is_the_softmax_of_what_it_says(tiny_pair, embeddings, cache, te
     proposal = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3, temperature=0.7)
     expected = scipy.special.softmax(logits / 0.7, axis=-1)
     np.testing.assert_allclose(proposal.probs, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, embeddings, cache, text):
+    """Ids that no tokenizer has, at the end of the target's table."""
+    proposal = propose(
+        tiny_pair, embeddings, cache, text, [WIDTH] * 3, temperature=1.0, vocab_size=20
+    )
+    assert (np.asarray(proposal.tokens) < 20).all()
+    assert (np.asarray(proposal.probs)[..., 20:] == 0).all()
 
 
 def test_nothing_of_the_look_ahead_is_committed(tiny_pair, embeddings, cache, text):

@@ -261,6 +261,22 @@ def test_a_law_of_forbidden_tokens_only_is_no_law():
         assert (np.asarray(found.tokens) >= 0).all()
 
 
+def test_a_processor_adds_no_token_to_what_was_counted():
+    """Guards against a draft that the law it is reported with cannot give."""
+    add = Processor(
+        "add", lambda settings: True, init=lambda *_, **__: None,
+        apply=lambda _, logits: jnp.where(jnp.arange(VOCAB) == 4, 1.0, logits),
+        update=lambda state, token: state,
+    )  # fmt: skip
+    rows = [[1, 0, 1, 0, 1], *[[1, 2, 1, 3, 1]] * 3]
+    found = propose(SAMPLED, rows, temperature=1.0, switches=Switches(processors=(add,)))
+    meant = np.arange(WIDTH) < np.asarray(found.num_tokens)[:, None]
+    probs = np.asarray(found.probs)[meant]
+    assert meant[:, 0].all()
+    assert (probs[:, 4] == 0).all()
+    np.testing.assert_allclose(probs.sum(axis=-1), 1, rtol=1e-5)
+
+
 def test_an_unsure_row_stops_before_it_draws():
     """`draft_confidence` holds for this drafter, too."""
     sure = NgramDrafter(WIDTH, VOCAB, 2, 3, 20, is_sampled=True, min_confidence=0.9)

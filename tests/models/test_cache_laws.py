@@ -117,6 +117,12 @@ def test_a_block_at_the_very_end_still_fits(run, tokens, expected):
     assert cache.commit(full(4)).length.tolist() == [LENGTH] * 3
 
 
+def test_no_more_is_committed_than_there_are_slots():
+    """What lies behind the capacity was never written."""
+    cache = empty_cache(2, 20).commit(jnp.array([18, 3]))
+    assert cache.commit(jnp.array([5, 5])).length.tolist() == [20, 8]
+
+
 def test_zero_commit_is_silent(run, tokens):
     """Done rows commit 0 tokens."""
     _, cache = run(tokens[:, :5], empty_cache(3, CAPACITY))
