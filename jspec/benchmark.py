@@ -95,7 +95,8 @@ def main() -> None:
     texts, tasks = [], []
     if not _ROOFLINE.value:
         texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
-    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    inputs = _PROMPTS_FILE.value, drafter_options.draft_table, _TARGET.value, _DRAFT.value
+    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
     target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     if with_peers:

@@ -95,7 +95,9 @@ def main() -> None:
     ]
     costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
     monitor = AcceptanceMonitor()
-    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    inputs = (_PROMPTS_FILE.value, _COSTS_FILE.value, drafter_options.draft_table, _TARGET.value,
+              _DRAFT.value)  # fmt: skip
+    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
     with output or contextlib.nullcontext():
         loaded = Generator.load(
             _TARGET.value,

@@ -36,12 +36,13 @@ def refuse(monkeypatch, capsys, tmp_path):
         output = tmp_path / "old.jsonl"
         output.write_text("old\n")
         output_flag = [] if "--output_json" in " ".join(flags) else [f"--output_json={output}"]
-        before = sorted(tmp_path.rglob("*"))
+        before = set(tmp_path.rglob("*"))
         line = check_refusal(
             *call_generate(monkeypatch, capsys, f"--target={target}", prompt, *output_flag, *flags)
         )
         assert output.read_text() == "old\n"
-        assert set(tmp_path.rglob("*")) - set(before) <= {tmp_path / "cache", tmp_path / "hub"}
+        new = {path.relative_to(tmp_path).parts[0] for path in set(tmp_path.rglob("*")) - before}
+        assert new <= {"cache", "hub"}
         return line
 
     return run_it
@@ -321,6 +322,12 @@ def test_outputs(refuse, folder, tmp_path):
     nowhere = tmp_path / "none" / "out.jsonl"
     assert "there is no folder" in refuse(folder, f"--output_json={nowhere}")
     assert "it is a folder" in refuse(folder, f"--output_json={tmp_path}")
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    flag = f"--prompts_file={prompts}"
+    assert "got -" in refuse(folder, "--output_json=-")
+    assert "another file to write to" in refuse(folder, f"--output_json={prompts}", prompt=flag)
+    assert prompts.read_text() == '{"prompt": "a"}\n'
 
 
 def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):

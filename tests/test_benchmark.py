@@ -105,6 +105,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
     """Guards against tracebacks, and against minutes of work before the refusal."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"prompt": "a"}\n')
     cases = {
         "--drafters=magic": "expected a drafter among",
         "--drafters=": "expected each drafter once, got none",
@@ -122,13 +124,12 @@ def test_bad_input(folder, compile_cache, tmp_path):
         f"--prompts_file={empty}": "at least one prompt",
         f"--prompts_file={tmp_path / 'none'}": "No such file",
         f"--output_json={tmp_path / 'no' / 'out.json'}": "there is no folder",
+        f"--output_json={good}": "expected another file to write to than is read",
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
-    good = tmp_path / "good.jsonl"
-    good.write_text('{"prompt": "a"}\n')
     base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
     lines = json.dumps([[*base, *flags.split()] for flags in cases])
     done = subprocess.run(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -41,6 +42,31 @@ def test_unwritable_outputs_are_refused_at_once(tmp_path):
         tmp_path.chmod(0o500)
         with pytest.raises(InputError, match="permission denied"):
             JsonLinesWriter(str(tmp_path / "out.jsonl"))
+
+
+def test_an_input_is_no_output(tmp_path):
+    """Guards against prompts overwritten by their answers, whatever name the file goes by."""
+    path, link = tmp_path / "p.jsonl", tmp_path / "link.jsonl"
+    path.write_text("prompts")
+    link.symlink_to(path)
+    for inputs in ((str(path),), (None, str(link)), ("nowhere", str(tmp_path / "." / "p.jsonl"))):
+        with pytest.raises(InputError, match=f"than is read, got {path} for both"):
+            JsonLinesWriter(str(path), *inputs)
+    with pytest.raises(InputError, match="than is read"):
+        JsonLinesWriter(str(link), str(path))
+    JsonLinesWriter(str(path), None, "-", "nowhere", str(tmp_path))
+    with pytest.raises(InputError, match="got - for standard output"):
+        JsonLinesWriter("-")
+
+
+def test_standard_input_is_no_output(tmp_path, monkeypatch):
+    """Guards against `--prompts_file=- --output_json=FILE < FILE`."""
+    path = tmp_path / "p.jsonl"
+    path.write_text("prompts")
+    with path.open() as file:
+        monkeypatch.setattr(sys, "stdin", file)
+        with pytest.raises(InputError, match="than is read"):
+            JsonLinesWriter(str(path), "-")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
