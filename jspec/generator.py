@@ -245,9 +245,7 @@ class Generator:
         rows = []
         for index, request in enumerate(requests):
             try:
-                check_draft_temperature(request.settings, [(self.drafter, self._drafter_options)])
-                prompt = self.encode_prompt(request.prompt, chat, system)
-                row = self._make_row(prompt, request.settings)
+                row = self._row_of(request, chat, system)
             except InputError as error:
                 where = f"prompt {index}: " if len(requests) > 1 else ""
                 raise InputError(f"{where}{error}") from None
@@ -286,6 +284,21 @@ class Generator:
                     batch.finish(place)
                     del answers[place]
                 yield self._take_piece(answer)
+
+    def check(
+        self, request: Request, *, chat: bool | None = None, system: str | None = None
+    ) -> None:
+        """Checks that a request can be answered; see `run`.
+
+        Raises:
+          InputError: it cannot.
+        """
+        self._row_of(request, chat, system)
+
+    def _row_of(self, request: Request, chat: bool | None, system: str | None) -> Row:
+        check_draft_temperature(request.settings, [(self.drafter, self._drafter_options)])
+        prompt = self.encode_prompt(request.prompt, chat, system)
+        return self._make_row(prompt, request.settings)
 
     @property
     def is_lossless(self) -> bool:

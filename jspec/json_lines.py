@@ -11,6 +11,11 @@ from typing import Any, Self, TextIO
 from jspec.errors import InputError
 
 
+def title_of(path: str) -> str:
+    """Returns what a user calls a file that is read: its path, or standard input."""
+    return "standard input" if path == "-" else path
+
+
 def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     """Yields each line's value after where it stands, "file:line"; empty lines are skipped.
 
@@ -21,7 +26,7 @@ def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     Raises:
       InputError: an unreadable file or broken JSON.
     """
-    name = "standard input" if path == "-" else path
+    name = title_of(path)
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
     except OSError as error:
@@ -41,9 +46,18 @@ def _parse(line: bytes, where: str) -> Any:
     except UnicodeError:
         raise InputError(f"{where}: expected UTF-8, got invalid bytes") from None
     except ValueError as error:
-        raise InputError(f"{where}: expected a JSON object, got broken JSON ({error})") from None
+        raise InputError(
+            f"{where}: expected a JSON object, got broken JSON ({_reason(error)})"
+        ) from None
     except RecursionError:
         raise InputError(f"{where}: expected a JSON object, got broken JSON (nested)") from None
+
+
+def _reason(error: ValueError) -> str:
+    """Returns what is wrong with a line; where in it, by column: it has no lines of its own."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.pos + 1}"
+    return str(error)
 
 
 def check_unicode(text: str, where: str) -> str:
@@ -91,8 +105,8 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
 def _is_same_file(source: str, file: pathlib.Path) -> bool:
     """Returns whether an input, "-" for standard input, is that very file, by any name."""
     try:
-        where = sys.stdin.fileno() if source == "-" else source
-        return file.is_file() and os.path.samefile(where, file)
+        descriptor = 0  # stays open when `sys.stdin` is closed
+        return file.is_file() and os.path.samefile(descriptor if source == "-" else source, file)
     except OSError:  # no such input: whoever reads it says so
         return False
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jspec.errors import InputError
 from jspec.stats import Stats
 
-_MAX_SEED = 2**32
+MAX_SEED = 2**32 - 1
 _FLOAT32_MAX = 2.0**127
 _FLOAT32_TINY = 2.0**-126
 
@@ -97,7 +97,7 @@ class Settings:
             f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
             self.min_new_tokens,
         )
-        _expect(0 <= self.seed < _MAX_SEED, f"a seed from 0 to {_MAX_SEED - 1}", self.seed)
+        _expect(0 <= self.seed <= MAX_SEED, f"a seed from 0 to {MAX_SEED}", self.seed)
         _expect(not isinstance(self.stop, str), "stop as a tuple of texts", repr(self.stop))
         _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
         _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))

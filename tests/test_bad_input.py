@@ -129,7 +129,7 @@ def spoil(tmp_path):
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
         ("stray", "expected flags only, got 'stray'"),
-        ("--prompts_file=x.jsonl", "either --prompt or --prompts_file"),
+        ("--prompts_file=x.jsonl", "either --prompt or --prompts_file, got both"),
     ],
 )
 def test_flags(refuse, folder, flag, message):
@@ -173,7 +173,7 @@ def test_draft_tables(refuse, folder, tmp_path):
         ("--prompt=\udcff\udcfe", "UTF-8, got invalid bytes"),
         (f"--prompt={'x' * 200}", "fewer tokens than the context's 200, got 200"),
         ("--prompts_file=missing.jsonl", "missing.jsonl: No such file"),
-        ("--nostats", "either --prompt or --prompts_file"),
+        ("--nostats", "either --prompt or --prompts_file, got neither"),
     ],
 )
 def test_prompts(refuse, folder, prompt, message):
@@ -184,9 +184,11 @@ def test_prompts(refuse, folder, prompt, message):
 def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
     """Guards against having to guess which of many prompts was too long; also seeds that end."""
     path = tmp_path / "p.jsonl"
-    path.write_text(f'{{"prompt": "a"}}\n{{"prompt": "{"x" * 200}"}}\n')
-    assert "prompt 1: expected a prompt of fewer" in refuse(folder, prompt=f"--prompts_file={path}")
-    assert "seed" in refuse(folder, "--seed=4294967295", prompt=f"--prompts_file={path}")
+    path.write_text(f'{{"prompt": "{"x" * 200}"}}\n{{"prompt": "a"}}\n')
+    found = refuse(folder, prompt=f"--prompts_file={path}")
+    assert f"prompt 0 of {path}: expected a prompt of fewer" in found
+    found = refuse(folder, "--seed=4294967295", prompt=f"--prompts_file={path}")
+    assert "a seed of at most 4294967294, as prompt k uses seed + k and the last is" in found
     path.write_text("\n")
     assert "at least one prompt" in refuse(folder, prompt=f"--prompts_file={path}")
     path.write_text("{")

@@ -115,8 +115,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--drafters=none,model": "expected --draft with a drafter among model",
         "--drafter=ngram": "expected --drafters, a list; got --drafter=ngram",
         "--draft_layers=2": "draft_layers with a drafter that reads it (layer_skip), got it with",
-        "--repeats=0": "at least one repeat",
-        "--num_prompts=0": "at least one repeat and one prompt",
+        "--repeats=0": "expected repeats from 1 to 1000000, got 0",
+        "--num_prompts=0": "expected num_prompts from 1 to 1000000, got 0",
         "--num_draft_tokens=many": "whole number",
         "--drafters=prompt_lookup:0": "num_draft_tokens from 1",
         "--num_draft_tokens=0": "num_draft_tokens from 1",
@@ -131,12 +131,15 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
     base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
-    lines = json.dumps([[*base, *flags.split()] for flags in cases])
+    few = "--num_prompts=2 --target=nowhere"
+    lines = json.dumps([[*base, *flags.split()] for flags in (*cases, few)])
     done = subprocess.run(
         [sys.executable, "-c", _MANY, lines],
         env=environment(compile_cache, tmp_path / "home"),
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr.decode()
-    for outcome, message in zip(json.loads(done.stdout), cases.values(), strict=True):
+    *outcomes, (_, _, errors) = json.loads(done.stdout)
+    assert errors.startswith(f"note: {good} has 1 of 2 prompts\n")
+    for outcome, message in zip(outcomes, cases.values(), strict=True):
         assert message in check_refusal(*outcome)

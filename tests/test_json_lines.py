@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 
 import pytest
 
@@ -59,14 +58,19 @@ def test_an_input_is_no_output(tmp_path):
         JsonLinesWriter("-")
 
 
-def test_standard_input_is_no_output(tmp_path, monkeypatch):
+def test_standard_input_is_no_output(tmp_path):
     """Guards against `--prompts_file=- --output_json=FILE < FILE`."""
     path = tmp_path / "p.jsonl"
     path.write_text("prompts")
-    with path.open() as file:
-        monkeypatch.setattr(sys, "stdin", file)
+    kept = os.dup(0)
+    try:
+        with path.open() as file:
+            os.dup2(file.fileno(), 0)
         with pytest.raises(InputError, match="than is read"):
             JsonLinesWriter(str(path), "-")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
