@@ -88,7 +88,7 @@ def spoil(tmp_path):
         ("--stop=\udcff", "stop strings in UTF-8"),
         ("--system=be kind", "system message needs the chat template"),
         ("--system=\udcff", "system message needs"),
-        ("--chat", "no chat template"),
+        ("--chat", "no chat template: expected --nochat (in Python chat=False)"),
         ("--batch_size=0", "batch_size"),
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
@@ -107,7 +107,7 @@ def spoil(tmp_path):
         ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
         ("--drafter=pattern", "(--draft_pattern), a regular expression, or json_skeleton"),
         ("--drafter=magic", "drafter"),
-        ("--drafter=layer_skip", "'layer_skip' expects draft_layers"),
+        ("--drafter=layer_skip", "'layer_skip' expects draft_layers (--draft_layers), got"),
         ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29, with no number"),
         ("--draft_layers=", "expected draft_layers as a number or a list"),
         ("--draft_layers=1000000-", "with no number above 9999; got '1000000-'"),
@@ -263,8 +263,28 @@ def test_damaged_files(refuse, spoil):
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "missing, although" in refuse(folder)
+    (folder / "model-00001-of-00002.safetensors").mkdir()  # read by no one, root included
+    assert "safetensors: cannot be read: Is a directory" in refuse(folder)
     config.write_text("{")
     assert "damaged JSON" in refuse(folder)
+
+
+def test_folders_that_may_not_be_read(refuse, folder, monkeypatch):
+    """Guards against a bare error number."""
+
+    def load(path, *_):
+        raise PermissionError(13, "Permission denied", str(path / "params"))
+
+    monkeypatch.setattr("jspec.weights.hf.load_hf", load)
+    assert refuse(folder) == f"error: {folder}/params: cannot be read: Permission denied\n"
+
+
+def test_heads_that_are_none(refuse, folder, tmp_path):
+    """Guards against a message about a config.json that is not there."""
+    (tmp_path / "head").mkdir()
+    for drafter in ("eagle", "medusa"):
+        found = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'head'}")
+        assert "head: no config.json in the folder; expected one with " in found
 
 
 def test_tokenizers(refuse, spoil, folder, tmp_path):

@@ -1,6 +1,7 @@
 """One name for every kind of model: a folder, a file, a hub name, a preset, random weights."""
 
 import dataclasses
+import os
 import pathlib
 import re
 import sys
@@ -118,8 +119,19 @@ def _expand(spec: str) -> pathlib.Path:
         raise InputError(f"no model {spec!r}: {error}") from None
 
 
+def model_name(spec: str | os.PathLike[str]) -> str:
+    """Returns what a model is asked for by, as a text.
+
+    Raises:
+      InputError: it is none.
+    """
+    if not isinstance(spec, str | os.PathLike):
+        raise InputError(f"expected a model's name or folder as a text or a path, got {spec!r}")
+    return os.fspath(spec)
+
+
 def load_model(
-    spec: str, *, dtype: Any = "bfloat16", quantization: str | None = None
+    spec: str | os.PathLike[str], *, dtype: Any = "bfloat16", quantization: str | None = None
 ) -> LoadedModel:
     """Loads a model by name.
 
@@ -134,11 +146,16 @@ def load_model(
     Raises:
       InputError: no such model, or it cannot be honoured; one line.
     """
+    spec = model_name(spec)
     (source, path), form = find_model(spec), _Form(dtype, quantization)
     if path is None:
         return _load_random(spec, form)
     load = _load_gguf if source in ("preset", "gguf") else _load_folder
-    return load(spec, source, path, form)
+    try:
+        return load(spec, source, path, form)
+    except OSError as error:  # of the system, such as "Permission denied"
+        where = error.filename or path
+        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
 
 
 def find_model(spec: str) -> tuple[str, pathlib.Path | None]:
