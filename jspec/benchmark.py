@@ -120,7 +120,8 @@ def main() -> None:
     print(format_summary(report))
     if table := format_columns(columns, plain_of):
         print(f"\n{table}\n")
-    print(f"peak memory of jspec, before transformers was loaded: {peak_bytes / 1e9:.2f} GB")
+    before = ", before transformers was loaded" if with_peers else ""
+    print(f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB")
     if with_peers and draft is not None and draft.quantization is not None:
         print(
             f"transformers drafts with {draft.name} in {_DTYPE.value}: it cannot load jspec's "
@@ -182,6 +183,9 @@ def _wants_transformers() -> bool:
     """Returns whether transformers is to be measured, and refuses it where it cannot be."""
     is_rounded = _TARGET_QUANTIZATION.value != "none"
     if _TRANSFORMERS.value is None:
+        if not has_transformers():
+            note = "note: transformers is not measured: torch is not installed (pip install torch)"
+            print(note, file=sys.stderr, flush=True)
         return has_transformers() and not is_rounded
     if _TRANSFORMERS.value and is_rounded:
         raise InputError(

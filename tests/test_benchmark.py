@@ -15,6 +15,7 @@ import contextlib, io, json, sys
 from absl.testing import flagsaver
 from jspec import benchmark, cli
 outcomes = []
+benchmark.has_transformers = lambda: False
 for line in json.loads(sys.argv[1]):
     sys.argv, out, err, status = ["benchmark", *line], io.StringIO(), io.StringIO(), 0
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -59,6 +60,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert rows[1][:2] == ["jspec", "plain"]
     assert rows[2][:2] == ["jspec", "prompt_lookup"]
     assert "2/2" in rows[1]
+    assert "peak memory of jspec: " in output
 
 
 @pytest.mark.slow
@@ -131,8 +133,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
     base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
-    few = "--num_prompts=2 --target=nowhere"
-    lines = json.dumps([[*base, *flags.split()] for flags in (*cases, few)])
+    few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
+    lines = json.dumps([*([*base, *flags.split()] for flags in cases), few])
     done = subprocess.run(
         [sys.executable, "-c", _MANY, lines],
         env=environment(compile_cache, tmp_path / "home"),
@@ -140,6 +142,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
     )
     assert done.returncode == 0, done.stderr.decode()
     *outcomes, (_, _, errors) = json.loads(done.stdout)
-    assert errors.startswith(f"note: {good} has 1 of 2 prompts\n")
+    notes = errors.splitlines()[:2]
+    assert notes[0].startswith("note: transformers is not measured: torch is not installed")
+    assert notes[1] == f"note: {good} has 1 of 2 prompts"
     for outcome, message in zip(outcomes, cases.values(), strict=True):
         assert message in check_refusal(*outcome)

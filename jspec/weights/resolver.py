@@ -130,6 +130,24 @@ def model_name(spec: str | os.PathLike[str]) -> str:
     return os.fspath(spec)
 
 
+def _check_device() -> None:
+    """Checks that JAX has a device: it is started here, if it is not yet.
+
+    Raises:
+      InputError: it has none, such as with JAX_PLATFORMS=cuda where there is no GPU.
+    """
+    import jax
+
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # with `cuda` jax may raise either
+        reason = " ".join(str(error).split())[:200]
+        asked = f"with JAX_PLATFORMS={jax.config.values['jax_platforms']}"
+        raise InputError(
+            f"expected a device that JAX can use, got none {asked}{reason and f' ({reason})'}"
+        ) from None
+
+
 def load_model(
     spec: str | os.PathLike[str], *, dtype: Any = "bfloat16", quantization: str | None = None
 ) -> LoadedModel:
@@ -148,10 +166,11 @@ def load_model(
     """
     spec = model_name(spec)
     (source, path), form = find_model(spec), _Form(dtype, quantization)
-    if path is None:
-        return _load_random(spec, form)
+    _check_device()
     load = _load_gguf if source in ("preset", "gguf") else _load_folder
     try:
+        if path is None:
+            return _load_random(spec, form)
         return load(spec, source, path, form)
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
