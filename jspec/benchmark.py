@@ -36,9 +36,9 @@ from jspec.benchmarking.summary import format_summary, summarise
 from jspec.benchmarking.timing import measure, warm_up
 from jspec.drafter_flags import read_options
 from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.errors import InputError
+from jspec.errors import InputError, check_range
 from jspec.generator import Generator
-from jspec.json_lines import JsonLinesWriter
+from jspec.json_lines import JsonLinesWriter, title_of
 from jspec.peers import check_peers, has_transformers
 from jspec.prompts import read_prompts
 from jspec.request import Settings
@@ -95,7 +95,8 @@ def main() -> None:
     texts, tasks = [], []
     if not _ROOFLINE.value:
         texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
-    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    inputs = _PROMPTS_FILE.value, drafter_options.draft_table, _TARGET.value, _DRAFT.value
+    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
     target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     if with_peers:
@@ -119,7 +120,8 @@ def main() -> None:
     print(format_summary(report))
     if table := format_columns(columns, plain_of):
         print(f"\n{table}\n")
-    print(f"peak memory of jspec, before transformers was loaded: {peak_bytes / 1e9:.2f} GB")
+    before = ", before transformers was loaded" if with_peers else ""
+    print(f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB")
     if with_peers and draft is not None and draft.quantization is not None:
         print(
             f"transformers drafts with {draft.name} in {_DTYPE.value}: it cannot load jspec's "
@@ -170,8 +172,8 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
         raise InputError("expected --draft with --draft_quantization")
     check_ways(own_ways, drafter_options, has_draft=bool(_DRAFT.value))
-    if _REPEATS.value < 1 or _NUM_PROMPTS.value < 1:
-        raise InputError("expected at least one repeat and one prompt")
+    check_range("repeats", _REPEATS.value, 1, 10**6)
+    check_range("num_prompts", _NUM_PROMPTS.value, 1, 10**6)
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     if _ROOFLINE.value and _TRANSFORMERS.value:
         raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
@@ -181,6 +183,9 @@ def _wants_transformers() -> bool:
     """Returns whether transformers is to be measured, and refuses it where it cannot be."""
     is_rounded = _TARGET_QUANTIZATION.value != "none"
     if _TRANSFORMERS.value is None:
+        if not has_transformers():
+            note = "note: transformers is not measured: torch is not installed (pip install torch)"
+            print(note, file=sys.stderr, flush=True)
         return has_transformers() and not is_rounded
     if _TRANSFORMERS.value and is_rounded:
         raise InputError(
@@ -195,9 +200,11 @@ def _read_prompts(path: str, count: int) -> tuple[list[str], list[str | None]]:
     """Returns texts, evenly spaced over the file, and their tasks."""
     read = list(read_prompts(path))
     if not read:
-        raise InputError(f"expected at least one prompt in {path}, got none")
+        raise InputError(f"expected at least one prompt in {title_of(path)}, got none")
     tasks = tasks_of([one.category for one in read])
     places = range(len(read))
+    if _NUM_PROMPTS.present and len(read) < count:
+        print(f"note: {title_of(path)} has {len(read)} of {count} prompts", file=sys.stderr)
     if len(read) > count:
         places = [index * len(read) // count for index in range(count)]
     return [read[place].text for place in places], [tasks[place] for place in places]

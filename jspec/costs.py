@@ -146,10 +146,15 @@ def read_costs(path: str) -> RoundCosts:
       InputError: there are none.
     """
     try:
-        return RoundCosts.from_json(json.loads(pathlib.Path(path).read_bytes()))
+        record = json.loads(pathlib.Path(path).read_bytes())
     except OSError as error:
         raise InputError(f"cannot read the costs in {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
+        reason = f"expected costs of rounds, a JSON object, got broken JSON ({error})"
+        raise InputError(f"{path}: {reason}") from None
+    try:
+        return RoundCosts.from_json(record)
+    except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 

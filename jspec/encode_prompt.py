@@ -1,8 +1,9 @@
 """A prompt to the ids that the model is given."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from jspec.errors import InputError
+from jspec.errors import InputError, whole_number
 from jspec.weights.resolver import LoadedModel
 
 _BETWEEN_TURNS = "\n\n"
@@ -27,8 +28,18 @@ def encode_prompt(
             raise InputError(
                 "a prompt of token ids is taken as it is: expected no chat and no system with it"
             )
-        return [int(token_id) for token_id in prompt]
+        return _token_ids(prompt)
     return encode_conversation(model, [prompt], [], chat=chat, system=system)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    try:
+        ids = list(prompt)
+    except TypeError:
+        raise InputError(
+            f"expected a prompt as a text, a list of token ids or a Request, got {prompt!r}"
+        ) from None
+    return [whole_number("a prompt's token id", token_id) for token_id in ids]
 
 
 def encode_conversation(
@@ -64,7 +75,9 @@ def encode_conversation(
         said = "".join(turn + answer + _BETWEEN_TURNS for turn, answer in before)
         return tokenizer.encode(said + turns[-1])
     if not tokenizer.has_chat_template:
-        raise InputError(f"{model.name} has no chat template; ask without chat")
+        raise InputError(
+            f"{model.name} has no chat template: expected --nochat (in Python chat=False)"
+        )
     messages = [] if system is None else [{"role": "system", "content": system}]
     for turn, answer in zip(turns[:-1], answers, strict=True):
         messages.append({"role": "user", "content": turn})

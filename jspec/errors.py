@@ -1,7 +1,9 @@
 """The error that a user can mend."""
 
+import dataclasses
 import operator
 from collections.abc import Collection
+from typing import Any
 
 
 class InputError(ValueError):
@@ -15,10 +17,44 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
     """Checks a number.
 
     Raises:
-      InputError: it is not from `low` to `high`.
+      InputError: it is none, or not from `low` to `high`.
     """
+    check_number(name, value)
     if not low <= value <= high:
         raise InputError(f"expected {name} from {low} to {high}, got {value}")
+
+
+def check_count(name: str, value: int, low: int, high: int) -> None:
+    """Checks a whole number; see `check_range`."""
+    check_range(name, whole_number(name, value), low, high)
+
+
+def check_number(name: str, value: Any) -> None:
+    """Checks that a value is a number, of any type.
+
+    Raises:
+      InputError: it is none.
+    """
+    try:
+        if isinstance(value, str | bytes):  # which Python would read
+            raise TypeError
+        float(value)
+    except TypeError:
+        raise InputError(f"expected {name} to be a number, got {value!r}") from None
+
+
+def check_numbers(options: Any) -> None:
+    """Checks that those fields of a dataclass are numbers which are to be: int, float, or none.
+
+    Raises:
+      InputError: one that is not.
+    """
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if field.type is int:
+            whole_number(field.name, value)
+        elif field.type is float or (field.type == float | None and value is not None):
+            check_number(field.name, value)
 
 
 def whole_number(name: str, value: object, otherwise: str = "") -> int:

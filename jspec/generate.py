@@ -15,10 +15,10 @@ from jspec.drafter_flags import read_drafter
 from jspec.drafters import choose_drafter
 from jspec.errors import InputError
 from jspec.generator import Generator
-from jspec.json_lines import JsonLinesWriter
+from jspec.json_lines import JsonLinesWriter, title_of
 from jspec.monitor import AcceptanceMonitor
 from jspec.prompts import Prompt, read_prompts
-from jspec.request import Piece, Request, Result
+from jspec.request import MAX_SEED, Piece, Request, Result, Settings
 from jspec.settings_flags import read_rule, read_settings
 from jspec.unread import check_read
 
@@ -89,13 +89,12 @@ def main() -> None:
         rule_options=rule_options,
     )
     texts, problem = read_texts(_PROMPT.value, _PROMPTS_FILE.value)
-    requests = [
-        Request(one.text, dataclasses.replace(settings, seed=settings.seed + index), one.category)
-        for index, one in enumerate(texts)
-    ]
+    requests = make_requests(texts, settings)
     costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
     monitor = AcceptanceMonitor()
-    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    inputs = (_PROMPTS_FILE.value, _COSTS_FILE.value, drafter_options.draft_table, _TARGET.value,
+              _DRAFT.value)  # fmt: skip
+    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
     with output or contextlib.nullcontext():
         loaded = Generator.load(
             _TARGET.value,
@@ -113,22 +112,62 @@ def main() -> None:
             costs=costs,
             on_result=monitor.add,
         )
-        printer = Printer(
-            stream=_STREAM.value and _BATCH_SIZE.value == 1,
-            stats=_STATS.value,
-            notes=list_notes(loaded),
-            has_titles=_PROMPTS_FILE.value is not None,
-        )
-        for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
-            if output is not None and piece.result is not None:
-                record = {"index": piece.index, **piece.result.to_json()}
-                output.write(record | {"settings": record["settings"] | loaded.describe()})
-            printer.show(piece)
-        if _STATS.value and any(one.category is not None for one in texts):
+        requests, earlier = split_at_problem(loaded, requests)
+        if requests:
+            answer(loaded, requests, output)
+        has_categories = any(request.category is not None for request in requests)
+        if _STATS.value and has_categories and loaded.num_draft_tokens:
             for recommendation in monitor.recommend(loaded.costs):
                 print(f"category {recommendation}", file=sys.stderr, flush=True)
-    if problem is not None:
+    if problem := earlier or problem:
         raise problem
+
+
+def make_requests(texts: list[Prompt], settings: Settings) -> list[Request]:
+    """Returns the requests; prompt k gets seed + k.
+
+    Raises:
+      InputError: a seed above the largest.
+    """
+    last = len(texts) - 1
+    if settings.seed + last > MAX_SEED:
+        raise InputError(
+            f"expected a seed of at most {MAX_SEED - last}, as prompt k uses seed + k and the last "
+            f"is prompt {last}; got {settings.seed}"
+        )
+    return [
+        Request(one.text, dataclasses.replace(settings, seed=settings.seed + index), one.category)
+        for index, one in enumerate(texts)
+    ]
+
+
+def split_at_problem(
+    loaded: Generator, requests: list[Request]
+) -> tuple[list[Request], InputError | None]:
+    """Returns the requests before the first that cannot be answered, and what is wrong with it."""
+    for index, request in enumerate(requests):
+        try:
+            loaded.check(request, chat=_CHAT.value, system=_SYSTEM.value)
+        except InputError as error:
+            path = _PROMPTS_FILE.value
+            where = "" if path is None else f"prompt {index} of {title_of(path)}: "
+            return requests[:index], InputError(f"{where}{error}")
+    return requests, None
+
+
+def answer(loaded: Generator, requests: list[Request], output: JsonLinesWriter | None) -> None:
+    """Answers the requests, writes what is finished, and shows what comes."""
+    printer = Printer(
+        stream=_STREAM.value and _BATCH_SIZE.value == 1,
+        stats=_STATS.value,
+        notes=list_notes(loaded),
+        has_titles=_PROMPTS_FILE.value is not None,
+    )
+    for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
+        if output is not None and piece.result is not None:
+            record = {"index": piece.index, **piece.result.to_json()}
+            output.write(record | {"settings": record["settings"] | loaded.describe()})
+        printer.show(piece)
 
 
 def list_notes(loaded: Generator) -> list[str]:
@@ -154,7 +193,8 @@ def read_texts(
       InputError: no prompt at all, or two sources of them.
     """
     if (prompt is None) == (prompts_file is None):
-        raise InputError("expected either --prompt or --prompts_file")
+        given = "neither" if prompt is None else "both"
+        raise InputError(f"expected either --prompt or --prompts_file, got {given}")
     if prompts_file is None:
         return [Prompt(cli.check_prompt_text(prompt))], None
     texts: list[Prompt] = []
@@ -164,7 +204,9 @@ def read_texts(
     except InputError as error:
         problem = error
     if not texts:
-        raise problem or InputError(f"expected at least one prompt in {prompts_file}, got none")
+        raise problem or InputError(
+            f"expected at least one prompt in {title_of(prompts_file)}, got none"
+        )
     return texts, problem
 
 

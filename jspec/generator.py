@@ -3,7 +3,8 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 from jspec.answer import Answer
@@ -20,7 +21,7 @@ from jspec.drafters import (
 )
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row
-from jspec.errors import InputError, check_range
+from jspec.errors import InputError, check_count
 from jspec.processors import Processor
 from jspec.programs import make_programs
 from jspec.request import Piece, Request, Result, Settings
@@ -28,7 +29,7 @@ from jspec.row_checks import make_row
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.unread import check_draft_temperature, check_num_draft_tokens, check_rule_options
 from jspec.vocabulary import used_vocab_size
-from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.resolver import LoadedModel, load_model, model_name
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 _DEFAULTS = Settings()
@@ -95,9 +96,9 @@ class Generator:
         self.target = target
         self._draft = draft
         self.max_seq_len = context if max_seq_len is None else max_seq_len
-        check_range("max_seq_len", self.max_seq_len, 2, context)
-        check_range("batch_size", batch_size, 1, 4096)
-        check_range("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
+        check_count("max_seq_len", self.max_seq_len, 2, context)
+        check_count("batch_size", batch_size, 1, 4096)
+        check_count("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
         self._acceptance = acceptance
         self._batch_size = batch_size
         self._rounds_per_visit = rounds_per_visit
@@ -134,8 +135,8 @@ class Generator:
     @classmethod
     def load(
         cls,
-        target: str = DEFAULT_TARGET,
-        draft: str | None = None,
+        target: str | os.PathLike[str] = DEFAULT_TARGET,
+        draft: str | os.PathLike[str] | None = None,
         *,
         dtype: str = "bfloat16",
         target_quantization: str | None = None,
@@ -157,6 +158,7 @@ class Generator:
         Raises:
           InputError: a model that cannot be loaded, or an option out of range.
         """
+        target = model_name(target)
         options["drafter"] = choose_drafter(
             options.get("drafter"),
             has_draft=draft is not None,
@@ -205,7 +207,7 @@ class Generator:
         Raises:
           InputError: an empty prompt, or one that the context cannot hold.
         """
-        is_one = isinstance(prompts, str | Request)
+        is_one = isinstance(prompts, str | Request) or not isinstance(prompts, Iterable)
         listed: Sequence[str | Request] = [prompts] if is_one else prompts  # type: ignore[assignment]
         requests = [p if isinstance(p, Request) else Request(p, settings) for p in listed]
         pieces = self.run(requests, chat=chat, system=system)
@@ -245,9 +247,7 @@ class Generator:
         rows = []
         for index, request in enumerate(requests):
             try:
-                check_draft_temperature(request.settings, [(self.drafter, self._drafter_options)])
-                prompt = self.encode_prompt(request.prompt, chat, system)
-                row = self._make_row(prompt, request.settings)
+                row = self._row_of(request, chat, system)
             except InputError as error:
                 where = f"prompt {index}: " if len(requests) > 1 else ""
                 raise InputError(f"{where}{error}") from None
@@ -286,6 +286,21 @@ class Generator:
                     batch.finish(place)
                     del answers[place]
                 yield self._take_piece(answer)
+
+    def check(
+        self, request: Request, *, chat: bool | None = None, system: str | None = None
+    ) -> None:
+        """Checks that a request can be answered; see `run`.
+
+        Raises:
+          InputError: it cannot.
+        """
+        self._row_of(request, chat, system)
+
+    def _row_of(self, request: Request, chat: bool | None, system: str | None) -> Row:
+        check_draft_temperature(request.settings, [(self.drafter, self._drafter_options)])
+        prompt = self.encode_prompt(request.prompt, chat, system)
+        return self._make_row(prompt, request.settings)
 
     @property
     def is_lossless(self) -> bool:

@@ -11,6 +11,11 @@ from typing import Any, Self, TextIO
 from jspec.errors import InputError
 
 
+def title_of(path: str) -> str:
+    """Returns what a user calls a file that is read: its path, or standard input."""
+    return "standard input" if path == "-" else path
+
+
 def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     """Yields each line's value after where it stands, "file:line"; empty lines are skipped.
 
@@ -21,7 +26,7 @@ def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     Raises:
       InputError: an unreadable file or broken JSON.
     """
-    name = "standard input" if path == "-" else path
+    name = title_of(path)
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
     except OSError as error:
@@ -41,9 +46,18 @@ def _parse(line: bytes, where: str) -> Any:
     except UnicodeError:
         raise InputError(f"{where}: expected UTF-8, got invalid bytes") from None
     except ValueError as error:
-        raise InputError(f"{where}: expected a JSON object, got broken JSON ({error})") from None
+        raise InputError(
+            f"{where}: expected a JSON object, got broken JSON ({_reason(error)})"
+        ) from None
     except RecursionError:
         raise InputError(f"{where}: expected a JSON object, got broken JSON (nested)") from None
+
+
+def _reason(error: ValueError) -> str:
+    """Returns what is wrong with a line; where in it, by column: it has no lines of its own."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg} at column {error.pos + 1}"
+    return str(error)
 
 
 def check_unicode(text: str, where: str) -> str:
@@ -59,16 +73,22 @@ def check_unicode(text: str, where: str) -> str:
     return text
 
 
-def check_output(path: str) -> pathlib.Path:
+def check_output(path: str, *inputs: str | None) -> pathlib.Path:
     """Returns the path of a file that is to be written.
 
+    Args:
+      path: of the file.
+      *inputs: paths that the program reads, "-" for standard input; None stands for none.
+
     Raises:
-      InputError: it cannot be.
+      InputError: it cannot be written, or is an input.
     """
     if not path:
         raise InputError("expected a file to write to, got an empty path")
     if path.startswith("--"):
         raise InputError(f"expected a file to write to, got what looks like a flag: {path}")
+    if path == "-":
+        raise InputError("expected a file to write to, got - for standard output")
     file = pathlib.Path(path)
     if not file.parent.is_dir():
         raise InputError(f"cannot write {path}: there is no folder {file.parent}")
@@ -76,19 +96,27 @@ def check_output(path: str) -> pathlib.Path:
         raise InputError(f"cannot write {path}: it is a folder")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise InputError(f"cannot write {path}: permission denied")
+    for source in inputs:
+        if source is not None and _is_same_file(source, file):
+            raise InputError(f"expected another file to write to than is read, got {path} for both")
     return file
+
+
+def _is_same_file(source: str, file: pathlib.Path) -> bool:
+    """Returns whether an input, "-" for standard input, is that very file, by any name."""
+    try:
+        descriptor = 0  # stays open when `sys.stdin` is closed
+        return file.is_file() and os.path.samefile(descriptor if source == "-" else source, file)
+    except OSError:  # no such input: whoever reads it says so
+        return False
 
 
 class JsonLinesWriter:
     """A file that is begun with its first record: a run that fails before it overwrites nothing."""
 
-    def __init__(self, path: str) -> None:
-        """Checks that the file can be written.
-
-        Raises:
-          InputError: it cannot.
-        """
-        self._path = check_output(path)
+    def __init__(self, path: str, *inputs: str | None) -> None:
+        """Checks that the file can be written; see `check_output`."""
+        self._path = check_output(path, *inputs)
         self._file: TextIO | None = None
 
     def write(self, record: dict[str, Any]) -> None:

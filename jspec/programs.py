@@ -67,6 +67,34 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def make_spec(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    drafter: str,
+    options: DrafterOptions,
+    num_draft_tokens: int,
+) -> DrafterSpec:
+    """Returns what a drafter of that name is built from.
+
+    Args:
+      target: the model whose answers are wanted.
+      draft: the draft model, for a drafter that has one.
+      drafter: a drafter's name.
+      options: of the drafters; the head that comes with jspec need not be named.
+      num_draft_tokens: drafts a round.
+    """
+    return DrafterSpec(
+        num_draft_tokens=num_draft_tokens,
+        target_config=target.config,
+        vocab_size=shared_vocab_size(target, draft),
+        draft_config=None if draft is None else draft.config,
+        dtype=target.params["embedding"].dtype,
+        draft_params=None if draft is None else draft.params,
+        options=with_shipped_head(drafter, options, target.name),
+        tokenizer=target.tokenizer,
+    )
+
+
 def make_programs(
     target: LoadedModel,
     draft: LoadedModel | None,
@@ -99,7 +127,6 @@ def make_programs(
     Raises:
       InputError: a value out of range, or models or costs that do not fit.
     """
-    drafter_options = with_shipped_head(drafter, drafter_options, target.name)
     is_auto = num_draft_tokens == AUTO
     most = max(max_seq_len - 2, 1)
     largest = numbers[-1] if numbers else MOST_DRAFT_TOKENS
@@ -108,16 +135,7 @@ def make_programs(
     if costs is not None and (not is_auto or drafter == "none"):
         raise InputError(f"expected num_draft_tokens={AUTO!r} and a drafter with costs of rounds")
     check_range("num_draft_tokens", num_wanted, 1, most)
-    spec = DrafterSpec(
-        num_draft_tokens=num_wanted,
-        target_config=target.config,
-        vocab_size=shared_vocab_size(target, draft),
-        draft_config=None if draft is None else draft.config,
-        dtype=target.params["embedding"].dtype,
-        draft_params=None if draft is None else draft.params,
-        options=drafter_options,
-        tokenizer=target.tokenizer,
-    )
+    spec = make_spec(target, draft, drafter, drafter_options, num_wanted)
     built = make_drafter(drafter, spec)
     params = ModelParams(target.params, built.params)
     if built.drafter is None or not is_auto:
@@ -135,7 +153,7 @@ def make_programs(
         key={
             "models": [_describe(target), draft and _describe(draft)],
             "drafter": drafter,
-            "drafter_options": dataclasses.asdict(drafter_options),
+            "drafter_options": dataclasses.asdict(spec.options),
             "rule": acceptance,
         },
         costs=costs,

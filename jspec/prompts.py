@@ -1,10 +1,13 @@
 """Prompts from a JSONL file."""
 
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from jspec.errors import InputError
 from jspec.json_lines import check_unicode, read_json_lines
+
+_MOST_SHOWN = 60
 
 
 class Prompt(NamedTuple):
@@ -39,18 +42,27 @@ def read_prompts(path: str) -> Iterator[Prompt]:
         been yielded.
     """
     for where, record in read_json_lines(path, "the prompts file"):
-        turns = _turns_of(record)
-        if not turns or not all(isinstance(turn, str) and turn for turn in turns):
-            raise InputError(f'{where}: expected an object with a text "prompt" or a list "turns"')
-        text, *later = (check_unicode(turn, where) for turn in turns)
+        text, *later = (check_unicode(turn, where) for turn in _turns_of(record, where))
         category = record.get("category")
         yield Prompt(text, None if category is None else str(category), tuple(later))
 
 
-def _turns_of(record: Any) -> list[Any]:
-    if not isinstance(record, dict):
-        return []
-    if "prompt" in record:
-        return [record["prompt"]]
-    turns = record.get("turns")
-    return turns if isinstance(turns, list) else []
+def _turns_of(record: Any, where: str) -> list[str]:
+    if not isinstance(record, dict) or not record.keys() & {"prompt", "turns"}:
+        raise InputError(
+            f'{where}: expected an object with a text "prompt" or a list "turns", got '
+            f"{_shown(record)}"
+        )
+    name = "prompt" if "prompt" in record else "turns"
+    value = record[name]
+    turns = [value] if name == "prompt" else value
+    if isinstance(turns, list) and turns and all(isinstance(t, str) and t for t in turns):
+        return turns
+    expected = "a text that is not empty" if name == "prompt" else "a list of texts, none empty"
+    raise InputError(f'{where}: expected "{name}" as {expected}; got {_shown(value)}')
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as it stands in a JSON file; the beginning of a long one."""
+    text = json.dumps(value)
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."

@@ -1,12 +1,13 @@
 """What a user asks for and what comes back."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
-from jspec.errors import InputError
+from jspec.errors import InputError, check_number, check_numbers, whole_number
 from jspec.stats import Stats
 
-_MAX_SEED = 2**32
+MAX_SEED = 2**32 - 1
 _FLOAT32_MAX = 2.0**127
 _FLOAT32_TINY = 2.0**-126
 
@@ -57,7 +58,9 @@ class Settings:
     stop_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        bias = dict[int, float](self.logit_bias)
+        check_numbers(self)
+        bias = _pairs(self.logit_bias)
+        self._check_lists()
         object.__setattr__(self, "logit_bias", tuple(bias.items()))  # hashable
         draft_temperature = self.draft_temperature
         _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)
@@ -97,8 +100,7 @@ class Settings:
             f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
             self.min_new_tokens,
         )
-        _expect(0 <= self.seed < _MAX_SEED, f"a seed from 0 to {_MAX_SEED - 1}", self.seed)
-        _expect(not isinstance(self.stop, str), "stop as a tuple of texts", repr(self.stop))
+        _expect(0 <= self.seed <= MAX_SEED, f"a seed from 0 to {MAX_SEED}", self.seed)
         _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
         _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
         _expect(
@@ -106,6 +108,33 @@ class Settings:
             "stop token ids of at least 0",
             list(self.stop_token_ids),
         )
+
+    def _check_lists(self) -> None:
+        is_texts = _is_list(self.stop) and all(isinstance(text, str) for text in self.stop)
+        _expect(is_texts, "stop as a tuple of texts", repr(self.stop))
+        for name in ("allowed_token_ids", "forbidden_token_ids", "stop_token_ids"):
+            ids: Any = getattr(self, name)
+            is_list = _is_list(ids) or (ids is None and name == "allowed_token_ids")
+            _expect(is_list, f"{name} as a tuple of whole numbers", repr(ids))
+            for token_id in () if ids is None else ids:
+                whole_number(name, token_id)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes)
+
+
+def _pairs(bias: Any) -> dict[int, float]:
+    """Returns a logit bias as a dict."""
+    try:
+        pairs = dict(bias)
+    except (TypeError, ValueError):
+        expected = "logit_bias as (token id, number) pairs"
+        raise InputError(f"expected {expected}, got {bias!r}") from None
+    for token_id, value in pairs.items():
+        whole_number("a token id of logit_bias", token_id)
+        check_number("a value of logit_bias", value)
+    return pairs
 
 
 def _is_temperature(value: float) -> bool:
@@ -135,6 +164,10 @@ class Request:
     prompt: str | Sequence[int]
     settings: Settings = Settings()
     category: str | None = None
+
+    def __post_init__(self) -> None:
+        is_right = isinstance(self.settings, Settings)
+        _expect(is_right, "settings as jspec.Settings", repr(self.settings))
 
 
 @dataclasses.dataclass(frozen=True)

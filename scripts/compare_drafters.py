@@ -82,7 +82,8 @@ def main() -> None:
     """Measures, prints two tables, writes JSON."""
     check_range("repeats", _REPEATS.value, 1, 1000)
     check_range("per_category", _PER_CATEGORY.value, 1, 1000)
-    output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
+    inputs = (_PROMPTS_FILE.value,)
+    output = JsonLinesWriter(_OUTPUT_JSON.value, *inputs) if _OUTPUT_JSON.value else None
     ways = parse_ways(_DRAFTERS.value, str(DEFAULT_NUM_DRAFT_TOKENS))
     options = read_options()
     check_ways(ways, options, has_draft=bool(_DRAFT.value))

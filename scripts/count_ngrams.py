@@ -69,7 +69,7 @@ def main() -> None:
     table = count(
         target=_TARGET.value,
         source=_INPUT.value,
-        output=check_output(_OUTPUT.value),
+        output=check_output(_OUTPUT.value, _INPUT.value),
         order=_ORDER.value,
         num_continuations=_NUM_CONTINUATIONS.value,
         with_prompts=_COUNT_PROMPTS.value,

@@ -42,7 +42,7 @@ def main() -> None:
     """Answers what is missing."""
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
-    path = check_output(_OUTPUT_JSON.value)
+    path = check_output(_OUTPUT_JSON.value, _PROMPTS_FILE.value)
     journal = Journal(path, contextlib.nullcontext)
     done = read_done(path, journal)
     prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]

@@ -42,7 +42,8 @@ _SHOWN = {"alpha": "expected", "kept": "observed"}
 def main() -> None:
     """Measures and prints; writes JSON."""
     check_range("num_prompts", _NUM_PROMPTS.value, 1, 10**6)
-    output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
+    inputs = (_PROMPTS_FILE.value,)
+    output = JsonLinesWriter(_OUTPUT_JSON.value, *inputs) if _OUTPUT_JSON.value else None
     kept = KeptDrafts(
         load_model(_TARGET.value, dtype=_DTYPE.value),
         None,

@@ -36,12 +36,13 @@ def refuse(monkeypatch, capsys, tmp_path):
         output = tmp_path / "old.jsonl"
         output.write_text("old\n")
         output_flag = [] if "--output_json" in " ".join(flags) else [f"--output_json={output}"]
-        before = sorted(tmp_path.rglob("*"))
+        before = set(tmp_path.rglob("*"))
         line = check_refusal(
             *call_generate(monkeypatch, capsys, f"--target={target}", prompt, *output_flag, *flags)
         )
         assert output.read_text() == "old\n"
-        assert set(tmp_path.rglob("*")) - set(before) <= {tmp_path / "cache", tmp_path / "hub"}
+        new = {path.relative_to(tmp_path).parts[0] for path in set(tmp_path.rglob("*")) - before}
+        assert new <= {"cache", "hub"}
         return line
 
     return run_it
@@ -87,7 +88,7 @@ def spoil(tmp_path):
         ("--stop=\udcff", "stop strings in UTF-8"),
         ("--system=be kind", "system message needs the chat template"),
         ("--system=\udcff", "system message needs"),
-        ("--chat", "no chat template"),
+        ("--chat", "no chat template: expected --nochat (in Python chat=False)"),
         ("--batch_size=0", "batch_size"),
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
         ("--max_seq_len=201", "max_seq_len from 2 to 200, got 201"),
@@ -106,7 +107,7 @@ def spoil(tmp_path):
         ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
         ("--drafter=pattern", "(--draft_pattern), a regular expression, or json_skeleton"),
         ("--drafter=magic", "drafter"),
-        ("--drafter=layer_skip", "'layer_skip' expects draft_layers"),
+        ("--drafter=layer_skip", "'layer_skip' expects draft_layers (--draft_layers), got"),
         ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29, with no number"),
         ("--draft_layers=", "expected draft_layers as a number or a list"),
         ("--draft_layers=1000000-", "with no number above 9999; got '1000000-'"),
@@ -128,7 +129,7 @@ def spoil(tmp_path):
         ("--dtype=float16", "dtype"),
         ("--nosuchflag", "nosuchflag"),
         ("stray", "expected flags only, got 'stray'"),
-        ("--prompts_file=x.jsonl", "either --prompt or --prompts_file"),
+        ("--prompts_file=x.jsonl", "either --prompt or --prompts_file, got both"),
     ],
 )
 def test_flags(refuse, folder, flag, message):
@@ -172,7 +173,7 @@ def test_draft_tables(refuse, folder, tmp_path):
         ("--prompt=\udcff\udcfe", "UTF-8, got invalid bytes"),
         (f"--prompt={'x' * 200}", "fewer tokens than the context's 200, got 200"),
         ("--prompts_file=missing.jsonl", "missing.jsonl: No such file"),
-        ("--nostats", "either --prompt or --prompts_file"),
+        ("--nostats", "either --prompt or --prompts_file, got neither"),
     ],
 )
 def test_prompts(refuse, folder, prompt, message):
@@ -183,9 +184,11 @@ def test_prompts(refuse, folder, prompt, message):
 def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
     """Guards against having to guess which of many prompts was too long; also seeds that end."""
     path = tmp_path / "p.jsonl"
-    path.write_text(f'{{"prompt": "a"}}\n{{"prompt": "{"x" * 200}"}}\n')
-    assert "prompt 1: expected a prompt of fewer" in refuse(folder, prompt=f"--prompts_file={path}")
-    assert "seed" in refuse(folder, "--seed=4294967295", prompt=f"--prompts_file={path}")
+    path.write_text(f'{{"prompt": "{"x" * 200}"}}\n{{"prompt": "a"}}\n')
+    found = refuse(folder, prompt=f"--prompts_file={path}")
+    assert f"prompt 0 of {path}: expected a prompt of fewer" in found
+    found = refuse(folder, "--seed=4294967295", prompt=f"--prompts_file={path}")
+    assert "a seed of at most 4294967294, as prompt k uses seed + k and the last is" in found
     path.write_text("\n")
     assert "at least one prompt" in refuse(folder, prompt=f"--prompts_file={path}")
     path.write_text("{")
@@ -260,8 +263,28 @@ def test_damaged_files(refuse, spoil):
     index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert "missing, although" in refuse(folder)
+    (folder / "model-00001-of-00002.safetensors").mkdir()  # read by no one, root included
+    assert "safetensors: cannot be read: Is a directory" in refuse(folder)
     config.write_text("{")
     assert "damaged JSON" in refuse(folder)
+
+
+def test_folders_that_may_not_be_read(refuse, folder, monkeypatch):
+    """Guards against a bare error number."""
+
+    def load(path, *_):
+        raise PermissionError(13, "Permission denied", str(path / "params"))
+
+    monkeypatch.setattr("jspec.weights.hf.load_hf", load)
+    assert refuse(folder) == f"error: {folder}/params: cannot be read: Permission denied\n"
+
+
+def test_heads_that_are_none(refuse, folder, tmp_path):
+    """Guards against a message about a config.json that is not there."""
+    (tmp_path / "head").mkdir()
+    for drafter in ("eagle", "medusa"):
+        found = refuse(folder, f"--drafter={drafter}", f"--draft_head={tmp_path / 'head'}")
+        assert "head: no config.json in the folder; expected one with " in found
 
 
 def test_tokenizers(refuse, spoil, folder, tmp_path):
@@ -321,6 +344,12 @@ def test_outputs(refuse, folder, tmp_path):
     nowhere = tmp_path / "none" / "out.jsonl"
     assert "there is no folder" in refuse(folder, f"--output_json={nowhere}")
     assert "it is a folder" in refuse(folder, f"--output_json={tmp_path}")
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "a"}\n')
+    flag = f"--prompts_file={prompts}"
+    assert "got -" in refuse(folder, "--output_json=-")
+    assert "another file to write to" in refuse(folder, f"--output_json={prompts}", prompt=flag)
+    assert prompts.read_text() == '{"prompt": "a"}\n'
 
 
 def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):

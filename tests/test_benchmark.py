@@ -15,6 +15,7 @@ import contextlib, io, json, sys
 from absl.testing import flagsaver
 from jspec import benchmark, cli
 outcomes = []
+benchmark.has_transformers = lambda: False
 for line in json.loads(sys.argv[1]):
     sys.argv, out, err, status = ["benchmark", *line], io.StringIO(), io.StringIO(), 0
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -59,6 +60,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert rows[1][:2] == ["jspec", "plain"]
     assert rows[2][:2] == ["jspec", "prompt_lookup"]
     assert "2/2" in rows[1]
+    assert "peak memory of jspec: " in output
 
 
 @pytest.mark.slow
@@ -105,6 +107,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
     """Guards against tracebacks, and against minutes of work before the refusal."""
     empty = tmp_path / "empty.jsonl"
     empty.write_text("\n")
+    good = tmp_path / "good.jsonl"
+    good.write_text('{"prompt": "a"}\n')
     cases = {
         "--drafters=magic": "expected a drafter among",
         "--drafters=": "expected each drafter once, got none",
@@ -113,8 +117,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--drafters=none,model": "expected --draft with a drafter among model",
         "--drafter=ngram": "expected --drafters, a list; got --drafter=ngram",
         "--draft_layers=2": "draft_layers with a drafter that reads it (layer_skip), got it with",
-        "--repeats=0": "at least one repeat",
-        "--num_prompts=0": "at least one repeat and one prompt",
+        "--repeats=0": "expected repeats from 1 to 1000000, got 0",
+        "--num_prompts=0": "expected num_prompts from 1 to 1000000, got 0",
         "--num_draft_tokens=many": "whole number",
         "--drafters=prompt_lookup:0": "num_draft_tokens from 1",
         "--num_draft_tokens=0": "num_draft_tokens from 1",
@@ -122,20 +126,24 @@ def test_bad_input(folder, compile_cache, tmp_path):
         f"--prompts_file={empty}": "at least one prompt",
         f"--prompts_file={tmp_path / 'none'}": "No such file",
         f"--output_json={tmp_path / 'no' / 'out.json'}": "there is no folder",
+        f"--output_json={good}": "expected another file to write to than is read",
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
-    good = tmp_path / "good.jsonl"
-    good.write_text('{"prompt": "a"}\n')
     base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
-    lines = json.dumps([[*base, *flags.split()] for flags in cases])
+    few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
+    lines = json.dumps([*([*base, *flags.split()] for flags in cases), few])
     done = subprocess.run(
         [sys.executable, "-c", _MANY, lines],
         env=environment(compile_cache, tmp_path / "home"),
         capture_output=True,
     )
     assert done.returncode == 0, done.stderr.decode()
-    for outcome, message in zip(json.loads(done.stdout), cases.values(), strict=True):
+    *outcomes, (_, _, errors) = json.loads(done.stdout)
+    notes = errors.splitlines()[:2]
+    assert notes[0].startswith("note: transformers is not measured: torch is not installed")
+    assert notes[1] == f"note: {good} has 1 of 2 prompts"
+    for outcome, message in zip(outcomes, cases.values(), strict=True):
         assert message in check_refusal(*outcome)

@@ -90,7 +90,11 @@ def test_a_folder_that_cannot_be_written_costs_a_word(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "No such file"), (b"{", "costs.json"), (b"{}", "expected costs of rounds")],
+    [
+        (None, "No such file"),
+        (b"{", "costs.json: expected costs of rounds, a JSON object, got broken"),
+        (b"{}", "costs.json: expected costs of rounds"),
+    ],
 )
 def test_a_given_file_must_hold_costs(tmp_path, content, message):
     """It is not replaced: someone meant it."""

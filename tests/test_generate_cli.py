@@ -156,6 +156,22 @@ def test_what_comes_before_a_broken_line_is_answered(folder, env, tmp_path):
     assert errors.count("\n") == 1
 
 
+def test_what_comes_before_a_long_prompt_is_answered(folder, tmp_path, monkeypatch, capsys):
+    """Guards against two good answers lost to a third prompt that no context holds."""
+    path, prompts = tmp_path / "out.jsonl", tmp_path / "prompts.jsonl"
+    texts = ["a", "b", "x" * 300, "d"]
+    prompts.write_text("".join(f'{{"prompt": "{text}", "category": "qa"}}\n' for text in texts))
+    status, output, errors = call_generate(
+        monkeypatch, capsys, f"--target={folder}", f"--prompts_file={prompts}", "--drafter=none",
+        f"--output_json={path}", "--max_new_tokens=12", "--dtype=float32",
+    )  # fmt: skip
+    assert status == 2
+    assert [record["prompt"] for record in read(path)] == ["a", "b"]
+    assert output.count("--- prompt") == 2
+    assert errors.splitlines()[-1].startswith(f"error: prompt 2 of {prompts}: expected a prompt")
+    assert "category qa" not in errors  # nothing is drafted
+
+
 # A shell makes jobs in the background ignore Ctrl-C: here it is heeded again.
 HEEDING = ("import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
            "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])")  # fmt: skip

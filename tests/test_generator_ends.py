@@ -141,6 +141,19 @@ def test_bad_requests_are_one_line_before_any_work(request_, message):
         next(generator.run([Request("good", _LONG), request_]))
 
 
+def test_what_is_no_prompt_is_refused():
+    """Guards against tracebacks, and numbers taken for a prompt: a list is one of prompts."""
+    generator = shared_generator("none")
+    with pytest.raises(InputError, match=r"^expected a prompt as a text, a list of .* got 5"):
+        generator.generate(5)
+    with pytest.raises(InputError, match=r"^prompt 0: expected a prompt as a text, .* got 1"):
+        generator.generate([1, 2, 3])
+    with pytest.raises(InputError, match="token id to be a whole number, got 'a'"):
+        generator.generate([["a"]])
+    with pytest.raises(InputError, match=r"settings as jspec\.Settings, got None"):
+        generator.generate("a", None)
+
+
 def test_chat_is_refused_without_a_template():
     """Guards against a system message that is dropped, and a template that is made up."""
     generator = shared_generator("none")
@@ -168,6 +181,19 @@ def test_chat_is_refused_without_a_template():
         ({"stop": ("\udcff",)}, "UTF-8"),
         ({"stop_token_ids": (-1,)}, "stop token ids"),
         ({"stop_token_ids": (2**31,)}, "stop token ids"),
+        ({"max_new_tokens": "5"}, "max_new_tokens to be a whole number, got '5'"),
+        ({"max_new_tokens": 4.5}, "max_new_tokens to be a whole number, got 4.5"),
+        ({"seed": 1.5}, "seed to be a whole number, got 1.5"),
+        ({"temperature": "1"}, "temperature to be a number, got '1'"),
+        ({"draft_temperature": "hot"}, "draft_temperature to be a number, got 'hot'"),
+        ({"top_p": None}, "top_p to be a number, got None"),
+        ({"stop": (5,)}, r"stop as a tuple of texts, got \(5,\)"),
+        ({"stop": "end"}, "stop as a tuple of texts, got 'end'"),
+        ({"stop_token_ids": 5}, "stop_token_ids as a tuple of whole numbers, got 5"),
+        ({"stop_token_ids": None}, "stop_token_ids as a tuple of whole numbers, got None"),
+        ({"forbidden_token_ids": ("a",)}, "forbidden_token_ids to be a whole number, got 'a'"),
+        ({"logit_bias": 5}, r"logit_bias as \(token id, number\) pairs, got 5"),
+        ({"logit_bias": {1: "a"}}, "a value of logit_bias to be a number, got 'a'"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -182,6 +208,8 @@ def test_bad_settings_are_refused(settings, message):
         ({"num_draft_tokens": 0}, "num_draft_tokens from 1 to 198, got 0"),
         ({"num_draft_tokens": 199}, "num_draft_tokens from 1 to 198, got 199"),
         ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size to be a whole number, got 1.5"),
+        ({"max_seq_len": "9"}, "max_seq_len to be a whole number, got '9'"),
         ({"max_seq_len": 201}, "max_seq_len from 2 to 200, got 201"),
         ({"max_seq_len": 1}, "max_seq_len"),
         ({"rounds_per_visit": 17}, "rounds_per_visit"),

@@ -43,6 +43,36 @@ def test_unwritable_outputs_are_refused_at_once(tmp_path):
             JsonLinesWriter(str(tmp_path / "out.jsonl"))
 
 
+def test_an_input_is_no_output(tmp_path):
+    """Guards against prompts overwritten by their answers, whatever name the file goes by."""
+    path, link = tmp_path / "p.jsonl", tmp_path / "link.jsonl"
+    path.write_text("prompts")
+    link.symlink_to(path)
+    for inputs in ((str(path),), (None, str(link)), ("nowhere", str(tmp_path / "." / "p.jsonl"))):
+        with pytest.raises(InputError, match=f"than is read, got {path} for both"):
+            JsonLinesWriter(str(path), *inputs)
+    with pytest.raises(InputError, match="than is read"):
+        JsonLinesWriter(str(link), str(path))
+    JsonLinesWriter(str(path), None, "-", "nowhere", str(tmp_path))
+    with pytest.raises(InputError, match="got - for standard output"):
+        JsonLinesWriter("-")
+
+
+def test_standard_input_is_no_output(tmp_path):
+    """Guards against `--prompts_file=- --output_json=FILE < FILE`."""
+    path = tmp_path / "p.jsonl"
+    path.write_text("prompts")
+    kept = os.dup(0)
+    try:
+        with path.open() as file:
+            os.dup2(file.fileno(), 0)
+        with pytest.raises(InputError, match="than is read"):
+            JsonLinesWriter(str(path), "-")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_one_line():
     """Guards against a traceback, from writing or from closing what could not be written."""

@@ -59,3 +59,11 @@ def test_other_answers_are_not_mixed(call, tmp_path):
     message = check_refusal(*call("--temperature=0.5"))
     assert "temperature of prompt 0 is 0.0 there and 0.5 here" in message
     assert (tmp_path / "answers.jsonl").read_bytes() == before
+
+
+def test_prompts_are_no_answers(call, tmp_path):
+    """Guards against prompts that are cut off as a torn line, or among the answers to them."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}')
+    assert "than is read" in check_refusal(*call(f"--output_json={path}"))
+    assert path.read_text() == '{"prompt": "a"}'

@@ -10,17 +10,18 @@ from jspec.errors import InputError
 from jspec.prompts import read_prompts
 
 BROKEN_LINES = {
-    b"{oops": "broken JSON",
+    b"{oops": "broken JSON (Expecting property name enclosed in double quotes at column 2)",
     b"\xff\xfe": "expected UTF-8",
-    b'{"text": "x"}': '"prompt"',
-    b'{"prompt": ""}': '"prompt"',
-    b'{"prompt": 5}': '"prompt"',
+    b'{"text": "x"}': 'a text "prompt" or a list "turns", got {"text": "x"}',
+    b'{"prompt": ""}': '"prompt" as a text that is not empty; got ""',
+    b'{"prompt": 5}': '"prompt" as a text that is not empty; got 5',
     b'{"prompt": "\\ud800"}': "expected UTF-8",
-    b'{"turns": []}': '"turns"',
-    b'{"turns": [""]}': '"turns"',
-    b'{"turns": ["a", 5]}': '"turns"',
+    b'{"turns": []}': '"turns" as a list of texts, none empty; got []',
+    b'{"turns": [""]}': '"turns" as a list of texts, none empty; got [""]',
+    b'{"turns": ["a", 5]}': 'got ["a", 5]',
     b'["prompt"]': "expected an object",
-    b'"prompt"': "expected an object",
+    b"null": "got null",
+    b'"' + b"x" * 1000 + b'"': "x...",
     b"[" * 100_000: "broken JSON",
 }
 

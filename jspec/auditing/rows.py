@@ -12,10 +12,11 @@ import numpy as np
 from jspec.auditing.subject import Subject
 from jspec.auto import AUTO, numbers_of
 from jspec.batch import needed_switches
-from jspec.drafters import BuiltDrafter, DrafterSpec, make_drafter
+from jspec.drafters import BuiltDrafter, make_drafter
 from jspec.engine import CostsAt, Row, make_engine
 from jspec.errors import InputError
 from jspec.models import init_cache, make_apply
+from jspec.programs import make_spec
 from jspec.request import Settings
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import (
@@ -27,7 +28,7 @@ from jspec.speculation.types import (
     TargetView,
 )
 from jspec.typing import Params
-from jspec.vocabulary import mask_padding, shared_vocab_size, used_vocab_size
+from jspec.vocabulary import mask_padding, used_vocab_size
 from jspec.weights.resolver import LoadedModel
 
 ALPHABET_SIZE = 4
@@ -272,15 +273,11 @@ def _few(num_draft_tokens: int | str) -> int:
 
 def build_drafter(subject: Subject) -> BuiltDrafter:
     """Returns the subject's drafter, of few drafts a round."""
-    draft = subject.draft
-    spec = DrafterSpec(
-        num_draft_tokens=_few(subject.num_draft_tokens),
-        target_config=subject.target.config,
-        vocab_size=shared_vocab_size(subject.target, draft),
-        draft_config=None if draft is None else draft.config,
-        dtype=subject.target.params["embedding"].dtype,
-        draft_params=None if draft is None else draft.params,
-        options=subject.drafter_options,
-        tokenizer=subject.target.tokenizer,
+    spec = make_spec(
+        subject.target,
+        subject.draft,
+        subject.drafter,
+        subject.drafter_options,
+        _few(subject.num_draft_tokens),
     )
     return make_drafter(subject.drafter, spec)

@@ -227,7 +227,7 @@ def build_layer_skip(spec: DrafterSpec) -> BuiltDrafter:
 
 def _check_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
     if layers is None:
-        raise InputError("the drafter 'layer_skip' expects draft_layers, and none were given")
+        raise InputError("the drafter 'layer_skip' expects draft_layers (--draft_layers), got none")
     layers = tuple(layers)
     if any(not 0 <= layer < num_layers for layer in layers):
         listed = ",".join(map(str, layers))

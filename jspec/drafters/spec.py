@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
-from jspec.errors import InputError, check_range, whole_number
+from jspec.errors import InputError, check_numbers, check_range, whole_number
 from jspec.models import LlamaConfig
 from jspec.speculation.types import Drafter
 from jspec.typing import Params
@@ -60,9 +60,7 @@ class DrafterOptions:
     draft_head: str | None = None
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            if field.type == "int" or field.type is int:
-                whole_number(field.name, getattr(self, field.name))
+        check_numbers(self)
         self._check_texts()
         check_range("draft_confidence", self.draft_confidence, 0, 1)
         check_range("lookup_min_match", self.lookup_min_match, 0, 8)
@@ -156,5 +154,5 @@ def required_head(spec: DrafterSpec, name: str) -> pathlib.Path:
     """
     head = spec.options.draft_head
     if head is None:
-        raise InputError(f"the drafter {name!r} expects draft_head, and none was given")
+        raise InputError(f"the drafter {name!r} expects draft_head (--draft_head), got none")
     return find_head(head)

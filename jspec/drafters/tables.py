@@ -175,7 +175,7 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
     if path is None:
         raise InputError(
             f"the drafter {name!r} expects a table that scripts/count_ngrams.py has made "
-            "(draft_table), and none was given"
+            "(--draft_table), got none"
         )
     vocab_size = spec.vocab_size
     if spec.tokenizer is not None:  # a draft model may use fewer ids than the target

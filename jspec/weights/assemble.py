@@ -89,11 +89,14 @@ def check_tensors(config: LlamaConfig, source: TensorSource) -> None:
         problems.append(f"missing tensors: {_listed(missing)}")
     if unknown:
         problems.append(f"unknown tensors: {_listed(unknown)}")
-    problems += [
+    wrong = [
         f"{name}: expected shape {list(shape)}, found {list(source.shapes[name])}"
         for name, shape in expected.items()
         if name in source.shapes and source.shapes[name] != shape
-    ][:_NUM_NAMED]
+    ]
+    if len(wrong) > _NUM_NAMED:
+        wrong[_NUM_NAMED:] = [f"{len(wrong) - _NUM_NAMED} more of another shape"]
+    problems += wrong
     if problems:
         raise InputError(f"{source.where}: {'; '.join(problems)}")
 

@@ -28,6 +28,7 @@ from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.head_folder import (
     check_target,
     pack_params,
+    read_any_config,
     read_stored,
     unpack_params,
     write_head,
@@ -117,7 +118,7 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
 def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
     path = folder / "config.json"
     try:
-        raw = published_config(read_json(path))
+        raw = published_config(read_any_config(folder, "a head of EAGLE-3"))
         if "hidden_size" not in raw:
             raise ValueError("expected the config.json of a head of EAGLE-3; it has no hidden_size")
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
@@ -127,6 +128,8 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
         config = EagleConfig(layer, shape.vocab_size, layers, depth)
         is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
+    except InputError:
+        raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
     check_target(

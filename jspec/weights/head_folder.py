@@ -17,7 +17,7 @@ from jspec.weights.assemble import as_dtype
 from jspec.weights.int8_tensors import from_int8, to_int8
 from jspec.weights.new_folder import new_folder
 from jspec.weights.rules import Rule, flatten, nest
-from jspec.weights.tokenizer_files import read_json
+from jspec.weights.tokenizer_files import check_readable, read_json
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
 
@@ -42,13 +42,23 @@ def read_head_config(folder: pathlib.Path, file: HeadFile) -> dict[str, Any]:
     Raises:
       InputError: there is none, it is damaged, or it is of another kind.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise InputError(f"{path}: missing; expected a folder with {file.what}")
-    raw = read_json(path)
+    raw = read_any_config(folder, file.what)
     if file.key not in raw:
+        path = folder / "config.json"
         raise InputError(f"{path}: expected {file.what}; it has no {file.key}")
     return raw
+
+
+def read_any_config(folder: pathlib.Path, what: str) -> dict[str, Any]:
+    """Returns the config.json of a folder with `what`, unchecked.
+
+    Raises:
+      InputError: there is none, or it is damaged.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise InputError(f"{folder}: no config.json in the folder; expected one with {what}")
+    return read_json(path)
 
 
 def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) -> None:
@@ -101,10 +111,11 @@ def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
     import safetensors
     import safetensors.numpy
 
+    if not path.exists():
+        raise InputError(f"{path}: missing")
+    check_readable(path)
     try:
         return safetensors.numpy.load_file(path)
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing") from None
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
 

@@ -14,7 +14,7 @@ from jspec.weights.new_folder import new_folder
 from jspec.weights.quantize import refuse_quantized
 from jspec.weights.rules import Shape, flatten
 from jspec.weights.tokenizer import Tokenizer
-from jspec.weights.tokenizer_files import read_json
+from jspec.weights.tokenizer_files import check_readable, read_json
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -42,10 +42,11 @@ class HfSource:
     def _open(self, path: pathlib.Path, promised: set[str] | None) -> None:
         import safetensors
 
+        if promised is not None and not path.exists():
+            raise InputError(f"{path}: missing, although {_INDEX} names it")
+        check_readable(path)
         try:
             file = safetensors.safe_open(path, framework="np")
-        except FileNotFoundError:
-            raise InputError(f"{path}: missing, although {_INDEX} names it") from None
         except (OSError, safetensors.SafetensorError) as error:
             raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
         for name in file.keys():  # noqa: SIM118 (no dict)

@@ -1,6 +1,7 @@
 """One name for every kind of model: a folder, a file, a hub name, a preset, random weights."""
 
 import dataclasses
+import os
 import pathlib
 import re
 import sys
@@ -118,8 +119,37 @@ def _expand(spec: str) -> pathlib.Path:
         raise InputError(f"no model {spec!r}: {error}") from None
 
 
+def model_name(spec: str | os.PathLike[str]) -> str:
+    """Returns what a model is asked for by, as a text.
+
+    Raises:
+      InputError: it is none.
+    """
+    if not isinstance(spec, str | os.PathLike):
+        raise InputError(f"expected a model's name or folder as a text or a path, got {spec!r}")
+    return os.fspath(spec)
+
+
+def _check_device() -> None:
+    """Checks that JAX has a device: it is started here, if it is not yet.
+
+    Raises:
+      InputError: it has none, such as with JAX_PLATFORMS=cuda where there is no GPU.
+    """
+    import jax
+
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # with `cuda` jax may raise either
+        reason = " ".join(str(error).split())[:200]
+        asked = f"with JAX_PLATFORMS={jax.config.values['jax_platforms']}"
+        raise InputError(
+            f"expected a device that JAX can use, got none {asked}{reason and f' ({reason})'}"
+        ) from None
+
+
 def load_model(
-    spec: str, *, dtype: Any = "bfloat16", quantization: str | None = None
+    spec: str | os.PathLike[str], *, dtype: Any = "bfloat16", quantization: str | None = None
 ) -> LoadedModel:
     """Loads a model by name.
 
@@ -134,11 +164,17 @@ def load_model(
     Raises:
       InputError: no such model, or it cannot be honoured; one line.
     """
+    spec = model_name(spec)
     (source, path), form = find_model(spec), _Form(dtype, quantization)
-    if path is None:
-        return _load_random(spec, form)
+    _check_device()
     load = _load_gguf if source in ("preset", "gguf") else _load_folder
-    return load(spec, source, path, form)
+    try:
+        if path is None:
+            return _load_random(spec, form)
+        return load(spec, source, path, form)
+    except OSError as error:  # of the system, such as "Permission denied"
+        where = error.filename or path
+        raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
 
 
 def find_model(spec: str) -> tuple[str, pathlib.Path | None]:

@@ -29,6 +29,18 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
+def check_readable(path: pathlib.Path) -> None:
+    """Checks that a file can be opened, for libraries that call every other one missing.
+
+    Raises:
+      InputError: it cannot; with what the system says.
+    """
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+
+
 def _special_tokens(folder: pathlib.Path, settings: dict[str, Any]) -> dict[str, str]:
     """Returns the special tokens by name; they are strings or `{"content": string}`."""
     merged = read_json(folder / "special_tokens_map.json") | settings

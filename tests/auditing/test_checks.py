@@ -7,6 +7,7 @@ import pytest
 
 from jspec.auditing.edges import check_edges
 from jspec.auditing.parity import check_parity
+from jspec.auditing.rows import build_drafter
 from jspec.auditing.seeds import check_seeds
 from jspec.sampling import sample
 from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection
@@ -16,8 +17,10 @@ from jspec.speculation.acceptance.chain import (
     probs_of_drafts,
 )
 from jspec.speculation.types import Verdict
+from jspec.weights import shipped_heads
 from tests.auditing.subjects import PROMPTS, SETTINGS, make_subject
 from tests.cases import slow_unless
+from tests.tiny_eagle import save_head
 
 _MAX_NEW_TOKENS = 12
 
@@ -118,3 +121,12 @@ def test_parity_of_a_rule_that_keeps_everything_fails(monkeypatch):
     check = check_parity(make_subject("all"), "float32", PROMPTS, _MAX_NEW_TOKENS)
     assert not check.has_passed
     assert max(check.data["gaps"]) > 0.01
+
+
+def test_the_head_that_comes_with_jspec_need_not_be_named(monkeypatch, tmp_path):
+    """Guards against an audit of the default drafter that ends where its rows are compiled."""
+    subject = make_subject(drafter="prompt_lookup+eagle")
+    save_head(tmp_path / "head", subject.target.config)
+    monkeypatch.setattr(shipped_heads, "_FOLDER", tmp_path)
+    monkeypatch.setitem(shipped_heads._HEADS, ("eagle", subject.target.name), "head")
+    assert build_drafter(subject).params[1] is not None

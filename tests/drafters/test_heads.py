@@ -200,7 +200,7 @@ def test_heads_are_asked_for(kind, tmp_path):
     """And an empty folder, and heads of every other kind, are named."""
     with pytest.raises(InputError, match=f"'{kind.NAME}' expects draft_head"):
         make_drafter(kind.NAME, spec_of(None))
-    with pytest.raises(InputError, match=r"config\.json: missing; expected a folder with heads"):
+    with pytest.raises(InputError, match=r"no config\.json in the folder; expected one with heads"):
         make_drafter(kind.NAME, spec_of(tmp_path))
     for other in SAVE_HEAD.keys() - {kind.NAME}:
         SAVE_HEAD[other](tmp_path / other, tiny.CONFIG)

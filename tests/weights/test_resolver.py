@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jspec.errors import InputError
+from jspec.generator import Generator
 from jspec.models import config as config_module
 from jspec.weights import load_model
 from jspec.weights.byte_tokenizer import ByteTokenizer
@@ -50,6 +51,27 @@ def test_gguf_files_load(tmp_path):
         load_model(str(path))
     with pytest.raises(InputError, match=r"absent\.gguf: cannot be read"):
         load_model("some/absent.gguf")
+
+
+def test_paths_are_names_too(tmp_path, params):
+    """Guards against an AttributeError for a pathlib.Path; and for what is none."""
+    save_hf(tmp_path / "m", _CONFIG, params, tokenizer=make_tokenizer())
+    one = Generator.load(tmp_path / "m", tmp_path / "m", dtype="float32")
+    assert one.describe()["target"] == one.describe()["draft"] == str(tmp_path / "m")
+    for name in (None, 5):
+        with pytest.raises(InputError, match=f"as a text or a path, got {name}"):
+            Generator.load(name)
+
+
+def test_no_device_is_one_line(monkeypatch):
+    """Guards against a traceback of jax where there is no GPU and JAX_PLATFORMS asks for one."""
+
+    def devices():
+        raise AssertionError
+
+    monkeypatch.setattr(jax, "devices", devices)
+    with pytest.raises(InputError, match="a device that JAX can use, got none with JAX_PLATFORMS"):
+        load_model("random:smollm2-135m")
 
 
 @pytest.fixture

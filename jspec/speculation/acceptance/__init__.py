@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jspec.errors import InputError
+from jspec.errors import InputError, check_numbers
 from jspec.speculation.acceptance import block, coupled, greedy, lenient, rejection, typical
 from jspec.speculation.types import AcceptanceRule
 
@@ -22,6 +22,9 @@ class RuleOptions:
     lenience: float = 0.5
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
