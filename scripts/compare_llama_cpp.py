@@ -1,0 +1,182 @@
+"""Times jspec, transformers and llama.cpp on the same weights and prompts, by turns.
+
+`scripts/compare_cpu.sh --prompts_file=configs/prompts.jsonl --output_json=results.json`
+
+The model is SmolLM2-135M-Instruct in bfloat16; llama.cpp gets it from its own `llama-quantize`, out
+of the file that jspec reads. Answers are greedy, of `--max_new_tokens` at most. A repeat asks every
+prompt of every way once; what is timed is a whole answer, prompt included, without loading and
+compilation: of llama.cpp, whose programs load the model for every answer, what they print. Its
+speculation drafts with the same model in Q4_1, for want of a smaller one with this tokenizer.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+
+import numpy as np
+from absl import flags
+
+from jspec import cli, provenance
+from jspec.benchmarking.sides import (
+    JSPEC_PLAIN,
+    PEER_PLAIN,
+    greedy_ways,
+    jspec_generators,
+    transformers_generators,
+)
+from jspec.benchmarking.summary import summarise
+from jspec.benchmarking.timing import Timings, measure, warm_up
+from jspec.drafters import DrafterOptions, choose_drafter
+from jspec.errors import InputError, check_range
+from jspec.generator import DEFAULT_TARGET, Generator
+from jspec.json_lines import JsonLinesWriter
+from jspec.peers import has_transformers
+from jspec.prompts import read_prompts
+from jspec.ways import parse_ways
+from jspec.weights.resolver import load_model
+from jspec.weights.smollm2 import fetch
+
+_LLAMA_CPP = flags.DEFINE_string("llama_cpp", None, "Folder of llama.cpp's programs.")
+_PROMPTS_FILE = flags.DEFINE_string(
+    "prompts_file", "configs/prompts.jsonl", "JSONL with `prompt` or Spec-Bench's `turns` a line."
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens an answer may have.")
+_REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
+
+_NUM_DRAFTS = 5  # of prompt lookup, of all sides; llama.cpp's own default for a draft model is 3
+_NUM_MODEL_DRAFTS = 3
+_PEER_LOOKUP = f"transformers prompt_lookup:{_NUM_DRAFTS}"
+
+LlamaFn = Callable[[pathlib.Path, int], tuple[float, int]]
+"""(file with a prompt, max_new_tokens) -> seconds and tokens of the answer."""
+
+
+def main() -> None:
+    """Measures every way, repeat after repeat, and prints one table."""
+    check_range("repeats", _REPEATS.value, 1, 1000)
+    check_range("max_new_tokens", _MAX_NEW_TOKENS.value, 1, 4096)
+    texts = [prompt.text for prompt in read_prompts(_PROMPTS_FILE.value)]
+    if not texts:
+        raise InputError(f"expected at least one prompt in {_PROMPTS_FILE.value}, got none")
+    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    target = load_model(DEFAULT_TARGET, dtype="bfloat16")
+    usual = choose_drafter(None, has_draft=False, target=DEFAULT_TARGET)
+    own = parse_ways(["none", f"prompt_lookup:{_NUM_DRAFTS}", usual], str(_NUM_DRAFTS))
+    ways = greedy_ways(jspec_generators(target, None, own, DrafterOptions()))
+    encode = Generator(target, drafter="none").encode_prompt
+    prompts = [encode(text) for text in texts]
+    warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
+    if has_transformers():
+        pairs = {PEER_PLAIN: ("none", 0), _PEER_LOOKUP: ("prompt_lookup", _NUM_DRAFTS)}
+        peers = transformers_generators(target, None, pairs)
+        warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
+        ways |= peers
+    parts = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        files = [folder / f"{index}.txt" for index in range(len(prompts))]
+        for file, prompt in zip(files, prompts, strict=True):
+            file.write_text(target.tokenizer.decode(prompt))
+        others = {} if _LLAMA_CPP.value is None else llama_ways(pathlib.Path(_LLAMA_CPP.value))
+        for repeat in range(_REPEATS.value):
+            print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
+            parts.append(
+                measure(ways, prompts, _MAX_NEW_TOKENS.value, 1) | measure_files(others, files)
+            )
+    timings = {way: join([part[way] for part in parts]) for way in parts[0]}
+    report = summarise(timings, base=JSPEC_PLAIN)
+    for way, row in report.items():
+        ratio = row["ratio_to"].get(JSPEC_PLAIN, {"median": 1.0, "low": 1.0, "high": 1.0})
+        interval = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
+        print(f"{way}: {row['tokens_per_second']:.1f} tokens/s, {interval} times jspec plain")
+    if output is not None:
+        with output:
+            output.write(
+                provenance.environment()
+                | {"ways": report, "timings": {way: t.to_json() for way, t in timings.items()}}
+            )
+
+
+def llama_ways(programs: pathlib.Path) -> dict[str, LlamaFn]:
+    """Returns llama.cpp's ways of generating, each a program of its own."""
+    source, model = fetch(), programs / "SmolLM2-135M-Instruct.BF16.gguf"
+    if not model.exists():
+        new = model.with_suffix(".new")
+        _run([programs / "llama-quantize", "--allow-requantize", source, new, "BF16"])
+        new.rename(model)
+    usual = ["-m", model, "-t", len(os.sched_getaffinity(0)), "--temp", 0]
+    lookup = [programs / "llama-lookup", *usual, "--spec-draft-n-max", _NUM_DRAFTS]
+    drafting = ["-md", source, "--spec-type", "draft-simple", "--spec-draft-n-max"]
+    model_drafts = [programs / "llama-speculative-simple", *usual, *drafting, _NUM_MODEL_DRAFTS]
+    plain = [programs / "llama-completion", *usual, "-no-cnv"]
+    return {
+        "llama.cpp plain": _program(plain, _PLAIN_TIMES, first_tokens=1),
+        f"llama.cpp lookup:{_NUM_DRAFTS}": _program(lookup, _SPECULATIVE_TIMES),
+        f"llama.cpp model (Q4_1):{_NUM_MODEL_DRAFTS}": _program(model_drafts, _SPECULATIVE_TIMES),
+    }
+
+
+# Both halves of an answer: reading the prompt, in some unit of time, and decoding, with its tokens.
+_PLAIN_TIMES = (
+    0.001,
+    re.compile(r"prompt eval time = +([\d.]+) ms"),
+    re.compile(r" I .*?(?<!prompt )eval time = +(?P<time>[\d.]+) ms / +(?P<tokens>\d+) runs"),
+)
+_SPECULATIVE_TIMES = (
+    1.0,
+    re.compile(r"encoded +\d+ tokens in +([\d.]+) seconds"),
+    re.compile(r"decoded +(?P<tokens>\d+) tokens in +(?P<time>[\d.]+) seconds"),
+)
+
+
+def _program(
+    command: list, times: tuple[float, re.Pattern, re.Pattern], first_tokens: int = 0
+) -> LlamaFn:
+    unit, prompt_pattern, decode_pattern = times
+
+    def answer(file: pathlib.Path, max_new_tokens: int) -> tuple[float, int]:
+        printed = _run([*command, "-f", file, "-n", max_new_tokens])
+        prompt, decode = prompt_pattern.search(printed), decode_pattern.search(printed)
+        if prompt is None or decode is None:
+            raise InputError(f"expected times in what {command[0]} prints, got {printed[-200:]!r}")
+        seconds = unit * (float(prompt[1]) + float(decode["time"]))
+        return seconds, int(decode["tokens"]) + first_tokens
+
+    return answer
+
+
+def _run(command: list) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, stdin=subprocess.DEVNULL
+    )
+    printed = (done.stderr + done.stdout).decode(errors="replace")
+    if done.returncode:
+        raise InputError(f"expected {command[0]} to succeed, got status {done.returncode}: "
+                         f"{printed.strip().splitlines()[-1:]}")  # fmt: skip
+    return printed
+
+
+def measure_files(ways: Mapping[str, LlamaFn], files: list[pathlib.Path]) -> dict[str, Timings]:
+    """Times every way on every prompt once."""
+    timings = {}
+    for name, answer in ways.items():
+        pairs = [answer(file, _MAX_NEW_TOKENS.value) for file in files]
+        seconds, tokens = np.array(pairs).T[:, None]
+        nothing = np.zeros_like(tokens)
+        timings[name] = Timings(seconds, tokens, nothing, nothing, [[] for _ in files])
+    return timings
+
+
+def join(parts: list[Timings]) -> Timings:
+    """Returns the repeats of all parts, in order."""
+    arrays = (np.concatenate(leaves) for leaves in zip(*(part[:4] for part in parts), strict=True))
+    return Timings(*arrays, token_ids=parts[-1].token_ids)
+
+
+if __name__ == "__main__":
+    cli.run_main(main)
