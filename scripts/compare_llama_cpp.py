@@ -80,8 +80,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         files = [folder / f"{index}.txt" for index in range(len(prompts))]
-        for file, prompt in zip(files, prompts, strict=True):
-            file.write_text(target.tokenizer.decode(prompt))
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(target.tokenizer.chat_prompt([{"role": "user", "content": text}]))
         others = {} if _LLAMA_CPP.value is None else llama_ways(pathlib.Path(_LLAMA_CPP.value))
         for repeat in range(_REPEATS.value):
             print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
