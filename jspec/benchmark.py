@@ -3,6 +3,7 @@
 `python -m jspec.benchmark --prompts_file=configs/prompts.jsonl --output_json=results.json`
 `python -m jspec.benchmark --target=TARGET --draft=DRAFT --drafters=none,prompt_lookup:5,model:5`
 `python -m jspec.benchmark --roofline`
+`python -m jspec.benchmark --target=TARGET --draft=DRAFT --synthetic_acceptance=0.6,0.8`
 
 Every way of generating answers every prompt in turn, repeat after repeat, after one round of
 warm-up: a machine that slows down slows all of them. Decoding is greedy. A time is that of a whole
@@ -33,6 +34,7 @@ from jspec.benchmarking.sides import (
     transformers_generators,
 )
 from jspec.benchmarking.summary import format_summary, summarise
+from jspec.benchmarking.synthetic import measure_synthetic, parse_rates
 from jspec.benchmarking.timing import measure, warm_up
 from jspec.drafter_flags import read_options
 from jspec.drafters import DrafterOptions, choose_drafter
@@ -82,6 +84,13 @@ _ROOFLINE = flags.DEFINE_bool(
     False,
     "Measure calls and rounds instead of answers, beside the least time that the machine needs.",
 )
+_SYNTHETIC_ACCEPTANCE = flags.DEFINE_list(
+    "synthetic_acceptance",
+    None,
+    "Measure rounds in which every draft is kept with each of these probabilities, whatever the "
+    "models say: speed against acceptance where trained models are not at hand. The text means "
+    "nothing.",
+)
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
 
 
@@ -91,7 +100,8 @@ def main() -> None:
     own_ways = parse_ways(drafters, _NUM_DRAFT_TOKENS.value)
     drafter_options = read_options()
     _check_flags(own_ways, drafter_options)
-    with_peers = not _ROOFLINE.value and _wants_transformers()
+    rates = parse_rates(_SYNTHETIC_ACCEPTANCE.value or [])
+    with_peers = not _ROOFLINE.value and not rates and _wants_transformers()
     texts, tasks = [], []
     if not _ROOFLINE.value:
         texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
@@ -104,6 +114,8 @@ def main() -> None:
     generators = jspec_generators(target, draft, own_ways, drafter_options)
     if _ROOFLINE.value:
         return _roofline(target, draft, generators, drafter_options, output)
+    if rates:
+        return _synthetic(target, draft, own_ways, drafter_options, rates, texts, output)
     ways = greedy_ways(generators)
     plain_of = dict.fromkeys(ways, JSPEC_PLAIN)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
@@ -160,6 +172,27 @@ def _roofline(
         }
         with output:
             output.write(provenance.environment() | record)
+
+
+def _synthetic(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, Way],
+    drafter_options: DrafterOptions,
+    rates: list[float],
+    texts: list[str],
+    output: JsonLinesWriter | None,
+) -> None:
+    print("every draft is kept with a given probability: the text means nothing")
+    lines = measure_synthetic(
+        target, draft, ways, drafter_options, rates, texts, _MAX_NEW_TOKENS.value, _REPEATS.value
+    )
+    for line in lines:
+        print(line)
+    if output is not None:
+        record = {"flags": _flag_values(), "lines": [line.to_json() for line in lines]}
+        with output:
+            output.write(provenance.environment() | {"is_meaningless": True} | record)
 
 
 def _default_drafters() -> list[str]:
@@ -231,7 +264,7 @@ def _peak_bytes() -> int:
 def _flag_values() -> dict[str, Any]:
     own = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DRAFTERS,
            _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS,
-           _DTYPE, _TRANSFORMERS, _ROOFLINE)  # fmt: skip
+           _DTYPE, _TRANSFORMERS, _ROOFLINE, _SYNTHETIC_ACCEPTANCE)  # fmt: skip
     return {flag.name: flag.value for flag in own}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, DRAFTERS, DrafterOptions, draws_from_law
 from jspec.errors import InputError
 from jspec.request import Settings
-from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
+from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 
 
 def check_read(
@@ -60,7 +60,8 @@ def rules_that_read(option: str) -> list[str]:
       option: a field of `RuleOptions`; each may be 0 and may be 1.
     """
     zero, one = (RuleOptions(**{option: value}) for value in (0.0, 1.0))
-    return [name for name in RULES if get_rule(name, zero) is not get_rule(name, one)]
+    names = [*RULES, *TIMING_RULES]
+    return [name for name in names if get_rule(name, zero) is not get_rule(name, one)]
 
 
 def is_rule_option_read(option: str, acceptance: str, drafter: str) -> bool:

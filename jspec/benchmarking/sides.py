@@ -1,6 +1,7 @@
 """The two sides of the benchmark: jspec's ways of generating, and transformers' like ways."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
@@ -18,8 +19,9 @@ def jspec_generators(
     draft: LoadedModel | None,
     ways: Mapping[str, Way],
     options: DrafterOptions,
+    **rule: Any,
 ) -> dict[str, Generator]:
-    """Returns a Generator for each way."""
+    """Returns a Generator for each way; `rule` are the options of the Generator that name one."""
     return {
         name: Generator(
             target,
@@ -27,6 +29,7 @@ def jspec_generators(
             drafter=way.drafter,
             drafter_options=without_unread(way.drafter, options),
             num_draft_tokens=way.num_draft_tokens,
+            **rule,
         )
         for name, way in ways.items()
     }

@@ -4,7 +4,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from jspec.errors import InputError, check_numbers
-from jspec.speculation.acceptance import block, coupled, greedy, lenient, rejection, typical
+from jspec.speculation.acceptance import (
+    block,
+    coupled,
+    greedy,
+    lenient,
+    rejection,
+    synthetic,
+    typical,
+)
 from jspec.speculation.types import AcceptanceRule
 
 
@@ -17,11 +25,13 @@ class RuleOptions:
       typical_epsilon: of `typical`, a probability that is always enough.
       typical_delta: of `typical`, what share of exp(-entropy) is enough; the defaults of both are
         those of Medusa's own code, delta about the root of epsilon.
+      synthetic_rate: of `synthetic`, the probability of keeping a draft, from 0 to 1.
     """
 
     lenience: float = 0.5
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
+    synthetic_rate: float = 0.8
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -37,21 +47,27 @@ RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "typical": lambda options: typical.make_rule(options.typical_epsilon, options.typical_delta),
 }
 
+# For timing; what comes out means nothing, so no program that writes text offers them.
+TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
+    "synthetic": lambda options: synthetic.make_rule(options.synthetic_rate),
+}
+
 
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     """Returns the rule of that name; equal options give the same object.
 
     Args:
-      name: one of `RULES`.
+      name: one of `RULES` or `TIMING_RULES`.
       options: for the rules that have any.
 
     Raises:
       InputError: no such rule, or an option out of its range, be it of another rule.
     """
-    if name not in RULES:
+    known = {**RULES, **TIMING_RULES}
+    if name not in known:
         raise InputError(f"expected an acceptance rule among {', '.join(RULES)}; got {name!r}")
-    rules = {each: make(options) for each, make in RULES.items()}  # checks all the options
+    rules = {each: make(options) for each, make in known.items()}  # checks all the options
     return rules[name]
 
 
-__all__ = ["RULES", "RuleOptions", "get_rule"]
+__all__ = ["RULES", "TIMING_RULES", "RuleOptions", "get_rule"]

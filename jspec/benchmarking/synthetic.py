@@ -1,0 +1,170 @@
+"""Speed against acceptance: rounds in which every draft is kept with a given probability."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jspec.analysis.improvement import expected_tokens, walltime_improvement
+from jspec.analysis.ratios import Ratio, speed_ratio
+from jspec.benchmarking.calls import time_calls
+from jspec.benchmarking.sides import JSPEC_PLAIN, jspec_generators
+from jspec.drafters import DrafterOptions
+from jspec.errors import InputError, check_range
+from jspec.generator import Generator
+from jspec.request import Request, Settings
+from jspec.speculation.acceptance import RuleOptions
+from jspec.ways import Way
+from jspec.weights.resolver import LoadedModel
+
+_CONTEXT = 256  # tokens before the calls whose costs the theorem is given
+
+
+class SyntheticLine(NamedTuple):
+    """What a way of generating gave at one rate of acceptance.
+
+    Attributes:
+      name: of the way.
+      num_draft_tokens: a round.
+      rate: with which every draft was kept.
+      tokens_per_target_call: of all rounds.
+      expected_tokens: likewise, by Eq. 1 of Leviathan et al.
+      speedup: of decoding over plain decoding, without the prefill.
+      expected_speedup: by Theorem 3.8 with the measured costs of a draft call and of a verify call,
+        in plain target calls; None for a drafter that calls no draft model.
+    """
+
+    name: str
+    num_draft_tokens: int
+    rate: float
+    tokens_per_target_call: float
+    expected_tokens: float
+    speedup: Ratio
+    expected_speedup: float | None
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        ratio = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**self.speedup._asdict())
+        line = f"{self.name}, {self.num_draft_tokens} drafts, each kept with {self.rate:g}: "
+        line += f"{self.tokens_per_target_call:.2f} tokens a call "
+        line += f"(Eq. 1: {self.expected_tokens:.2f}), {ratio} times plain"
+        if self.expected_speedup is not None:
+            line += f" (Theorem 3.8: {self.expected_speedup:.2f})"
+        return line
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return self._asdict() | {"speedup": self.speedup._asdict()}
+
+
+def parse_rates(texts: Sequence[str]) -> list[float]:
+    """Returns rates of acceptance.
+
+    Raises:
+      InputError: one that is none.
+    """
+    rates = []
+    for text in texts:
+        try:
+            rates.append(float(text))
+        except ValueError:
+            raise InputError(f"expected synthetic_acceptance as numbers, got {text!r}") from None
+        check_range("synthetic_acceptance", rates[-1], 0.0, 1.0)
+    return rates
+
+
+def measure_synthetic(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, Way],
+    options: DrafterOptions,
+    rates: Sequence[float],
+    texts: Sequence[str],
+    max_new_tokens: int,
+    repeats: int,
+) -> list[SyntheticLine]:
+    """Measures every way at every rate, by turns with plain decoding, at temperature 1.
+
+    Args:
+      target: the target.
+      draft: the draft model, if any.
+      ways: of generating, by name; plain decoding among them counts for nothing.
+      options: of their drafters.
+      rates: of acceptance.
+      texts: the prompts.
+      max_new_tokens: of an answer; the last round of each is cut there.
+      repeats: of every answer, each with a seed of its own.
+
+    Raises:
+      InputError: nothing drafts, or a number of drafts is not fixed.
+    """
+    cells = _make_cells(target, draft, ways, options, rates)
+    seconds = {cell: np.zeros([repeats, len(texts)]) for cell in [None, *cells]}
+    tokens, calls = (
+        {cell: np.zeros_like(each) for cell, each in seconds.items()} for _ in range(2)
+    )
+    plain = Generator(target, drafter="none")
+    for repeat in range(-1, repeats):  # the first round compiles
+        print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        for index, text in enumerate(texts):
+            seed = 1000 * max(repeat, 0) + index
+            settings = Settings(max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
+            for cell in [None, *cells]:
+                generator = plain if cell is None else cells[cell]
+                stats = generator.generate(Request(text, settings)).stats
+                if repeat >= 0:
+                    seconds[cell][repeat, index] = stats.decode_seconds
+                    tokens[cell][repeat, index] = stats.num_round_tokens
+                    calls[cell][repeat, index] = stats.num_rounds
+    costs = {cell: _expect(target, draft, generator) for cell, generator in cells.items()}
+    return [
+        SyntheticLine(
+            name,
+            number,
+            rate,
+            float(tokens[name, rate].sum() / calls[name, rate].sum()),
+            expected_tokens(rate, number),
+            speed_ratio(seconds[name, rate], tokens[name, rate], seconds[None], tokens[None]),
+            None if cost is None else walltime_improvement(rate, number, *cost),
+        )
+        for (name, rate), (number, cost) in costs.items()
+    ]
+
+
+def _expect(
+    target: LoadedModel, draft: LoadedModel | None, generator: Generator
+) -> tuple[int, tuple[float, float] | None]:
+    """Returns a way's number of drafts, and the theorem's costs if it is a draft model that drafts.
+
+    They are those of a draft and of the verify call, in plain target calls.
+    """
+    number = int(generator.num_draft_tokens)
+    if draft is None or generator.drafter != "model":
+        return number, None
+    step, verify = (time_calls(target, width, context=_CONTEXT) for width in (1, number + 1))
+    return number, (time_calls(draft, 1, context=_CONTEXT) / step, verify / step)
+
+
+def _make_cells(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, Way],
+    options: DrafterOptions,
+    rates: Sequence[float],
+) -> dict[tuple[str, float], Generator]:
+    """Returns the ways that draft, with each rate in the place of their rule."""
+    ways = {name: way for name, way in ways.items() if name != JSPEC_PLAIN}
+    if not ways:
+        raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
+    for name, way in ways.items():
+        if not isinstance(way.num_draft_tokens, int):
+            raise InputError(f"expected a fixed number of drafts of {name}, got auto")
+    cells = {}
+    for rate in rates:
+        rule = RuleOptions(synthetic_rate=rate)
+        generators = jspec_generators(
+            target, draft, ways, options, acceptance="synthetic", rule_options=rule
+        )
+        cells |= {(name, rate): generator for name, generator in generators.items()}
+    return cells
