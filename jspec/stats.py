@@ -30,7 +30,8 @@ class Stats:
       num_round_tokens: tokens emitted by rounds: all but the first, which the prefill gives.
       prefill_seconds: time to consume the prompt, compilation excluded.
       decode_seconds: time from then to the last token, compilation excluded. A draft model catches
-        up on the prompt in it; in a batch, other rows' prefills fall into it.
+        up on the prompt in it; in a batch, other rows' prefills fall into it, and in a stream what
+        the caller does between two pieces.
       device_seconds: the part of it in which rounds ran on the device; the rest is the host's.
       compile_seconds: time spent on compiling meanwhile.
       num_draft_tokens: drafts a round at most; 0 for plain decoding.

@@ -5,13 +5,26 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+from jspec.errors import InputError
+
 
 def cache_dir() -> pathlib.Path:
-    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME`, or in `~/.cache`. May not exist."""
+    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME`, or in `~/.cache`. May not exist.
+
+    Raises:
+      InputError: nobody knows of a home folder.
+    """
     if own := os.environ.get("JSPEC_CACHE"):
         return pathlib.Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
-    return (pathlib.Path(shared) if shared else pathlib.Path.home() / ".cache") / "jspec"
+    if shared:
+        return pathlib.Path(shared) / "jspec"
+    try:
+        return pathlib.Path.home() / ".cache" / "jspec"
+    except RuntimeError:
+        raise InputError(
+            "no home folder is known: expected $JSPEC_CACHE or $HOME to be set"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -99,6 +99,17 @@ def new_key():
     return lambda: jax.random.key(next(counter))
 
 
+@pytest.fixture
+def library():
+    """Fails where a compiler is there and the C++ is not; skips only where there is none."""
+    from jspec import native
+    from jspec.native import build
+
+    if build._compiler() is None or os.environ.get("JSPEC_NATIVE") == "0":
+        pytest.skip("no C++ compiler, or switched off")
+    assert native.is_available()
+
+
 @pytest.fixture(scope="session")
 def tiny_pair():
     """Returns a tiny target and draft that have opinions."""

@@ -70,7 +70,7 @@ def _prepare() -> _Library | None:
         return None
     try:
         name, library = fingerprint(), load_library()
-    except (OSError, RuntimeError) as error:  # RuntimeError: nobody's home folder is known
+    except (OSError, ValueError) as error:  # ValueError: no home folder, or quotes in $CXX
         message = "jspec: %s; XLA computes everything, and decoding takes longer"
         logging.getLogger("jspec").warning(message, error)
         return None

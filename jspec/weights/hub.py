@@ -4,7 +4,7 @@ import pathlib
 
 from jspec.errors import InputError
 
-_PATTERNS = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model"]
+_PATTERNS = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model", "merges.txt"]
 
 
 def fetch(name: str) -> pathlib.Path:

@@ -67,6 +67,27 @@ def test_logits_equal_transformers(kv_heads, rope, tied, biased, tokens, positio
     np.testing.assert_allclose(logits, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("rope", [PLAIN, LLAMA3], ids=["plain", "llama3"])
+def test_logits_equal_transformers_where_cpp_computes_them(kv_heads, rope, library, tokens):
+    """Products and attention are C++ at these shapes: a block of one row, then token by token."""
+    model = build(kv_heads, rope, False, True, head_dim=32)
+    tokens, positions = tokens[:1], np.arange(NUM_TOKENS)[None]
+    expected, _ = oracle_outputs(model, tokens, positions)
+    config, params = config_of(model), params_of(model)
+    cache = init_cache(config, batch_size=1, capacity=16, dtype=jnp.float32)
+    apply, logits = jax.jit(make_apply(config)), []
+    for begin, end in [(0, 8), *((i, i + 1) for i in range(8, NUM_TOKENS))]:
+        block = jnp.asarray(tokens[:, begin:end], jnp.int32)
+        program = apply.lower(params, block, cache).as_text()
+        assert "jspec_product" in program
+        assert "jspec_attention" in program
+        found, _, cache = apply(params, block, cache)
+        cache = cache.commit(jnp.array([end - begin]))
+        logits.append(found)
+    np.testing.assert_allclose(np.concatenate(logits, axis=1), expected, atol=1e-4, rtol=0)
+
+
 def test_rope_scaling_matters_to_the_parity_test(tokens, positions):
     """Guards the test above: without the llama3 scaling its logits would differ by far more."""
     model = build(2, LLAMA3, False, False)
