@@ -9,7 +9,7 @@
 #
 #   PAIRS="target,draft ..." WIDTHS="1 6" CAPACITY=512 REPEATS=7 TESTS="tests/..." PYTHON=python3
 #   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
-#   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b"
+#   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b" SYNTHETIC_FLAGS="--drafters=..."
 #
 # ANSWERS=answers.jsonl (of scripts/make_answers.py, with TARGET) trains a head of EAGLE-3 first, into
 # RESULTS_FOLDER/eagle, with TRAIN_FLAGS; HEAD=FOLDER takes one that is there.
@@ -33,6 +33,8 @@ if [ "$backend" = gpu ]; then
   num_rows=${NUM_ROWS:-16384}
   compare_flags=${COMPARE_FLAGS:---repeats=3 --max_new_tokens=64}
   quantized=${QUANTIZED:-random:llama3.2-1b random:llama3.1-8b}
+  synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2,model:5 --num_prompts=2 --repeats=3
+    --synthetic_acceptance=0.6,0.7,0.8,0.9}
 else
   echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, its times mean nothing"
   pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
@@ -45,6 +47,8 @@ else
   num_rows=${NUM_ROWS:-256}
   compare_flags=${COMPARE_FLAGS:---repeats=1 --per_category=1 --max_new_tokens=8}
   quantized=${QUANTIZED:-random:smollm2-135m}
+  synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2 --num_prompts=1 --repeats=1
+    --max_new_tokens=8 --synthetic_acceptance=0.8}
 fi
 
 # The rest runs even where a law is broken; the status says it at the end.
@@ -71,6 +75,17 @@ for pair in $pairs; do
   "$python" scripts/measure_calls.py --target="$big" --draft="$small" --capacity="$capacity" \
     --repeats="$repeats" ${widths:+$(printf -- '--width=%s ' $widths)} \
     --output_json="$out/calls-${big#random:}.jsonl" || status=1
+done
+
+echo "== speed against acceptance, random weights"
+for pair in $pairs; do
+  big=${pair%,*} small=${pair#*,}
+  for quantization in none int8; do
+    # shellcheck disable=SC2086
+    "$python" -m jspec.benchmark --target="$big" --draft="$small" \
+      --draft_quantization="$quantization" $synthetic_flags \
+      --output_json="$out/synthetic-${big#random:}-$quantization.jsonl" || status=1
+  done
 done
 
 head=${HEAD:-}
