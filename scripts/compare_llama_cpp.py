@@ -32,7 +32,7 @@ from jspec.benchmarking.summary import summarise
 from jspec.benchmarking.timing import Timings, measure, warm_up
 from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.errors import InputError, check_range
-from jspec.generator import DEFAULT_TARGET, Generator
+from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS, DEFAULT_TARGET, Generator
 from jspec.json_lines import JsonLinesWriter
 from jspec.peers import has_transformers
 from jspec.prompts import read_prompts
@@ -66,7 +66,7 @@ def main() -> None:
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     target = load_model(DEFAULT_TARGET, dtype="bfloat16")
     usual = choose_drafter(None, has_draft=False, target=DEFAULT_TARGET)
-    own = parse_ways(["none", f"prompt_lookup:{_NUM_DRAFTS}", usual], str(_NUM_DRAFTS))
+    own = parse_ways(["none", f"prompt_lookup:{_NUM_DRAFTS}", usual], str(DEFAULT_NUM_DRAFT_TOKENS))
     ways = greedy_ways(jspec_generators(target, None, own, DrafterOptions()))
     encode = Generator(target, drafter="none").encode_prompt
     prompts = [encode(text) for text in texts]
