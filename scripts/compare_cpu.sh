@@ -4,7 +4,7 @@
 #   scripts/compare_cpu.sh [FLAGS of scripts/compare_llama_cpp.py]
 #
 # llama.cpp is built, the first time, from the sources inside the sdist of llama-cpp-python, in
-# LLAMA_FOLDER (by default in jspec's cache; some ten minutes on two cores). Where it cannot be
+# LLAMA_FOLDER (by default in jspec's cache; a few minutes on two cores). Where it cannot be
 # built the rest is measured without it. transformers is measured if torch is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,7 +16,7 @@ programs="llama-completion llama-lookup llama-speculative-simple llama-quantize"
 build() {
   command -v cmake >/dev/null || { echo "no cmake"; return 1; }
   mkdir -p "$folder"
-  "$python" -m pip download -q --no-deps --no-binary :all: -d "$folder" "$sdist" || return 1
+  "$python" -m pip download -q --no-deps --no-binary llama-cpp-python -d "$folder" "$sdist" || return 1
   tar -xzf "$folder"/llama_cpp_python-*.tar.gz -C "$folder" || return 1
   cmake -S "$folder"/llama_cpp_python-*/vendor/llama.cpp -B "$folder/build" \
     -DCMAKE_BUILD_TYPE=Release -DLLAMA_CURL=OFF -DLLAMA_BUILD_TESTS=OFF \
