@@ -111,11 +111,11 @@ def main() -> None:
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     if with_peers:
         check_peers(target, draft)
+    if rates:
+        return _synthetic(target, draft, own_ways, drafter_options, rates, texts, output)
     generators = jspec_generators(target, draft, own_ways, drafter_options)
     if _ROOFLINE.value:
         return _roofline(target, draft, generators, drafter_options, output)
-    if rates:
-        return _synthetic(target, draft, own_ways, drafter_options, rates, texts, output)
     ways = greedy_ways(generators)
     plain_of = dict.fromkeys(ways, JSPEC_PLAIN)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
@@ -210,6 +210,11 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     if _ROOFLINE.value and _TRANSFORMERS.value:
         raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
+    if _SYNTHETIC_ACCEPTANCE.value and (_ROOFLINE.value or _TRANSFORMERS.value):
+        raise InputError(
+            "expected --synthetic_acceptance without --roofline and --transformers: they are "
+            "measurements of their own"
+        )
 
 
 def _wants_transformers() -> bool:

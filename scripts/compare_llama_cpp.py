@@ -63,7 +63,11 @@ def main() -> None:
     texts = [prompt.text for prompt in read_prompts(_PROMPTS_FILE.value)]
     if not texts:
         raise InputError(f"expected at least one prompt in {_PROMPTS_FILE.value}, got none")
-    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
+    output = (
+        None
+        if _OUTPUT_JSON.value is None
+        else JsonLinesWriter(_OUTPUT_JSON.value, _PROMPTS_FILE.value)
+    )
     target = load_model(DEFAULT_TARGET, dtype="bfloat16")
     usual = choose_drafter(None, has_draft=False, target=DEFAULT_TARGET)
     own = parse_ways(["none", f"prompt_lookup:{_NUM_DRAFTS}", usual], str(DEFAULT_NUM_DRAFT_TOKENS))

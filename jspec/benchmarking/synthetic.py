@@ -117,33 +117,36 @@ def measure_synthetic(
                     seconds[cell][repeat, index] = stats.decode_seconds
                     tokens[cell][repeat, index] = stats.num_round_tokens
                     calls[cell][repeat, index] = stats.num_rounds
-    costs = {cell: _expect(target, draft, generator) for cell, generator in cells.items()}
+    costs = {
+        name: _costs_of(target, draft, ways[name]) for name in dict.fromkeys(n for n, _ in cells)
+    }
+    numbers = {name: int(ways[name].num_draft_tokens) for name in costs}
     return [
         SyntheticLine(
             name,
-            number,
+            numbers[name],
             rate,
             float(tokens[name, rate].sum() / calls[name, rate].sum()),
-            expected_tokens(rate, number),
+            expected_tokens(rate, numbers[name]),
             speed_ratio(seconds[name, rate], tokens[name, rate], seconds[None], tokens[None]),
-            None if cost is None else walltime_improvement(rate, number, *cost),
+            walltime_improvement(rate, numbers[name], *cost) if (cost := costs[name]) else None,
         )
-        for (name, rate), (number, cost) in costs.items()
+        for name, rate in cells
     ]
 
 
-def _expect(
-    target: LoadedModel, draft: LoadedModel | None, generator: Generator
-) -> tuple[int, tuple[float, float] | None]:
-    """Returns a way's number of drafts, and the theorem's costs if it is a draft model that drafts.
+def _costs_of(
+    target: LoadedModel, draft: LoadedModel | None, way: Way
+) -> tuple[float, float] | None:
+    """Returns the cost of a draft and of the verify call, in plain target calls.
 
-    They are those of a draft and of the verify call, in plain target calls.
+    None where it is no draft model that drafts.
     """
-    number = int(generator.num_draft_tokens)
-    if draft is None or generator.drafter != "model":
-        return number, None
-    step, verify = (time_calls(target, width, context=_CONTEXT) for width in (1, number + 1))
-    return number, (time_calls(draft, 1, context=_CONTEXT) / step, verify / step)
+    if draft is None or way.drafter != "model":
+        return None
+    widths = 1, int(way.num_draft_tokens) + 1
+    step, verify = (time_calls(target, width, context=_CONTEXT) for width in widths)
+    return time_calls(draft, 1, context=_CONTEXT) / step, verify / step
 
 
 def _make_cells(
