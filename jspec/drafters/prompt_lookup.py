@@ -99,9 +99,11 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
     ends = jnp.arange(capacity)
     agrees = ends < text.length[:, None] - 1
     match_length = jnp.zeros(text.tokens.shape, jnp.int32)
+    before = jnp.pad(text.tokens, ((0, 0), (max_match, 0)))
     for back in range(max_match):
         suffix_token = text.window(jnp.maximum(text.length - 1 - back, 0), 1)
-        shifted = jnp.roll(text.tokens, back, axis=1)  # shifted[e] is tokens[e - back]
+        start = max_match - back
+        shifted = before[:, start : start + capacity]  # shifted[e] is tokens[e - back]
         agrees &= (shifted == suffix_token) & (ends >= back)
         match_length += agrees.astype(jnp.int32)
     best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)
