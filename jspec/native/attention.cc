@@ -16,7 +16,8 @@ namespace {
 using namespace jspec;
 
 constexpr int kMaxQueries = 4;  // that share one reading of keys and values
-constexpr int kMaxSteps = 8;    // of a head: 256 dimensions
+constexpr int kSlots = kLanes / kMaxQueries;  // whose scores are found at a time
+constexpr int kMaxSteps = 8;                  // of a head: 256 dimensions
 constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
 constexpr int64_t kMostKept = 4096;  // findings, of 4 KB, whose memory a thread keeps
 constexpr float kMasked = -1e30f;
@@ -110,8 +111,7 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
     end = std::max(end, std::min(head.ends[token], begin + kSpan));
   }
   const int64_t padded = (end - begin + kLanes - 1) / kLanes * kLanes;
-  float scores[kQueries][kSpan];
-  for (int q = 0; q < kQueries; ++q) std::fill_n(scores[q], padded, kMasked);
+  float scores[kMaxQueries][kSpan];
   {
     Pair queries[kQueries][kSteps];
     for (int q = 0; q < kQueries; ++q) {
@@ -119,14 +119,25 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
         queries[q][i] = LoadLike<T>(head.queries + Offset(shape, first + q) + i * kStep);
       }
     }
-    for (int64_t s = begin; s < end; ++s) {
-      Lanes sums[kQueries] = {};
-      for (int i = 0; i < kSteps; ++i) {
-        const Pair key = Load(head.keys + s * shape.dims + i * kStep);
-        for (int q = 0; q < kQueries; ++q) sums[q] = AddProducts(sums[q], queries[q][i], key);
+    for (int64_t s = begin; s < begin + padded; s += kSlots) {
+      Lanes sums[kMaxQueries * kSlots] = {};
+      const int64_t count = std::min<int64_t>(kSlots, end - s);
+      for (int slot = 0; slot < kSlots; ++slot) {
+        for (int i = 0; i < kSteps && slot < count; ++i) {
+          const Pair key = Load(head.keys + (s + slot) * shape.dims + i * kStep);
+          for (int q = 0; q < kQueries; ++q) {
+            Lanes& sum = sums[q * kSlots + slot];
+            sum = AddProducts(sum, queries[q][i], key);
+          }
+        }
       }
+      const Lanes totals = Totals(sums);
       for (int q = 0; q < kQueries; ++q) {
-        if (visible[q][s]) scores[q][s - begin] = Total(sums[q]);
+        float* to = scores[q] + (s - begin);
+        for (int slot = 0; slot < kSlots; ++slot) {
+          const bool is_visible = slot < count && visible[q][s + slot];
+          to[slot] = is_visible ? totals[q * kSlots + slot] : kMasked;
+        }
       }
     }
   }

@@ -46,32 +46,37 @@ inline Pair Load(const BFloat16* from) {
   return {(Lanes)(words << 16), (Lanes)(words & 0xffff0000u)};
 }
 
+// Lane i of the result is lane `places[i]` of both operands in a row.
+#ifdef __clang__
+#define JSPEC_PICK(pair, ...) __builtin_shufflevector((pair).first, (pair).second, __VA_ARGS__)
+#else
+#define JSPEC_PICK(pair, ...) __builtin_shuffle((pair).first, (pair).second, Words{__VA_ARGS__})
+#endif
+
+// The lanes at even places of both, one after the other, and those at odd places.
+inline Pair Unzip(const Pair& pair) {
+  return {JSPEC_PICK(pair, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
+          JSPEC_PICK(pair, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+}
+
+// Undoes Unzip.
+inline Pair Zip(const Pair& pair) {
+  return {JSPEC_PICK(pair, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+          JSPEC_PICK(pair, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)};
+}
+
 // Floats in the order in which Load gives numbers of type T.
 template <typename T>
 inline Pair LoadLike(const float* from) {
-  Pair pair = Load(from);
-  if constexpr (sizeof(T) == sizeof(BFloat16)) {
-    const Pair given = pair;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const Lanes& half = lane < kLanes / 2 ? given.first : given.second;
-      pair.first[lane] = half[2 * lane % kLanes];
-      pair.second[lane] = half[2 * lane % kLanes + 1];
-    }
-  }
-  return pair;
+  const Pair pair = Load(from);
+  return sizeof(T) == sizeof(BFloat16) ? Unzip(pair) : pair;
 }
 
 // Undoes LoadLike.
 template <typename T>
 inline void StoreLike(float* to, const Pair& pair) {
-  if constexpr (sizeof(T) == sizeof(BFloat16)) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-      to[2 * lane] = pair.first[lane];
-      to[2 * lane + 1] = pair.second[lane];
-    }
-  } else {
-    std::memcpy(to, &pair, sizeof(pair));
-  }
+  const Pair ordered = sizeof(T) == sizeof(BFloat16) ? Zip(pair) : pair;
+  std::memcpy(to, &ordered, sizeof(ordered));
 }
 
 inline float Total(const Lanes& lanes) {
@@ -80,6 +85,17 @@ inline float Total(const Lanes& lanes) {
   std::memcpy(quarters, &lanes, sizeof(lanes));
   const Quarter sum = (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+// The totals of kLanes vectors: that of vector i in lane i, whichever it is summed in the same order.
+inline Lanes Totals(Lanes* lanes) {
+  for (int count = kLanes; count > 1; count /= 2) {
+    for (int i = 0; i < count / 2; ++i) {
+      const Pair halves = Unzip({lanes[2 * i], lanes[2 * i + 1]});
+      lanes[i] = halves.first + halves.second;
+    }
+  }
+  return lanes[0];
 }
 
 // Threads that may work at the same time, at least this one.

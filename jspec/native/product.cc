@@ -52,8 +52,9 @@ constexpr bool kHasPairs = false;
 
 constexpr int kMaxRows = 8;     // of a block
 constexpr int kCacheLine = 64;  // bytes
+constexpr int kAhead = 4096;    // bytes between the weights in use and those asked for
 constexpr int64_t kTile = 96;   // outputs whose weights stay near while all rows pass by
-constexpr int64_t kChunksPerThread = 8;
+constexpr int64_t kChunksPerThread = 2;
 constexpr int64_t kSmallWork = 1 << 15;  // multiplications not worth waking a thread for
 
 struct Shape {
@@ -76,11 +77,11 @@ inline void MultiplyBlock(const T* rows, const T* kernel, float* outputs, const 
   for (; i + kStep <= stride; i += kStep) {
     Numbers<T> inputs[kRows];
     for (int r = 0; r < kRows; ++r) inputs[r] = Numbers<T>::From(rows + r * stride + i);
+    const auto* ahead = reinterpret_cast<const char*>(kernel + i * kOutputs) + kAhead;
+    for (size_t line = 0; line < kOutputs * kStep * sizeof(T); line += kCacheLine) {
+      __builtin_prefetch(ahead + line);
+    }
     for (int o = 0; o < kOutputs; ++o) {
-      const T* ahead = kernel + (2 * kOutputs + o) * stride + i;
-      for (int line = 0; line < kStep; line += kCacheLine / sizeof(T)) {
-        __builtin_prefetch(ahead + line);
-      }
       const auto weights = Numbers<T>::From(kernel + o * stride + i);
       for (int r = 0; r < kRows; ++r) sums[o][r] = weights.AddTo(sums[o][r], inputs[r]);
     }
@@ -98,16 +99,17 @@ inline void MultiplyBlock(const T* rows, const T* kernel, float* outputs, const 
   }
 }
 
-// Outputs begin to end of `count` rows, at most kRows.
-template <int kRows, typename T>
+// Outputs begin to end of `count` rows, at most kRows. Weights that are read once only are fastest
+// read in order, one output at a time; those that stay near, several at a time.
+template <int kRows, bool kIsOnce, typename T>
 void MultiplyRows(int64_t count, const T* rows, const T* kernel, float* outputs,
                   const Shape& shape, int64_t begin, int64_t end) {
   if constexpr (kRows > 1) {
     if (count < kRows) {
-      return MultiplyRows<kRows - 1>(count, rows, kernel, outputs, shape, begin, end);
+      return MultiplyRows<kRows - 1, kIsOnce>(count, rows, kernel, outputs, shape, begin, end);
     }
   }
-  constexpr int kOutputs = Numbers<T>::OutputsFor(kRows);
+  constexpr int kOutputs = kIsOnce ? 1 : Numbers<T>::OutputsFor(kRows);
   int64_t o = begin;
   for (; o + kOutputs <= end; o += kOutputs) {
     MultiplyBlock<kRows, kOutputs>(rows, kernel + o * shape.inputs, outputs + o, shape);
@@ -121,13 +123,16 @@ void MultiplyRows(int64_t count, const T* rows, const T* kernel, float* outputs,
 template <typename T>
 void MultiplyTile(const T* rows, const T* kernel, float* outputs, const Shape& shape,
                   int64_t begin, int64_t end) {
-  const int64_t most = shape.rows <= kMaxRows ? kMaxRows : Numbers<T>::kUsualRows;
+  if (shape.rows <= kMaxRows) {
+    return MultiplyRows<kMaxRows, true>(shape.rows, rows, kernel, outputs, shape, begin, end);
+  }
+  const int64_t most = Numbers<T>::kUsualRows;
   const int64_t blocks = (shape.rows + most - 1) / most;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t r = block * shape.rows / blocks;
     const int64_t count = (block + 1) * shape.rows / blocks - r;
-    MultiplyRows<kMaxRows>(count, rows + r * shape.inputs, kernel, outputs + r * shape.outputs,
-                           shape, begin, end);
+    MultiplyRows<kMaxRows, false>(count, rows + r * shape.inputs, kernel,
+                                  outputs + r * shape.outputs, shape, begin, end);
   }
 }
 
