@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jspec.capacity import capacity_for
 from jspec.models import KVCache, init_cache, make_apply
+from jspec.sampling import first_argmax
 from jspec.typing import Params
 from jspec.weights.resolver import LoadedModel
 
@@ -58,7 +59,7 @@ def _make_loop(
         def body(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
             cache, tokens = carry
             logits, _, cache = apply(params, tokens, cache, logits_at=last)
-            chosen = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            chosen, _ = first_argmax(logits)
             return cache, jnp.broadcast_to(chosen, tokens.shape)
 
         tokens = jnp.zeros([batch_size, width], jnp.int32)
