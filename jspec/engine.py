@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models import KVCache, QuantizedKernel, init_cache, make_apply
+from jspec.models import KVCache, init_cache, make_apply
 from jspec.models.layers import most_native_rows
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings, Switches
@@ -243,8 +243,7 @@ def prefill_widths(target: LoadedModel) -> Sequence[int]:
     as long as four, and one width is enough.
     """
     embedding = target.params["embedding"]
-    is_native = most_native_rows(embedding.dtype) >= _WIDE_CHUNK
-    if is_native and not isinstance(embedding, QuantizedKernel):
+    if most_native_rows(embedding.dtype) >= _WIDE_CHUNK:
         return (_NARROW_CHUNK,)
     return (_NARROW_CHUNK, _WIDE_CHUNK)
 

@@ -1,16 +1,18 @@
 """Kernels of 8-bit and 4-bit integers, and the product of float activations with them.
 
 A weight is `scale of its output · int8`; a 4-bit integer becomes that int8 when it is multiplied by
-its group's multiplier, an integer too. So one product serves both kinds. XLA computes it well in
-two ways, which agree up to rounding:
+its group's multiplier, an integer too. So one product serves both kinds. The model's type holds the
+integers exactly, and they are converted to it as an operand of the product: on CPU by C++, a few
+outputs at a time that stay in the processor's cache, and on other devices by XLA, where the
+compiler can fuse the conversion into the product.
 
-On CPU weights converted to floats would be written to memory and read again, at four times the cost
-of a float kernel; but int8 · int8 -> int32 is fast. The activations are split into int8 digits in
-base 254: two for bfloat16 models, 16 bits of a row's largest activation, and three for float32
-ones. The sums are exact integers: a row's result does not depend on how many rows stand beside it.
+On CPU without a C++ compiler such weights would be written to memory and read again, at four times
+the cost of a float kernel; but XLA's int8 · int8 -> int32 is fast. The activations are split into
+int8 digits in base 254: two for bfloat16 models, 16 bits of a row's largest activation, and three
+for float32 ones.
 
-Elsewhere the integers are converted to the model's type, which holds them exactly, as an operand of
-the product, where the compiler can fuse the conversion into it.
+On CPU a row's result does not depend on how many rows stand beside it: the sums are in one order,
+or of exact integers.
 """
 
 from typing import Any
@@ -20,6 +22,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Float32, Int, Int8, Int32, Shaped, UInt8
 
+from jspec import native
 from jspec.models.precision import exact_float32
 
 GROUP = 32  # inputs that share a multiplier
@@ -54,9 +57,16 @@ class QuantizedKernel(struct.PyTreeNode):
 
 def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:
     """Returns rows · kernelᵀ, [r o], in float32."""
+    operands = rows.astype(kernel.dtype), kernel.values, kernel.scales
+    if kernel.multipliers is not None:
+        operands += (kernel.multipliers,)
+    if native.is_available():
+        name = "int8_product" if kernel.multipliers is None else "int4_product"
+        result = jax.ShapeDtypeStruct((rows.shape[0], kernel.scales.size), jnp.float32)
+        return native.call(name, _float_product, result, *operands)
     if jax.default_backend() == "cpu":
         return _integer_product(rows, kernel)
-    return _float_product(rows, kernel)
+    return _float_product(*operands)
 
 
 def quantized_rows(table: QuantizedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
@@ -67,19 +77,24 @@ def quantized_rows(table: QuantizedKernel, ids: Int[Array, "b t"]) -> Float32[Ar
     return integers.reshape(*ids.shape, -1) * table.scales[ids][..., None]
 
 
-def _float_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:
-    parts = _unpack(kernel.values, kernel.multipliers)
+def _float_product(
+    rows: Float[Array, "r i"],
+    values: Int8[Array, "o i"] | UInt8[Array, "o packed"],
+    scales: Float32[Array, "o"],
+    multipliers: Int8[Array, "o groups"] | None = None,
+) -> Float32[Array, "r o"]:
+    parts = _unpack(values, multipliers)
     products = [
         jax.lax.dot_general(
-            inputs.astype(kernel.dtype),
-            part.astype(kernel.dtype),
+            inputs,
+            part.astype(rows.dtype),
             _CONTRACT_LAST,
-            precision=exact_float32(kernel.dtype),
+            precision=exact_float32(rows.dtype),
             preferred_element_type=jnp.float32,
         )
         for inputs, part in zip(_split(rows, len(parts)), parts, strict=True)
     ]
-    return sum(products[1:], products[0]) * kernel.scales
+    return sum(products[1:], products[0]) * scales
 
 
 def _integer_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:

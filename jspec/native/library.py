@@ -22,7 +22,8 @@ from jspec.native.build import fingerprint, load_library
 _LOCK = threading.Lock()  # of the first call
 # And which of its operands a function returns, changed in place.
 _FUNCTIONS: dict[str, int | None] = {
-    "product": None, "attention": None, "rotate_heads": None, "write_rows": 0,
+    "product": None, "int8_product": None, "int4_product": None, "attention": None,
+    "rotate_heads": None, "write_rows": 0,
 }  # fmt: skip
 Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
@@ -89,7 +90,7 @@ def call(name: str, reference: Callable[..., Any], result: Result, *operands: Ar
     all values. Where it is differentiated, the reference computes everything.
 
     Args:
-      name: of the C++ function: product, attention, rotate_heads or write_rows.
+      name: of the C++ function, one of `_FUNCTIONS`.
       reference: the same in JAX, for derivatives.
       result: shape and type of what is returned, or of each part of it.
       *operands: its arguments.

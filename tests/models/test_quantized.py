@@ -1,4 +1,4 @@
-"""Products with quantised kernels, by both ways to compute them, and a Llama of such kernels."""
+"""Products with quantised kernels, by each way to compute them, and a Llama of such kernels."""
 
 import dataclasses
 
@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec import native
 from jspec.models import QuantizedKernel, init_cache, make_apply, quantized
 from jspec.models.layers import linear, look_up
 from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
@@ -38,13 +39,25 @@ def _inputs(b, t, num_inputs, seed=0):
     return jnp.asarray(rows, jnp.float32)
 
 
+@pytest.fixture(params=["c++", "digits", "floats"])
+def way(request, monkeypatch):
+    """On CPU with and without a compiler, and on other devices."""
+    if request.param == "c++":
+        request.getfixturevalue("library")
+        return request.param
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    monkeypatch.setattr(
+        jax, "default_backend", lambda: "cpu" if request.param == "digits" else "gpu"
+    )
+    monkeypatch.setattr(quantized, "_BLOCK_BYTES", 640)  # several blocks, and a rest
+    return request.param
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", _SHAPES)
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_products_are_those_of_the_dequantised_kernel(monkeypatch, name, kind, backend):
+@pytest.mark.usefixtures("way")
+def test_products_are_those_of_the_dequantised_kernel(name, kind):
     """Guards against halves of groups swapped, blocks of outputs lost, a digit too few. Float32."""
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    monkeypatch.setattr(quantized, "_BLOCK_BYTES", 640)  # several blocks, and a rest
     kernel, weights, num_contracted = _kernel(name, kind)
     inputs = _inputs(2, 3, weights.shape[1])
     shaped = inputs.reshape(2, 3, *kernel.shape[-num_contracted:])
@@ -57,6 +70,7 @@ def test_products_are_those_of_the_dequantised_kernel(monkeypatch, name, kind, b
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("way")
 def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
     """Guards against activations of 8 bits, which would be ten times further off."""
     kernel, weights, _ = _kernel("down", kind, "bfloat16")
@@ -64,28 +78,31 @@ def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
     expected = np.asarray(inputs[0], np.float64) @ weights.T
     rounded = np.asarray(inputs[0].astype(jnp.bfloat16), np.float64) @ weights.T
     errors = np.abs(np.asarray(linear(inputs, kernel)[0]) - expected).max(axis=1)
-    assert np.all(errors <= np.abs(rounded - expected).max(axis=1))
+    assert np.all(errors <= 1.001 * np.abs(rounded - expected).max(axis=1))
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_does_not_depend_on_its_neighbours(kind):
+@pytest.mark.parametrize("count", [7, 23])
+def test_a_row_does_not_depend_on_its_neighbours(kind, dtype, count):
     """Guards against what makes bfloat16 part: one token and several, rounded differently."""
-    kernel, weights, _ = _kernel("down", kind, "bfloat16")
-    inputs = _inputs(1, 7, weights.shape[1])
+    kernel, weights, _ = _kernel("down", kind, dtype)
+    inputs = _inputs(1, count, weights.shape[1])
     multiply = jax.jit(linear)
     together = np.asarray(multiply(inputs, kernel))
-    alone = [np.asarray(multiply(inputs[:, i : i + 1], kernel))[:, 0] for i in range(7)]
+    alone = [np.asarray(multiply(inputs[:, i : i + 1], kernel))[:, 0] for i in range(count)]
     np.testing.assert_array_equal(together[0], np.concatenate(alone))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_activations_that_are_not_finite_give_nan(bad):
+@pytest.mark.usefixtures("way")
+def test_activations_that_are_not_finite_give_nothing_finite(bad):
     """Guards against a NaN that becomes some integer, and a token after it."""
     kernel, weights, _ = _kernel("down", "int8")
     inputs = _inputs(1, 2, weights.shape[1]).at[0, 1, 3].set(bad)
     outputs = linear(inputs, kernel)[0]
     assert jnp.all(jnp.isfinite(outputs[0]))
-    assert jnp.all(jnp.isnan(outputs[1]))
+    assert not jnp.any(jnp.isfinite(outputs[1]))
     assert jnp.all(linear(0 * _inputs(1, 1, weights.shape[1]), kernel) == 0)
 
 
@@ -136,8 +153,9 @@ def test_a_kernel_of_another_shape_is_refused():
 
 
 @pytest.mark.usefixtures("optimised")
-def test_a_block_of_unpacked_weights_is_all_that_a_loop_holds():
+def test_a_block_of_unpacked_weights_is_all_that_a_loop_holds(monkeypatch):
     """Guards against XLA unpacking int4 weights ahead of the loop: eight times their bytes."""
+    monkeypatch.setattr(native, "is_available", lambda: False)
     weights = jnp.ones([4096, 1024], jnp.float32)
     kernel = quantize(weights, ("down",), "int4", "bfloat16")
 

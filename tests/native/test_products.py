@@ -12,7 +12,7 @@ from jspec import native
 from jspec.engine import prefill_widths
 from jspec.models.layers import _product, linear
 from jspec.native import build
-from jspec.weights.quantize import quantize_params
+from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
 from tests import tiny_models
 
 SHAPES = [
@@ -131,6 +131,18 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
     for count in (1, 5, 8):
         np.testing.assert_array_equal(elsewhere(rows[:count], kernel), together[:count])
 
+    for kind in KINDS:
+        kernel = quantize(draw((333, 224), 2, "float32"), ("down",), kind, "bfloat16")
+        handler = jax.ffi.pycapsule(getattr(library, f"jspec_{kind}_product"))
+        jax.ffi.register_ffi_target(f"jspec_{kind}_elsewhere", handler, platform="cpu")
+        result = jax.ShapeDtypeStruct((19, 333), jnp.float32)
+        call = jax.jit(jax.ffi.ffi_call(f"jspec_{kind}_elsewhere", result))
+        rows = draw((19, 224), 0, "bfloat16")
+        weights = [kernel.values, kernel.scales]
+        weights += [] if kernel.multipliers is None else [kernel.multipliers]
+        exact = np.asarray(rows, np.float64) @ np.asarray(dequantize(kernel), np.float64).T
+        np.testing.assert_allclose(call(rows, *weights), exact, atol=2e-4, rtol=0)
+
 
 def test_prompts_have_wide_chunks_where_xla_multiplies_them(monkeypatch):
     monkeypatch.setattr(native, "has_pairs", lambda: True)
@@ -143,6 +155,6 @@ def test_prompts_have_wide_chunks_where_xla_multiplies_them(monkeypatch):
     }
     models = {name: dataclasses.replace(model, params=own) for name, own in params.items()}
     widths = {name: prefill_widths(model) for name, model in models.items()}
-    assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64, 256)}
+    assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64,)}
     monkeypatch.setattr(native, "has_pairs", lambda: False)
     assert prefill_widths(models["bfloat16"]) == (64, 256)
