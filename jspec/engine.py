@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models import KVCache, init_cache, make_apply
+from jspec import native
+from jspec.models import KVCache, QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import most_native_rows
 from jspec.request import Settings
 from jspec.sampling import SamplingSettings, Switches
@@ -243,7 +244,8 @@ def prefill_widths(target: LoadedModel) -> Sequence[int]:
     as long as four, and one width is enough.
     """
     embedding = target.params["embedding"]
-    if most_native_rows(embedding.dtype) >= _WIDE_CHUNK:
+    is_native = isinstance(embedding, QuantizedKernel) and native.is_available()
+    if is_native or most_native_rows(embedding.dtype) >= _WIDE_CHUNK:
         return (_NARROW_CHUNK,)
     return (_NARROW_CHUNK, _WIDE_CHUNK)
 

@@ -22,7 +22,7 @@ from jspec.drafters import DrafterSpec, make_drafter
 from jspec.generator import DEFAULT_TARGET
 from jspec.json_lines import JsonLinesWriter
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling import SamplingSettings
+from jspec.sampling import SamplingSettings, first_argmax
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.loop import StepFn, run_rounds
 from jspec.speculation.plain import plain_step
@@ -89,7 +89,7 @@ def time_calls(model: LoadedModel, width: int) -> Callable[[], float]:
         def body(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
             cache, tokens = carry
             logits, _, cache = apply(params, tokens, cache)
-            return cache, jnp.argmax(logits, axis=-1).astype(jnp.int32)
+            return cache, first_argmax(logits)[0]
 
         return jax.lax.fori_loop(0, _CALLS, body, (cache, jnp.zeros([1, width], jnp.int32)))[1]
 

@@ -41,7 +41,8 @@ class QuantizedKernel(struct.PyTreeNode):
       scales: float32 [o], one an output.
       multipliers: int8 [o i/32], one for each group of 32 inputs; None for int8 values.
       shape: of the float array.
-      dtype: the model's, bfloat16 or float32: of its caches, and of its products but on CPU.
+      dtype: the model's, bfloat16 or float32: of its caches, and of its products but on
+        CPU without C++.
     """
 
     values: Int8[Array, "o i"] | UInt8[Array, "o packed"]

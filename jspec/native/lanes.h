@@ -46,7 +46,7 @@ inline Pair Load(const BFloat16* from) {
   return {(Lanes)(words << 16), (Lanes)(words & 0xffff0000u)};
 }
 
-// Lane i of the result is lane `places[i]` of both operands in a row.
+// Lanes of both halves of a pair, which are counted through: those of the places given.
 #ifdef __clang__
 #define JSPEC_PICK(pair, ...) __builtin_shufflevector((pair).first, (pair).second, __VA_ARGS__)
 #else
@@ -87,7 +87,8 @@ inline float Total(const Lanes& lanes) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// The totals of kLanes vectors: that of vector i in lane i, whichever it is summed in the same order.
+// The totals of kLanes vectors, which are overwritten: vector i's in lane i, all of them summed in
+// the same order.
 inline Lanes Totals(Lanes* lanes) {
   for (int count = kLanes; count > 1; count /= 2) {
     for (int i = 0; i < count / 2; ++i) {

@@ -1,4 +1,4 @@
-// Sums of products of rows with the outputs of a kernel: outputs[r, o] = Σ rows[r, i] kernel[o, i].
+// Products of rows with a kernel's outputs: outputs[r, o] = sum over i of rows[r, i] * kernel[o, i].
 //
 // Sums are float32, and their order does not depend on the number of rows: a row's result is the
 // same, bit for bit, alone and among others.
@@ -101,15 +101,15 @@ inline void MultiplyBlock(const T* rows, const T* kernel, float* outputs, const 
 
 // Outputs begin to end of `count` rows, at most kRows. Weights that are read once only are fastest
 // read in order, one output at a time; those that stay near, several at a time.
-template <int kRows, bool kIsOnce, typename T>
+template <int kRows, bool kReadOnce, typename T>
 void MultiplyRows(int64_t count, const T* rows, const T* kernel, float* outputs,
                   const ProductShape& shape, int64_t begin, int64_t end) {
   if constexpr (kRows > 1) {
     if (count < kRows) {
-      return MultiplyRows<kRows - 1, kIsOnce>(count, rows, kernel, outputs, shape, begin, end);
+      return MultiplyRows<kRows - 1, kReadOnce>(count, rows, kernel, outputs, shape, begin, end);
     }
   }
-  constexpr int kOutputs = kIsOnce ? 1 : Numbers<T>::OutputsFor(kRows);
+  constexpr int kOutputs = kReadOnce ? 1 : Numbers<T>::OutputsFor(kRows);
   int64_t o = begin;
   for (; o + kOutputs <= end; o += kOutputs) {
     MultiplyBlock<kRows, kOutputs>(rows, kernel + o * shape.inputs, outputs + o, shape);

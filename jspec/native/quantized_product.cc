@@ -14,18 +14,20 @@ namespace {
 
 using namespace jspec;
 
-constexpr int kGroup = 32;            // inputs that share a multiplier: 16 bytes
-constexpr int64_t kFewOutputs = 4;    // unpacked at a time for few rows: they stay very near
+constexpr int kGroup = 32;          // inputs that share a multiplier
+constexpr int kGroupBytes = 16;     // input j in the low bits of byte j, input j + 16 in the high ones
+constexpr int64_t kFewOutputs = 4;  // unpacked at a time for few rows: they stay very near
+static_assert(kGroup == kStep && kGroupBytes == kLanes);
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 
-struct Integers8 {
+struct Int8Kernel {
   const int8_t* values;
   int64_t inputs;
 };
 
-struct Integers4 {
+struct Int4Kernel {
   const int8_t* values;
   const int8_t* multipliers;
   int64_t inputs;
@@ -61,7 +63,7 @@ inline void Store(BFloat16* to, const Pair& pair) {
 }
 
 template <typename T>
-void Unpack(const Integers8& kernel, int64_t output, T* to) {
+void Unpack(const Int8Kernel& kernel, int64_t output, T* to) {
   const int8_t* from = kernel.values + output * kernel.inputs;
   int64_t i = 0;
   for (; i + kStep <= kernel.inputs; i += kStep) {
@@ -77,15 +79,15 @@ void Unpack(const Integers8& kernel, int64_t output, T* to) {
 }
 
 template <typename T>
-void Unpack(const Integers4& kernel, int64_t output, T* to) {
+void Unpack(const Int4Kernel& kernel, int64_t output, T* to) {
   const int64_t groups = kernel.inputs / kGroup;
-  const int8_t* from = kernel.values + output * groups * kLanes;
+  const int8_t* from = kernel.values + output * groups * kGroupBytes;
   const int8_t* multipliers = kernel.multipliers + output * groups;
   for (int64_t group = 0; group < groups; ++group) {
-    const Integers both = Widen(from + group * kLanes);
-    __builtin_prefetch(from + group * kLanes + kAhead);
+    const Integers both = Widen(from + group * kGroupBytes);
+    __builtin_prefetch(from + group * kGroupBytes + kAhead);
     const float multiplier = multipliers[group];
-    const Lanes low = ToLanes((both << 28) >> 28), high = ToLanes(both >> 4);
+    const Lanes low = ToLanes((Integers)((Words)both << 28) >> 28), high = ToLanes(both >> 4);
     Store(to + group * kGroup, {low * multiplier, high * multiplier});
   }
 }
@@ -127,7 +129,7 @@ ffi::Error Product(ffi::ThreadPool& pool, const ffi::AnyBuffer& rows, const Kern
 ffi::Error Int8Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::S8> values,
                        ffi::BufferR1<ffi::F32> scales,
                        ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
-  const Integers8 kernel{values.typed_data(), rows.dimensions()[1]};
+  const Int8Kernel kernel{values.typed_data(), rows.dimensions()[1]};
   return Product(pool, rows, kernel, scales, outputs);
 }
 
@@ -135,7 +137,7 @@ ffi::Error Int4Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<
                        ffi::BufferR1<ffi::F32> scales, ffi::BufferR2<ffi::S8> multipliers,
                        ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const auto* pairs = reinterpret_cast<const int8_t*>(values.typed_data());
-  const Integers4 kernel{pairs, multipliers.typed_data(), rows.dimensions()[1]};
+  const Int4Kernel kernel{pairs, multipliers.typed_data(), rows.dimensions()[1]};
   return Product(pool, rows, kernel, scales, outputs);
 }
 

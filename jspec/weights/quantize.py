@@ -135,7 +135,7 @@ def quantize_head(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
 
     Args:
       params: float32; those read from int8 become the same integers again.
-      dtype: of what stays floats, and of the products but on CPU.
+      dtype: of what stays floats, and of the products but on CPU without C++.
     """
     leaves = {
         path: quantize(leaf, path, "int8", dtype)

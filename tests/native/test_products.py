@@ -158,3 +158,6 @@ def test_prompts_have_wide_chunks_where_xla_multiplies_them(monkeypatch):
     assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64,)}
     monkeypatch.setattr(native, "has_pairs", lambda: False)
     assert prefill_widths(models["bfloat16"]) == (64, 256)
+    assert prefill_widths(models["int8"]) == (64,)
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    assert prefill_widths(models["int8"]) == (64, 256)
