@@ -17,7 +17,7 @@ using namespace jspec;
 
 constexpr int kMaxQueries = 4;  // that share one reading of keys and values
 constexpr int kSlots = kLanes / kMaxQueries;  // whose scores are found at a time
-constexpr int kMaxSteps = 8;                  // of a head: 256 dimensions
+constexpr int kMaxSteps = 256 / kStep;        // of a head: 256 dimensions
 constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
 constexpr int64_t kMostKept = 4096;  // findings, of 4 KB, whose memory a thread keeps
 constexpr float kMasked = -1e30f;
@@ -149,9 +149,9 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
     for (int i = 0; i < kSteps; ++i) {
       const Pair value = Load(head.values + s * shape.dims + i * kStep);
       for (int q = 0; q < kQueries; ++q) {
-        const float weight = scores[q][s - begin];
-        mixed[q][i].first += weight * value.first;
-        mixed[q][i].second += weight * value.second;
+        const Lanes weight = Lanes{} + scores[q][s - begin];
+        mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
+        mixed[q][i].second = MultiplyAdd(mixed[q][i].second, weight, value.second);
       }
     }
   }
@@ -184,7 +184,7 @@ void Join(Finding* findings, int64_t spans, int q, int64_t dims, float* outputs)
   }
 }
 
-// `count` queries, at most kQueries, of heads of `steps` steps: 1, 2, 4 or 8.
+// `count` queries, at most kQueries, of heads of `steps` steps, a power of two.
 template <int kQueries = kMaxQueries, int kSteps = kMaxSteps, typename T>
 void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shape& shape,
                    int64_t first, int64_t begin, Finding* finding) {

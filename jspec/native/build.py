@@ -19,7 +19,7 @@ import jax
 from jspec.user_cache import cache_dir
 
 _HERE = pathlib.Path(__file__).parent
-_OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-fPIC", "-w")
+_OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 

@@ -12,11 +12,23 @@
 
 #include "xla/ffi/api/ffi.h"
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace jspec {
 
 namespace ffi = xla::ffi;
 
+#if defined(__AVX512F__)
 constexpr int kLanes = 16;
+#elif defined(__AVX__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
 constexpr int kStep = 2 * kLanes;  // numbers at a time
 
 using BFloat16 = uint16_t;
@@ -27,17 +39,31 @@ struct Pair {
   Lanes first, second;
 };
 
-inline Lanes AddProducts(Lanes sum, const Pair& a, const Pair& b) {
-  sum += a.first * b.first;
-  sum += a.second * b.second;
-  return sum;
+// sum + a * b, rounded once where the processor can. Left to itself, a compiler rounds once in one
+// loop and twice in another, and a result would depend on how many others are computed beside it.
+inline Lanes MultiplyAdd(const Lanes& sum, const Lanes& a, const Lanes& b) {
+#if defined(__AVX512F__)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
+#elif defined(__FMA__)
+  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+#elif defined(__aarch64__)
+  return (Lanes)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+#else
+  return sum + a * b;
+#endif
 }
 
-inline Pair Load(const float* from) {
-  Pair pair;
-  std::memcpy(&pair, from, sizeof(pair));
-  return pair;
+inline Lanes AddProducts(const Lanes& sum, const Pair& a, const Pair& b) {
+  return MultiplyAdd(MultiplyAdd(sum, a.first, b.first), a.second, b.second);
 }
+
+inline Lanes LoadLanes(const float* from) {
+  Lanes lanes;
+  std::memcpy(&lanes, from, sizeof(lanes));
+  return lanes;
+}
+
+inline Pair Load(const float* from) { return {LoadLanes(from), LoadLanes(from + kLanes)}; }
 
 // The inputs at even places, and those at odd ones: a bfloat16 is the upper half of a float.
 inline Pair Load(const BFloat16* from) {
@@ -47,22 +73,36 @@ inline Pair Load(const BFloat16* from) {
 }
 
 // Lanes of both halves of a pair, which are counted through: those of the places given.
+template <int... kPlaces>
+inline Lanes Pick(const Pair& pair, std::integer_sequence<int, kPlaces...>) {
 #ifdef __clang__
-#define JSPEC_PICK(pair, ...) __builtin_shufflevector((pair).first, (pair).second, __VA_ARGS__)
+  return __builtin_shufflevector(pair.first, pair.second, kPlaces...);
 #else
-#define JSPEC_PICK(pair, ...) __builtin_shuffle((pair).first, (pair).second, Words{__VA_ARGS__})
+  return __builtin_shuffle(pair.first, pair.second, Words{kPlaces...});
 #endif
+}
+
+template <int kFirst, int... kIndex>
+inline Lanes PickEverySecond(const Pair& pair, std::integer_sequence<int, kIndex...>) {
+  return Pick(pair, std::integer_sequence<int, kFirst + 2 * kIndex...>());
+}
+
+// From place kFirst of the first half and the same of the second on, one by one in turn.
+template <int kFirst, int... kIndex>
+inline Lanes PickInTurn(const Pair& pair, std::integer_sequence<int, kIndex...>) {
+  return Pick(pair, std::integer_sequence<int, kFirst + kIndex / 2 + kIndex % 2 * kLanes...>());
+}
+
+using LaneIndices = std::make_integer_sequence<int, kLanes>;
 
 // The lanes at even places of both, one after the other, and those at odd places.
 inline Pair Unzip(const Pair& pair) {
-  return {JSPEC_PICK(pair, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30),
-          JSPEC_PICK(pair, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31)};
+  return {PickEverySecond<0>(pair, LaneIndices()), PickEverySecond<1>(pair, LaneIndices())};
 }
 
 // Undoes Unzip.
 inline Pair Zip(const Pair& pair) {
-  return {JSPEC_PICK(pair, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
-          JSPEC_PICK(pair, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)};
+  return {PickInTurn<0>(pair, LaneIndices()), PickInTurn<kLanes / 2>(pair, LaneIndices())};
 }
 
 // Floats in the order in which Load gives numbers of type T.
@@ -76,14 +116,18 @@ inline Pair LoadLike(const float* from) {
 template <typename T>
 inline void StoreLike(float* to, const Pair& pair) {
   const Pair ordered = sizeof(T) == sizeof(BFloat16) ? Zip(pair) : pair;
-  std::memcpy(to, &ordered, sizeof(ordered));
+  std::memcpy(to, &ordered.first, sizeof(Lanes));
+  std::memcpy(to + kLanes, &ordered.second, sizeof(Lanes));
 }
 
 inline float Total(const Lanes& lanes) {
-  typedef float Quarter __attribute__((vector_size(4 * sizeof(float))));
-  Quarter quarters[4];
-  std::memcpy(quarters, &lanes, sizeof(lanes));
-  const Quarter sum = (quarters[0] + quarters[1]) + (quarters[2] + quarters[3]);
+  typedef float Four __attribute__((vector_size(4 * sizeof(float))));
+  Four fours[kLanes / 4];
+  std::memcpy(fours, &lanes, sizeof(lanes));
+  for (int count = kLanes / 8; count > 0; count /= 2) {
+    for (int i = 0; i < count; ++i) fours[i] += fours[i + count];
+  }
+  const Four sum = fours[0];
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 

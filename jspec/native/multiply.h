@@ -10,10 +10,6 @@
 
 #include "lanes.h"
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 namespace jspec {
 
 // kStep numbers of one operand, and the sum of products with those of another.

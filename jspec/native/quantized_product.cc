@@ -6,10 +6,6 @@
 
 #include "multiply.h"
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
-
 namespace {
 
 using namespace jspec;
@@ -17,7 +13,6 @@ using namespace jspec;
 constexpr int kGroup = 32;          // inputs that share a multiplier
 constexpr int kGroupBytes = 16;     // input j in the low bits of byte j, input j + 16 in the high ones
 constexpr int64_t kFewOutputs = 4;  // unpacked at a time for few rows: they stay very near
-static_assert(kGroup == kStep && kGroupBytes == kLanes);
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
@@ -36,8 +31,10 @@ struct Int4Kernel {
 inline Lanes ToLanes(const Integers& integers) { return __builtin_convertvector(integers, Lanes); }
 
 inline Integers Widen(const int8_t* from) {
-#ifdef __AVX512F__  // GCC 12 would widen byte by byte
+#if defined(__AVX512F__)  // GCC 12 would widen byte by byte
   return (Integers)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (Integers)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
   Bytes bytes;
   std::memcpy(&bytes, from, sizeof(bytes));
@@ -45,7 +42,10 @@ inline Integers Widen(const int8_t* from) {
 #endif
 }
 
-inline void Store(float* to, const Pair& pair) { std::memcpy(to, &pair, sizeof(pair)); }
+inline void Store(float* to, const Pair& pair) {
+  std::memcpy(to, &pair.first, sizeof(Lanes));
+  std::memcpy(to + kLanes, &pair.second, sizeof(Lanes));
+}
 
 // Of integers of eight bits, which bfloat16 holds exactly.
 inline void Store(BFloat16* to, const Pair& pair) {
@@ -53,11 +53,9 @@ inline void Store(BFloat16* to, const Pair& pair) {
   const __m512bh packed = _mm512_cvtne2ps_pbh((__m512)pair.second, (__m512)pair.first);
   std::memcpy(to, &packed, sizeof(packed));
 #else
-  typedef BFloat16 Halves __attribute__((vector_size(2 * kLanes)));
-  for (const Lanes& lanes : {pair.first, pair.second}) {
-    const Halves halves = __builtin_convertvector((Words)lanes >> 16, Halves);
-    std::memcpy(to, &halves, sizeof(halves));
-    to += kLanes;
+  for (int lane = 0; lane < kLanes; ++lane) {
+    to[lane] = ((Words)pair.first)[lane] >> 16;
+    to[kLanes + lane] = ((Words)pair.second)[lane] >> 16;
   }
 #endif
 }
@@ -71,7 +69,7 @@ void Unpack(const Int8Kernel& kernel, int64_t output, T* to) {
     Store(to + i, {ToLanes(Widen(from + i)), ToLanes(Widen(from + i + kLanes))});
   }
   for (; i < kernel.inputs; ++i) {
-    int8_t rest[kStep] = {from[i]};
+    const int8_t rest[kLanes] = {from[i]};
     T numbers[kStep];
     Store(numbers, {ToLanes(Widen(rest)), Lanes{}});
     to[i] = numbers[0];
@@ -84,11 +82,20 @@ void Unpack(const Int4Kernel& kernel, int64_t output, T* to) {
   const int8_t* from = kernel.values + output * groups * kGroupBytes;
   const int8_t* multipliers = kernel.multipliers + output * groups;
   for (int64_t group = 0; group < groups; ++group) {
-    const Integers both = Widen(from + group * kGroupBytes);
-    __builtin_prefetch(from + group * kGroupBytes + kAhead);
     const float multiplier = multipliers[group];
-    const Lanes low = ToLanes((Integers)((Words)both << 28) >> 28), high = ToLanes(both >> 4);
-    Store(to + group * kGroup, {low * multiplier, high * multiplier});
+    __builtin_prefetch(from + kAhead);
+    Lanes numbers[kGroup / kLanes];
+    for (int i = 0; i < kGroupBytes / kLanes; ++i) {
+      const Integers both = Widen(from + i * kLanes);
+      const Integers low = (Integers)((Words)both << 28) >> 28;
+      numbers[i] = ToLanes(low) * multiplier;
+      numbers[i + kGroupBytes / kLanes] = ToLanes(both >> 4) * multiplier;
+    }
+    for (int i = 0; i < kGroup / kLanes; i += 2) {
+      Store(to + i * kLanes, {numbers[i], numbers[i + 1]});
+    }
+    from += kGroupBytes;
+    to += kGroup;
   }
 }
 
