@@ -8,11 +8,11 @@ one half of the prompts, and from the costs of rounds, which are measured apart 
 answered; it is compared with the speed-up of the other half. Tables of unigrams and bigrams are
 counted first (configs/table_prompts.jsonl) and kept in the workdir.
 
-Expected on two CPU cores (AMD EPYC, 2026-11-21, 65 prompts of Spec-Bench's categories): at T = 0
-prompt_lookup and ngram 1.17, bigram 1.09, unigram 1.00, random 0.97, layer_skip 0.69, model 0.46;
-at T = 1 1.05, 1.04, 1.02, 1.01, 0.95, 0.67, 0.47. Expectations by position within 8 % for all of
-these but those with a draft model, which reads the prompt while it decodes. The answers took 44
-minutes; counting the table and measuring the costs, done before in another workdir, some 15 more.
+Expected on two CPU cores (AMD EPYC, 2026-11-22, 65 prompts of Spec-Bench's categories): at T = 0
+prompt_lookup 1.21, ngram 1.19, bigram 1.04, unigram 0.97, random 0.93, layer_skip 0.68, model 0.63;
+at T = 1 1.04, 1.04, 1.00, 0.96, 0.92, 0.67, 0.63. Expectations by position within 10 % in 13 of the
+18 cells of way and temperature (prompt_lookup, ngram, random, unigram and bigram at both); `model`
+is 11 to 15 % faster than expected. All of it took 13 minutes.
 """
 
 from ml_collections import ConfigDict
