@@ -20,6 +20,7 @@ constexpr int kSlots = kLanes / kMaxQueries;  // whose scores are found at a tim
 constexpr int kMaxSteps = 256 / kStep;        // of a head: 256 dimensions
 constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
 constexpr int64_t kMostKept = 4096;  // findings, of 4 KB, whose memory a thread keeps
+constexpr int64_t kSlotsAhead = 64;  // of those in use, asked for
 constexpr float kMasked = -1e30f;
 constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
 constexpr int64_t kFewBlocks = 64;       // nor joining the findings of so many
@@ -125,6 +126,7 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
       for (int slot = 0; slot < kSlots; ++slot) {
         for (int i = 0; i < kSteps && slot < count; ++i) {
           const Pair key = Load(head.keys + (s + slot) * shape.dims + i * kStep);
+          __builtin_prefetch(head.keys + (s + slot + kSlotsAhead) * shape.dims + i * kStep);
           for (int q = 0; q < kQueries; ++q) {
             Lanes& sum = sums[q * kSlots + slot];
             sum = AddProducts(sum, queries[q][i], key);
@@ -148,6 +150,7 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
   for (int64_t s = begin; s < end; ++s) {
     for (int i = 0; i < kSteps; ++i) {
       const Pair value = Load(head.values + s * shape.dims + i * kStep);
+      __builtin_prefetch(head.values + (s + kSlotsAhead) * shape.dims + i * kStep);
       for (int q = 0; q < kQueries; ++q) {
         const Lanes weight = Lanes{} + scores[q][s - begin];
         mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
