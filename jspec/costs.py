@@ -133,7 +133,11 @@ def recall_or_measure(
             return costs
         except InputError as error:
             print(f"note: {path}: {error}: measuring anew", file=sys.stderr, flush=True)
-    print("measuring what rounds cost on this machine (once)", file=sys.stderr, flush=True)
+    print(
+        "measuring what rounds cost on this machine, once for these models and settings",
+        file=sys.stderr,
+        flush=True,
+    )
     costs = measure()
     _write(path, _read(path)[0] | {name: costs.to_json()})
     return costs

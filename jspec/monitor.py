@@ -34,8 +34,9 @@ class Recommendation:
     speedup: float | None
 
     def __str__(self) -> str:
-        rate = "-" if self.acceptance_rate is None else f"{self.acceptance_rate:.0%}"
-        text = f"{self.category}: {rate} of drafts kept in {self.num_rounds} rounds"
+        rate = self.acceptance_rate
+        kept = "no drafts" if rate is None else f"{rate:.0%} of drafts kept"
+        text = f"{self.category}: {kept} in {self.num_rounds} rounds"
         if self.num_draft_tokens is None or self.speedup is None:
             return text
         if self.num_draft_tokens == 0:

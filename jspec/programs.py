@@ -133,7 +133,10 @@ def make_programs(
     num_wanted = min(largest, most) if is_auto or drafter == "none" else num_draft_tokens
     num_wanted = whole_number("num_draft_tokens", num_wanted, f" or {AUTO!r}")
     if costs is not None and (not is_auto or drafter == "none"):
-        raise InputError(f"expected num_draft_tokens={AUTO!r} and a drafter with costs of rounds")
+        raise InputError(
+            f"expected num_draft_tokens={AUTO!r} and a drafter where costs of rounds are given, "
+            f"got num_draft_tokens={num_draft_tokens!r} and {drafter!r}"
+        )
     check_range("num_draft_tokens", num_wanted, 1, most)
     spec = make_spec(target, draft, drafter, drafter_options, num_wanted)
     built = make_drafter(drafter, spec)

@@ -90,5 +90,7 @@ def _run(compiler: str, arguments: Sequence[str]) -> None:
         lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
         said = next((line for line in lines if "error" in line), lines[0])
         raise OSError(f"{compiler} failed: {said}") from None
+    except FileNotFoundError:
+        raise OSError(f"there is no C++ compiler {compiler} ($CXX)") from None
     except subprocess.TimeoutExpired:
         raise OSError(f"{compiler} took more than {_SECONDS} s") from None

@@ -76,7 +76,8 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
         num_inputs = math.prod(rule.shape[-_NUM_CONTRACTED[rule.path[-1]] :])
         if num_inputs % GROUP:
             raise InputError(
-                f"{'/'.join(rule.path)}: int4 expects inputs in groups of {GROUP}, got {num_inputs}"
+                f"{'/'.join(rule.path)}: int4 expects inputs in groups of {GROUP}, "
+                f"got {num_inputs}; int8 takes any number"
             )
 
 

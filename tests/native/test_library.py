@@ -48,7 +48,7 @@ def test_another_processor_gets_a_library_of_its_own(monkeypatch):
 @pytest.mark.parametrize(
     ("compiler", "reason"),
     [
-        ("/nowhere/c++", "No such file"),
+        ("/nowhere/c++", r"no C++ compiler /nowhere/c++ ($CXX)"),
         ("false", "false failed: status 1"),
         (None, "no C++ compiler"),
     ],
