@@ -41,8 +41,8 @@ class QuantizedKernel(struct.PyTreeNode):
       scales: float32 [o], one an output.
       multipliers: int8 [o i/32], one for each group of 32 inputs; None for int8 values.
       shape: of the float array.
-      dtype: the model's, bfloat16 or float32: of its caches, and of its products but on
-        CPU without C++.
+      dtype: the model's, bfloat16 or float32: of its caches, and of its products where
+        the device multiplies it fast.
     """
 
     values: Int8[Array, "o i"] | UInt8[Array, "o packed"]
@@ -58,19 +58,17 @@ class QuantizedKernel(struct.PyTreeNode):
 
 def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:
     """Returns rows · kernelᵀ, [r o], in float32."""
-    dtype = kernel.dtype
-    if native.is_available() and not native.has_pairs():
-        dtype = jnp.float32  # which C++ multiplies faster then
-    operands = rows.astype(dtype), kernel.values, kernel.scales
+    weights = kernel.values, kernel.scales
     if kernel.multipliers is not None:
-        operands += (kernel.multipliers,)
+        weights += (kernel.multipliers,)
     if native.is_available():
         name = "int8_product" if kernel.multipliers is None else "int4_product"
         result = jax.ShapeDtypeStruct((rows.shape[0], kernel.scales.size), jnp.float32)
-        return native.call(name, _float_product, result, *operands)
+        dtype = kernel.dtype if native.has_pairs() else jnp.float32  # the faster one
+        return native.call(name, _float_product, result, rows.astype(dtype), *weights)
     if jax.default_backend() == "cpu":
         return _integer_product(rows, kernel)
-    return _float_product(*operands)
+    return _float_product(rows.astype(kernel.dtype), *weights)
 
 
 def quantized_rows(table: QuantizedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:

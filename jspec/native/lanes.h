@@ -112,12 +112,15 @@ inline Pair LoadLike(const float* from) {
   return sizeof(T) == sizeof(BFloat16) ? Unzip(pair) : pair;
 }
 
+inline void Store(float* to, const Pair& pair) {
+  std::memcpy(to, &pair.first, sizeof(Lanes));
+  std::memcpy(to + kLanes, &pair.second, sizeof(Lanes));
+}
+
 // Undoes LoadLike.
 template <typename T>
 inline void StoreLike(float* to, const Pair& pair) {
-  const Pair ordered = sizeof(T) == sizeof(BFloat16) ? Zip(pair) : pair;
-  std::memcpy(to, &ordered.first, sizeof(Lanes));
-  std::memcpy(to + kLanes, &ordered.second, sizeof(Lanes));
+  Store(to, sizeof(T) == sizeof(BFloat16) ? Zip(pair) : pair);
 }
 
 inline float Total(const Lanes& lanes) {

@@ -9,6 +9,7 @@
 namespace {
 
 using namespace jspec;
+using jspec::Store;
 
 constexpr int kGroup = 32;          // inputs that share a multiplier
 constexpr int kGroupBytes = 16;     // input j in the low bits of byte j, input j + 16 in the high ones
@@ -40,11 +41,6 @@ inline Integers Widen(const int8_t* from) {
   std::memcpy(&bytes, from, sizeof(bytes));
   return __builtin_convertvector(bytes, Integers);
 #endif
-}
-
-inline void Store(float* to, const Pair& pair) {
-  std::memcpy(to, &pair.first, sizeof(Lanes));
-  std::memcpy(to + kLanes, &pair.second, sizeof(Lanes));
 }
 
 // Of integers of eight bits, which bfloat16 holds exactly.
