@@ -74,20 +74,32 @@ inline int64_t Offset(const Shape& shape, int64_t query) {
   return (query / shape.group() * shape.heads + query % shape.group()) * shape.dims;
 }
 
-// Turns the scores of one query into weights relative to the highest, 0 where nothing is visible.
-// `count` is a multiple of kLanes, and what is not visible is kMasked.
-inline void Weigh(float* scores, int64_t count, float* highest, float* sum) {
+// Scores of kLanes slots, kMasked where one is not visible, nor any from `count` on.
+inline Lanes Masked(const float* scores, const bool* visible, int64_t count) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes flags = {};
+  if (count >= kLanes) {
+    std::memcpy(&flags, visible, sizeof(flags));
+  } else {
+    for (int lane = 0; lane < count; ++lane) flags[lane] = visible[lane];
+  }
+  return __builtin_convertvector(flags, Words) != 0 ? LoadLanes(scores) : Lanes{} + kMasked;
+}
+
+// Turns the scores of one query for `count` slots into weights relative to the highest, 0 where a
+// slot is not visible and up to the next multiple of kLanes.
+inline void Weigh(float* scores, const bool* visible, int64_t count, float* highest, float* sum) {
   Lanes most = Lanes{} + kMasked, total = {}, lanes;
   for (int64_t s = 0; s < count; s += kLanes) {
-    std::memcpy(&lanes, scores + s, sizeof(lanes));
+    lanes = Masked(scores + s, visible + s, count - s);
     most = lanes > most ? lanes : most;
+    std::memcpy(scores + s, &lanes, sizeof(lanes));
   }
   *highest = most[0];
   for (int lane = 1; lane < kLanes; ++lane) *highest = std::max(*highest, most[lane]);
   const float base = *highest == kMasked ? 0 : *highest;
   for (int64_t s = 0; s < count; s += kLanes) {
-    std::memcpy(&lanes, scores + s, sizeof(lanes));
-    lanes = Exp(lanes - base);
+    lanes = Exp(LoadLanes(scores + s) - base);
     total += lanes;
     std::memcpy(scores + s, &lanes, sizeof(lanes));
   }
@@ -111,7 +123,6 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
     visible[q] = head.visible + token * shape.slots;
     end = std::max(end, std::min(head.ends[token], begin + kSpan));
   }
-  const int64_t padded = (end - begin + kLanes - 1) / kLanes * kLanes;
   float scores[kMaxQueries][kSpan];
   {
     Pair queries[kQueries][kSteps];
@@ -120,31 +131,32 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
         queries[q][i] = LoadLike<T>(head.queries + Offset(shape, first + q) + i * kStep);
       }
     }
-    for (int64_t s = begin; s < begin + padded; s += kSlots) {
-      Lanes sums[kMaxQueries * kSlots] = {};
-      const int64_t count = std::min<int64_t>(kSlots, end - s);
+    for (int64_t s = begin; s < end; s += kSlots) {
+      Lanes sums[kMaxQueries * kSlots];  // not set to 0: that would be a call of memset
       for (int slot = 0; slot < kSlots; ++slot) {
-        for (int i = 0; i < kSteps && slot < count; ++i) {
-          const Pair key = Load(head.keys + (s + slot) * shape.dims + i * kStep);
-          __builtin_prefetch(head.keys + (s + slot + kSlotsAhead) * shape.dims + i * kStep);
-          for (int q = 0; q < kQueries; ++q) {
-            Lanes& sum = sums[q * kSlots + slot];
-            sum = AddProducts(sum, queries[q][i], key);
+        const T* from = head.keys + std::min(s + slot, end - 1) * shape.dims;
+        Pair key[kSteps];
+        for (int i = 0; i < kSteps; ++i) {
+          key[i] = Load(from + i * kStep);
+          __builtin_prefetch(from + kSlotsAhead * shape.dims + i * kStep);
+        }
+        for (int q = 0; q < kMaxQueries; ++q) {
+          Lanes sum = {};
+          for (int i = 0; i < kSteps && q < kQueries; ++i) {
+            sum = AddProducts(sum, queries[q][i], key[i]);
           }
+          sums[q * kSlots + slot] = sum;
         }
       }
       const Lanes totals = Totals(sums);
       for (int q = 0; q < kQueries; ++q) {
-        float* to = scores[q] + (s - begin);
-        for (int slot = 0; slot < kSlots; ++slot) {
-          const bool is_visible = slot < count && visible[q][s + slot];
-          to[slot] = is_visible ? totals[q * kSlots + slot] : kMasked;
-        }
+        std::memcpy(scores[q] + (s - begin), reinterpret_cast<const float*>(&totals) + q * kSlots,
+                    kSlots * sizeof(float));
       }
     }
   }
   for (int q = 0; q < kQueries; ++q) {
-    Weigh(scores[q], padded, finding->highest + q, finding->sum + q);
+    Weigh(scores[q], visible[q] + begin, end - begin, finding->highest + q, finding->sum + q);
   }
   Pair mixed[kQueries][kSteps] = {};
   for (int64_t s = begin; s < end; ++s) {
@@ -152,7 +164,7 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
       const Pair value = Load(head.values + s * shape.dims + i * kStep);
       __builtin_prefetch(head.values + (s + kSlotsAhead) * shape.dims + i * kStep);
       for (int q = 0; q < kQueries; ++q) {
-        const Lanes weight = Lanes{} + scores[q][s - begin];
+        const Lanes weight = scores[q][s - begin] - Lanes{};  // 0 + would be an addition
         mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
         mixed[q][i].second = MultiplyAdd(mixed[q][i].second, weight, value.second);
       }
