@@ -10,6 +10,7 @@ from jspec.answer import Round
 from jspec.capacity import capacity_for
 from jspec.compile_clock import Instant
 from jspec.engine import Engine, Row
+from jspec.memory import check_memory
 from jspec.processors import PROCESSORS, Processor
 from jspec.request import Settings
 from jspec.sampling import Switches
@@ -45,6 +46,9 @@ class Batch:
           head_room: tokens of one block, which may stand behind the last token.
           processors: the user's own, which come after jspec's.
           drafters: who makes each kind of proposal.
+
+        Raises:
+          InputError: there is not enough memory for it.
         """
         self._engine, self._params, self._rows = engine, params, rows
         self._drafters = drafters
@@ -53,6 +57,11 @@ class Batch:
         # In powers of two: another number of requests rarely means another program.
         self.places = range(min(batch_size, 1 << (len(rows) - 1).bit_length()))
         self._infos: StepInfo | None = None
+        needed = engine.state_bytes(len(self.places) + 1, self._capacity, self._switches)
+        check_memory(
+            {f"caches of {len(self.places)} rows and one prompt, {self._capacity} tokens": needed},
+            "fewer rows (batch_size) or shorter texts (max_new_tokens) take less",
+        )
         self._state: SpecState = engine.empty_state(
             len(self.places), self._capacity, self._switches
         )

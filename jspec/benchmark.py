@@ -161,7 +161,7 @@ def _roofline(
     drafter_options: DrafterOptions,
     output: JsonLinesWriter | None,
 ) -> None:
-    machine, lines = measure_roofline(target, draft, generators)
+    machine, lines = measure_roofline(target, draft, generators, drafter_options)
     print(format_lines(lines, machine))
     if output is not None:
         record = {

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
+from jax.errors import JaxRuntimeError
 
 from jspec.errors import InputError
 
@@ -38,6 +39,13 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
             return INTERRUPTED
+        except JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            print(f"error: not enough memory: {_first_line(error)}; fewer rows (--batch_size), "
+                  "shorter texts (--max_new_tokens) or quantised weights take less",
+                  file=sys.stderr)  # fmt: skip
+            return 2
         except OSError as error:  # of the system: a reader gone away, a full disk behind the output
             _forget_output()
             if isinstance(error, BrokenPipeError):
@@ -47,6 +55,10 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
         return 0
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _forget_output() -> None:

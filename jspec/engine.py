@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import native
+from jspec.memory import tree_bytes
 from jspec.models import KVCache, QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import most_native_rows
 from jspec.request import Settings
@@ -117,6 +118,13 @@ class Engine:
     def empty_state(self, batch_size: int, capacity: int, switches: Switches) -> SpecState:
         """Returns a state of rows that are all done, with room for `capacity` tokens each."""
         return self._empty(batch_size=batch_size, capacity=capacity, switches=switches)
+
+    def state_bytes(self, batch_size: int, capacity: int, switches: Switches) -> int:
+        """Returns the memory of such a state."""
+        empty = functools.partial(
+            self._empty_state, batch_size=batch_size, capacity=capacity, switches=switches
+        )
+        return tree_bytes(jax.eval_shape(empty))
 
     def prefill(
         self, params: ModelParams, row: Row, capacity: int, switches: Switches

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -11,6 +11,7 @@ from jspec.costs import RoundCosts
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter, with_shipped_head
 from jspec.engine import Engine, make_engine
 from jspec.errors import InputError, check_range, whole_number
+from jspec.memory import tree_bytes
 from jspec.speculation.types import AcceptanceRule, Drafter, ModelParams
 from jspec.vocabulary import shared_vocab_size
 from jspec.weights.resolver import LoadedModel
@@ -47,8 +48,8 @@ class Programs(NamedTuple):
             return {"parameters": 0, "state": 0}
         state = jax.eval_shape(lambda: self.drafter.init(batch_size, capacity))  # type: ignore[union-attr]
         return {
-            "parameters": _num_bytes(self.params.draft),
-            "state": _num_bytes(state),
+            "parameters": tree_bytes(self.params.draft),
+            "state": tree_bytes(state),
         }
 
     @property
@@ -60,11 +61,6 @@ class Programs(NamedTuple):
 def _describe(model: LoadedModel) -> list[str | None]:
     dtype = model.params["embedding"].dtype.name
     return [model.name, repr(model.config), dtype, model.quantization]
-
-
-def _num_bytes(tree: Any) -> int:
-    """Returns the size of a pytree's arrays, or of arrays of their shapes."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def make_spec(

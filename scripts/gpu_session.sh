@@ -7,7 +7,7 @@
 # (a folder or a .gguf file); without it only random weights run. On a machine without a GPU
 # everything runs at small shapes, to test the session itself. The shapes can be set:
 #
-#   PAIRS="target,draft ..." WIDTHS="1 6" CAPACITY=512 REPEATS=7 TESTS="tests/..." PYTHON=python3
+#   PAIRS="target,draft ..." REPEATS=7 TESTS="tests/..." PYTHON=python3
 #   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
 #   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b" SYNTHETIC_FLAGS="--drafters=..."
 #
@@ -24,8 +24,6 @@ mkdir -p "$out"
 
 if [ "$backend" = gpu ]; then
   pairs=${PAIRS:-random:llama3.2-3b,random:llama3.2-1b random:llama3.1-8b,random:llama3.2-1b}
-  widths=${WIDTHS:-1 2 3 4 5 6 8 16}
-  capacity=${CAPACITY:-512}
   repeats=${REPEATS:-7}
   tests=${TESTS:-tests/speculation tests/drafters tests/test_sampling.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=3}
@@ -38,8 +36,6 @@ if [ "$backend" = gpu ]; then
 else
   echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, its times mean nothing"
   pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
-  widths=${WIDTHS:-1 6}
-  capacity=${CAPACITY:-128}
   repeats=${REPEATS:-1}
   tests=${TESTS:-tests/drafters/test_prompt_lookup.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
@@ -71,10 +67,9 @@ done
 echo "== parts of a round, random weights"
 for pair in $pairs; do
   big=${pair%,*} small=${pair#*,}
-  # shellcheck disable=SC2086
-  "$python" scripts/measure_calls.py --target="$big" --draft="$small" --capacity="$capacity" \
-    --repeats="$repeats" ${widths:+$(printf -- '--width=%s ' $widths)} \
-    --output_json="$out/calls-${big#random:}.jsonl" || status=1
+  "$python" -m jspec.benchmark --roofline --target="$big" --draft="$small" \
+    --drafters=none,prompt_lookup:4,model:4 --output_json="$out/roofline-${big#random:}.jsonl" ||
+    status=1
 done
 
 echo "== speed against acceptance, random weights"

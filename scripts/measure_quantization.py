@@ -2,46 +2,48 @@
 
 `python scripts/measure_quantization.py --model=random:llama3.2-1b`
 
-A step is one token of one row, chosen greedily, many of them in one compiled loop (see
-`measure_calls.py`, whose flags `--capacity`, `--repeats` and `--output_json` hold here too). The
-kinds take turns, repeat after repeat; a ratio is the median over repeats of one repeat's times.
+A step is one token of one row, chosen greedily, many of them in one compiled loop. The kinds take
+turns, repeat after repeat; a ratio is the median over repeats of one repeat's times.
 """
 
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import measure_calls
 from absl import flags
 
 from jspec import cli, provenance
+from jspec.benchmarking.calls import call_loop
+from jspec.benchmarking.repeated import seconds_each
 from jspec.errors import check_range
 from jspec.generator import DEFAULT_TARGET
 from jspec.json_lines import JsonLinesWriter
+from jspec.memory import tree_bytes
 from jspec.weights.resolver import load_model
 
-flags.adopt_module_key_flags(measure_calls)
 _MODEL = flags.DEFINE_string("model", DEFAULT_TARGET, "The model, all of whose kinds fit memory.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
+_CONTEXT = flags.DEFINE_integer("context", 256, "Tokens in the cache before the step.")
+_REPEATS = flags.DEFINE_integer("repeats", 7, "Repeats of each measurement.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write the results to this file.")
 
 
 def main() -> None:
     """Measures, prints a line a kind, writes JSON."""
-    options = flags.FLAGS
-    check_range("repeats", options.repeats, 1, 1000)
-    output = JsonLinesWriter(options.output_json) if options.output_json else None
-    num_bytes, functions = {}, {}
+    check_range("repeats", _REPEATS.value, 1, 1000)
+    check_range("context", _CONTEXT.value, 0, 2**20)
+    output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
+    num_bytes, loops = {}, {}
     for kind in cli.QUANTIZATIONS:
-        name = options.dtype if kind == "none" else kind
+        name = _DTYPE.value if kind == "none" else kind
         quantization = cli.parse_quantization(kind)
-        model = load_model(_MODEL.value, dtype=options.dtype, quantization=quantization)
-        num_bytes[name] = measure_calls.num_bytes(model.params)
-        functions[name] = measure_calls.time_calls(model, 1)
-    for function in functions.values():
-        function()
-    times = {name: [] for name in functions}
-    for _ in range(options.repeats):
-        for name, function in functions.items():
-            times[name].append(function())
+        model = load_model(_MODEL.value, dtype=_DTYPE.value, quantization=quantization)
+        num_bytes[name] = tree_bytes(model.params)
+        loops[name] = call_loop(model, 1, context=_CONTEXT.value)
+    times = {name: [] for name in loops}
+    for _ in range(_REPEATS.value):
+        for name, loop in loops.items():
+            times[name].append(1e3 * seconds_each(loop, repeats=1))
     report = summarise(num_bytes, times)
     for name, row in report.items():
         print(
@@ -49,7 +51,7 @@ def main() -> None:
             f"{row['milliseconds']:.2f} ms a step ({row['time_ratio']:.3f})"
         )
     if output is not None:
-        record = {"model": _MODEL.value, "capacity": options.capacity, "kinds": report}
+        record = {"model": _MODEL.value, "context": _CONTEXT.value, "kinds": report}
         with output:
             output.write(provenance.environment() | record)
 

@@ -10,6 +10,7 @@ import numpy as np
 from jspec.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.quantize import check_kind, is_quantizable, quantize
+from jspec.weights.room import check_room
 from jspec.weights.rules import Part, Rule, Shape, flatten, make_rules, nest
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -120,13 +121,14 @@ def load_params(
       The nested dict of `rules.make_rules`.
 
     Raises:
-      InputError: see `check_tensors` and `quantize.check_kind`.
+      InputError: see `check_tensors`, `quantize.check_kind` and `check_room`.
     """
     import jax
 
     check_tensors(config, source)
     check_kind(config, quantization)
     dtype, float32 = as_dtype(dtype), np.dtype(np.float32)
+    check_room(config, dtype, quantization)
 
     def load(rule: Rule) -> Any:
         kind = quantization if is_quantizable(rule) else None

@@ -20,6 +20,7 @@ from jspec.weights.assemble import as_dtype, check_params
 from jspec.weights.hf import read_config
 from jspec.weights.new_folder import new_folder
 from jspec.weights.quantize import check_kind, quantize_leaves, refuse_quantized
+from jspec.weights.room import check_room
 from jspec.weights.rules import flatten, make_rules, nest
 from jspec.weights.tokenizer import Tokenizer
 
@@ -81,6 +82,7 @@ def load_orbax(
 
     config, dtype = read_config(folder), as_dtype(dtype)
     check_kind(config, quantization)
+    check_room(config, dtype, None)  # all of it is there before it is quantised
     path = str((folder / _PARAMS).absolute())
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {

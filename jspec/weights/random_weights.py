@@ -9,6 +9,7 @@ import numpy as np
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.quantize import check_kind, is_quantizable, quantize
+from jspec.weights.room import check_room
 from jspec.weights.rules import Shape, make_rules, nest
 
 _STD = 0.02
@@ -57,12 +58,13 @@ def random_params(
       quantization: of the kernels, each as soon as it is made; see `quantize.KINDS`.
 
     Raises:
-      InputError: see `quantize.check_kind`.
+      InputError: see `quantize.check_kind` and `check_room`.
     """
     import jax.numpy as jnp
 
     check_kind(config, quantization)
     dtype = as_dtype(dtype)
+    check_room(config, dtype, quantization)
     leaves = {}
     salts = np.random.default_rng(seed)
     for rule in make_rules(config):

@@ -1,0 +1,29 @@
+"""Times what is too short to be timed once: many in one compiled loop, less the loop itself."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+_SECONDS = 0.5  # of one measurement, about
+_MOST_TURNS = 64
+
+
+def seconds_each(loop: Callable[[jax.Array], jax.Array], repeats: int = 5) -> float:
+    """Returns the seconds of one turn of a loop, the median of several measurements.
+
+    Args:
+      loop: compiled; takes a number of turns. What it does besides is taken off.
+      repeats: measurements.
+    """
+    loop(jnp.int32(1)).block_until_ready()  # compiles
+
+    def seconds(num_turns: int) -> float:
+        begin = time.perf_counter()
+        jax.block_until_ready(loop(jnp.int32(num_turns)))
+        return time.perf_counter() - begin
+
+    more = max(1, min(_MOST_TURNS, int(_SECONDS / seconds(1))))
+    return statistics.median(seconds(1 + more) - seconds(1) for _ in range(repeats)) / more

@@ -1,0 +1,140 @@
+"""Times what a round has beside the target's call: choosing tokens, drafting, the host."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jspec.benchmarking.repeated import seconds_each
+from jspec.drafters import DrafterOptions, make_drafter
+from jspec.engine import Row, make_engine
+from jspec.generator import Generator
+from jspec.models import make_apply
+from jspec.programs import make_spec
+from jspec.request import Request, Settings
+from jspec.sampling import SamplingSettings, Switches, sample, sampling_probs
+from jspec.speculation.acceptance import get_rule
+from jspec.speculation.noise import plain_noise
+from jspec.speculation.step import propose
+from jspec.speculation.types import ModelParams, Proposal, SpecState
+from jspec.typing import Logits, RowTokens
+from jspec.vocabulary import mask_padding
+from jspec.weights.resolver import LoadedModel
+
+_CAPACITY = 512
+_PROMPT = [1] * 129  # one token over and over: a drafter that looks back finds a match
+_ANSWER_TOKENS = 64
+_ANSWERS = 5
+
+
+def time_choice(
+    vocab_size: int,
+    num_drafts: int,
+    *,
+    temperature: float,
+    has_filters: bool = False,
+    has_law: bool = False,
+) -> float:
+    """Returns the seconds from a call's logits to the tokens of the round, for one row.
+
+    Args:
+      vocab_size: v.
+      num_drafts: that are accepted or not, by the rule `rejection`; 0 for plain decoding.
+      temperature: of the draw.
+      has_filters: whether top-k, top-p and min-p are on.
+      has_law: whether the drafts come with the law they were drawn from, which is uniform here.
+    """
+    one = jnp.ones([1])
+    settings = SamplingSettings(
+        temperature * one, 50 * one.astype(jnp.int32), 0.95 * one, 0.02 * one,
+        switches=Switches(top_k=has_filters, top_p=has_filters, min_p=has_filters),
+    )  # fmt: skip
+    logits = 3 * jax.random.normal(jax.random.key(0), [1, num_drafts + 1, vocab_size])
+
+    @jax.jit
+    def loop(logits: Logits, num_turns: jax.Array) -> jax.Array:
+        def body(_: jax.Array, token: RowTokens) -> RowTokens:
+            # So little that it changes nothing, but it has to be waited for.
+            return _choose(logits + 1e-30 * token.astype(jnp.float32), token, settings, has_law)
+
+        return jax.lax.fori_loop(0, num_turns, body, jnp.zeros([1], jnp.int32))
+
+    return seconds_each(functools.partial(loop, logits))
+
+
+def _choose(
+    logits: Logits, token: RowTokens, settings: SamplingSettings, has_law: bool
+) -> RowTokens:
+    """Returns the token that a round ends with, as `plain_step` or `verify` choose it."""
+    _, num_tokens, vocab_size = logits.shape
+    seed = token.astype(jnp.uint32)
+    if num_tokens == 1:
+        probs = sampling_probs(logits, settings)
+        noise = plain_noise(seed, token, vocab_size, settings.is_random)
+        return sample(probs[:, 0], noise)
+    rule, num_drafts = get_rule("rejection"), num_tokens - 1
+    proposal = Proposal(
+        tokens=jnp.broadcast_to(token, [1, num_drafts]),
+        num_tokens=jnp.full([1], num_drafts, jnp.int32),
+        probs=jnp.full([1, num_drafts, vocab_size], 1 / vocab_size) if has_law else None,
+    )
+    noise = rule.noise.acceptance(seed, token, num_drafts, vocab_size, settings.is_random)
+    return rule.accept(rule.law(logits, settings), proposal, noise).next_token
+
+
+def time_drafting(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    drafter_name: str,
+    options: DrafterOptions,
+    num_drafts: int,
+) -> float:
+    """Returns the seconds of one proposal for one row, behind 129 tokens, at temperature 0.
+
+    Args:
+      target: the target.
+      draft: the draft model, for a drafter that has one.
+      drafter_name: who drafts; not "none".
+      options: that it reads.
+      num_drafts: tokens that it proposes.
+    """
+    built = make_drafter(drafter_name, make_spec(target, draft, drafter_name, options, num_drafts))
+    assert built.drafter is not None
+    rule, params = get_rule("rejection"), ModelParams(target.params, built.params)
+    row = Row(Settings(), _PROMPT, stop_ids=(), max_length=_CAPACITY - num_drafts - 1)
+    engine = make_engine(target, built.drafter, rule)
+    state = engine.prefill(params, row, _CAPACITY, Switches())
+    half = functools.partial(
+        propose,
+        target=mask_padding(make_apply(target.config), target),
+        drafter=built.drafter,
+        rule=rule,
+    )
+
+    @jax.jit
+    def loop(params: ModelParams, state: SpecState, num_turns: jax.Array) -> jax.Array:
+        def body(_: jax.Array, state: SpecState) -> SpecState:
+            proposal, state = half(params, state)
+            proposal = jax.lax.optimization_barrier(proposal)  # its law too has to be there
+            last = jnp.where(proposal.tokens.min(axis=1) > -2, _PROMPT[0], 0)  # always the first
+            return state.replace(last_token=last)
+
+        start = state.replace(last_token=jnp.full([1], _PROMPT[0], jnp.int32))
+        return jax.lax.fori_loop(0, num_turns, body, start).last_token
+
+    return seconds_each(functools.partial(loop, params, state))
+
+
+def host_seconds(generator: Generator) -> float | None:
+    """Returns the seconds that the host spends on a round of an answer, beside the device.
+
+    The least of a few answers of at most 64 tokens: it is text, bookkeeping and Python, which what
+    else the machine does only slows down. None where the answers have no round.
+    """
+    request = Request(_PROMPT, Settings(max_new_tokens=_ANSWER_TOKENS))
+    generator.generate(request)
+    all_stats = [generator.generate(request).stats for _ in range(_ANSWERS)]
+    return min(
+        ((s.decode_seconds - s.device_seconds) / s.num_rounds for s in all_stats if s.num_rounds),
+        default=None,
+    )

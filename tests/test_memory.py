@@ -1,0 +1,110 @@
+"""Memory: what is free, and a clear word before it is too late."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec import memory
+from jspec.errors import InputError
+from jspec.memory import check_memory, tree_bytes
+from jspec.request import Request, Settings
+from jspec.weights.resolver import load_model
+from tests import tiny_models
+from tests.programs import check_refusal
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Returns a function that says how many bytes are free."""
+
+    def say(num_bytes):
+        monkeypatch.setattr(memory, "available_bytes", lambda: num_bytes)
+
+    return say
+
+
+def test_what_fits_passes_and_what_does_not_is_named(free):
+    free(3_000_000_000)
+    check_memory({"weights": 2_000_000_000, "caches": 1_000_000_000}, "")
+    with pytest.raises(InputError) as caught:
+        check_memory({"weights": 2_000_000_000, "caches": 1_010_000_000}, "take less")
+    assert str(caught.value) == (
+        "not enough memory: expected 3.01 GB to be free (weights 2 GB, caches 1.01 GB), got 3 GB; "
+        "take less"
+    )
+
+
+def test_where_nobody_says_what_is_free_nothing_is_refused(free):
+    free(None)
+    check_memory({"weights": 1 << 60}, "")
+
+
+def test_weights_are_refused_before_any_is_made(free):
+    """70B in bfloat16 is 141 GB, and a quarter of it in int4 and its scales."""
+    free(30_000_000_000)
+    with pytest.raises(InputError, match=r"expected 141 GB to be free \(weights 141 GB\)"):
+        load_model("random:llama3.1-70b")
+    with pytest.raises(InputError, match=r"expected \d\d\.\d GB to be free"):
+        load_model("random:llama3.1-70b", quantization="int4")
+
+
+def test_weights_of_a_folder_are_refused(free, tmp_path):
+    folder = tiny_models.save_folder(tmp_path / "tiny")
+    free(1000)
+    with pytest.raises(InputError, match="int8 or int4 weights, or a smaller model"):
+        load_model(str(folder))
+
+
+def test_caches_are_refused_by_rows_and_tokens(free):
+    generator = tiny_models.make_generator("prompt_lookup")
+    request = Request([1, 2, 3], Settings(max_new_tokens=8))
+    free(1000)
+    with pytest.raises(InputError, match="caches of 1 rows and one prompt, 512 tokens"):
+        generator.generate(request)
+    free(1 << 40)
+    assert generator.generate(request).token_ids
+
+
+def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():
+    tree = {"a": jnp.zeros([3, 4], jnp.bfloat16), "b": jax.ShapeDtypeStruct([5], jnp.int8)}
+    assert tree_bytes(tree) == 24 + 5
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
+def test_what_the_system_says(monkeypatch, tmp_path):
+    """A system with 5 MB and 1 MB of swap; a group that may take 4 MB, 1 of 3 MB are files."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(
+        "MemTotal: 9000 kB\nMemAvailable: 5000 kB\nSwapFree: 1000 kB\nPages: 0\n"
+    )
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    assert memory.available_bytes() == 6000 * 1024  # no group
+    (tmp_path / "cgroup").write_text("4:memory:/old\n0::/own\n")
+    group = tmp_path / "own"
+    group.mkdir()
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("3000000\n")
+    (group / "memory.stat").write_text("anon 2000000\ninactive_file 1000000\n")
+    assert memory.available_bytes() == 6000 * 1024  # no limit
+    (group / "memory.max").write_text("4000000\n")
+    assert memory.available_bytes() == 2_000_000
+    meminfo.write_text("MemTotal: 9000 kB\n")
+    (tmp_path / "cgroup").unlink()
+    assert memory.available_bytes() is None
+
+
+def test_a_device_that_runs_out_on_the_way_is_one_line(tmp_path):
+    """XLA's own complaint, as far as it can be had: an array that no machine can hold."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import jax.numpy as jnp\nfrom jspec import cli\n"
+        "cli.run_main(lambda: jnp.zeros([2**40, 64], jnp.float32).block_until_ready())\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    line = check_refusal(done.returncode, done.stdout, done.stderr)
+    assert line.startswith("error: not enough memory: RESOURCE_EXHAUSTED")
