@@ -77,9 +77,7 @@ def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():
 def test_what_the_system_says(monkeypatch, tmp_path):
     """A system with 5 MB and 1 MB of swap; a group that may take 4 MB, 1 of 3 MB are files."""
     meminfo = tmp_path / "meminfo"
-    meminfo.write_text(
-        "MemTotal: 9000 kB\nMemAvailable: 5000 kB\nSwapFree: 1000 kB\nPages: 0\n"
-    )
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\nSwapFree: 1000 kB\nPages: 0\n")
     monkeypatch.setattr(memory, "_MEMINFO", meminfo)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
