@@ -10,4 +10,4 @@ def use_compile_cache() -> None:
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

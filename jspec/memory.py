@@ -1,5 +1,7 @@
 """What fits: a budget is checked before memory is taken, where a system would kill the process."""
 
+import contextlib
+import ctypes
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -31,6 +33,12 @@ def check_memory(needs: Mapping[str, int], advice: str) -> None:
         f"not enough memory: expected {_gigabytes(needed)} to be free ({parts}), got "
         f"{_gigabytes(available)}; {advice}"
     )
+
+
+def give_back_freed() -> None:
+    """Gives memory that was freed back to the system, which glibc would keep for later."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or system
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def tree_bytes(tree: Any) -> int:

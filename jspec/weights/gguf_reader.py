@@ -165,6 +165,8 @@ class GgufFile:
         for start in range(0, len(blocks), step):
             chunk = blocks[start : start + step]
             out[start : start + step] = self._dequantize(name, chunk, kind)
+        if hasattr(mmap, "MADV_DONTNEED"):  # the file's pages would stand beside the tensors
+            self._map.madvise(mmap.MADV_DONTNEED)
         return out.reshape(shape)
 
     def _dequantize(self, name: str, blocks: np.ndarray, kind: Any) -> np.ndarray:
