@@ -117,8 +117,19 @@ class RMSNorm(nn.Module):
     def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
-        mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
-        return inputs * jax.lax.rsqrt(mean_square + self.epsilon) * scale.astype(jnp.float32)
+        operands = inputs, scale.astype(jnp.float32), jnp.float32(self.epsilon)
+        if not native.is_available():
+            return _rms_norm(*operands)
+        result = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
+        return native.call("rms_norm", _rms_norm, result, *operands)
+
+
+def _rms_norm(
+    inputs: Float32[Array, "b t d"], scale: Float32[Array, "d"], epsilon: Float32[Array, ""]
+) -> Float32[Array, "b t d"]:
+    """Normalises by XLA, which adds up many rows in another order than few."""
+    mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
+    return inputs * jax.lax.rsqrt(mean_square + epsilon) * scale
 
 
 class FeedForward(nn.Module):
