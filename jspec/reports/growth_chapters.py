@@ -37,7 +37,7 @@ def batch_growth(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> G
     for way, own in compared.items():
         sizes = [scene.batch_size for scene in scenes]
         paying = [size for size, one in zip(sizes, own, strict=True) if _pays(one)]
-        ends.append(f"{code(way)} {where_it_pays('batch size', paying, sizes)}")
+        ends.append(f"{code(way)} {where_it_pays('batch size {}', paying, sizes)}")
     answer = f"**As the batch grows** ({view.where}, of the sizes measured): {'; '.join(ends)}."
     blocks: list[Block] = [
         Table(
@@ -66,7 +66,7 @@ def length_growth(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
     begins = []
     for way, own in compared.items():
         paying = [length for length, one in own.items() if _pays(one)]
-        begins.append(f"{code(way)} {where_it_pays('answers of', paying, list(own))}")
+        begins.append(f"{code(way)} {where_it_pays('answers of {} tokens', paying, list(own))}")
     points = {
         way: [Point(length, one.ratio) for length, one in own.items() if one is not None]
         for way, own in compared.items()
@@ -93,18 +93,24 @@ def _show(compared: Comparison | None) -> str:
 
 
 def where_it_pays(what: str, paying: Sequence[int], measured: Sequence[int]) -> str:
-    """Says at which of the rising numbers that were measured a way clearly pays."""
+    """Says at which of the rising numbers that were measured a way clearly pays.
+
+    Args:
+      what: the numbers are of, with {} in their place.
+      paying: those at which it does.
+      measured: all of them.
+    """
     if not paying:
         return "never clearly pays"
     if list(paying) == list(measured):
         return "clearly pays at all of them"
     if list(paying) == list(measured[-1:]):
-        return f"clearly pays at {what} {paying[0]} only, the largest measured"
+        return f"clearly pays at {what.format(paying[0])} only, the largest measured"
     if list(paying) == list(measured[-len(paying) :]):
-        return f"clearly pays from {what} {paying[0]} on"
+        return f"clearly pays from {what.format(paying[0])} on"
     if list(paying) == list(measured[: len(paying)]):
-        return f"clearly pays up to {what} {paying[-1]}"
-    return f"clearly pays at {what} {', '.join(map(str, paying))} only"
+        return f"clearly pays up to {what.format(paying[-1])}"
+    return f"clearly pays at {what.format(', '.join(map(str, paying)))} only"
 
 
 def _pays(compared: Comparison | None) -> bool:

@@ -13,7 +13,7 @@ _READING = (
     "clearly slower than the fastest for the task: to take the winner of each would be to follow "
     "chance. Elsewhere it is the fastest for the task, if that is clearly faster, or {base}. "
     f"**Also**: up to {MOST_RIVALS} others that are clearly faster and about as fast; where "
-    "{base} is to be used, the fastest drafter, whose gain is not certain. Tokens per call over "
+    "{base} is to be used, the fastest drafter, which may gain or lose. Tokens per call over "
     "the cost of a round is the speed-up, but for rounding."
 )
 _NOISY = (

@@ -19,8 +19,9 @@ WORDS = {
     "prompt too, which no drafter shortens.",
     "[a, b]": "a 95 % interval: the range of values that the measured prompts leave open for "
     "prompts of their kind, estimated by drawing prompts anew from them (the bootstrap). Of few "
-    "prompts it is too narrow. A number in a table that could have an interval and has none is of "
-    "one prompt, timed once.",
+    "prompts it is too narrow; of one prompt it says how far its timings differ and nothing of "
+    "other prompts. A number in a table that could have an interval and has none is of one prompt, "
+    "timed once.",
     "drafts kept": "the share of the proposed drafts that the target keeps. Behind the first one "
     "that it refuses all drafts of a round are thrown away unseen, so that the share falls with "
     "the number of drafts.",
@@ -60,7 +61,9 @@ def interval(ratio: Ratio | None, digits: int = 2, *, is_once: bool = False) -> 
         return f"{ratio.median:.{digits}f} (timed once)"
     if math.isclose(ratio.low, ratio.high):  # of prompts that are all alike
         return f"{ratio.median:.{digits}f}"
-    return f"{ratio.median:.{digits}f} [{bound(ratio.low, digits)}, {bound(ratio.high, digits)}]"
+    has_one = ratio.low <= 1 <= ratio.high
+    middle = number(ratio.median, digits) if has_one else bound(ratio.median, digits)
+    return f"{middle} [{bound(ratio.low, digits)}, {bound(ratio.high, digits)}]"
 
 
 def bound(value: float, digits: int = 2) -> str:
