@@ -6,9 +6,10 @@
 The number of prompts is a multiple of all batch sizes, so that every batch is full at its start.
 Costs of `auto` are measured for each batch size.
 
-Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 8 prompts of Spec-Bench, one of them
-long, 32 tokens): plain decoding gives 28, 40, 46 and 31 tokens a second for batches of 1, 2, 4 and
-8, whole answers with their prompts; prompt_lookup:3 is 0.99, 0.98, 0.84 and 0.95 times as fast.
+Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, 8 prompts of Spec-Bench, one of them
+long, 64 tokens, two repeats): plain decoding gives 68, 99, 130 and 131 tokens a second for batches
+of 1, 2, 4 and 8, prompts apart; of whole answers prompt_lookup:1 gives 1.06, 0.96, 0.97 and 0.95
+times as many, prompt_lookup:auto 1.06, 0.99, 0.94 and 0.98: no way clearly pays.
 """
 
 from ml_collections import ConfigDict

@@ -6,8 +6,10 @@
 The same greedy answers, cut after 8 to 256 tokens. What counts is the time of the whole answer: its
 prefill costs all ways the same, and the text has less to repeat at its beginning.
 
-Measured on two cores of an AMD EPYC (2026-11-21, SmolLM2, 3 prompts of Spec-Bench): between 0.9 and
-1.05 times plain decoding's speed up to 128 tokens, 1.39 (prompt_lookup:3) and 1.33 (auto) at 256.
+Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, 8 prompts of Spec-Bench, two repeats),
+whole answers of 8, 16, 32, 64, 128 and 256 tokens, times plain decoding's speed: prompt_lookup:3
+0.97, 0.97, 0.99, 0.95, 1.09, 1.34; prompt_lookup:auto 0.94, 1.03, 1.02, 1.03, 1.13, 1.44. It clearly
+pays from 128 on.
 """
 
 from ml_collections import ConfigDict
