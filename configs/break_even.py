@@ -8,8 +8,8 @@ prefill costs all ways the same, and the text has less to repeat at its beginnin
 
 Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, 8 prompts of Spec-Bench, two repeats),
 whole answers of 8, 16, 32, 64, 128 and 256 tokens, times plain decoding's speed: prompt_lookup:3
-0.97, 0.97, 0.99, 0.95, 1.09, 1.34; prompt_lookup:auto 0.94, 1.03, 1.02, 1.03, 1.13, 1.44. It clearly
-pays from 128 on.
+0.97, 0.97, 0.99, 0.95, 1.09, 1.34; prompt_lookup:auto 0.94, 1.03, 1.02, 1.03, 1.13, 1.44. It
+clearly pays from 128 on.
 """
 
 from ml_collections import ConfigDict

@@ -8,8 +8,8 @@ what a verify call costs by its width.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, the first two prompts of each of
 Spec-Bench's 13 categories, 64 tokens, three repeats), times plain decoding's speed with 1, 2, 3, 4,
-5, 7 and 10 drafts: 1.15, 1.14, 1.10, 1.10, 1.07, 1.03, 0.90; auto 1.17. What one half of the prompts
-foretells of the other by position is at most 7 % off.
+5, 7 and 10 drafts: 1.15, 1.14, 1.10, 1.10, 1.07, 1.03, 0.90; auto 1.17. What one half of the
+prompts foretells of the other by position is at most 7 % off.
 """
 
 from ml_collections import ConfigDict

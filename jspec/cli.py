@@ -39,12 +39,12 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
             return INTERRUPTED
-        except JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
+        except (JaxRuntimeError, MemoryError) as error:
+            if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            print(f"error: not enough memory: {_first_line(error)}; fewer rows (--batch_size), "
-                  "shorter texts (--max_new_tokens) or quantised weights take less",
-                  file=sys.stderr)  # fmt: skip
+            said = str(error).strip().splitlines() or ["none is left"]
+            print(f"error: not enough memory: {said[0]}; fewer rows, shorter texts or quantised "
+                  "weights take less", file=sys.stderr)  # fmt: skip
             return 2
         except OSError as error:  # of the system: a reader gone away, a full disk behind the output
             _forget_output()
@@ -55,10 +55,6 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
         return 0
 
     app.run(guarded, flags_parser=_parse_flags)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
 
 
 def _forget_output() -> None:

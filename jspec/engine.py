@@ -36,6 +36,7 @@ MAX_ROUNDS_PER_VISIT = 16
 _NARROW_CHUNK, _WIDE_CHUNK = 64, 256
 NARROW_PROMPT = 2 * _NARROW_CHUNK  # tokens of a prompt up to which no chunk is wide
 MAX_STOP_IDS = 8
+_SHAPE = "batch_size", "capacity", "switches"  # of a state
 
 
 class CostsAt(NamedTuple):
@@ -102,9 +103,8 @@ class Engine:
         self._init_cache = init_cache
         self._vocab_size = vocab_size
         self._drafter = drafter
-        self._empty = jax.jit(
-            self._empty_state, static_argnames=("batch_size", "capacity", "switches")
-        )
+        self._empty = jax.jit(self._empty_state, static_argnames=_SHAPE)
+        self._state_bytes: dict[tuple[int, int, Switches], int] = {}
         self._prefill = jax.jit(
             functools.partial(prefill_chunk, target=target, drafter=drafter), donate_argnums=1
         )
@@ -121,10 +121,11 @@ class Engine:
 
     def state_bytes(self, batch_size: int, capacity: int, switches: Switches) -> int:
         """Returns the memory of such a state."""
-        empty = functools.partial(
-            self._empty_state, batch_size=batch_size, capacity=capacity, switches=switches
-        )
-        return tree_bytes(jax.eval_shape(empty))
+        shape = batch_size, capacity, switches
+        if shape not in self._state_bytes:  # tracing takes as long as a round
+            empty = functools.partial(self._empty_state, **dict(zip(_SHAPE, shape, strict=True)))
+            self._state_bytes[shape] = tree_bytes(jax.eval_shape(empty))
+        return self._state_bytes[shape]
 
     def prefill(
         self, params: ModelParams, row: Row, capacity: int, switches: Switches

@@ -75,15 +75,32 @@ def _system_bytes() -> int | None:
 
 
 def _group_bytes() -> int | None:
-    """Returns what the process's control group may still take: a container's limit."""
+    """Returns what the process's control group, and those around it, may still take."""
     try:
-        (own,) = [line for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::")]
-        folder = _GROUPS / own.removeprefix("0::").lstrip("/")
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
+        lines = [line.split(":", 2) for line in _OWN_GROUP.read_text().splitlines()]
+    except OSError:
+        return None
+    rooms = []
+    for _, controllers, path in lines:
+        if controllers == "":  # version 2
+            base, limit, used = _GROUPS, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):  # version 1
+            base, limit = _GROUPS / "memory", "memory.limit_in_bytes"
+            used = "memory.usage_in_bytes"
+        else:
+            continue
+        own = base / path.strip("/")
+        folders = [own, *own.parents][: len(own.parts) - len(base.parts) + 1]
+        rooms += [_room_of(folder, limit, used) for folder in folders]
+    return min((room for room in rooms if room is not None), default=None)
+
+
+def _room_of(folder: pathlib.Path, limit: str, used: str) -> int | None:
+    """Returns what one group may still take; files that it holds can be read again."""
+    try:
+        most = int((folder / limit).read_text())  # no number where there is no limit
         stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
+        return most - int((folder / used).read_text()) + files
     except (OSError, ValueError):
         return None
-    if limit == "max":
-        return None
-    return int(limit) - used + int(stats.get("inactive_file", 0))  # files can be read again

@@ -60,7 +60,7 @@ generator = jspec.Generator.load(options["target"], drafter=options["drafter"])
 mark("weights and tokenizer")
 settings = jspec.Settings(max_new_tokens=options["max_new_tokens"])
 pieces = generator.stream(options["prompt"], settings)
-next(pieces)
+piece = next(pieces)
 mark("first token")
 first = clock.seconds
 array_bytes = sum(array.nbytes for array in jax.live_arrays())
@@ -119,7 +119,8 @@ def start(cache: str) -> dict[str, Any]:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise InputError(f"a start failed: {done.stderr.strip().splitlines()[-1]}")
+        *_, last = ["no message", *done.stderr.strip().splitlines()]
+        raise InputError(f"a start failed with status {done.returncode}: {last}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -82,27 +82,61 @@ def test_what_the_system_says(monkeypatch, tmp_path):
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     assert memory.available_bytes() == 6000 * 1024  # no group
-    (tmp_path / "cgroup").write_text("4:memory:/old\n0::/own\n")
-    group = tmp_path / "own"
-    group.mkdir()
+    (tmp_path / "cgroup").write_text("4:cpu:/old\n0::/outer/own\n")
+    group = tmp_path / "outer" / "own"
+    group.mkdir(parents=True)
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("3000000\n")
-    (group / "memory.stat").write_text("anon 2000000\ninactive_file 1000000\n")
+    (group / "memory.stat").write_text("anon 2000000\ninactive_file 400000\nactive_file 600000\n")
     assert memory.available_bytes() == 6000 * 1024  # no limit
     (group / "memory.max").write_text("4000000\n")
     assert memory.available_bytes() == 2_000_000
+    for name, text in (("memory.max", "3500000"), ("memory.current", "3000000")):
+        (tmp_path / "outer" / name).write_text(text)  # the group around it is nearer its limit
+    (tmp_path / "outer" / "memory.stat").write_text("anon 1\n")
+    assert memory.available_bytes() == 500_000
     meminfo.write_text("MemTotal: 9000 kB\n")
     (tmp_path / "cgroup").unlink()
     assert memory.available_bytes() is None
 
 
-def test_a_device_that_runs_out_on_the_way_is_one_line(tmp_path):
-    """XLA's own complaint, as far as it can be had: an array that no machine can hold."""
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
+def test_a_group_of_version_1(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    (tmp_path / "cgroup").write_text("5:cpuset:/\n4:memory:/own\n")
+    group = tmp_path / "memory" / "own"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("4000000\n")
+    (group / "memory.usage_in_bytes").write_text("3000000\n")
+    (group / "memory.stat").write_text("cache 1\ninactive_file 5\n")
+    assert memory.available_bytes() == 1_000_005
+
+
+def test_an_answer_asks_for_a_shape_it_knows_without_tracing(monkeypatch):
+    """Guards against a trace for every answer, which takes as long as a round."""
+    generator = tiny_models.make_generator("prompt_lookup")
+    request = Request([1, 2, 3], Settings(max_new_tokens=2))
+    generator.generate(request)
+    monkeypatch.setattr(jax, "eval_shape", None)
+    assert generator.generate(request).token_ids
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("jnp.zeros([2**40, 64], jnp.float32).block_until_ready()", "RESOURCE_EXHAUSTED"),
+        ("np.empty([2**50, 64])", "Unable to allocate"),
+    ],
+)
+def test_what_runs_out_on_the_way_is_one_line(tmp_path, action, said):
+    """XLA's and numpy's own complaints, of arrays that no machine can hold."""
     program = tmp_path / "program.py"
     program.write_text(
-        "import jax.numpy as jnp\nfrom jspec import cli\n"
-        "cli.run_main(lambda: jnp.zeros([2**40, 64], jnp.float32).block_until_ready())\n"
+        "import jax.numpy as jnp\nimport numpy as np\nfrom jspec import cli\n"
+        f"cli.run_main(lambda: {action})\n"
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     line = check_refusal(done.returncode, done.stdout, done.stderr)
-    assert line.startswith("error: not enough memory: RESOURCE_EXHAUSTED")
+    assert line.startswith(f"error: not enough memory: {said}")

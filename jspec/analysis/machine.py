@@ -71,7 +71,7 @@ def measure_few_rows(width: int, dtype: str = "bfloat16") -> FewRows:
     """Measures the default device.
 
     Args:
-      width: of the rows: a model's, as short rows are kept nearer.
+      width: of the rows, a model's: those of narrow models stay in a nearer cache.
       dtype: "bfloat16" or "float32", of the weights.
     """
     num_bytes = _SIZES.get(jax.default_backend(), _ACCELERATOR_SIZES)[0]

@@ -29,7 +29,7 @@ _WIDTHS = (1, 2, 3, 4, 6, 8, 16)
 _CONTEXTS = (1024, 4096, 8000)
 _BATCHES = (4, 16)
 _NUM_DRAFTS = 5  # of the choices that are timed
-_VOCAB_SIZES = (8192, 32_000, 128_256)
+_VOCAB_SIZES = (8192, 128_256)
 
 
 class Line(NamedTuple):
@@ -82,7 +82,8 @@ def measure_roofline(
     models = {"target": target} if draft is None else {"target": target, "draft": draft}
     lines = []
     for role, model in models.items():
-        few_rows = measure_few_rows(model.config.embed_dim, dtype)
+        is_float = model.quantization is None
+        few_rows = measure_few_rows(model.config.embed_dim, dtype) if is_float else None
         lines += _announced(call_lines(model, role, machine, few_rows))
     lines += _announced(choice_lines(target.config.vocab_size))
     lines += _announced(round_lines(target, draft, generators, options))
@@ -96,7 +97,7 @@ def _announced(lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def call_lines(
-    model: LoadedModel, role: str, machine: Machine, few_rows: FewRows
+    model: LoadedModel, role: str, machine: Machine, few_rows: FewRows | None
 ) -> Iterator[Line]:
     """Yields calls of a model: by width, of a prefill, by context and by batch size.
 
@@ -104,7 +105,7 @@ def call_lines(
       model: the target or the draft.
       role: its name in the lines.
       machine: what the machine can do at most.
-      few_rows: what products of few rows take on it.
+      few_rows: what products of few rows take on it; None for quantised weights.
     """
     most = model.config.max_seq_len
     middle = min(_CONTEXT, most // 2)
@@ -117,7 +118,7 @@ def call_lines(
 
     def expected(width: int, context: int, batch_size: int) -> float | None:
         rows = width * batch_size
-        if rows > few_rows.most or model.quantization is not None:
+        if few_rows is None or rows > few_rows.most:
             return None
         caches = cost.call_bytes(width, context=context, batch_size=batch_size) - cost.weight_bytes
         return cost.weight_bytes * few_rows.seconds_per_byte(rows) + caches / machine.bandwidth
@@ -150,12 +151,11 @@ def choice_lines(vocab_size: int) -> Iterator[Line]:
     """
     for ids in (vocab_size, *(other for other in _VOCAB_SIZES if other != vocab_size)):
         for num_drafts in (0, _NUM_DRAFTS):
-            ways = {
-                "T = 0": {"temperature": 0.0},
-                "T = 1": {"temperature": 1.0},
-                "T = 1, filters": {"temperature": 1.0, "has_filters": True},
-            }
-            if num_drafts:
+            ways: dict[str, dict[str, Any]] = {"T = 0": {"temperature": 0.0}}
+            ways["T = 1"] = {"temperature": 1.0}
+            if ids == vocab_size:
+                ways["T = 1, filters"] = {"temperature": 1.0, "has_filters": True}
+            if ids == vocab_size and num_drafts:
                 ways["T = 1, drafts with a law"] = {"temperature": 1.0, "has_law": True}
             for title, options in ways.items():
                 seconds = time_choice(ids, num_drafts, **options)

@@ -52,14 +52,14 @@ def time_choice(
     logits = 3 * jax.random.normal(jax.random.key(0), [1, num_drafts + 1, vocab_size])
 
     @jax.jit
-    def loop(logits: Logits, num_turns: jax.Array) -> jax.Array:
+    def loop(logits: Logits, settings: SamplingSettings, num_turns: jax.Array) -> jax.Array:
         def body(_: jax.Array, token: RowTokens) -> RowTokens:
             # So little that it changes nothing, but it has to be waited for.
             return _choose(logits + 1e-30 * token.astype(jnp.float32), token, settings, has_law)
 
         return jax.lax.fori_loop(0, num_turns, body, jnp.zeros([1], jnp.int32))
 
-    return seconds_each(functools.partial(loop, logits))
+    return seconds_each(functools.partial(loop, logits, settings))
 
 
 def _choose(

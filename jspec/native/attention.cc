@@ -4,7 +4,7 @@
 // Scores, softmax and sums are float32. Threads go through spans of slots, whose findings are joined
 // (Milakov and Gimelshein, arXiv 1805.02867): one query over a long text keeps all of them busy. A
 // query's result does not depend on the queries beside it, nor on the size of the cache: it is the
-// same, bit for bit, alone and in a block.
+// same, bit for bit, alone and in a block, as long as keys and values are finite.
 
 #include "lanes.h"
 
