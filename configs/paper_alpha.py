@@ -17,15 +17,15 @@ The paper looked at 10K tokens: a file of 65 prompts gives as many where answers
 of 160 (`--config.prompts_file=FILE`), the 13 of configs/prompts.jsonl 2K.
 
 Alpha of SmolLM2 (2026-11-23, the first five prompts of each of Spec-Bench's 13 categories; 8,601
-tokens at T = 0, 9,103 at T = 1); where a drafter is silent, alpha is of the places at which it is not:
+tokens at T = 0, 9,103 at T = 1); where a drafter is silent now and then, alpha is of the rest:
 
-    drafter                   T = 0   T = 1
-    random, unigram           0.000, 0.032   0.037, 0.094
-    bigram                    0.145   0.134
-    ngram, prompt_lookup      0.58 of 76 %   0.23 of 49 %
-    layer_skip:10, 20, 25     0.06, 0.18, 0.42   0.09, 0.15, 0.30
-    model int4, int8          0.78, 0.97   0.68, 0.96
-    prompt_lookup+model int4  0.72    0.63
+    drafter                   T = 0             T = 1
+    random, unigram           0.000, 0.032      0.037, 0.094
+    bigram                    0.145             0.134
+    ngram, prompt_lookup      0.58 of 76 %      0.23 of 49 %
+    layer_skip:10, 20, 25     0.06, 0.18, 0.42  0.09, 0.15, 0.30
+    model int4, int8          0.78, 0.97        0.68, 0.96
+    prompt_lookup+model int4  0.72              0.63
 """
 
 from ml_collections import ConfigDict
