@@ -95,7 +95,7 @@ def whole_ticks(axes: "Axes") -> None:
     """Puts the ticks of the horizontal axis at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def begin_at_zero(axes: "Axes") -> None:
