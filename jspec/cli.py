@@ -71,7 +71,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(0)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
+        print(f"error: {' '.join(str(said).split())}", file=sys.stderr)
         sys.exit(2)
 
 

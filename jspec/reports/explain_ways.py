@@ -127,11 +127,19 @@ def _about_answers(dtype: str, has_lossy: bool) -> str:
 
 def explain_names(ways: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns what the number at the end of ways' names is; "" where they have none."""
-    for label, way in ways.items():
-        count = way.get("num_draft_tokens")
-        if isinstance(count, int) and label.endswith(f":{count}"):
-            return f"`:{count}` behind a name: at most {counted(count, 'draft')} a round."
-    return ""
+    numbered = {
+        label: (int(end), way.get("num_draft_tokens"))
+        for label, way in ways.items()
+        if (end := label.rpartition(":")[2]).isdecimal()
+    }
+    right = [said for said, count in numbered.values() if said == count]
+    if not right:
+        return ""
+    wrong = [
+        f" `{label}` had {count}." for label, (said, count) in numbered.items() if said != count
+    ]
+    count = right[0]
+    return f"`:{count}` behind a name: at most {counted(count, 'draft')} a round.{''.join(wrong)}"
 
 
 def _extras(way: Mapping[str, Any]) -> str:

@@ -143,6 +143,8 @@ def test_names_and_numbers_of_drafts_are_explained():
     """Guards against a colon that means nothing, and one that is said to mean what it does not."""
     assert explain_names(WAYS) == "`:1` behind a name: at most 1 draft a round."
     assert explain_names({"a:3": WAYS["lookup:1"], "b": WAYS["lookup:3"]}) == ""
+    overridden = {"a:3": WAYS["lookup:1"], "lookup:1": WAYS["lookup:1"]}
+    assert explain_names(overridden).endswith("at most 1 draft a round. `a:3` had 1.")
     note = "Drafters were not all timed with the same numbers of drafts."
     assert note in ways_table(WAYS, "toy", "float32").note
     alike = {name: WAYS[name] for name in ("plain", "lookup:3", "random:3")}
