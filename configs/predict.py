@@ -9,7 +9,7 @@ Hugging Face folders, of which only config.json is read. How fast this machine r
 multiplies is measured, in a second or two; that of another one is given, in bytes and operations a
 second: `--config.predict.mine.bandwidth=4.8e12 --config.predict.mine.flop_rate=9.9e14`.
 
-On two cores of an AMD EPYC (2026-11-21; 16.3 GB/s): Llama-3.2-1B for 3B at best 1.24 times plain
+On two cores of an AMD EPYC (2026-11-23; 25.7 GB/s): Llama-3.2-1B for 3B at best 1.24 times plain
 decoding's speed at alpha 0.7, in int8 1.60, in int4 1.85; these are limits, see the report.
 """
 
