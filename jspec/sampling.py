@@ -4,12 +4,11 @@ Draft and target go through the same function, in float32: the law a draft token
 be the law that the acceptance rule is told. Processors come first (`jspec.processors`), then
 temperature and the filters in the order in which transformers applies them: top-k, top-p, min-p.
 None of them sorts the vocabulary: each keeps the tokens at or above a threshold, and thresholds are
-found by bisection over the bits of a float, exactly. Tokens that tie with the last one kept are
-kept.
+found in the bits of a float, exactly: by bisection, or in C++. Tokens that tie with the last one
+kept are kept.
 """
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple, Self
 
 import jax
@@ -17,11 +16,11 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
+from jspec import native
 from jspec.processors.types import Processor, ProcessorState
 from jspec.typing import DraftTokens, Logits, Probs, RowTokens, Tokens
 
 _INT_BITS = 32
-
 
 NO_TOKEN = -1
 _COLDEST = float(jnp.finfo(jnp.float32).tiny)  # below it numbers are flushed to 0
@@ -206,25 +205,15 @@ def _keep(logits: Logits, mask: Bool[Array, "b t v"]) -> Logits:
 def _top_k_mask(logits: Logits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
     """Marks the `top_k` largest logits and their ties; every one where `top_k` is 0."""
     rank = _rank(logits)
-
-    def is_enough(threshold: Int32[Array, "b t 1"]) -> Bool[Array, "b t 1"]:
-        return jnp.sum(rank <= threshold, axis=-1, keepdims=True) >= top_k
-
-    return (rank <= _smallest(is_enough, (*logits.shape[:-1], 1))) | (top_k <= 0)
+    counts = jnp.ones_like(logits)  # float32 counts exactly as far as any vocabulary goes
+    return (rank <= _smallest_rank(rank, counts, top_k.astype(jnp.float32))) | (top_k <= 0)
 
 
 def _top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
     """Marks the fewest most likely tokens that reach `top_p` together, and their ties."""
-    probs = jax.nn.softmax(logits, axis=-1)
     rank = _rank(logits)
-
-    top_p = jnp.maximum(top_p, _COLDEST)  # the empty set is never enough
-
-    def is_enough(threshold: Int32[Array, "b t 1"]) -> Bool[Array, "b t 1"]:
-        kept = jnp.where(rank <= threshold, probs, 0.0)
-        return jnp.sum(kept, axis=-1, keepdims=True) >= top_p
-
-    return (rank <= _smallest(is_enough, (*logits.shape[:-1], 1))) | (top_p >= 1)
+    reached = jnp.maximum(top_p, _COLDEST)  # the empty set is never enough
+    return (rank <= _smallest_rank(rank, jax.nn.softmax(logits), reached)) | (top_p >= 1)
 
 
 def _rank(logits: Logits) -> Int32[Array, "b t v"]:
@@ -238,24 +227,36 @@ def _rank(logits: Logits) -> Int32[Array, "b t v"]:
     return ~jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
-def _smallest(
-    is_enough: Callable[[Int32[Array, "b t 1"]], Bool[Array, "b t 1"]], shape: tuple[int, ...]
+def _smallest_rank(
+    rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b #t 1"]
 ) -> Int32[Array, "b t 1"]:
-    """Returns the smallest threshold in [-2^31, 2^31) for which a growing set is enough.
+    """Returns the smallest threshold at or below which the ranks' weights reach the target.
 
-    Where no threshold is, the largest.
+    Where none is, the largest integer.
     """
+    shape = (*rank.shape[:-1], 1)
+    operands = rank, weights, jnp.broadcast_to(target, shape)
+    if not native.is_available():
+        return _bisect(*operands)
+    return native.call("smallest_rank", _bisect, jax.ShapeDtypeStruct(shape, jnp.int32), *operands)
+
+
+def _bisect(
+    rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b t 1"]
+) -> Int32[Array, "b t 1"]:
+    """Does the same in JAX."""
 
     def halve(
         _: Int32[Array, ""], bounds: tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]
     ) -> tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]:
         low, high = bounds
         middle = (low & high) + ((low ^ high) >> 1)  # the mean, rounded down, without overflow
-        enough = is_enough(middle)
+        kept = jnp.where(rank <= middle, weights, 0.0)
+        enough = jnp.sum(kept, axis=-1, keepdims=True) >= target
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
     limits = jnp.iinfo(jnp.int32)
-    start = jnp.full(shape, limits.min, jnp.int32), jnp.full(shape, limits.max, jnp.int32)
+    start = tuple(jnp.full(target.shape, limit, jnp.int32) for limit in (limits.min, limits.max))
     return jax.lax.fori_loop(0, _INT_BITS, halve, start)[0]
 
 

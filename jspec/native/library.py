@@ -1,4 +1,4 @@
-"""Calls C++ where XLA on CPU is slow: products, attention, norms, rotations and cache writes.
+"""Calls C++ where XLA on CPU is slow: products, attention, norms, rotations, cache writes, filters.
 
 XLA on CPU reads the weights of a bfloat16 product at half the speed of memory, and at a tenth of it
 for one row; its attention reads the whole buffer of a cache, which it writes row after row. The
@@ -23,7 +23,7 @@ _LOCK = threading.Lock()  # of the first call
 # And which of its operands a function returns, changed in place.
 _FUNCTIONS: dict[str, int | None] = {
     "product": None, "int8_product": None, "int4_product": None, "attention": None,
-    "rms_norm": None, "rotate_heads": None, "write_rows": 0,
+    "rms_norm": None, "rotate_heads": None, "smallest_rank": None, "write_rows": 0,
 }  # fmt: skip
 Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
