@@ -14,7 +14,7 @@ from jspec.models.quantized import QuantizedKernel, quantized_product, quantized
 
 Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
 
-_FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 8}
+_FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 64}
 _MANY_ROWS = 512
 
 

@@ -60,7 +60,7 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
 
 @pytest.mark.parametrize(
     ("dtype", "has_pairs", "most"),
-    [("float32", True, 8), ("bfloat16", False, 16), ("bfloat16", True, 512)],
+    [("float32", True, 64), ("bfloat16", False, 16), ("bfloat16", True, 512)],
 )
 def test_the_model_uses_them_where_they_are_faster(dtype, has_pairs, most, monkeypatch):
     monkeypatch.setattr(native, "has_pairs", lambda: has_pairs)
