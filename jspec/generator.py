@@ -22,7 +22,7 @@ from jspec.drafters import (
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row
 from jspec.errors import InputError, check_count
-from jspec.memory import give_back_freed
+from jspec.memory import give_back_after_compiling, give_back_freed
 from jspec.processors import Processor
 from jspec.programs import make_programs
 from jspec.request import Piece, Request, Result, Settings
@@ -132,6 +132,7 @@ class Generator:
             acceptance=acceptance,
             temperatures=self._rule.temperatures,
         )
+        give_back_after_compiling()
         give_back_freed()  # what loading models and heads took besides
 
     @classmethod

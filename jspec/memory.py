@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from jspec.errors import InputError
 _MEMINFO = pathlib.Path("/proc/meminfo")
 _OWN_GROUP = pathlib.Path("/proc/self/cgroup")
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
+_COMPILING = "/jax/core/compile/"  # how JAX's events begin, of which each stage gives one
+_LONG_COMPILATION = 0.1  # seconds, from which on what a stage freed is worth a look
 
 
 def check_memory(needs: Mapping[str, int], advice: str) -> None:
@@ -39,6 +42,17 @@ def give_back_freed() -> None:
     """Gives memory that was freed back to the system, which glibc would keep for later."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or system
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@functools.cache
+def give_back_after_compiling() -> None:
+    """From now on gives back what tracing and compiling have freed, which is a lot."""
+    jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
+    if event.startswith(_COMPILING) and duration_secs > _LONG_COMPILATION:
+        give_back_freed()
 
 
 def tree_bytes(tree: Any) -> int:

@@ -16,6 +16,7 @@ int8 (see `int8_tensors`) runs in int8.
 """
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any, NamedTuple
 
@@ -33,8 +34,8 @@ from jspec.weights.head_folder import (
     unpack_params,
     write_head,
 )
-from jspec.weights.int8_tensors import from_int8
-from jspec.weights.quantize import quantize_head
+from jspec.weights.int8_tensors import FloatTensors
+from jspec.weights.quantize import quantize_head_leaf
 from jspec.weights.rules import Rule, bias_rules, gate_up_rule, qkv_rule, single_rule
 from jspec.weights.speculators_head import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.weights.tokenizer_files import read_json
@@ -105,13 +106,14 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     import jax
 
     config = _read_config(folder, target)
-    stored = read_stored(folder / _FILE)
-    is_int8 = any(tensor.dtype == np.int8 for tensor in stored.values())
-    tensors = published_names(from_int8(stored))
-    ids = _read_ids(folder, tensors, config)
-    params = pack_params(folder, tensors, eagle_rules(config), "float32" if is_int8 else dtype)
-    if is_int8:
-        params = quantize_head(params, dtype)
+    stored = published_names(read_stored(folder / _FILE))
+    ids = _read_ids(folder, stored, config)
+    tensors, rules = FloatTensors(stored), eagle_rules(config)
+    if any(tensor.dtype == np.int8 for tensor in stored.values()):
+        finish = functools.partial(quantize_head_leaf, dtype=dtype)
+        params = pack_params(folder, tensors, rules, "float32", finish)
+    else:
+        params = pack_params(folder, tensors, rules, dtype)
     return LoadedHead(config, params | {"ids": jax.device_put(ids)}, str(folder))
 
 

@@ -6,18 +6,21 @@ missing, left over, or of another shape.
 
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jspec.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
-from jspec.weights.int8_tensors import from_int8, to_int8
+from jspec.weights.int8_tensors import FloatTensors, to_int8
 from jspec.weights.new_folder import new_folder
-from jspec.weights.rules import Rule, flatten, nest
+from jspec.weights.rules import Path, Rule, flatten, nest
 from jspec.weights.tokenizer_files import check_readable, read_json
+
+if TYPE_CHECKING:
+    import jax
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
 
@@ -99,7 +102,7 @@ def target_entries(target: LlamaConfig) -> dict[str, Any]:
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a safetensors file, float32 where they are int8; see `read_stored`."""
-    return from_int8(read_stored(path))
+    return dict(FloatTensors(read_stored(path)))
 
 
 def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
@@ -121,7 +124,11 @@ def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def pack_params(
-    folder: pathlib.Path, tensors: dict[str, np.ndarray], rules: Sequence[Rule], dtype: Any
+    folder: pathlib.Path,
+    tensors: Mapping[str, np.ndarray],
+    rules: Sequence[Rule],
+    dtype: Any,
+    finish: Callable[[Path, "jax.Array"], Any] = lambda _, leaf: leaf,
 ) -> dict[str, Any]:
     """Returns the parameters, on the default device.
 
@@ -130,6 +137,7 @@ def pack_params(
       tensors: all there are.
       rules: where each goes.
       dtype: bfloat16 or float32.
+      finish: what becomes of a parameter before the next is made, by its path.
 
     Raises:
       InputError: a tensor that is missing, unknown or of another shape.
@@ -144,7 +152,12 @@ def pack_params(
                 f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
                 f"{_shape_text(shape)}"
             )
-    return nest({rule.path: jax.device_put(rule.pack(tensors, as_dtype(dtype))) for rule in rules})
+    return nest(
+        {
+            rule.path: finish(rule.path, jax.device_put(rule.pack(tensors, as_dtype(dtype))))
+            for rule in rules
+        }
+    )
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:

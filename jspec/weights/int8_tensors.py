@@ -8,6 +8,8 @@
 A head of EAGLE-3 runs in them; those of the other kinds are read back as floats.
 """
 
+from collections.abc import Iterator, Mapping
+
 import numpy as np
 
 from jspec.errors import InputError
@@ -31,18 +33,35 @@ def to_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return stored
 
 
-def from_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns tensors, float32 where there are int8 ones and their scales.
+class FloatTensors(Mapping[str, np.ndarray]):
+    """Tensors by name, of which int8 ones become float32 when they are asked for, not before."""
 
-    Raises:
-      InputError: integers without the scale of each row.
-    """
-    found = dict(tensors)
-    for name, values in tensors.items():
+    def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
+        """Takes tensors as `to_int8` returns them."""
+        self._stored = stored
+        integers = [name for name, tensor in stored.items() if tensor.dtype == np.int8]
+        self._scales = frozenset(name + _SUFFIX for name in integers)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Returns a tensor, a new one if it is stored as int8.
+
+        Raises:
+          InputError: integers without the scale of each row.
+        """
+        if name in self._scales:
+            raise KeyError(name)
+        values = self._stored[name]
         if values.dtype != np.int8:
-            continue
-        scale = found.pop(name + _SUFFIX, None)
+            return values
+        scale = self._stored.get(name + _SUFFIX)
         if scale is None or scale.shape != (len(values), 1):
             raise InputError(f"{name}: expected {name}{_SUFFIX} with a scale for each row of int8")
-        found[name] = values.astype(np.float32) * scale.astype(np.float32)
-    return found
+        return values.astype(np.float32) * scale.astype(np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yields the names; scales have none of their own."""
+        return (name for name in self._stored if name not in self._scales)
+
+    def __len__(self) -> int:
+        """Returns how many tensors there are, scales not counted."""
+        return sum(1 for _ in self)

@@ -131,20 +131,17 @@ def quantize_params(params: dict[str, Any], config: LlamaConfig, kind: str) -> d
     return nest(quantize_leaves(flatten(params), config, kind))
 
 
-def quantize_head(params: dict[str, Any], dtype: Any) -> dict[str, Any]:
-    """Returns a head of EAGLE-3 with every kernel in int8.
+def quantize_head_leaf(path: Path, leaf: "jax.Array", dtype: Any) -> Any:
+    """Returns a parameter of a head of EAGLE-3, kernels in int8.
 
     Args:
-      params: float32; those read from int8 become the same integers again.
+      path: the parameter's.
+      leaf: float32; one read from int8 becomes the same integers again.
       dtype: of what stays floats, and of the products but on CPU without C++.
     """
-    leaves = {
-        path: quantize(leaf, path, "int8", dtype)
-        if path[-1] in _NUM_CONTRACTED
-        else leaf.astype(dtype)
-        for path, leaf in flatten(params).items()
-    }
-    return nest(leaves)
+    if path[-1] in _NUM_CONTRACTED:
+        return quantize(leaf, path, "int8", dtype)
+    return leaf.astype(dtype)
 
 
 def dequantize(kernel: "QuantizedKernel") -> "jax.Array":

@@ -13,6 +13,7 @@ A slice followed by a reshape can be read in both directions, so the table is it
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class Rule:
     shape: Shape
     parts: tuple[Part, ...]
 
-    def pack(self, tensors: dict[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
+    def pack(self, tensors: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
         """Returns the parameter, [*self.shape] in `dtype`, from its parts' tensors."""
         if len(self.parts) == 1:
             return tensors[self.parts[0].name].reshape(self.shape).astype(dtype, copy=False)
