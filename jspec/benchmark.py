@@ -9,9 +9,9 @@ Every way of generating answers every prompt in turn, repeat after repeat, after
 warm-up: a machine that slows down slows all of them. Decoding is greedy. A time is that of a whole
 answer, prefill included, compilation excluded because everything has been compiled in the warm-up.
 
-transformers decodes plainly, with prompt lookup, and with the draft model (assisted generation),
-with the same numbers of drafts as jspec. Below the ratios of all ways stand Spec-Bench's columns by
-the prompts' `category`; see `benchmarking.by_task`.
+transformers decodes plainly, on a GPU by a compiled step as well, with prompt lookup, and with the
+draft model (assisted generation), with the same numbers of drafts as jspec. Below the ratios of all
+ways stand Spec-Bench's columns by the prompts' `category`; see `benchmarking.by_task`.
 """
 
 import dataclasses
@@ -79,6 +79,12 @@ _TRANSFORMERS = flags.DEFINE_bool(
     None,
     "Measure transformers too. Default: if torch is installed and the target is not rounded.",
 )
+_COMPILED = flags.DEFINE_bool(
+    "compiled",
+    None,
+    "Measure transformers' plain decoding with a static cache and torch.compile too. Default: "
+    "where torch sees a GPU.",
+)
 _ROOFLINE = flags.DEFINE_bool(
     "roofline",
     False,
@@ -122,7 +128,13 @@ def main() -> None:
     warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
     peak_bytes = _peak_bytes()
     if with_peers:
-        peers = transformers_generators(target, _peer_draft(draft), peer_ways(own_ways))
+        longest = max(map(len, prompts)) + _MAX_NEW_TOKENS.value
+        peers = transformers_generators(
+            target,
+            _peer_draft(draft),
+            peer_ways(own_ways),
+            compiled_length=longest if _wants_compiled() else None,
+        )
         warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
         ways |= peers
         plain_of |= dict.fromkeys(peers, PEER_PLAIN)
@@ -208,6 +220,8 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     check_range("repeats", _REPEATS.value, 1, 10**6)
     check_range("num_prompts", _NUM_PROMPTS.value, 1, 10**6)
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+    if _COMPILED.value and _TRANSFORMERS.value is False:
+        raise InputError("expected --compiled with --transformers, whose step it compiles")
     if _ROOFLINE.value and _TRANSFORMERS.value:
         raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
     if _SYNTHETIC_ACCEPTANCE.value and (_ROOFLINE.value or _TRANSFORMERS.value):
@@ -232,6 +246,14 @@ def _wants_transformers() -> bool:
     if _TRANSFORMERS.value and not has_transformers():
         raise InputError("expected torch and transformers to be installed, with --transformers")
     return _TRANSFORMERS.value
+
+
+def _wants_compiled() -> bool:
+    if _COMPILED.value is None:
+        import torch
+
+        return torch.cuda.is_available()
+    return _COMPILED.value
 
 
 def _read_prompts(path: str, count: int) -> tuple[list[str], list[str | None]]:
@@ -269,7 +291,7 @@ def _peak_bytes() -> int:
 def _flag_values() -> dict[str, Any]:
     own = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DRAFTERS,
            _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS,
-           _DTYPE, _TRANSFORMERS, _ROOFLINE, _SYNTHETIC_ACCEPTANCE)  # fmt: skip
+           _DTYPE, _TRANSFORMERS, _COMPILED, _ROOFLINE, _SYNTHETIC_ACCEPTANCE)  # fmt: skip
     return {flag.name: flag.value for flag in own}
 
 

@@ -66,7 +66,10 @@ class Peer:
 
     def _note_call(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
         """Notes how many tokens the target had read when it was called."""
-        self._starts.append(kwargs["past_key_values"].get_seq_length())
+        import torch
+
+        if not torch.compiler.is_compiling():
+            self._starts.append(kwargs["past_key_values"].get_seq_length())
 
     def way(self, drafter: str, num_draft_tokens: int = 0) -> GenerateFn:
         """Returns one way of generating.
@@ -92,6 +95,28 @@ class Peer:
         return lambda prompt, max_new_tokens: self._assisted(
             prompt, max_new_tokens, num_draft_tokens
         )
+
+    def compiled_way(self, max_length: int) -> GenerateFn:
+        """Returns plain decoding by a compiled step over a static cache.
+
+        Args:
+          max_length: tokens that the cache holds, prompt and answer; one of every length would be
+            compiled anew.
+        """
+        import transformers
+
+        options = {
+            "cache_implementation": "static",
+            "max_cache_len": max_length,
+            "compile_config": transformers.CompileConfig(fullgraph=True),
+        }
+        options["compile_config"]._compile_all_devices = True  # a processor as well
+
+        def generate(prompt: list[int], max_new_tokens: int) -> Generated:
+            answer = self._generate(prompt, max_new_tokens, **options).token_ids
+            return Generated(answer, len(answer) - 1, len(answer) - 1)
+
+        return generate
 
     def _assisted(self, prompt: list[int], max_new_tokens: int, num_draft_tokens: int) -> Generated:
         """Generates with the draft model; transformers reads these options off the draft alone."""

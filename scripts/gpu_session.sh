@@ -5,30 +5,42 @@
 #
 # RESULTS_FOLDER is benchmarks/results/<date>-<backend> by default. TARGET is a model with real text
 # (a folder or a .gguf file); without it only random weights run. On a machine without a GPU
-# everything runs at small shapes, to test the session itself. The shapes can be set:
+# everything runs at small shapes, to test the session itself.
 #
-#   PAIRS="target,draft ..." REPEATS=7 TESTS="tests/..." PYTHON=python3
+# What does not fit LIMIT seconds is left out, and said to be; STEPS names what is wanted, so that
+# several calls can do it all:
+#
+#   LIMIT=580 STEPS="laws audits roofline synthetic peers flags profile head drafters quantization"
+#
+# The shapes can be set, too:
+#
+#   PAIRS="target,draft ..." REPEATS=7 TESTS="tests/..." PYTHON=python3 PEERS="random:llama3.2-3b"
 #   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
 #   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b" SYNTHETIC_FLAGS="--drafters=..."
+#   XLA_SETS="NAME=FLAG NAME=FLAG,FLAG ..."
 #
-# ANSWERS=answers.jsonl (of scripts/make_answers.py, with TARGET) trains a head of EAGLE-3 first, into
+# ANSWERS=answers.jsonl (of scripts/make_answers.py, with TARGET) trains a head of EAGLE-3, into
 # RESULTS_FOLDER/eagle, with TRAIN_FLAGS; HEAD=FOLDER takes one that is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+limit=${LIMIT:-580}
+steps=${STEPS:-laws audits roofline synthetic peers flags profile head drafters quantization}
 
 backend=$("$python" -c 'import jax; print(jax.default_backend())')
 out=${1:-benchmarks/results/$(date +%F)-$backend}
 target=${2:-}
+real=${target:-random:smollm2-135m}
 mkdir -p "$out"
 
 if [ "$backend" = gpu ]; then
   pairs=${PAIRS:-random:llama3.2-3b,random:llama3.2-1b random:llama3.1-8b,random:llama3.2-1b}
   repeats=${REPEATS:-7}
-  tests=${TESTS:-tests/speculation tests/drafters tests/test_sampling.py}
-  benchmark_flags=${BENCHMARK_FLAGS:---repeats=3}
+  tests=${TESTS:-tests/speculation tests/test_sampling.py}
+  benchmark_flags=${BENCHMARK_FLAGS:---repeats=3 --num_prompts=4 --max_new_tokens=64}
   rules=${RULES:-rejection block coupled}
   num_rows=${NUM_ROWS:-16384}
+  peers=${PEERS:-random:llama3.2-3b}
   compare_flags=${COMPARE_FLAGS:---repeats=3 --max_new_tokens=64}
   quantized=${QUANTIZED:-random:llama3.2-1b random:llama3.1-8b}
   synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2,model:5 --num_prompts=2 --repeats=3
@@ -41,76 +53,138 @@ else
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
   rules=${RULES:-rejection}
   num_rows=${NUM_ROWS:-256}
+  peers=${PEERS:-random:smollm2-135m}
   compare_flags=${COMPARE_FLAGS:---repeats=1 --per_category=1 --max_new_tokens=8}
   quantized=${QUANTIZED:-random:smollm2-135m}
   synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2 --num_prompts=1 --repeats=1
     --max_new_tokens=8 --synthetic_acceptance=0.8}
 fi
+xla_sets=${XLA_SETS:-default= loops=--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL
+  none=--xla_gpu_enable_command_buffer= triton=--xla_gpu_triton_gemm_any=true}
 
-# The rest runs even where a law is broken; the status says it at the end.
+# The rest runs even where a step fails; the status says it at the end.
 status=0
-echo "== laws"
-: >"$out/laws.txt"
-# The marker of the tests in test_gpu.py; without a GPU they skip themselves.
-# shellcheck disable=SC2086  # lists of words
-for selection in "-m gpu tests/test_gpu.py" "$tests"; do
-  "$python" -m pytest -q $selection 2>&1 | tail -n 15 | tee -a "$out/laws.txt" ||
+
+wants() { [[ " $steps " == *" $1 "* ]]; }
+
+run() { # COMMAND: within what is left of the limit
+  local left=$((limit - SECONDS))
+  if [ "$left" -lt 10 ]; then
+    echo "left out, $limit s are over: $*"
     status=1
-done
-
-echo "== audits"
-for rule in $rules; do
-  "$python" -m jspec.audit --target="${target:-random:smollm2-135m}" --acceptance="$rule" \
-    --num_rows="$num_rows" --output_json="$out/audit-$rule.json" || status=1
-done
-
-echo "== parts of a round, random weights"
-for pair in $pairs; do
-  big=${pair%,*} small=${pair#*,}
-  "$python" -m jspec.benchmark --roofline --target="$big" --draft="$small" \
-    --drafters=none,prompt_lookup:4,model:4 --output_json="$out/roofline-${big#random:}.jsonl" ||
+  elif ! timeout "$left" "$@"; then
+    echo "failed, or ended at $limit s: $*"
     status=1
-done
+  fi
+}
 
-echo "== speed against acceptance, random weights"
-for pair in $pairs; do
-  big=${pair%,*} small=${pair#*,}
-  for quantization in none int8; do
-    # shellcheck disable=SC2086
-    "$python" -m jspec.benchmark --target="$big" --draft="$small" \
-      --draft_quantization="$quantization" $synthetic_flags \
-      --output_json="$out/synthetic-${big#random:}-$quantization.jsonl" || status=1
+benchmark() { run "$python" -m jspec.benchmark "$@"; }
+
+short() { echo "${1#random:}"; }
+
+# Lists of words are split where they are used.
+# shellcheck disable=SC2086
+laws() { # the marker is that of the tests in test_gpu.py, which skip themselves without a GPU
+  run "$python" -m pytest -q -m gpu tests/test_gpu.py >"$out/laws.txt" 2>&1
+  run "$python" -m pytest -q $tests >>"$out/laws.txt" 2>&1
+  grep -E "passed|failed|skipped|left out|ended" "$out/laws.txt" || true
+}
+
+audits() {
+  local rule
+  for rule in $rules; do
+    run "$python" -m jspec.audit --target="$real" --acceptance="$rule" --num_rows="$num_rows" \
+      --output_json="$out/audit-$rule.json"
   done
-done
+}
 
-head=${HEAD:-}
-if [ -n "${ANSWERS:-}" ]; then
-  echo "== a head"
+roofline() { # the parts of a round
+  local pair
+  for pair in $pairs; do
+    benchmark --roofline --target="${pair%,*}" --draft="${pair#*,}" \
+      --drafters=none,prompt_lookup:4,model:4 \
+      --output_json="$out/roofline-$(short "${pair%,*}").jsonl"
+  done
+}
+
+synthetic() { # speed against acceptance, beside Theorem 3.8
+  local pair quantization
+  for pair in $pairs; do
+    for quantization in none int8; do
+      # shellcheck disable=SC2086
+      benchmark --target="${pair%,*}" --draft="${pair#*,}" --draft_quantization="$quantization" \
+        $synthetic_flags --output_json="$out/synthetic-$(short "${pair%,*}")-$quantization.jsonl"
+    done
+  done
+}
+
+peers() { # transformers: plain, compiled over a static cache, prompt lookup
+  local model
+  for model in $peers; do
+    # shellcheck disable=SC2086
+    benchmark --target="$model" --drafters=none,prompt_lookup:5 --transformers --compiled \
+      $benchmark_flags --output_json="$out/peers-$(short "$model").jsonl"
+  done
+}
+
+flags() { # what XLA's options change; +WHILE puts whole loops into one launch
+  local set
+  for set in $xla_sets; do
+    # shellcheck disable=SC2086
+    XLA_FLAGS="${XLA_FLAGS:-} $(tr ';' ' ' <<<"${set#*=}")" benchmark --notransformers \
+      --target="${pairs##*,}" --drafters=none,prompt_lookup:5 $benchmark_flags \
+      --output_json="$out/flags-${set%%=*}.jsonl"
+  done
+}
+
+profile() {
+  run "$python" -m scripts.profile_rounds --target="${pairs##*,}" --drafter=prompt_lookup \
+    --max_new_tokens=32 --output_json="$out/profile.jsonl"
+}
+
+train_head() {
   # shellcheck disable=SC2086
-  "$python" -m jspec.train --config=configs/train_eagle.py --config.target="$target" \
+  run "$python" -m jspec.train --config=configs/train_eagle.py --config.target="$target" \
     --config.texts="(\"$ANSWERS\",)" --workdir="$out/training" \
-    ${TRAIN_FLAGS:---config.batch_size=16 --config.recipe.num_steps=2000} &&
-    "$python" scripts/convert_weights.py --source="$out/training/head" --dtype=int8 \
-      --output="$out/eagle" && head="$out/eagle" || status=1
-fi
+    ${TRAIN_FLAGS:---config.batch_size=16 --config.recipe.num_steps=2000}
+  run "$python" scripts/convert_weights.py --source="$out/training/head" --dtype=int8 \
+    --output="$out/eagle"
+}
 
-echo "== end to end"
-# shellcheck disable=SC2086
-"$python" -m jspec.benchmark --target="${target:-random:smollm2-135m}" \
-  --drafters=none,prompt_lookup $benchmark_flags --output_json="$out/benchmark.jsonl" || status=1
-
-echo "== drafters"
-"$python" scripts/measure_drafting.py --repeats="$repeats" --round_ms=10 \
-  --output_json="$out/drafting.jsonl" || status=1
-# shellcheck disable=SC2086
-"$python" scripts/compare_drafters.py --target="${target:-random:smollm2-135m}" \
-  --drafters="none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram\
+drafters() { # real text, where TARGET is given
+  run "$python" scripts/measure_drafting.py --repeats="$repeats" --round_ms=10 \
+    --output_json="$out/drafting.jsonl"
+  local head=${HEAD:-}
+  [ ! -d "$out/eagle" ] || head=$out/eagle
+  # shellcheck disable=SC2086
+  run "$python" scripts/compare_drafters.py --target="$real" \
+    --drafters="none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram\
 ${head:+,eagle:1,eagle:3,eagle:5}" ${head:+--draft_head="$head"} \
-  $compare_flags --output_json="$out/drafters.jsonl" || status=1
-for model in $quantized; do
-  "$python" scripts/measure_quantization.py --model="$model" --repeats="$repeats" \
-    --output_json="$out/quantization-${model#random:}.jsonl" || status=1
+    $compare_flags --output_json="$out/drafters.jsonl"
+}
+
+quantization() {
+  local model
+  for model in $quantized; do
+    run "$python" scripts/measure_quantization.py --model="$model" --repeats="$repeats" \
+      --output_json="$out/quantization-$(short "$model").jsonl"
+  done
+}
+
+for step in laws audits roofline synthetic peers flags profile; do
+  wants "$step" || continue
+  echo "== $step"
+  "$step"
+done
+if wants head && [ -n "${ANSWERS:-}" ]; then
+  echo "== head"
+  train_head
+fi
+for step in drafters quantization; do
+  wants "$step" || continue
+  echo "== $step"
+  "$step"
 done
 
-echo "results in $out, status $status"
+echo "results in $out, $SECONDS s, status $status"
 exit "$status"

@@ -62,6 +62,14 @@ def test_answers_are_plain_ones_and_calls_are_forwards(
         assert max(forward_calls[1:]) == num_draft_tokens + 1
 
 
+@pytest.mark.slow
+def test_the_compiled_step_answers_likewise(peer, plain_answers):
+    """Its cache has one size for all prompts; calls are counted though no hook sees them."""
+    way = peer.compiled_way(max(map(len, PROMPTS)) + MAX_NEW_TOKENS)
+    for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
+        assert way(prompt, MAX_NEW_TOKENS) == (answer, len(answer) - 1, len(answer) - 1)
+
+
 def rounds_by_hand(peer_of_draft, prompt, answer, num_draft_tokens):
     """Returns how many tokens each call gives: drafts that are right, and the target's own one."""
     gives, done = [], 0

@@ -12,6 +12,7 @@ from jspec.weights.resolver import LoadedModel
 
 JSPEC_PLAIN = "jspec plain"
 PEER_PLAIN = "transformers plain"
+PEER_COMPILED = "transformers plain, compiled"
 
 
 def jspec_generators(
@@ -79,8 +80,22 @@ def _peer_name(drafter: str, num_draft_tokens: int) -> str:
 
 
 def transformers_generators(
-    target: LoadedModel, draft: LoadedModel | None, ways: Mapping[str, tuple[str, int]]
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, tuple[str, int]],
+    compiled_length: int | None = None,
 ) -> dict[str, GenerateFn]:
-    """Returns greedy generation by transformers in each way of `peer_ways`."""
+    """Returns greedy generation by transformers in each way of `peer_ways`.
+
+    Args:
+      target: the target.
+      draft: the draft model, if there is one.
+      ways: drafters and numbers of drafts, by name.
+      compiled_length: tokens of prompt and answer for plain decoding compiled as well; None leaves
+        it out.
+    """
     peer = Peer(target, draft)
-    return {name: peer.way(*way) for name, way in ways.items()}
+    generators = {name: peer.way(*way) for name, way in ways.items()}
+    if compiled_length is not None:
+        generators[PEER_COMPILED] = peer.compiled_way(compiled_length)
+    return generators

@@ -1,0 +1,177 @@
+"""Shows where an answer's time goes, operation by operation, from one profiler trace.
+
+`python scripts/profile_rounds.py --target=random:llama3.2-1b --drafter=prompt_lookup`
+
+An operation's own time is its time without those within it; operations whose names differ by
+numbers only are added up. On a GPU a line is one of its streams, whose idle share is what launching
+and the host cost; on a CPU it is a thread. The profiler slows down what it watches: shares count,
+not times. --trace_folder keeps the trace, for a viewer such as XProf.
+"""
+
+import collections
+import contextlib
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+from absl import flags
+
+from jspec import cli, drafter_flags, provenance
+from jspec.drafter_flags import read_drafter
+from jspec.drafters import choose_drafter
+from jspec.errors import InputError, check_range
+from jspec.generator import DEFAULT_TARGET, Generator
+from jspec.json_lines import JsonLinesWriter
+from jspec.request import Request, Settings
+from jspec.weights.resolver import load_model
+
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model.")
+_DRAFT = flags.DEFINE_string("draft", None, "A draft model.")
+_NUM_DRAFT_TOKENS = flags.DEFINE_string("num_draft_tokens", "5", "Drafts a round.")
+_PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 128, "Length of the prompt, one token over.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens the answer may have.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
+_TOP = flags.DEFINE_integer("top", 12, "Operations to show of each line.")
+_TRACE_FOLDER = flags.DEFINE_string("trace_folder", None, "Keep the trace here.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write the summary to this file.")
+
+_NUMBER = re.compile(r"([._]\d+)+$")
+
+
+class Event(NamedTuple):
+    """One operation's run.
+
+    Attributes:
+      name: the operation.
+      start: in nanoseconds.
+      duration: in nanoseconds.
+    """
+
+    name: str
+    start: float
+    duration: float
+
+
+def main() -> None:
+    """Answers once to compile and once under the profiler; prints and writes the summary."""
+    check_range("prompt_tokens", _PROMPT_TOKENS.value, 1, 2**20)
+    check_range("top", _TOP.value, 1, 1000)
+    settings = Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+    name, options = read_drafter()
+    drafter = choose_drafter(
+        name, has_draft=_DRAFT.value is not None, target=_TARGET.value, options=options
+    )
+    number = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
+    generator = Generator(
+        load_model(_TARGET.value, dtype=_DTYPE.value),
+        load_model(_DRAFT.value, dtype=_DTYPE.value) if _DRAFT.value else None,
+        drafter=drafter,
+        drafter_options=options,
+        num_draft_tokens=number,
+    )
+    request = Request([1] * _PROMPT_TOKENS.value, settings)
+    generator.generate(request)
+    with _folder(_TRACE_FOLDER.value) as folder:
+        with jax.profiler.trace(str(folder)):
+            stats = generator.generate(request).stats
+        lines = [summarise_line(*line) for line in read_trace(folder)]
+    if not lines:
+        raise InputError("expected operations in the profiler's trace, got none")
+    print(
+        f"{stats.num_rounds} rounds after the prompt, {stats.decode_seconds:.3f} s, in the profiler"
+    )
+    for line in sorted(lines, key=lambda line: -line["busy_seconds"]):
+        _print_line(line, _TOP.value)
+    if output is not None:
+        record = {
+            "drafter": drafter,
+            "num_draft_tokens": number,
+            "num_rounds": stats.num_rounds,
+            "decode_seconds": stats.decode_seconds,
+            "lines": lines,
+        }
+        with output:
+            output.write(provenance.environment() | record)
+
+
+@contextlib.contextmanager
+def _folder(kept: str | None) -> Iterator[pathlib.Path]:
+    if kept is not None:
+        yield pathlib.Path(kept)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        yield pathlib.Path(name)
+
+
+def read_trace(folder: pathlib.Path) -> Iterator[tuple[str, list[Event]]]:
+    """Yields each line of a trace that has operations: of devices, where there are some, else of
+    the processor's threads.
+
+    Raises:
+      InputError: the profiler has written no trace.
+    """
+    files = sorted(folder.rglob("*.xplane.pb"))
+    if not files:
+        raise InputError(f"expected a trace in {folder}, got none")
+    planes = list(jax.profiler.ProfileData.from_file(str(files[-1])).planes)
+    devices = [plane for plane in planes if plane.name.startswith("/device:")]
+    for plane in devices or planes:
+        for line in plane.lines:
+            events = [Event(e.name, e.start_ns, e.duration_ns) for e in line.events]
+            if events and line.name != "python":
+                yield f"{plane.name} {line.name}", events
+
+
+def summarise_line(name: str, events: Iterable[Event]) -> dict[str, Any]:
+    """Returns how long a line was busy, and each operation's runs and own time.
+
+    Args:
+      name: of the line.
+      events: of the line; one lies within another, or beside it.
+    """
+    events = sorted(events, key=lambda event: (event.start, -event.duration))
+    own: dict[str, float] = collections.defaultdict(float)
+    runs: dict[str, int] = collections.defaultdict(int)
+    busy, within = 0.0, []
+    for event in events:
+        kind = _NUMBER.sub("", event.name)
+        while within and event.start >= within[-1].start + within[-1].duration:
+            within.pop()
+        if within:
+            own[_NUMBER.sub("", within[-1].name)] -= event.duration
+        else:
+            busy += event.duration
+        own[kind] += event.duration
+        runs[kind] += 1
+        within.append(event)
+    span = max(event.start + event.duration for event in events) - events[0].start
+    return {
+        "line": name,
+        "span_seconds": 1e-9 * span,
+        "busy_seconds": 1e-9 * busy,
+        "operations": [
+            {"name": kind, "runs": runs[kind], "own_seconds": 1e-9 * own[kind]}
+            for kind in sorted(own, key=lambda kind: -own[kind])
+        ],
+    }
+
+
+def _print_line(line: dict[str, Any], top: int) -> None:
+    busy, span = line["busy_seconds"], line["span_seconds"]
+    share = busy / span if span else 1.0
+    print(f"\n{line['line']}: busy {1e3 * busy:.1f} of {1e3 * span:.1f} ms ({share:.0%})")
+    for operation in line["operations"][:top]:
+        seconds = operation["own_seconds"]
+        print(f"  {1e3 * seconds:9.2f} ms {operation['runs']:7d} x  {operation['name'][:80]}")
+    if rest := line["operations"][top:]:
+        seconds = sum(operation["own_seconds"] for operation in rest)
+        print(f"  {1e3 * seconds:9.2f} ms in {len(rest)} others")
+
+
+if __name__ == "__main__":
+    cli.run_main(main)
