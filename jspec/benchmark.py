@@ -9,9 +9,10 @@ Every way of generating answers every prompt in turn, repeat after repeat, after
 warm-up: a machine that slows down slows all of them. Decoding is greedy. A time is that of a whole
 answer, prefill included, compilation excluded because everything has been compiled in the warm-up.
 
-transformers decodes plainly, on a GPU by a compiled step as well, with prompt lookup, and with the
-draft model (assisted generation), with the same numbers of drafts as jspec. Below the ratios of all
-ways stand Spec-Bench's columns by the prompts' `category`; see `benchmarking.by_task`.
+transformers decodes plainly, with --compiled by a compiled step as well, with prompt lookup, and
+with the draft model (assisted generation), with the same numbers of drafts as jspec. Below the
+ratios of all ways stand Spec-Bench's columns by the prompts' `category`; see
+`benchmarking.by_task`.
 """
 
 import dataclasses
@@ -81,9 +82,8 @@ _TRANSFORMERS = flags.DEFINE_bool(
 )
 _COMPILED = flags.DEFINE_bool(
     "compiled",
-    None,
-    "Measure transformers' plain decoding with a static cache and torch.compile too. Default: "
-    "where torch sees a GPU.",
+    False,
+    "Measure transformers' plain decoding with a static cache and torch.compile too.",
 )
 _ROOFLINE = flags.DEFINE_bool(
     "roofline",
@@ -108,6 +108,10 @@ def main() -> None:
     _check_flags(own_ways, drafter_options)
     rates = parse_rates(_SYNTHETIC_ACCEPTANCE.value or [])
     with_peers = not _ROOFLINE.value and not rates and _wants_transformers()
+    if _COMPILED.value and not with_peers:
+        raise InputError(
+            "expected --compiled where transformers is measured, whose step it compiles"
+        )
     texts, tasks = [], []
     if not _ROOFLINE.value:
         texts, tasks = _read_prompts(_PROMPTS_FILE.value, _NUM_PROMPTS.value)
@@ -133,9 +137,9 @@ def main() -> None:
             target,
             _peer_draft(draft),
             peer_ways(own_ways),
-            compiled_length=longest if _wants_compiled() else None,
+            compiled_length=longest if _COMPILED.value else None,
         )
-        warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
+        warm_up(peers, prompts[:2], _MAX_NEW_TOKENS.value)
         ways |= peers
         plain_of |= dict.fromkeys(peers, PEER_PLAIN)
     timings = measure(ways, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value)
@@ -220,8 +224,6 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     check_range("repeats", _REPEATS.value, 1, 10**6)
     check_range("num_prompts", _NUM_PROMPTS.value, 1, 10**6)
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
-    if _COMPILED.value and _TRANSFORMERS.value is False:
-        raise InputError("expected --compiled with --transformers, whose step it compiles")
     if _ROOFLINE.value and _TRANSFORMERS.value:
         raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
     if _SYNTHETIC_ACCEPTANCE.value and (_ROOFLINE.value or _TRANSFORMERS.value):
@@ -246,14 +248,6 @@ def _wants_transformers() -> bool:
     if _TRANSFORMERS.value and not has_transformers():
         raise InputError("expected torch and transformers to be installed, with --transformers")
     return _TRANSFORMERS.value
-
-
-def _wants_compiled() -> bool:
-    if _COMPILED.value is None:
-        import torch
-
-        return torch.cuda.is_available()
-    return _COMPILED.value
 
 
 def _read_prompts(path: str, count: int) -> tuple[list[str], list[str | None]]:

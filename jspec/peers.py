@@ -105,14 +105,14 @@ class Peer:
         """
         import transformers
 
-        options = {
-            "cache_implementation": "static",
-            "max_cache_len": max_length,
-            "compile_config": transformers.CompileConfig(fullgraph=True),
-        }
-        options["compile_config"]._compile_all_devices = True  # a processor as well
+        # One cache for all answers: a graph of the GPU is recorded for its addresses.
+        cache = transformers.StaticCache(self._target.config, max_cache_len=max_length)
+        compile_config = transformers.CompileConfig(fullgraph=True)
+        compile_config._compile_all_devices = True  # a processor as well
 
         def generate(prompt: list[int], max_new_tokens: int) -> Generated:
+            cache.reset()
+            options = {"past_key_values": cache, "compile_config": compile_config}
             answer = self._generate(prompt, max_new_tokens, **options).token_ids
             return Generated(answer, len(answer) - 1, len(answer) - 1)
 

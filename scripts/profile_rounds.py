@@ -115,16 +115,18 @@ def read_trace(folder: pathlib.Path) -> Iterator[tuple[str, list[Event]]]:
     Raises:
       InputError: the profiler has written no trace.
     """
-    files = sorted(folder.rglob("*.xplane.pb"))
+    files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     if not files:
         raise InputError(f"expected a trace in {folder}, got none")
     planes = list(jax.profiler.ProfileData.from_file(str(files[-1])).planes)
-    devices = [plane for plane in planes if plane.name.startswith("/device:")]
-    for plane in devices or planes:
+    found = {}
+    for plane in planes:
         for line in plane.lines:
             events = [Event(e.name, e.start_ns, e.duration_ns) for e in line.events]
             if events and line.name != "python":
-                yield f"{plane.name} {line.name}", events
+                found[f"{plane.name} {line.name}"] = events
+    devices = {name: events for name, events in found.items() if name.startswith("/device:")}
+    yield from (devices or found).items()
 
 
 def summarise_line(name: str, events: Iterable[Event]) -> dict[str, Any]:

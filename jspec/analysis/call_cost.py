@@ -45,13 +45,20 @@ class CallCost:
         looked up.
         """
         if self.bytes_per_weight is not None:
-            return self.bytes_per_weight * sum(math.prod(rule.shape) for rule in self._streamed)
-        return sum(num_bytes(rule, self.quantization, self.float_bytes) for rule in self._streamed)
+            return self.bytes_per_weight * sum(
+                math.prod(rule.shape) for rule in streamed_rules(self.config)
+            )
+        return sum(
+            num_bytes(rule, self.quantization, self.float_bytes)
+            for rule in streamed_rules(self.config)
+        )
 
     @functools.cached_property
     def num_multiplied(self) -> int:
         """Weights that every token is multiplied with: norms and biases are not."""
-        return sum(math.prod(rule.shape) for rule in self._streamed if is_quantizable(rule))
+        return sum(
+            math.prod(rule.shape) for rule in streamed_rules(self.config) if is_quantizable(rule)
+        )
 
     @property
     def slot_bytes(self) -> int:
@@ -80,10 +87,10 @@ class CallCost:
         attended = config.num_layers * config.num_heads * config.head_dim * (context + width)
         return batch_size * width * (2 * self.num_multiplied + 4 * attended)
 
-    @property
-    def _streamed(self) -> list[Rule]:
-        """What every call reads."""
-        rules = make_rules(self.config)
-        if self.config.tie_embeddings:
-            return rules
-        return [rule for rule in rules if rule.path != _EMBEDDING]
+
+def streamed_rules(config: LlamaConfig) -> list[Rule]:
+    """Returns the parameters that every call of a model reads."""
+    rules = make_rules(config)
+    if config.tie_embeddings:
+        return rules
+    return [rule for rule in rules if rule.path != _EMBEDDING]

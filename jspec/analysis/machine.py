@@ -9,12 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jspec.models.layers import linear
 
 _REPEATS = 12
-_FEW_ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # of a decoding step, and of verify calls
 # (bytes of the kernel that is read, rows and width of the product that is computed)
 _SIZES = {"cpu": (256 << 20, 512, 2048)}
 _ACCELERATOR_SIZES = (2 << 30, 8192, 8192)
@@ -44,41 +42,6 @@ def measure_machine(dtype: str = "bfloat16") -> Machine:
     reading = _time_product(1, _WIDTH, outputs, dtype)
     computing = _time_product(rows, width, width, dtype)
     return Machine(num_bytes / reading, 2 * rows * width**2 / computing)
-
-
-class FewRows(NamedTuple):
-    """What products of few rows take where their weights come from memory.
-
-    Attributes:
-      rows: numbers of rows, rising from 1.
-      seconds: for each byte of weights, by number of rows.
-    """
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def most(self) -> int:
-        """Rows up to which it is known."""
-        return self.rows[-1]
-
-    def seconds_per_byte(self, rows: int) -> float:
-        """Returns the seconds for each byte of weights, linear between numbers of rows."""
-        return float(np.interp(rows, self.rows, self.seconds))
-
-
-def measure_few_rows(width: int, dtype: str = "bfloat16") -> FewRows:
-    """Measures the default device.
-
-    Args:
-      width: of the rows, a model's: those of narrow models stay in a nearer cache.
-      dtype: "bfloat16" or "float32", of the weights.
-    """
-    num_bytes = _SIZES.get(jax.default_backend(), _ACCELERATOR_SIZES)[0]
-    outputs = num_bytes // jnp.dtype(dtype).itemsize // width
-    num_bytes = outputs * width * jnp.dtype(dtype).itemsize
-    seconds = [_time_product(rows, width, outputs, dtype) for rows in _FEW_ROWS]
-    return FewRows(_FEW_ROWS, tuple(one / num_bytes for one in seconds))
 
 
 def _time_product(rows: int, inputs: int, outputs: int, dtype: str) -> float:

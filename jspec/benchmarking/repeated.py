@@ -2,13 +2,15 @@
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 
 _SECONDS = 0.5  # of one measurement, about
 _MOST_TURNS = 64
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 def seconds_each(loop: Callable[[jax.Array], jax.Array], repeats: int = 5) -> float:
@@ -27,3 +29,14 @@ def seconds_each(loop: Callable[[jax.Array], jax.Array], repeats: int = 5) -> fl
 
     more = max(1, min(_MOST_TURNS, int(_SECONDS / seconds(1))))
     return statistics.median(seconds(1 + more) - seconds(1) for _ in range(repeats)) / more
+
+
+def seconds_in_turn(
+    loops: Mapping[_Key, Callable[[jax.Array], jax.Array]], repeats: int = 5
+) -> dict[_Key, float]:
+    """Returns the seconds of a turn of each loop; a machine that slows down slows all of them."""
+    measured: dict[_Key, list[float]] = {key: [] for key in loops}
+    for _ in range(repeats):
+        for key, loop in loops.items():
+            measured[key].append(seconds_each(loop, repeats=1))
+    return {key: statistics.median(seconds) for key, seconds in measured.items()}

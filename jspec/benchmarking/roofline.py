@@ -7,8 +7,9 @@ bytes and operations are those of `CallCost`.
 
 That says what is possible, not what a wider call costs: long before its operations take as long as
 its bytes, the two get in each other's way. How much more a call on several tokens takes than one on
-a single token is foretold from the time that a large product takes with as many rows
-(`analysis.machine.FewRows`), and stands beside what it does take.
+a single token is foretold from its two parts that read and compute in earnest, its products with as
+many rows and its attention, each measured by itself. What a call has beside them, norms, rotations
+and the rest, counts as that of the call on one token.
 """
 
 import sys
@@ -16,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jspec.analysis.call_cost import CallCost
-from jspec.analysis.machine import FewRows, Machine, measure_few_rows, measure_machine
-from jspec.benchmarking.calls import MOST_WIDTH, time_calls
+from jspec.analysis.machine import Machine, measure_machine
+from jspec.benchmarking.call_parts import CallShape, time_parts
+from jspec.benchmarking.calls import time_calls
 from jspec.benchmarking.round_parts import host_seconds, time_choice, time_drafting
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.engine import prefill_widths
@@ -41,8 +43,11 @@ class Line(NamedTuple):
       num_bytes: read and written at least; None where nothing is known.
       operations: done at least; None where nothing is known.
       least_seconds: that these take; None where nothing is known.
-      ratio: of the seconds to those of the model's call on one token; None for what is no call.
-      expected_ratio: foretold by bytes and products of few rows; None where it is not.
+      ratio: of the seconds to those of the model's call on one token, measured by turns; None for
+        what is no call.
+      expected_ratio: foretold by products and attention; None where it is not.
+      product_seconds: of the products in it; None where they are not measured.
+      attention_seconds: of the attention in it; None where it is not measured.
     """
 
     name: str
@@ -52,6 +57,8 @@ class Line(NamedTuple):
     least_seconds: float | None = None
     ratio: float | None = None
     expected_ratio: float | None = None
+    product_seconds: float | None = None
+    attention_seconds: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -82,9 +89,7 @@ def measure_roofline(
     models = {"target": target} if draft is None else {"target": target, "draft": draft}
     lines = []
     for role, model in models.items():
-        is_float = model.quantization is None
-        few_rows = measure_few_rows(model.config.embed_dim, dtype) if is_float else None
-        lines += _announced(call_lines(model, role, machine, few_rows))
+        lines += _announced(call_lines(model, role, machine))
     lines += _announced(choice_lines(target.config.vocab_size))
     lines += _announced(round_lines(target, draft, generators, options))
     return machine, lines
@@ -96,51 +101,62 @@ def _announced(lines: Iterator[Line]) -> Iterator[Line]:
         yield line
 
 
-def call_lines(
-    model: LoadedModel, role: str, machine: Machine, few_rows: FewRows | None
-) -> Iterator[Line]:
-    """Yields calls of a model: by width, of a prefill, by context and by batch size.
+def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line]:
+    """Yields calls of a model: by width, by context, by batch size, and of a prefill.
 
     Args:
       model: the target or the draft.
       role: its name in the lines.
       machine: what the machine can do at most.
-      few_rows: what products of few rows take on it; None for quantised weights.
     """
     most = model.config.max_seq_len
     middle = min(_CONTEXT, most // 2)
-    shapes = [(width, middle, 1) for width in _WIDTHS]
-    shapes += [(width, 0, 1) for width in prefill_widths(model)]
-    shapes += [(1, context, 1) for context in _CONTEXTS]
-    shapes += [(1, middle, batch_size) for batch_size in _BATCHES]
+    shapes = [CallShape(width, middle, 1) for width in _WIDTHS]
+    shapes += [CallShape(1, context, 1) for context in _CONTEXTS]
+    shapes += [CallShape(1, middle, batch_size) for batch_size in _BATCHES]
+    shapes = [shape for shape in shapes if shape.context + shape.width <= most]
     itemsize = model.params["embedding"].dtype.itemsize
     cost = CallCost(model.config, quantization=model.quantization, float_bytes=itemsize)
-
-    def expected(width: int, context: int, batch_size: int) -> float | None:
-        rows = width * batch_size
-        if few_rows is None or rows > few_rows.most:
-            return None
-        caches = cost.call_bytes(width, context=context, batch_size=batch_size) - cost.weight_bytes
-        return cost.weight_bytes * few_rows.seconds_per_byte(rows) + caches / machine.bandwidth
-
     first = None
-    for width, context, batch_size in shapes:
-        if context + width > most:
-            continue
-        is_prefill = width > MOST_WIDTH
-        kind = "prefill of" if is_prefill else "call on"
-        name = f"{role}: {kind} {width} tokens, {context} before, {batch_size} rows"
-        size = {"context": context, "batch_size": batch_size}
-        num_bytes, operations = cost.call_bytes(width, **size), cost.call_operations(width, **size)
-        if is_prefill:  # the head sees one token of a chunk
-            head = model.config.vocab_size * model.config.embed_dim
-            operations -= 2 * head * (width - 1) * batch_size
-        least = max(num_bytes / machine.bandwidth, operations / machine.flop_rate)
-        seconds = time_calls(model, width, **size)
-        own = seconds, expected(width, **size)
-        first = first or own
-        foretold = own[1] / first[1] if own[1] and first[1] else None
-        yield Line(name, seconds, num_bytes, operations, least, seconds / first[0], foretold)
+    for shape, parts, first_seconds in time_parts(model, shapes):
+        first = first or parts
+        more = parts.products + parts.attention - first.products - first.attention
+        yield Line(
+            f"{role}: call on {shape.width} tokens, {shape.context} before, "
+            f"{shape.batch_size} rows",
+            parts.call,
+            *_least(cost, shape, machine),
+            ratio=parts.call / first_seconds,
+            expected_ratio=1 + more / first.call,
+            product_seconds=parts.products,
+            attention_seconds=parts.attention,
+        )
+    assert first is not None
+    for width in prefill_widths(model):
+        seconds = time_calls(model, width, context=0)
+        least = _least(cost, CallShape(width, 0, 1), machine, num_logits=1)
+        name = f"{role}: prefill of {width} tokens"
+        yield Line(name, seconds, *least, ratio=seconds / first.call)
+
+
+def _least(
+    cost: CallCost, shape: CallShape, machine: Machine, num_logits: int | None = None
+) -> tuple[float, float, float]:
+    """Returns a call's bytes, operations and the least seconds that they take.
+
+    Args:
+      cost: of the model.
+      shape: of the call.
+      machine: what it can do.
+      num_logits: tokens of each row that the head sees; None for all.
+    """
+    width, context, batch_size = shape
+    num_bytes = cost.call_bytes(width, context=context, batch_size=batch_size)
+    operations = cost.call_operations(width, context=context, batch_size=batch_size)
+    if num_logits is not None:
+        head = cost.config.vocab_size * cost.config.embed_dim
+        operations -= 2 * head * (width - num_logits) * batch_size
+    return num_bytes, operations, max(num_bytes / machine.bandwidth, operations / machine.flop_rate)
 
 
 def choice_lines(vocab_size: int) -> Iterator[Line]:
@@ -196,19 +212,30 @@ def round_lines(
 def format_lines(lines: list[Line], machine: Machine) -> str:
     """Returns a table."""
     width = max(len(line.name) for line in lines)
+    titles = ["MB", "GFLOP", "least ms", "measured ms", "share", "products", "attention",
+              "calls on 1", "foretold"]  # fmt: skip
     rows = [
         f"{machine.bandwidth / 1e9:.1f} GB/s and {machine.flop_rate / 1e9:.0f} GFLOP/s by the "
         "products of this program",
-        f"{'':<{width}}        MB    GFLOP  least ms  measured ms  share  calls on 1  foretold",
+        " ".join([f"{'':<{width}}", *(f"{title:>11}" for title in titles)]),
     ]
     for line in lines:
-        row = f"{line.name:<{width}}"
-        if line.num_bytes is None or line.operations is None or line.least_seconds is None:
-            row += f"{'':>29}{1e3 * line.seconds:13.3f}"
-        else:
-            row += f"{line.num_bytes / 1e6:10.1f}{line.operations / 1e9:9.2f}"
-            row += f"{1e3 * line.least_seconds:10.2f}{1e3 * line.seconds:13.2f}"
-            row += f"{line.share:7.0%}{line.ratio:12.2f}"
-            row += "" if line.expected_ratio is None else f"{line.expected_ratio:10.2f}"
-        rows.append(row)
+        cells = [
+            _cell(line.num_bytes, 1e-6, ".1f"),
+            _cell(line.operations, 1e-9, ".2f"),
+            _cell(line.least_seconds, 1e3, ".2f"),
+            _cell(line.seconds, 1e3, ".3f"),
+            _cell(line.share, 1, ".0%"),
+            _cell(line.product_seconds, 1e3, ".2f"),
+            _cell(line.attention_seconds, 1e3, ".2f"),
+            _cell(line.ratio, 1, ".2f"),
+            _cell(line.expected_ratio, 1, ".2f"),
+        ]
+        rows.append(
+            " ".join([f"{line.name:<{width}}", *(f"{cell:>11}" for cell in cells)]).rstrip()
+        )
     return "\n".join(rows)
+
+
+def _cell(value: float | None, unit: float, form: str) -> str:
+    return "" if value is None else format(unit * value, form)

@@ -30,9 +30,14 @@ int32_t SmallestRank(const int32_t* ranks, const float* weights, double target, 
       const uint64_t key = static_cast<uint32_t>(ranks[i]) ^ 0x80000000u;  // in order
       if (key >> settled == prefix && weights[i] != 0) sums[key >> shift & (size - 1)] += weights[i];
     }
-    uint64_t next = 0;
-    while (next < size && !(below + sums[next] >= target)) below += sums[next++];
-    if (next == size) return std::numeric_limits<int32_t>::max();
+    uint64_t next = 0, last = 0;
+    for (; next < size && !(below + sums[next] >= target); ++next) {
+      if (sums[next] != 0) last = next;
+      below += sums[next];
+    }
+    // What was enough before is so now, though its parts may add up to a little less.
+    if (next == size && settled == 32) return std::numeric_limits<int32_t>::max();
+    if (next == size) next = last;
     prefix = prefix << bits | next;
   }
   return static_cast<int32_t>(static_cast<uint32_t>(prefix) ^ 0x80000000u);

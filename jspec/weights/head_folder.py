@@ -146,7 +146,7 @@ def pack_params(
 
     expected = {part.name: part.shape for rule in rules for part in rule.parts}
     for name in sorted(expected.keys() | tensors.keys()):
-        shape = tensors[name].shape if name in tensors else None
+        shape = _shape(tensors, name) if name in tensors else None
         if shape != expected.get(name):
             raise InputError(
                 f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
@@ -158,6 +158,10 @@ def pack_params(
             for rule in rules
         }
     )
+
+
+def _shape(tensors: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
+    return tensors.shape(name) if isinstance(tensors, FloatTensors) else tensors[name].shape
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:

@@ -58,6 +58,14 @@ class FloatTensors(Mapping[str, np.ndarray]):
             raise InputError(f"{name}: expected {name}{_SUFFIX} with a scale for each row of int8")
         return values.astype(np.float32) * scale.astype(np.float32)
 
+    def __contains__(self, name: object) -> bool:
+        """Returns whether there is such a tensor."""
+        return name in self._stored and name not in self._scales
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns a tensor's shape without making it."""
+        return self._stored[name].shape
+
     def __iter__(self) -> Iterator[str]:
         """Yields the names; scales have none of their own."""
         return (name for name in self._stored if name not in self._scales)

@@ -37,7 +37,12 @@ _SCALE_BYTES = 4
 
 def is_quantizable(rule: Rule) -> bool:
     """Returns whether a parameter is a kernel, and no norm or bias."""
-    return rule.path[-1] in _NUM_CONTRACTED
+    return num_contracted(rule.path) > 0
+
+
+def num_contracted(path: Path) -> int:
+    """Returns how many trailing axes of a parameter are inputs of a product; 0 if it is none's."""
+    return _NUM_CONTRACTED.get(path[-1], 0)
 
 
 def num_bytes(rule: Rule, kind: str | None, float_bytes: int) -> int:
@@ -54,7 +59,7 @@ def num_bytes(rule: Rule, kind: str | None, float_bytes: int) -> int:
     if kind is None or not is_quantizable(rule):
         return size * float_bytes
     name = rule.path[-1]
-    scales = _SCALE_BYTES * size // math.prod(rule.shape[-_NUM_CONTRACTED[name] :])
+    scales = _SCALE_BYTES * size // math.prod(rule.shape[-num_contracted(rule.path) :])
     if kind == "int8" or name in _TABLES:
         return size + scales
     return size // 2 + size // GROUP + scales
@@ -73,7 +78,7 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
     for rule in make_rules(config) if kind == "int4" else ():
         if not is_quantizable(rule) or rule.path[-1] in _TABLES:
             continue
-        num_inputs = math.prod(rule.shape[-_NUM_CONTRACTED[rule.path[-1]] :])
+        num_inputs = math.prod(rule.shape[-num_contracted(rule.path) :])
         if num_inputs % GROUP:
             raise InputError(
                 f"{'/'.join(rule.path)}: int4 expects inputs in groups of {GROUP}, "
@@ -95,7 +100,7 @@ def quantize(kernel: "jax.Array", path: Path, kind: str, dtype: Any) -> "Quantiz
 
     kind = "int8" if path[-1] in _TABLES else kind
     run = _quantizer()
-    return jax.block_until_ready(run(kernel, _NUM_CONTRACTED[path[-1]], kind, jnp.dtype(dtype)))
+    return jax.block_until_ready(run(kernel, num_contracted(path), kind, jnp.dtype(dtype)))
 
 
 def quantize_leaves(leaves: dict[Path, Any], config: LlamaConfig, kind: str) -> dict[Path, Any]:
@@ -139,7 +144,7 @@ def quantize_head_leaf(path: Path, leaf: "jax.Array", dtype: Any) -> Any:
       leaf: float32; one read from int8 becomes the same integers again.
       dtype: of what stays floats, and of the products but on CPU without C++.
     """
-    if path[-1] in _NUM_CONTRACTED:
+    if num_contracted(path):
         return quantize(leaf, path, "int8", dtype)
     return leaf.astype(dtype)
 

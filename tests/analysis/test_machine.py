@@ -46,13 +46,3 @@ def test_the_fastest_call_counts(monkeypatch):
     clock = iter([0, 100, 0, 1] + [0, 3] * 10)
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(clock))
     assert machine.least_seconds(lambda: 0) == pytest.approx(1)
-
-
-def test_few_rows_are_timed_by_the_bytes_of_their_kernel(monkeypatch):
-    monkeypatch.setattr(machine, "_time_product", lambda rows, *shape: float(rows) + shape[0])
-    monkeypatch.setitem(machine._SIZES, "cpu", (100 << 10, 64, 128))
-    found = machine.measure_few_rows(48, "bfloat16")
-    num_bytes = (100 << 10) // 96 * 96
-    assert found.seconds_per_byte(1) == pytest.approx(49 / num_bytes)
-    assert found.seconds_per_byte(5) == pytest.approx(53 / num_bytes)  # between 4 and 6
-    assert found.most == 16

@@ -1,17 +1,30 @@
 """The roofline: what a call reads and does, the least time that takes, and the measured one."""
 
+import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jspec.analysis.call_cost import CallCost
-from jspec.analysis.machine import FewRows, Machine
-from jspec.benchmarking.repeated import seconds_each
+from jspec.analysis.machine import Machine
+from jspec.benchmarking.call_parts import (
+    CallParts,
+    CallShape,
+    attention_loop,
+    product_loop,
+    time_parts,
+)
+from jspec.benchmarking.repeated import seconds_each, seconds_in_turn
 from jspec.benchmarking.roofline import Line, call_lines, choice_lines, format_lines
 from jspec.benchmarking.round_parts import _choose, time_drafting
 from jspec.drafters import DrafterOptions
+from jspec.models import KVCache
+from jspec.models.layers import linear
 from jspec.sampling import SamplingSettings
+from jspec.weights.quantize import quantize_params
 from tests import tiny_models
 from tests.programs import environment, run
 
@@ -20,9 +33,8 @@ from tests.programs import environment, run
 def lines():
     """Returns the lines of a machine that only reads, and of one that only computes, slowly."""
     model = tiny_models.target()
-    few_rows = FewRows((1, 2, 4), (1e-9, 2e-9, 6e-9))
-    reading = list(call_lines(model, "target", Machine(1e9, 1e30), few_rows))
-    computing = list(call_lines(model, "target", Machine(1e30, 1e9), few_rows))
+    reading = list(call_lines(model, "target", Machine(1e9, 1e30)))
+    computing = list(call_lines(model, "target", Machine(1e30, 1e9)))
     return reading, computing
 
 
@@ -42,28 +54,74 @@ def test_a_call_of_one_token_and_a_prefill_are_counted_by_hand(lines):
     call = of[f"target: call on 1 tokens, {half} before, 1 rows"]
     assert call.num_bytes == cost.call_bytes(1, context=half)
     assert call.operations == cost.call_operations(1, context=half)
-    chunk = of["target: prefill of 64 tokens, 0 before, 1 rows"]
+    chunk = of["target: prefill of 64 tokens"]
     unseen = 63 * 2 * config.vocab_size * config.embed_dim  # only the last token's logits are made
     assert chunk.operations == cost.call_operations(64, context=0) - unseen
 
 
-def test_what_wider_calls_cost_is_foretold_by_products_of_as_many_rows(lines):
-    """Weights at the products' pace, keys and values at the bandwidth; see the fixture."""
-    cost = CallCost(tiny_models.CONFIG, float_bytes=4)
+def test_what_wider_calls_cost_is_foretold_by_products_and_attention(monkeypatch):
+    """What a call has beside them is that of the call on one token: here 10 of 100 ms."""
+
+    def time_parts(_, shapes):
+        for shape in shapes:
+            yield shape, CallParts(0.1 * shape.rows, 0.08 * shape.rows, 0.01 * shape.width), 0.1
+
+    monkeypatch.setattr("jspec.benchmarking.roofline.time_parts", time_parts)
+    monkeypatch.setattr("jspec.benchmarking.roofline.time_calls", lambda *_, **__: 1.0)
+    lines = list(call_lines(tiny_models.target(), "target", Machine(1e9, 1e9)))
+    of = {line.name: line for line in lines}
     half = tiny_models.CONFIG.max_seq_len // 2
-    of = {line.name: line for line in lines[0]}
-
-    def seconds(width, seconds_per_byte, rows=1):
-        caches = cost.call_bytes(width, context=half, batch_size=rows) - cost.weight_bytes
-        return cost.weight_bytes * seconds_per_byte + caches / 1e9
-
-    one = seconds(1, 1e-9)
-    for width, rows, pace in [(1, 1, 1e-9), (2, 1, 2e-9), (3, 1, 4e-9), (4, 1, 6e-9), (1, 4, 6e-9)]:
+    for width, rows, foretold in [(1, 1, 1.0), (3, 1, 2.8), (16, 1, 14.5), (1, 4, 3.4)]:
         line = of[f"target: call on {width} tokens, {half} before, {rows} rows"]
-        assert line.expected_ratio == pytest.approx(seconds(width, pace, rows) / one)
-        first = of[f"target: call on 1 tokens, {half} before, 1 rows"]
-        assert line.ratio == line.seconds / first.seconds
-    assert of[f"target: call on 6 tokens, {half} before, 1 rows"].expected_ratio is None
+        assert line.expected_ratio == pytest.approx(foretold)
+        assert line.ratio == pytest.approx(width * rows)
+    chunk = of["target: prefill of 64 tokens"]
+    assert (chunk.ratio, chunk.expected_ratio) == (pytest.approx(10), None)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_parts_of_a_call_run_by_turns_with_the_first_call(quantization, monkeypatch):
+    """Guards against a loop that cannot run, for other weights or several rows."""
+    model = tiny_models.target()
+    if quantization:
+        params = quantize_params(model.params, model.config, quantization)
+        model = dataclasses.replace(model, params=params, quantization=quantization)
+
+    def seconds_in_turn(loops):
+        for loop in loops.values():
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(loop(jnp.int32(2))))
+        return {name: float(place) for place, name in enumerate(loops)}
+
+    monkeypatch.setattr("jspec.benchmarking.call_parts.seconds_in_turn", seconds_in_turn)
+    shapes = [CallShape(1, 8, 1), CallShape(3, 8, 2)]
+    expected = [(shape, CallParts(call=1, products=2, attention=3), 0) for shape in shapes]
+    assert list(time_parts(model, shapes)) == expected
+
+
+def test_every_product_and_every_layer_is_in_the_loops(monkeypatch):
+    """Four products a layer and the head; the attention of each layer once."""
+    model, attended, multiplied = tiny_models.target(), [], []
+    attend = KVCache.attend
+    monkeypatch.setattr(KVCache, "attend", lambda *a: attended.append(1) or attend(*a))
+    monkeypatch.setattr(
+        "jspec.benchmarking.call_parts.linear",
+        lambda inputs, kernel, n: multiplied.append(kernel.size) or linear(inputs, kernel, n),
+    )
+    product_loop(model, 3)(jnp.int32(1))
+    attention_loop(model, CallShape(2, 8, 1))(jnp.int32(1))
+    assert len(attended) == tiny_models.CONFIG.num_layers
+    assert len(multiplied) == 4 * tiny_models.CONFIG.num_layers + 1
+    assert sum(multiplied) == CallCost(model.config).num_multiplied
+
+
+def test_loops_take_turns(monkeypatch):
+    order = []
+    monkeypatch.setattr(
+        "jspec.benchmarking.repeated.seconds_each",
+        lambda loop, repeats: order.append(loop) or float(len(order)),
+    )
+    assert seconds_in_turn({"a": "one", "b": "two"}, repeats=3) == {"a": 3.0, "b": 4.0}
+    assert order == ["one", "two"] * 3
 
 
 def test_a_loop_less_its_beginning_is_what_its_turns_take(monkeypatch):
@@ -125,12 +183,11 @@ def test_calls_behind_the_models_context_are_left_out(lines):
 def test_a_line_without_bytes_has_no_share():
     line = Line("a round", 0.5)
     assert line.share is None
-    table = format_lines(
-        [line, Line("a call", 0.01, 5e6, 1e9, 0.005, 1.25, 1.2)], Machine(1e9, 2e11)
-    )
+    call = Line("a call", 0.01, 5e6, 1e9, 0.005, 1.25, 1.2, 0.008, 0.001)
+    table = format_lines([line, call], Machine(1e9, 2e11))
     assert table.splitlines()[0].startswith("1.0 GB/s and 200 GFLOP/s")
     assert table.splitlines()[2].split() == ["a", "round", "500.000"]
-    cells = ["a", "call", "5.0", "1.00", "5.00", "10.00", "50%", "1.25", "1.20"]
+    cells = ["a", "call", "5.0", "1.00", "5.00", "10.000", "50%", "8.00", "1.00", "1.25", "1.20"]
     assert table.splitlines()[3].split() == cells
 
 

@@ -53,6 +53,20 @@ def test_counts_are_those_of_xla(target):
     np.testing.assert_array_equal(_smallest_rank(*operands), _bisect(*operands))
 
 
+def test_what_is_enough_together_is_enough_in_parts():
+    """Float64 sums of a few bits' ranks at a time miss by rounding what the sum of all reaches."""
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        rank = jnp.asarray(rng.integers(-(2**31), 2**31, 60), jnp.int32)[None, None]
+        weights = jnp.asarray(10.0 ** rng.uniform(-30, 0, 60), jnp.float32)[None, None]
+        total = jnp.float32(np.asarray(weights, np.float64).sum())
+        got = _smallest_rank(rank, weights, jnp.full([1, 1, 1], total)).item()
+        if got == LARGEST:  # rounding to float32 may have made the total more than all
+            assert np.asarray(weights, np.float64).sum() < float(total)
+        else:
+            assert got in rank
+
+
 def test_nothing_is_enough_where_a_weight_is_no_number():
     rank, probs = draw((1, 2, 300), 3.0)
     probs = probs.at[0, 0, 7].set(jnp.nan)
