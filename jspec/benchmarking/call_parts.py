@@ -56,23 +56,25 @@ class CallParts(NamedTuple):
 
 def time_parts(
     model: LoadedModel, shapes: Iterable[CallShape]
-) -> Iterator[tuple[CallShape, CallParts, float]]:
-    """Yields each call's parts, and the seconds of the first call by turns with them.
+) -> Iterator[tuple[CallShape, CallParts, CallParts]]:
+    """Yields each call's parts, and those of the first call, measured by turns with them.
 
     The caches of one shape are gone before those of the next are made.
     """
     first = None
     for shape in shapes:
         first = first or shape
-        loops = {
-            "first": _call_loop(model, first),
-            "call": _call_loop(model, shape),
-            "products": product_loop(model, shape.rows),
-            "attention": attention_loop(model, shape),
-        }
+        loops = {}
+        for one in (shape, first):
+            loops[one, "call"] = _call_loop(model, one)
+            loops[one, "products"] = product_loop(model, one.rows)
+            loops[one, "attention"] = attention_loop(model, one)
         seconds = seconds_in_turn(loops)
-        first_seconds = seconds.pop("first")
-        yield shape, CallParts(**seconds), first_seconds
+        yield (
+            shape,
+            *(CallParts(*(seconds[one, part] for part in CallParts._fields))
+              for one in (shape, first)),
+        )  # fmt: skip
 
 
 def _call_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:

@@ -12,6 +12,7 @@ many rows and its attention, each measured by itself. What a call has beside the
 and the rest, counts as that of the call on one token.
 """
 
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -117,26 +118,25 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
     shapes = [shape for shape in shapes if shape.context + shape.width <= most]
     itemsize = model.params["embedding"].dtype.itemsize
     cost = CallCost(model.config, quantization=model.quantization, float_bytes=itemsize)
-    first = None
-    for shape, parts, first_seconds in time_parts(model, shapes):
-        first = first or parts
+    one_token = math.nan
+    for shape, parts, first in time_parts(model, shapes):
+        one_token = first.call
         more = parts.products + parts.attention - first.products - first.attention
         yield Line(
             f"{role}: call on {shape.width} tokens, {shape.context} before, "
             f"{shape.batch_size} rows",
             parts.call,
             *_least(cost, shape, machine),
-            ratio=parts.call / first_seconds,
+            ratio=parts.call / first.call,
             expected_ratio=1 + more / first.call,
             product_seconds=parts.products,
             attention_seconds=parts.attention,
         )
-    assert first is not None
     for width in prefill_widths(model):
         seconds = time_calls(model, width, context=0)
         least = _least(cost, CallShape(width, 0, 1), machine, num_logits=1)
         name = f"{role}: prefill of {width} tokens"
-        yield Line(name, seconds, *least, ratio=seconds / first.call)
+        yield Line(name, seconds, *least, ratio=seconds / one_token)
 
 
 def _least(

@@ -64,7 +64,7 @@ def test_what_is_enough_together_is_enough_in_parts():
         if got == LARGEST:  # rounding to float32 may have made the total more than all
             assert np.asarray(weights, np.float64).sum() < float(total)
         else:
-            assert got in rank
+            assert got in np.asarray(rank)
 
 
 def test_nothing_is_enough_where_a_weight_is_no_number():
