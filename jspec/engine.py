@@ -249,8 +249,8 @@ def verify_widths(drafter: Drafter, numbers: Sequence[int]) -> Sequence[int]:
 def prefill_widths(target: LoadedModel) -> Sequence[int]:
     """Returns the widths at which calls on chunks of a prompt are compiled.
 
-    A wide one takes as long as two and a half narrow ones; where many rows are multiplied natively,
-    as long as four, and one width is enough.
+    A wide one takes as long as two and a half to four narrow ones; where many rows are multiplied
+    natively, as long as four, and one width is enough.
     """
     embedding = target.params["embedding"]
     is_native = isinstance(embedding, QuantizedKernel) and native.is_available()

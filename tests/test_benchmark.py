@@ -130,6 +130,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
+        "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
     base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]

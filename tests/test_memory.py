@@ -140,3 +140,17 @@ def test_what_runs_out_on_the_way_is_one_line(tmp_path, action, said):
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
     line = check_refusal(done.returncode, done.stdout, done.stderr)
     assert line.startswith(f"error: not enough memory: {said}")
+
+
+def test_what_compiling_has_freed_is_given_back(monkeypatch):
+    """Guards against another name of JAX's events; a second call must not listen twice."""
+    given = []
+    monkeypatch.setattr(memory, "give_back_freed", lambda: given.append(1))
+    monkeypatch.setattr(memory, "_LONG_COMPILATION", 3600.0)
+    memory.give_back_after_compiling()
+    memory.give_back_after_compiling()
+    jax.jit(lambda x: 3 * x + 1)(jnp.ones(7))
+    assert not given
+    monkeypatch.setattr(memory, "_LONG_COMPILATION", 0.0)
+    jax.jit(lambda x: 5 * x + 1)(jnp.ones(7))
+    assert 1 <= len(given) <= 3  # tracing, lowering, compiling
