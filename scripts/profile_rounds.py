@@ -8,18 +8,17 @@ and the host cost; on a CPU it is a thread. The profiler slows down what it watc
 not times. --trace_folder keeps the trace, for a viewer such as XProf.
 """
 
-import collections
 import contextlib
 import pathlib
-import re
 import tempfile
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import jax
 from absl import flags
 
 from jspec import cli, drafter_flags, provenance
+from jspec.benchmarking.profile import read_trace, summarise_line
 from jspec.drafter_flags import read_drafter
 from jspec.drafters import choose_drafter
 from jspec.errors import InputError, check_range
@@ -38,22 +37,6 @@ _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the
 _TOP = flags.DEFINE_integer("top", 12, "Operations to show of each line.")
 _TRACE_FOLDER = flags.DEFINE_string("trace_folder", None, "Keep the trace here.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write the summary to this file.")
-
-_NUMBER = re.compile(r"([._]\d+)+$")
-
-
-class Event(NamedTuple):
-    """One operation's run.
-
-    Attributes:
-      name: the operation.
-      start: in nanoseconds.
-      duration: in nanoseconds.
-    """
-
-    name: str
-    start: float
-    duration: float
 
 
 def main() -> None:
@@ -106,61 +89,6 @@ def _folder(kept: str | None) -> Iterator[pathlib.Path]:
         return
     with tempfile.TemporaryDirectory() as name:
         yield pathlib.Path(name)
-
-
-def read_trace(folder: pathlib.Path) -> Iterator[tuple[str, list[Event]]]:
-    """Yields each line of a trace that has operations: of devices, where there are some, else of
-    the processor's threads.
-
-    Raises:
-      InputError: the profiler has written no trace.
-    """
-    files = sorted(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    if not files:
-        raise InputError(f"expected a trace in {folder}, got none")
-    planes = list(jax.profiler.ProfileData.from_file(str(files[-1])).planes)
-    found = {}
-    for plane in planes:
-        for line in plane.lines:
-            events = [Event(e.name, e.start_ns, e.duration_ns) for e in line.events]
-            if events and line.name != "python":
-                found[f"{plane.name} {line.name}"] = events
-    devices = {name: events for name, events in found.items() if name.startswith("/device:")}
-    yield from (devices or found).items()
-
-
-def summarise_line(name: str, events: Iterable[Event]) -> dict[str, Any]:
-    """Returns how long a line was busy, and each operation's runs and own time.
-
-    Args:
-      name: of the line.
-      events: of the line; one lies within another, or beside it.
-    """
-    events = sorted(events, key=lambda event: (event.start, -event.duration))
-    own: dict[str, float] = collections.defaultdict(float)
-    runs: dict[str, int] = collections.defaultdict(int)
-    busy, within = 0.0, []
-    for event in events:
-        kind = _NUMBER.sub("", event.name)
-        while within and event.start >= within[-1].start + within[-1].duration:
-            within.pop()
-        if within:
-            own[_NUMBER.sub("", within[-1].name)] -= event.duration
-        else:
-            busy += event.duration
-        own[kind] += event.duration
-        runs[kind] += 1
-        within.append(event)
-    span = max(event.start + event.duration for event in events) - events[0].start
-    return {
-        "line": name,
-        "span_seconds": 1e-9 * span,
-        "busy_seconds": 1e-9 * busy,
-        "operations": [
-            {"name": kind, "runs": runs[kind], "own_seconds": 1e-9 * own[kind]}
-            for kind in sorted(own, key=lambda kind: -own[kind])
-        ],
-    }
 
 
 def _print_line(line: dict[str, Any], top: int) -> None:

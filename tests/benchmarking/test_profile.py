@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from jspec.benchmarking.profile import Event, read_trace, summarise_line
 from jspec.errors import InputError
-from scripts.profile_rounds import Event, read_trace, summarise_line
 
 
 def test_an_operations_own_time_is_without_those_within_it():
