@@ -103,6 +103,7 @@ class Peer:
           max_length: tokens that the cache holds, prompt and answer; one of every length would be
             compiled anew.
         """
+        import torch
         import transformers
 
         # One cache for all answers: a graph of the GPU is recorded for its addresses.
@@ -111,7 +112,8 @@ class Peer:
         setattr(compile_config, "_compile_all_devices", True)  # noqa: B010  # a processor as well
 
         def generate(prompt: list[int], max_new_tokens: int) -> Generated:
-            cache.reset()
+            with torch.inference_mode():
+                cache.reset()
             options = {"past_key_values": cache, "compile_config": compile_config}
             answer = self._generate(prompt, max_new_tokens, **options).token_ids
             return Generated(answer, len(answer) - 1, len(answer) - 1)

@@ -72,6 +72,7 @@ else
   synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2 --num_prompts=1 --repeats=1
     --max_new_tokens=8 --synthetic_acceptance=0.8}
 fi
+# XLA_FLAGS must not be blank: autotuning at level 4 is XLA's own choice.
 xla_sets=${XLA_SETS:-default= loops=--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL
   none=--xla_gpu_enable_command_buffer= triton=--xla_gpu_triton_gemm_any=true}
 
@@ -155,8 +156,8 @@ options() { # what XLA's options change; +WHILE puts whole loops into one launch
   local set
   for set in $xla_sets; do
     # shellcheck disable=SC2086
-    XLA_FLAGS="${XLA_FLAGS:-} $(tr ';' ' ' <<<"${set#*=}")" benchmark --notransformers \
-      --target="${pairs##*,}" --drafters=none,prompt_lookup:5 $benchmark_flags \
+    XLA_FLAGS="${XLA_FLAGS:---xla_gpu_autotune_level=4} $(tr ';' ' ' <<<"${set#*=}")" benchmark \
+      --notransformers --target="${pairs##*,}" --drafters=none,prompt_lookup:5 $benchmark_flags \
       --output_json="$out/options-${set%%=*}.jsonl"
   done
 }

@@ -10,6 +10,7 @@ import jax
 
 from jspec.errors import InputError
 
+_PYTHON = "$"  # how Python's own frames begin
 _NUMBER = re.compile(r"([._]\d+)+$")
 
 
@@ -41,8 +42,12 @@ def read_trace(folder: pathlib.Path) -> Iterator[tuple[str, list[Event]]]:
     found = {}
     for plane in planes:
         for line in plane.lines:
-            events = [Event(e.name, e.start_ns, e.duration_ns) for e in line.events]
-            if events and line.name != "python":
+            events = [
+                Event(event.name, event.start_ns, event.duration_ns)
+                for event in line.events
+                if not event.name.startswith(_PYTHON)
+            ]
+            if events:
                 found[f"{plane.name} {line.name}"] = events
     devices = {name: events for name, events in found.items() if name.startswith("/device:")}
     yield from (devices or found).items()
