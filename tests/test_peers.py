@@ -63,6 +63,7 @@ def test_answers_are_plain_ones_and_calls_are_forwards(
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch's compiler has some of its own
 def test_the_compiled_step_answers_likewise(peer, plain_answers):
     """Its cache has one size for all prompts; calls are counted though no hook sees them."""
     way = peer.compiled_way(max(map(len, PROMPTS)) + MAX_NEW_TOKENS)
