@@ -41,7 +41,7 @@ struct Pair {
 
 // sum + a * b, rounded once where the processor can. Left to itself, a compiler rounds once in one
 // loop and twice in another, and a result would depend on how many others are computed beside it.
-inline Lanes MultiplyAdd(const Lanes& sum, const Lanes& a, const Lanes& b) {
+inline Lanes MultiplyAdd(Lanes sum, Lanes a, Lanes b) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
 #elif defined(__FMA__)
@@ -53,7 +53,7 @@ inline Lanes MultiplyAdd(const Lanes& sum, const Lanes& a, const Lanes& b) {
 #endif
 }
 
-inline Lanes AddProducts(const Lanes& sum, const Pair& a, const Pair& b) {
+inline Lanes AddProducts(Lanes sum, Pair a, Pair b) {
   return MultiplyAdd(MultiplyAdd(sum, a.first, b.first), a.second, b.second);
 }
 
@@ -123,7 +123,7 @@ inline void StoreLike(float* to, const Pair& pair) {
   Store(to, sizeof(T) == sizeof(BFloat16) ? Zip(pair) : pair);
 }
 
-inline float Total(const Lanes& lanes) {
+inline float Total(Lanes lanes) {
   typedef float Four __attribute__((vector_size(4 * sizeof(float))));
   Four fours[kLanes / 4];
   std::memcpy(fours, &lanes, sizeof(lanes));

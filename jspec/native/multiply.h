@@ -7,10 +7,37 @@
 #define JSPEC_NATIVE_MULTIPLY_H_
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 #include "lanes.h"
 
 namespace jspec {
+
+#ifdef __AVX512BF16__
+constexpr bool kHasPairs = true;
+#else
+constexpr bool kHasPairs = false;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
+
+// What rows of type T are multiplied as: where the processor multiplies floats only, numbers of
+// bfloat16 become floats once, and not again for every output.
+template <typename T>
+using RowNumber = std::conditional_t<kHasPairs, T, float>;
+
+template <typename T>
+inline RowNumber<T> AsRowNumber(T number) {
+  if constexpr (std::is_same_v<T, RowNumber<T>>) return number;
+  const uint32_t word = static_cast<uint32_t>(number) << 16;
+  float widened;
+  std::memcpy(&widened, &word, sizeof(word));
+  return widened;
+}
 
 // kStep numbers of one operand, and the sum of products with those of another.
 template <typename T>
@@ -18,11 +45,15 @@ struct Numbers {
   Pair pair;
 
   static Numbers From(const T* from) { return {Load(from)}; }
-  Lanes AddTo(const Lanes& sum, const Numbers& other) const {
+  template <typename Other>
+  Lanes AddTo(Lanes sum, const Numbers<Other>& other) const {
     return AddProducts(sum, pair, other.pair);
   }
-  static constexpr int kUsualRows = 8;  // that share one reading of the weights
-  static constexpr int OutputsFor(int rows) { return rows <= 4 ? 4 : 2; }  // for the registers' sake
+  // How many rows share one reading of the weights, and outputs one of the rows: sums, weights and
+  // inputs fit the registers.
+  static constexpr int kUsualRows = kRegisters == 32 ? 6 : 3;
+  static constexpr int OutputsFor(int rows) { return rows <= kUsualRows ? 4 : 2; }
+  static constexpr int OutputsOnce(int rows) { return rows > 6 ? 1 : 2; }
 };
 
 #ifdef __AVX512BF16__
@@ -35,15 +66,13 @@ struct Numbers<BFloat16> {
     std::memcpy(&numbers.packed, from, sizeof(packed));
     return numbers;
   }
-  Lanes AddTo(const Lanes& sum, const Numbers& other) const {
+  Lanes AddTo(Lanes sum, const Numbers& other) const {
     return (Lanes)_mm512_dpbf16_ps((__m512)sum, packed, other.packed);
   }
   static constexpr int kUsualRows = 6;
   static constexpr int OutputsFor(int rows) { return rows <= 6 ? 4 : 3; }
+  static constexpr int OutputsOnce(int) { return 1; }
 };
-constexpr bool kHasPairs = true;
-#else
-constexpr bool kHasPairs = false;
 #endif
 
 constexpr int kMaxRows = 8;     // of a block
@@ -57,75 +86,135 @@ struct ProductShape {
   int64_t rows, inputs, outputs;
 };
 
-// The last inputs, fewer than a step, and zeros.
 template <typename T>
-inline Numbers<T> Rest(const T* from, int64_t count) {
-  T padded[kStep] = {};
-  std::memcpy(padded, from, count * sizeof(T));
-  return Numbers<T>::From(padded);
+struct Rows {
+  const T* first;
+  int64_t stride;
+
+  const T* operator[](int64_t row) const { return first + row * stride; }
+};
+
+// A kernel of floats. Others have the same members: kernels are multiplied step by step.
+template <typename T>
+struct FloatKernel {
+  using Number = T;
+  static constexpr int kBits = 8 * sizeof(T);  // of a weight
+  static constexpr bool kIsInOrder = kHasPairs || std::is_same_v<T, float>;
+
+  const T* values;
+  int64_t inputs;
+
+  Numbers<T> Step(int64_t output, int64_t input) const {
+    return Numbers<T>::From(values + output * inputs + input);
+  }
+
+  // The last inputs, fewer than a step, and zeros.
+  Numbers<T> Rest(int64_t output, int64_t input) const {
+    T padded[kStep] = {};
+    std::memcpy(padded, values + output * inputs + input, (inputs - input) * sizeof(T));
+    return Numbers<T>::From(padded);
+  }
+
+  // Puts the numbers of a row, whole steps, in the order that steps have where not kIsInOrder.
+  static void Arrange(float* row, int64_t count) {
+    for (int64_t i = 0; i < count; i += kStep) Store(row + i, LoadLike<T>(row + i));
+  }
+};
+
+// Asks memory for `count` weights behind those in use, which begin at `place`.
+template <int kCount, typename Kernel>
+inline void AskFor(const Kernel& kernel, int64_t place) {
+  const auto* ahead = reinterpret_cast<const char*>(kernel.values) + place * Kernel::kBits / 8;
+  for (int line = 0; line < kCount * Kernel::kBits / 8; line += kCacheLine) {
+    __builtin_prefetch(ahead + kAhead + line);
+  }
 }
 
-template <int kRows, int kOutputs, typename T>
-inline void MultiplyBlock(const T* rows, const T* kernel, float* outputs, const ProductShape& shape) {
-  const int64_t stride = shape.inputs;
+// The rows in whole steps, in the kernel's order and with zeros behind the last input: in place, or
+// in the space given.
+template <typename Kernel, typename T>
+Rows<RowNumber<T>> Arrange(const T* rows, const ProductShape& shape,
+                           std::vector<RowNumber<T>>& space) {
+  using Number = RowNumber<T>;
+  const int64_t steps = (shape.inputs + kStep - 1) / kStep, stride = steps * kStep;
+  if constexpr (std::is_same_v<T, Number> && Kernel::kIsInOrder) {
+    if (stride == shape.inputs) return {rows, stride};
+  }
+  space.assign(shape.rows * stride, 0);
+  for (int64_t r = 0; r < shape.rows; ++r) {
+    Number* row = space.data() + r * stride;
+    const T* from = rows + r * shape.inputs;
+    std::transform(from, from + shape.inputs, row, AsRowNumber<T>);
+    if constexpr (!Kernel::kIsInOrder) Kernel::Arrange(row, stride);
+  }
+  return {space.data(), stride};
+}
+
+// Outputs first to first + kOutputs of kRows rows. Loops are unrolled lest sums live in memory.
+template <int kRows, int kOutputs, typename T, typename Kernel>
+inline void MultiplyBlock(const Rows<T>& rows, const Kernel& kernel, int64_t first, float* outputs,
+                          int64_t stride) {
   Lanes sums[kOutputs][kRows] = {};
+  Numbers<T> inputs[kRows];
   int64_t i = 0;
-  for (; i + kStep <= stride; i += kStep) {
-    Numbers<T> inputs[kRows];
-    for (int r = 0; r < kRows; ++r) inputs[r] = Numbers<T>::From(rows + r * stride + i);
-    const auto* ahead = reinterpret_cast<const char*>(kernel + i * kOutputs) + kAhead;
-    for (size_t line = 0; line < kOutputs * kStep * sizeof(T); line += kCacheLine) {
-      __builtin_prefetch(ahead + line);
-    }
+  for (; i + kStep <= kernel.inputs; i += kStep) {
+    AskFor<kOutputs * kStep>(kernel, first * kernel.inputs + i * kOutputs);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) inputs[r] = Numbers<T>::From(rows[r] + i);
+#pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
-      const auto weights = Numbers<T>::From(kernel + o * stride + i);
+      const auto weights = kernel.Step(first + o, i);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) sums[o][r] = weights.AddTo(sums[o][r], inputs[r]);
     }
   }
-  if (i < stride) {
+  if (i < kernel.inputs) {
+#pragma GCC unroll 8
     for (int o = 0; o < kOutputs; ++o) {
-      const auto weights = Rest(kernel + o * stride + i, stride - i);
+      const auto weights = kernel.Rest(first + o, i);
+#pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        sums[o][r] = weights.AddTo(sums[o][r], Rest(rows + r * stride + i, stride - i));
+        sums[o][r] = weights.AddTo(sums[o][r], Numbers<T>::From(rows[r] + i));
       }
     }
   }
+#pragma GCC unroll 8
   for (int o = 0; o < kOutputs; ++o) {
-    for (int r = 0; r < kRows; ++r) outputs[r * shape.outputs + o] = Total(sums[o][r]);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) outputs[r * stride + first + o] = Total(sums[o][r]);
   }
 }
 
 // Outputs begin to end of `count` rows, at most kRows. Weights that are read once only are fastest
-// read in order, one output at a time; those that stay near, several at a time.
-template <int kRows, bool kReadOnce, typename T>
-void MultiplyRows(int64_t count, const T* rows, const T* kernel, float* outputs,
-                  const ProductShape& shape, int64_t begin, int64_t end) {
+// read in order, few outputs at a time; those that stay near, several.
+template <int kRows, bool kReadOnce, typename T, typename Kernel>
+void MultiplyRows(int64_t count, const Rows<T>& rows, const Kernel& kernel, float* outputs,
+                  int64_t stride, int64_t begin, int64_t end) {
   if constexpr (kRows > 1) {
     if (count < kRows) {
-      return MultiplyRows<kRows - 1, kReadOnce>(count, rows, kernel, outputs, shape, begin, end);
+      return MultiplyRows<kRows - 1, kReadOnce>(count, rows, kernel, outputs, stride, begin, end);
     }
   }
-  constexpr int kOutputs = kReadOnce ? 1 : Numbers<T>::OutputsFor(kRows);
+  using Weights = Numbers<typename Kernel::Number>;
+  constexpr int kOutputs = kReadOnce ? Weights::OutputsOnce(kRows) : Weights::OutputsFor(kRows);
   int64_t o = begin;
   for (; o + kOutputs <= end; o += kOutputs) {
-    MultiplyBlock<kRows, kOutputs>(rows, kernel + o * shape.inputs, outputs + o, shape);
+    MultiplyBlock<kRows, kOutputs>(rows, kernel, o, outputs, stride);
   }
-  for (; o < end; ++o) {
-    MultiplyBlock<kRows, 1>(rows, kernel + o * shape.inputs, outputs + o, shape);
-  }
+  for (; o < end; ++o) MultiplyBlock<kRows, 1>(rows, kernel, o, outputs, stride);
 }
 
 // Outputs begin to end of all rows, in blocks of about as many rows each; the weights stay near.
-template <typename T>
-void MultiplyTile(const T* rows, const T* kernel, float* outputs, const ProductShape& shape,
-                  int64_t begin, int64_t end) {
-  const int64_t most = shape.rows <= kMaxRows ? kMaxRows : Numbers<T>::kUsualRows;
-  const int64_t blocks = (shape.rows + most - 1) / most;
+template <typename T, typename Kernel>
+void MultiplyTile(int64_t count, const Rows<T>& rows, const Kernel& kernel, float* outputs,
+                  int64_t stride, int64_t begin, int64_t end) {
+  constexpr int kUsualRows = Numbers<typename Kernel::Number>::kUsualRows;
+  const int64_t most = count <= kMaxRows ? kMaxRows : kUsualRows;
+  const int64_t blocks = (count + most - 1) / most;
   for (int64_t block = 0; block < blocks; ++block) {
-    const int64_t r = block * shape.rows / blocks;
-    const int64_t count = (block + 1) * shape.rows / blocks - r;
-    MultiplyRows<kMaxRows, false>(count, rows + r * shape.inputs, kernel,
-                                  outputs + r * shape.outputs, shape, begin, end);
+    const int64_t r = block * count / blocks;
+    MultiplyRows<kMaxRows, false>((block + 1) * count / blocks - r, Rows<T>{rows[r], rows.stride},
+                                  kernel, outputs + r * stride, stride, begin, end);
   }
 }
 

@@ -8,11 +8,15 @@ namespace {
 using namespace jspec;
 
 template <typename T>
-void Multiply(ffi::ThreadPool& pool, const T* rows, const T* kernel, float* outputs,
+void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* outputs,
               const ProductShape& shape) {
+  static thread_local std::vector<RowNumber<T>> space;
+  const FloatKernel<T> kernel{weights, shape.inputs};
+  const auto rows = Arrange<FloatKernel<T>>(from, shape, space);
+  const int64_t count = shape.rows, stride = shape.outputs;
   ForTiles(pool, shape, kTile, [=](int64_t begin, int64_t end) {
-    if (shape.rows > kMaxRows) return MultiplyTile(rows, kernel, outputs, shape, begin, end);
-    MultiplyRows<kMaxRows, true>(shape.rows, rows, kernel, outputs, shape, begin, end);
+    if (count > kMaxRows) return MultiplyTile(count, rows, kernel, outputs, stride, begin, end);
+    MultiplyRows<kMaxRows, true>(count, rows, kernel, outputs, stride, begin, end);
   });
 }
 

@@ -18,17 +18,6 @@ constexpr int64_t kFewOutputs = 4;  // unpacked at a time for few rows: they sta
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 
-struct Int8Kernel {
-  const int8_t* values;
-  int64_t inputs;
-};
-
-struct Int4Kernel {
-  const int8_t* values;
-  const int8_t* multipliers;
-  int64_t inputs;
-};
-
 inline Lanes ToLanes(const Integers& integers) { return __builtin_convertvector(integers, Lanes); }
 
 inline Integers Widen(const int8_t* from) {
@@ -43,72 +32,109 @@ inline Integers Widen(const int8_t* from) {
 #endif
 }
 
+#ifdef __AVX512BF16__
 // Of integers of eight bits, which bfloat16 holds exactly.
 inline void Store(BFloat16* to, const Pair& pair) {
-#ifdef __AVX512BF16__
   const __m512bh packed = _mm512_cvtne2ps_pbh((__m512)pair.second, (__m512)pair.first);
   std::memcpy(to, &packed, sizeof(packed));
-#else
-  for (int lane = 0; lane < kLanes; ++lane) {
-    to[lane] = ((Words)pair.first)[lane] >> 16;
-    to[kLanes + lane] = ((Words)pair.second)[lane] >> 16;
-  }
-#endif
 }
+#endif
 
-template <typename T>
-void Unpack(const Int8Kernel& kernel, int64_t output, T* to) {
-  const int8_t* from = kernel.values + output * kernel.inputs;
+struct Int8Kernel {
+  using Number = float;
+  static constexpr int kBits = 8;
+  static constexpr bool kIsInOrder = true;
+
+  const int8_t* values;
+  int64_t inputs;
+
+  static Numbers<float> Widened(const int8_t* from) {
+    return {{ToLanes(Widen(from)), ToLanes(Widen(from + kLanes))}};
+  }
+  Numbers<float> Step(int64_t output, int64_t input) const {
+    return Widened(values + output * inputs + input);
+  }
+  Numbers<float> Rest(int64_t output, int64_t input) const {
+    int8_t padded[kStep] = {};
+    std::memcpy(padded, values + output * inputs + input, inputs - input);
+    return Widened(padded);
+  }
+};
+
+struct Int4Kernel {
+  using Number = float;
+  static constexpr int kBits = 4;
+  static constexpr bool kIsInOrder = kStep == kGroup;
+
+  const int8_t* values;
+  const int8_t* multipliers;
+  int64_t inputs;
+
+  // Both integers of kLanes bytes: those of a group's first half, and as many of its second.
+  Numbers<float> Step(int64_t output, int64_t input) const {
+    const int64_t place = output * inputs + input;
+    const Integers both = Widen(values + place / 2);
+    const Lanes multiplier = Lanes{} + static_cast<float>(multipliers[place / kGroup]);
+    const Integers low = (Integers)((Words)both << 28) >> 28;
+    return {{ToLanes(low) * multiplier, ToLanes(both >> 4) * multiplier}};
+  }
+  Numbers<float> Rest(int64_t, int64_t) const { return Numbers<float>(); }  // none
+
+  static void Arrange(float* row, int64_t count) {
+    for (int64_t group = 0; group < count; group += kGroup) {
+      float halves[kGroup];
+      std::copy_n(row + group, kGroup, halves);
+      for (int64_t i = 0; i < kGroupBytes; i += kLanes) {
+        Store(row + group + 2 * i, {LoadLanes(halves + i), LoadLanes(halves + kGroupBytes + i)});
+      }
+    }
+  }
+};
+
+template <typename T, typename Kernel>
+void Unpack(const Kernel& kernel, int64_t output, T* to) {
   int64_t i = 0;
   for (; i + kStep <= kernel.inputs; i += kStep) {
-    __builtin_prefetch(from + i + kAhead);
-    Store(to + i, {ToLanes(Widen(from + i)), ToLanes(Widen(from + i + kLanes))});
+    AskFor<kStep>(kernel, output * kernel.inputs + i);
+    Store(to + i, kernel.Step(output, i).pair);
   }
-  for (; i < kernel.inputs; ++i) {
-    const int8_t rest[kLanes] = {from[i]};
-    T numbers[kStep];
-    Store(numbers, {ToLanes(Widen(rest)), Lanes{}});
-    to[i] = numbers[0];
+  if (i < kernel.inputs) {
+    T rest[kStep];
+    Store(rest, kernel.Rest(output, i).pair);
+    std::memcpy(to + i, rest, (kernel.inputs - i) * sizeof(T));
   }
 }
 
-template <typename T>
-void Unpack(const Int4Kernel& kernel, int64_t output, T* to) {
-  const int64_t groups = kernel.inputs / kGroup;
-  const int8_t* from = kernel.values + output * groups * kGroupBytes;
-  const int8_t* multipliers = kernel.multipliers + output * groups;
-  for (int64_t group = 0; group < groups; ++group) {
-    const float multiplier = multipliers[group];
-    __builtin_prefetch(from + kAhead);
-    Lanes numbers[kGroup / kLanes];
-    for (int i = 0; i < kGroupBytes / kLanes; ++i) {
-      const Integers both = Widen(from + i * kLanes);
-      const Integers low = (Integers)((Words)both << 28) >> 28;
-      numbers[i] = ToLanes(low) * multiplier;
-      numbers[i + kGroupBytes / kLanes] = ToLanes(both >> 4) * multiplier;
-    }
-    for (int i = 0; i < kGroup / kLanes; i += 2) {
-      Store(to + i * kLanes, {numbers[i], numbers[i + 1]});
-    }
-    from += kGroupBytes;
-    to += kGroup;
+void Scale(const float* scales, float* outputs, int64_t count, int64_t stride, int64_t begin,
+           int64_t end) {
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t o = begin; o < end; ++o) outputs[r * stride + o] *= scales[o];
   }
 }
 
 template <typename T, typename Kernel>
-void Multiply(ffi::ThreadPool& pool, const T* rows, const Kernel& kernel, const float* scales,
+void Multiply(ffi::ThreadPool& pool, const T* from, const Kernel& kernel, const float* scales,
               float* outputs, const ProductShape& shape) {
-  const int64_t tile = shape.rows <= kMaxRows ? kFewOutputs : kTile;
+  using Number = RowNumber<T>;
+  static thread_local std::vector<Number> space;
+  const auto rows = Arrange<Kernel>(from, shape, space);
+  const int64_t count = shape.rows, stride = shape.outputs;
+  const int64_t tile = count <= kMaxRows ? kFewOutputs : kTile;
   ForTiles(pool, shape, tile, [=](int64_t begin, int64_t end) {
-    static thread_local std::vector<T> weights;
+    if constexpr (std::is_same_v<Number, float>) {
+      if (count <= kMaxRows) {
+        MultiplyRows<kMaxRows, true>(count, rows, kernel, outputs, stride, begin, end);
+        return Scale(scales, outputs, count, stride, begin, end);
+      }
+    }
+    static thread_local std::vector<Number> weights;
     weights.resize(tile * shape.inputs);
     for (int64_t o = begin; o < end; ++o) {
       Unpack(kernel, o, weights.data() + (o - begin) * shape.inputs);
     }
-    MultiplyTile<T>(rows, weights.data(), outputs + begin, shape, 0, end - begin);
-    for (int64_t r = 0; r < shape.rows; ++r) {
-      for (int64_t o = begin; o < end; ++o) outputs[r * shape.outputs + o] *= scales[o];
-    }
+    const FloatKernel<Number> unpacked{weights.data(), shape.inputs};
+    MultiplyTile(count, rows, unpacked, outputs + begin, stride, 0, end - begin);
+    Scale(scales, outputs, count, stride, begin, end);
   });
 }
 
