@@ -218,12 +218,13 @@ void MultiplyTile(int64_t count, const Rows<T>& rows, const Kernel& kernel, floa
   }
 }
 
-// Runs work(begin, end) for tiles of the outputs, at most `tile` each, on all threads.
-template <typename Work>
+// Runs work(begin, end) for tiles of the outputs, at most `tile` each, on all threads. Threads take
+// multiples of kOutputs.
+template <int kOutputs = 4, typename Work>
 void ForTiles(ffi::ThreadPool& pool, const ProductShape& shape, int64_t tile, const Work& work) {
   const bool is_small = shape.rows * shape.inputs * shape.outputs < kSmallWork;
   const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
-  const int64_t size = (shape.outputs + 4 * wanted - 1) / (4 * wanted) * 4;
+  const int64_t size = (shape.outputs + kOutputs * wanted - 1) / (kOutputs * wanted) * kOutputs;
   const int64_t count = (shape.outputs + size - 1) / size;
   ShareOut(pool, count, [=](int64_t chunk) {
     const int64_t end = std::min((chunk + 1) * size, shape.outputs);

@@ -1,7 +1,7 @@
 // Products of rows with a kernel of floats. Decoding is bound by the bytes of the weights: each is
 // read from memory once, in order, and serves all rows.
 
-#include "multiply.h"
+#include "tiles.h"
 
 namespace {
 
@@ -28,10 +28,17 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer ker
   if (kernel.element_type() == ffi::F32) {
     Multiply(pool, static_cast<const float*>(rows.untyped_data()),
              static_cast<const float*>(kernel.untyped_data()), to, shape);
-  } else {
-    Multiply(pool, static_cast<const BFloat16*>(rows.untyped_data()),
-             static_cast<const BFloat16*>(kernel.untyped_data()), to, shape);
+    return ffi::Error::Success();
   }
+  const auto* from = static_cast<const BFloat16*>(rows.untyped_data());
+  const auto* weights = static_cast<const BFloat16*>(kernel.untyped_data());
+#ifdef JSPEC_HAS_TILES
+  if (HasTiles()) {
+    MultiplyInTiles(pool, from, weights, to, shape);
+    return ffi::Error::Success();
+  }
+#endif
+  Multiply(pool, from, weights, to, shape);
   return ffi::Error::Success();
 }
 

@@ -72,7 +72,7 @@ struct Int4Kernel {
 
   // Both integers of kLanes bytes: those of a group's first half, and as many of its second.
   Numbers<float> Step(int64_t output, int64_t input) const {
-    const int64_t place = output * inputs + input;
+    const uint64_t place = output * inputs + input;
     const Integers both = Widen(values + place / 2);
     const Lanes multiplier = Lanes{} + static_cast<float>(multipliers[place / kGroup]);
     const Integers low = (Integers)((Words)both << 28) >> 28;

@@ -109,20 +109,24 @@ def test_batching_over_rows_and_kernels():
     )
 
 
-def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp_path):
-    """The library as it is built where there is no AVX-512 BF16."""
+def build_elsewhere(monkeypatch, tmp_path, *options):
+    """Builds the library for another processor, and returns it."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w"))
+    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
     library = build.load_library()
     library.jspec_has_pairs.restype = ctypes.c_bool
-    assert not library.jspec_has_pairs()
+    return library
+
+
+def check_product_elsewhere(library, name):
+    """Checks its sums, and that those of a row do not depend on the rows beside it."""
     handler = jax.ffi.pycapsule(library.jspec_product)
-    jax.ffi.register_ffi_target("jspec_product_elsewhere", handler, platform="cpu")
+    jax.ffi.register_ffi_target(name, handler, platform="cpu")
 
     @jax.jit
     def elsewhere(rows, kernel):
         result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
-        return jax.ffi.ffi_call("jspec_product_elsewhere", result)(rows, kernel)
+        return jax.ffi.ffi_call(name, result)(rows, kernel)
 
     rows, kernel = draw((19, 203), 0, "bfloat16"), draw((333, 203), 1, "bfloat16")
     together = np.asarray(elsewhere(rows, kernel))
@@ -131,6 +135,21 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
     for count in (1, 5, 8):
         np.testing.assert_array_equal(elsewhere(rows[:count], kernel), together[:count])
 
+
+def test_processors_without_tiles_have_products_too(monkeypatch, tmp_path):
+    """The library as it is built where there is AVX-512 BF16, but no AMX."""
+    if "amx_bf16" not in build._processor():
+        pytest.skip("this processor has none itself")
+    library = build_elsewhere(monkeypatch, tmp_path, "-march=native", "-mno-amx-bf16")
+    assert library.jspec_has_pairs()
+    check_product_elsewhere(library, "jspec_product_without_tiles")
+
+
+def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp_path):
+    """The library as it is built where there is no AVX-512 BF16."""
+    library = build_elsewhere(monkeypatch, tmp_path)
+    assert not library.jspec_has_pairs()
+    check_product_elsewhere(library, "jspec_product_without_pairs")
     for kind in KINDS:
         kernel = quantize(draw((333, 224), 2, "float32"), ("down",), kind, "bfloat16")
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{kind}_product"))

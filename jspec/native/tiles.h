@@ -1,0 +1,165 @@
+// Products of bfloat16 in tiles of 16 × 16 sums (AMX): as many as 16 rows cost little more than one.
+// A sum's order depends neither on the rows nor on the outputs beside it.
+
+#ifndef JSPEC_NATIVE_TILES_H_
+#define JSPEC_NATIVE_TILES_H_
+
+#include <vector>
+
+#include "multiply.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512F__) && defined(__linux__)
+#define JSPEC_HAS_TILES
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace jspec {
+
+#ifdef JSPEC_HAS_TILES
+constexpr int kTileSide = 16;          // rows, or outputs, of a tile of sums
+constexpr int kTileInputs = 32;        // of a tile of weights: 64 bytes an output
+constexpr int kWidth = 2 * kTileSide;  // outputs, and rows, that are computed together
+constexpr int kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+
+// Whether Linux lets this process use the registers, for which it must be asked.
+inline bool HasTiles() {
+  static const bool has = syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
+  return has;
+}
+
+// A thread's eight registers, all of 16 rows of 64 bytes.
+struct TileRegisters {
+  TileRegisters() {
+    struct alignas(64) {
+      uint8_t palette = 1, rest[15] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } shapes;
+    _tile_loadconfig(&shapes);
+  }
+  ~TileRegisters() { _tile_release(); }
+};
+
+inline void Transpose(Lanes* lanes) {
+  for (int stage = kLanes; stage > 1; stage /= 2) {
+    Lanes turned[kLanes];
+    for (int i = 0; i < kLanes / 2; ++i) {
+      const Pair pair = Zip({lanes[i], lanes[i + kLanes / 2]});
+      turned[2 * i] = pair.first;
+      turned[2 * i + 1] = pair.second;
+    }
+    std::memcpy(lanes, turned, sizeof(turned));
+  }
+}
+
+// Rows in blocks of 16, with zeros for those that are not there: of every 32 inputs the first two of
+// all rows, the next two of all rows, ...
+struct TileInputs {
+  int64_t count, steps;
+  std::vector<Lanes> pairs;
+
+  void Pack(const BFloat16* rows, const ProductShape& shape) {
+    count = shape.rows;
+    steps = (shape.inputs + kTileInputs - 1) / kTileInputs;
+    pairs.assign((count + kTileSide - 1) / kTileSide * steps * kTileSide, Lanes{});
+    for (int64_t r = 0; r < count; ++r) {
+      for (int64_t i = 0; i < shape.inputs; i += kTileInputs) {
+        const int64_t some = std::min<int64_t>(kTileInputs, shape.inputs - i);
+        std::memcpy(&pairs[Place(r / kTileSide, i / kTileInputs) + r % kTileSide],
+                    rows + r * shape.inputs + i, some * sizeof(BFloat16));
+      }
+    }
+    for (size_t tile = 0; tile < pairs.size(); tile += kTileSide) Transpose(&pairs[tile]);
+  }
+  int64_t Place(int64_t block, int64_t step) const { return (block * steps + step) * kTileSide; }
+  const Lanes* Step(int64_t block, int64_t step) const { return &pairs[Place(block, step)]; }
+};
+
+template <int kTile>
+inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t num_outputs) {
+  Lanes lanes[kLanes];
+  if constexpr (kTile == 0) _tile_stored(0, lanes, 64);
+  if constexpr (kTile == 1) _tile_stored(1, lanes, 64);
+  if constexpr (kTile == 2) _tile_stored(2, lanes, 64);
+  if constexpr (kTile == 3) _tile_stored(3, lanes, 64);
+  Transpose(lanes);
+  const int64_t some = std::min<int64_t>(num_outputs, kLanes);
+  for (int64_t r = 0; r < std::min<int64_t>(num_rows, kTileSide); ++r) {
+    std::memcpy(outputs + r * stride, &lanes[r], some * sizeof(float));
+  }
+}
+
+// Up to 32 outputs of one or two blocks of rows.
+template <bool kTwoBlocks>
+inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat16* weights,
+                          float* outputs, int64_t stride, int64_t num_outputs) {
+  const int64_t width = inputs.steps * kTileInputs, bytes = width * sizeof(BFloat16);
+  const bool has_second = num_outputs > kTileSide;
+  const BFloat16* second = weights + kTileSide * width;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int64_t step = 0; step < inputs.steps; ++step) {
+    _tile_stream_loadd(4, weights + step * kTileInputs, bytes);
+    if (has_second) _tile_stream_loadd(5, second + step * kTileInputs, bytes);
+    _tile_loadd(6, inputs.Step(block, step), 64);
+    _tile_dpbf16ps(0, 4, 6);
+    if (has_second) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (kTwoBlocks) {
+      _tile_loadd(7, inputs.Step(block + 1, step), 64);
+      _tile_dpbf16ps(2, 4, 7);
+      if (has_second) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  const int64_t num_rows = inputs.count - block * kTileSide;
+  StoreTile<0>(outputs, stride, num_rows, num_outputs);
+  if (has_second) StoreTile<1>(outputs + kTileSide, stride, num_rows, num_outputs - kTileSide);
+  if constexpr (kTwoBlocks) {
+    outputs += kTileSide * stride;
+    StoreTile<2>(outputs, stride, num_rows - kTileSide, num_outputs);
+    if (has_second) {
+      StoreTile<3>(outputs + kTileSide, stride, num_rows - kTileSide, num_outputs - kTileSide);
+    }
+  }
+}
+
+// The weights of `count` outputs, each of whole steps: where they are, or a copy with zeros behind.
+inline const BFloat16* WholeTiles(const BFloat16* weights, int64_t count, int64_t num_inputs,
+                                  int64_t width) {
+  if (count % kTileSide == 0 && num_inputs == width) return weights;
+  static thread_local std::vector<BFloat16> copy;
+  copy.assign(kWidth * width, 0);
+  for (int64_t o = 0; o < count; ++o) {
+    std::copy_n(weights + o * num_inputs, num_inputs, copy.data() + o * width);
+  }
+  return copy.data();
+}
+
+// All outputs of all rows, on all threads.
+inline void MultiplyInTiles(ffi::ThreadPool& pool, const BFloat16* rows, const BFloat16* kernel,
+                            float* outputs, const ProductShape& shape) {
+  static thread_local TileInputs packed;
+  packed.Pack(rows, shape);
+  const TileInputs& inputs = packed;
+  ForTiles<kTileSide>(pool, shape, shape.outputs, [=, &inputs](int64_t begin, int64_t end) {
+    const TileRegisters registers;
+    for (int64_t o = begin; o < end; o += kWidth) {
+      const int64_t count = std::min<int64_t>(kWidth, end - o);
+      const BFloat16* weights = WholeTiles(kernel + o * shape.inputs, count, shape.inputs,
+                                           inputs.steps * kTileInputs);
+      for (int64_t r = 0; r < shape.rows; r += kWidth) {
+        const bool is_one = shape.rows - r <= kTileSide;
+        const auto multiply = is_one ? MultiplyTiles<false> : MultiplyTiles<true>;
+        multiply(inputs, r / kTileSide, weights, outputs + r * shape.outputs + o, shape.outputs,
+                 count);
+      }
+    }
+  });
+}
+#endif
+
+}  // namespace jspec
+
+#endif  // JSPEC_NATIVE_TILES_H_
