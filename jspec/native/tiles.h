@@ -20,6 +20,7 @@ namespace jspec {
 constexpr int kTileSide = 16;          // rows, or outputs, of a tile of sums
 constexpr int kTileInputs = 32;        // of a tile of weights: 64 bytes an output
 constexpr int kWidth = 2 * kTileSide;  // outputs, and rows, that are computed together
+constexpr int kFewRows = 4;            // that are faster moved number by number than transposed
 constexpr int kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 // Whether Linux lets this process use the registers, for which it must be asked.
@@ -64,18 +65,32 @@ struct TileInputs {
     steps = (shape.inputs + kTileInputs - 1) / kTileInputs;
     pairs.assign((count + kTileSide - 1) / kTileSide * steps * kTileSide, Lanes{});
     for (int64_t r = 0; r < count; ++r) {
-      for (int64_t i = 0; i < shape.inputs; i += kTileInputs) {
-        const int64_t some = std::min<int64_t>(kTileInputs, shape.inputs - i);
-        std::memcpy(&pairs[Place(r / kTileSide, i / kTileInputs) + r % kTileSide],
-                    rows + r * shape.inputs + i, some * sizeof(BFloat16));
-      }
+      const BFloat16* row = rows + r * shape.inputs;
+      count <= kFewRows ? PackInPlace(row, r, shape.inputs) : PackInOrder(row, r, shape.inputs);
     }
+    if (count <= kFewRows) return;
     for (size_t tile = 0; tile < pairs.size(); tile += kTileSide) Transpose(&pairs[tile]);
   }
+
+  void PackInPlace(const BFloat16* row, int64_t r, int64_t num_inputs) {
+    for (int64_t i = 0; i < num_inputs; i += 2) {
+      char* to = reinterpret_cast<char*>(&pairs[i / 2]) + r * sizeof(float);
+      std::memcpy(to, row + i, std::min<int64_t>(2, num_inputs - i) * sizeof(BFloat16));
+    }
+  }
+
+  void PackInOrder(const BFloat16* row, int64_t r, int64_t num_inputs) {
+    for (int64_t i = 0; i < num_inputs; i += kTileInputs) {
+      Lanes& to = pairs[Place(r / kTileSide, i / kTileInputs) + r % kTileSide];
+      std::memcpy(&to, row + i, std::min<int64_t>(kTileInputs, num_inputs - i) * sizeof(BFloat16));
+    }
+  }
+
   int64_t Place(int64_t block, int64_t step) const { return (block * steps + step) * kTileSide; }
   const Lanes* Step(int64_t block, int64_t step) const { return &pairs[Place(block, step)]; }
 };
 
+// A tile of sums, whose rows are outputs.
 template <int kTile>
 inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t num_outputs) {
   Lanes lanes[kLanes];
@@ -83,10 +98,17 @@ inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t 
   if constexpr (kTile == 1) _tile_stored(1, lanes, 64);
   if constexpr (kTile == 2) _tile_stored(2, lanes, 64);
   if constexpr (kTile == 3) _tile_stored(3, lanes, 64);
+  const int64_t width = std::min<int64_t>(num_outputs, kTileSide);
+  const int64_t height = std::min<int64_t>(num_rows, kTileSide);
+  if (height <= kFewRows) {
+    for (int64_t r = 0; r < height; ++r) {
+      for (int64_t o = 0; o < width; ++o) outputs[r * stride + o] = lanes[o][r];
+    }
+    return;
+  }
   Transpose(lanes);
-  const int64_t some = std::min<int64_t>(num_outputs, kLanes);
-  for (int64_t r = 0; r < std::min<int64_t>(num_rows, kTileSide); ++r) {
-    std::memcpy(outputs + r * stride, &lanes[r], some * sizeof(float));
+  for (int64_t r = 0; r < height; ++r) {
+    std::memcpy(outputs + r * stride, &lanes[r], width * sizeof(float));
   }
 }
 
