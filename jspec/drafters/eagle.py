@@ -118,7 +118,7 @@ class EagleDrafter:
         valid: Bool[Array, "b t"],
     ) -> EagleState:
         """Remembers committed tokens and their features; the head runs when drafts are wanted."""
-        features = fuse(params, hidden).astype(self.dtype)[:, None]
+        features = fuse(params, hidden)[:, :, None]
         return state.replace(
             history=state.history.append(tokens, valid),
             # Those of tokens that are not valid are written over by the next.

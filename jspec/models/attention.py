@@ -39,8 +39,8 @@ class Attention(nn.Module):
         qkv = linear(inputs, kernel_param(self, "qkv", (k, g + 2, h, inputs.shape[-1])))
         if cfg.attention_bias:
             qkv += self.param("qkv_bias", nn.initializers.zeros, (k, g + 2, h))
-        queries, keys = rotate_heads(qkv, *rope)
-        cache = cache.write(keys, qkv[:, :, :, -1], block_offset)
+        queries, keys, values = rotate_heads(qkv, *rope)
+        cache = cache.write(keys, values, block_offset)
         mixed = cache.attend(queries, visible)
         outputs = linear(
             mixed.reshape(b, t, k, g, h), kernel_param(self, "out", (d, k, g, h)), num_contracted=3

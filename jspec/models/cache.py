@@ -97,7 +97,7 @@ class KVCache(struct.PyTreeNode):
 
         def put(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
             (layer,) = layers
-            return (write_rows(layer, new.astype(layer.dtype).transpose(0, 2, 1, 3), start),)
+            return (write_rows(layer, new, start),)
 
         return self.replace(keys=put(self.keys, keys), values=put(self.values, values))
 
@@ -185,20 +185,21 @@ def _attend(
 
 
 def write_rows(
-    layer: Float[Array, "b k s h"], new: Float[Array, "b k t h"], start: RowCounts
+    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
 ) -> Float[Array, "b k s h"]:
     """Writes `new` at each row's own start, in a layer with `TAIL` slots more than are ever meant.
 
     What falls behind them is lost, never shifted onto a good slot.
     """
-    if native.is_available():
+    if native.is_available() and layer.dtype in _NATIVE_TYPES:
         result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
-        return native.call("write_rows", _write_rows, result, layer, new, start)
+        operands = layer, new.astype(jnp.float32), start
+        return native.call("write_rows", _write_rows, result, *operands)
     return _write_rows(layer, new, start)
 
 
 def _write_rows(
-    layer: Float[Array, "b k s h"], new: Float[Array, "b k t h"], start: RowCounts
+    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
 ) -> Float[Array, "b k s h"]:
     """Writes by XLA.
 
@@ -208,11 +209,12 @@ def _write_rows(
     Rows take turns in a loop: XLA would fuse a chain of updates into one that goes through the
     whole layer for every row.
     """
-    b, _, t, _ = new.shape
+    new = new.astype(layer.dtype)
+    b, t = new.shape[:2]
     if jax.default_backend() != "cpu" or t > TAIL:
         rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
-        return layer.at[rows, :, slots].set(new.transpose(0, 2, 1, 3), mode="drop")
-    start = jnp.minimum(start, layer.shape[2] - TAIL)
+        return layer.at[rows, :, slots].set(new, mode="drop")
+    new, start = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - TAIL)
 
     def write(row: Array | int, layer: Array) -> Array:
         own = jax.lax.dynamic_slice_in_dim(new, row, 1)

@@ -54,11 +54,10 @@ def linear(
     rows = inputs.reshape(b * t, -1)
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel).reshape(b, t, *out_axes)
-    rows = rows.astype(kernel.dtype)
     kernel = kernel.reshape(-1, rows.shape[1])
     if b * t <= most_native_rows(kernel.dtype) and native.is_available():
         result = jax.ShapeDtypeStruct((b * t, kernel.shape[0]), jnp.float32)
-        outputs = native.call("product", _product, result, rows, kernel)
+        outputs = native.call("product", _product, result, rows.astype(jnp.float32), kernel)
     else:
         outputs = _product(rows, kernel)
     return outputs.reshape(b, t, *out_axes)
@@ -76,9 +75,9 @@ def most_native_rows(dtype: jnp.dtype) -> int:
 
 
 def _product(rows: Float[Array, "r in"], kernel: Float[Array, "out in"]) -> Float32[Array, "r out"]:
-    """Returns rows · kernelᵀ by XLA."""
+    """Returns rows, rounded to the kernel's type, · kernelᵀ by XLA."""
     outputs = jax.lax.dot_general(
-        _at_least_two_rows(rows),
+        _at_least_two_rows(rows.astype(kernel.dtype)),
         kernel,
         (((1,), (1,)), ((), ())),
         precision=exact_float32(kernel.dtype),

@@ -47,8 +47,8 @@ def rotate_heads(
     qkv: Float32[Array, "b t k p h"],
     cos: Float32[Array, "b t half"],
     sin: Float32[Array, "b t half"],
-) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"]]:
-    """Returns query heads, rotated and scaled for attention, and rotated key heads.
+) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
+    """Returns query heads, rotated and scaled for attention, rotated key heads, and value heads.
 
     Args:
       qkv: p heads for each key/value head: its query heads, its key head and its value head.
@@ -58,22 +58,23 @@ def rotate_heads(
     if not native.is_available():
         return _rotate_heads(qkv, cos, sin)
     b, t, k, parts, h = qkv.shape
-    shapes = (b, t, k * (parts - 2), h), (b, t, k, h)
+    shapes = (b, t, k * (parts - 2), h), (b, t, k, h), (b, t, k, h)
     results = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    queries, keys = native.call("rotate_heads", _rotate_heads, results, qkv, cos, sin)
-    return queries, keys
+    queries, keys, values = native.call("rotate_heads", _rotate_heads, results, qkv, cos, sin)
+    return queries, keys, values
 
 
 def _rotate_heads(
     qkv: Float32[Array, "b t k p h"],
     cos: Float32[Array, "b t half"],
     sin: Float32[Array, "b t half"],
-) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"]]:
+) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
     """Rotates by XLA."""
     b, t, k, parts, h = qkv.shape
     rotated = apply_rope(qkv[:, :, :, :-1].reshape(b, t, -1, h), cos, sin)
     rotated = rotated.reshape(b, t, k, parts - 1, h)
-    return rotated[:, :, :, :-1].reshape(b, t, -1, h) * h**-0.5, rotated[:, :, :, -1]
+    queries = rotated[:, :, :, :-1].reshape(b, t, -1, h) * h**-0.5
+    return queries, rotated[:, :, :, -1], qkv[:, :, :, -1]
 
 
 def apply_rope(

@@ -72,6 +72,22 @@ inline Pair Load(const BFloat16* from) {
   return {(Lanes)(words << 16), (Lanes)(words & 0xffff0000u)};
 }
 
+// The nearest bfloat16, of two the even one; NaN stays NaN.
+inline BFloat16 Rounded(float number) {
+  uint32_t word;
+  std::memcpy(&word, &number, sizeof(word));
+  const uint32_t nearest = word + 0x7fff + ((word >> 16) & 1);
+  return (number == number ? nearest : word | 0x400000) >> 16;
+}
+
+inline void Convert(const float* from, int64_t count, BFloat16* __restrict to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = Rounded(from[i]);
+}
+
+inline void Convert(const float* from, int64_t count, float* to) {
+  std::memcpy(to, from, count * sizeof(float));
+}
+
 // Lanes of both halves of a pair, which are counted through: those of the places given.
 template <int... kPlaces>
 inline Lanes Pick(const Pair& pair, std::integer_sequence<int, kPlaces...>) {

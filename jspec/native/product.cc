@@ -20,25 +20,29 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* out
   });
 }
 
-ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer kernel,
+// The rows in the type of the weights.
+void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* weights,
+                     float* outputs, const ProductShape& shape) {
+  static thread_local std::vector<BFloat16> rounded;
+  rounded.resize(shape.rows * shape.inputs);
+  Convert(rows, rounded.size(), rounded.data());
+#ifdef JSPEC_HAS_TILES
+  if (HasTiles()) return MultiplyInTiles(pool, rounded.data(), weights, outputs, shape);
+#endif
+  Multiply(pool, rounded.data(), weights, outputs, shape);
+}
+
+ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
                    ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], kernel.dimensions()[0]};
+  const float* from = rows.typed_data();
   float* to = outputs->typed_data();
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
   if (kernel.element_type() == ffi::F32) {
-    Multiply(pool, static_cast<const float*>(rows.untyped_data()),
-             static_cast<const float*>(kernel.untyped_data()), to, shape);
-    return ffi::Error::Success();
+    Multiply(pool, from, static_cast<const float*>(kernel.untyped_data()), to, shape);
+  } else {
+    MultiplyRounded(pool, from, static_cast<const BFloat16*>(kernel.untyped_data()), to, shape);
   }
-  const auto* from = static_cast<const BFloat16*>(rows.untyped_data());
-  const auto* weights = static_cast<const BFloat16*>(kernel.untyped_data());
-#ifdef JSPEC_HAS_TILES
-  if (HasTiles()) {
-    MultiplyInTiles(pool, from, weights, to, shape);
-    return ffi::Error::Success();
-  }
-#endif
-  Multiply(pool, from, weights, to, shape);
   return ffi::Error::Success();
 }
 
@@ -47,7 +51,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::AnyBuffer ker
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::BufferR2<ffi::F32>>());
 

@@ -1,4 +1,4 @@
-// Rotary position embeddings of a layer's query and key heads, which lie beside its value heads.
+// Takes a layer's query, key and value heads apart, with rotary position embeddings of the first two.
 // XLA on CPU would compute the cosines and sines anew for every head of every layer.
 
 #include <cmath>
@@ -28,7 +28,7 @@ inline void Rotate(const float* head, const float* cos, const float* sin, float 
 }
 
 void RotateToken(const float* heads, const float* cos, const float* sin, const Shape& shape,
-                 float* queries, float* keys) {
+                 float* queries, float* keys, float* values) {
   const int64_t dims = 2 * shape.half;
   const float scale = static_cast<float>(1 / std::sqrt(static_cast<double>(dims)));
   for (int64_t k = 0; k < shape.kv_heads; ++k) {
@@ -36,21 +36,25 @@ void RotateToken(const float* heads, const float* cos, const float* sin, const S
       Rotate(heads, cos, sin, scale, shape.half, queries);
     }
     Rotate(heads, cos, sin, 1, shape.half, keys);
-    heads += 2 * dims;  // the value head stays as it is
+    std::memcpy(values, heads + dims, dims * sizeof(float));
+    heads += 2 * dims;
     keys += dims;
+    values += dims;
   }
 }
 
 ffi::Error RotateHeads(ffi::ThreadPool pool, Heads heads,
                        ffi::BufferR3<ffi::F32> cos, ffi::BufferR3<ffi::F32> sin,
                        ffi::Result<ffi::BufferR4<ffi::F32>> queries,
-                       ffi::Result<ffi::BufferR4<ffi::F32>> keys) {
+                       ffi::Result<ffi::BufferR4<ffi::F32>> keys,
+                       ffi::Result<ffi::BufferR4<ffi::F32>> values) {
   const auto size = heads.dimensions();
   const int64_t tokens = size[0] * size[1];
   const Shape shape{size[2], size[3] - 2, size[4] / 2};
   const int64_t from_stride = size[2] * size[3] * size[4], key_stride = size[2] * size[4];
   const float *from = heads.typed_data(), *cosines = cos.typed_data(), *sines = sin.typed_data();
   float *to_queries = queries->typed_data(), *to_keys = keys->typed_data();
+  float* to_values = values->typed_data();
   const bool is_small = tokens * from_stride < kSmallWork;
   const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
   const int64_t chunk = (tokens + wanted - 1) / wanted;
@@ -58,7 +62,8 @@ ffi::Error RotateHeads(ffi::ThreadPool pool, Heads heads,
   ShareOut(pool, (tokens + chunk - 1) / chunk, [=](int64_t piece) {
     for (int64_t t = piece * chunk; t < tokens && t < (piece + 1) * chunk; ++t) {
       RotateToken(from + t * from_stride, cosines + t * shape.half, sines + t * shape.half, shape,
-                  to_queries + t * key_stride * shape.group, to_keys + t * key_stride);
+                  to_queries + t * key_stride * shape.group, to_keys + t * key_stride,
+                  to_values + t * key_stride);
     }
   });
   return ffi::Error::Success();
@@ -72,5 +77,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rotate_heads, RotateHeads,
                                   .Arg<Heads>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Ret<ffi::BufferR4<ffi::F32>>()
                                   .Ret<ffi::BufferR4<ffi::F32>>()
                                   .Ret<ffi::BufferR4<ffi::F32>>());

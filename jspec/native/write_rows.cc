@@ -1,5 +1,5 @@
-// Writes a block of each row into a layer of a cache [b k s h], in place, at the row's own slot.
-// What falls behind the last slot is lost, never shifted onto a good one.
+// Writes a block [b t k h] into a layer of a cache [b k s h], in the layer's type and in place, each row
+// at its own slot. What falls behind the last slot is lost, never shifted onto a good one.
 
 #include "lanes.h"
 
@@ -7,24 +7,36 @@ namespace {
 
 using namespace jspec;
 
-ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::AnyBuffer block, ffi::BufferR1<ffi::S32> start,
-                     ffi::Result<ffi::AnyBuffer> outputs) {
-  const auto size = layer.dimensions();
-  const int64_t batch = size[0], heads = size[1], slots = size[2];
-  const int64_t tokens = block.dimensions()[2];
-  const int64_t slot_bytes = size[3] * ffi::ByteWidth(layer.element_type());
-  const auto* from = static_cast<const char*>(block.untyped_data());
-  auto* to = static_cast<char*>(outputs->untyped_data());
-  if (to != layer.untyped_data()) std::memcpy(to, layer.untyped_data(), layer.size_bytes());
-  for (int64_t row = 0; row < batch; ++row) {
-    const int64_t first = start.typed_data()[row];
-    const int64_t room = slots - first;
-    const int64_t count = tokens < room ? tokens : room;
-    if (first < 0 || count <= 0) continue;
-    for (int64_t head = row * heads; head < (row + 1) * heads; ++head) {
-      std::memcpy(to + (head * slots + first) * slot_bytes, from + head * tokens * slot_bytes,
-                  count * slot_bytes);
+struct Shape {
+  int64_t batch, heads, slots, dims, tokens;
+};
+
+template <typename T>
+void Write(const float* block, const int32_t* starts, const Shape& shape, T* layer) {
+  for (int64_t row = 0; row < shape.batch; ++row) {
+    const int64_t first = starts[row];
+    if (first < 0) continue;
+    const int64_t count = shape.tokens < shape.slots - first ? shape.tokens : shape.slots - first;
+    for (int64_t token = 0; token < count; ++token) {
+      for (int64_t head = 0; head < shape.heads; ++head) {
+        const int64_t from = (row * shape.tokens + token) * shape.heads + head;
+        const int64_t to = (row * shape.heads + head) * shape.slots + first + token;
+        Convert(block + from * shape.dims, shape.dims, layer + to * shape.dims);
+      }
     }
+  }
+}
+
+ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
+                     ffi::BufferR1<ffi::S32> start, ffi::Result<ffi::AnyBuffer> outputs) {
+  const auto size = layer.dimensions();
+  const Shape shape{size[0], size[1], size[2], size[3], block.dimensions()[1]};
+  void* to = outputs->untyped_data();
+  if (to != layer.untyped_data()) std::memcpy(to, layer.untyped_data(), layer.size_bytes());
+  if (layer.element_type() == ffi::F32) {
+    Write(block.typed_data(), start.typed_data(), shape, static_cast<float*>(to));
+  } else {
+    Write(block.typed_data(), start.typed_data(), shape, static_cast<BFloat16*>(to));
   }
   return ffi::Error::Success();
 }
@@ -34,6 +46,6 @@ ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::AnyBuffer block, ffi::BufferR1<f
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Ret<ffi::AnyBuffer>());

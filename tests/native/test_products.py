@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("library")
 @jax.jit
 def product(rows, kernel):
     result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
-    return native.call("product", _product, result, rows, kernel)
+    return native.call("product", _product, result, rows.astype(jnp.float32), kernel)
 
 
 def draw(shape, seed, dtype):
@@ -56,6 +56,17 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
     for count in (*range(1, 19), 70):
         np.testing.assert_array_equal(product(rows[:count], kernel), together[:count])
         np.testing.assert_array_equal(product(rows[count : count + 1], kernel)[0], together[count])
+
+
+def test_rows_are_rounded_to_the_weights_type():
+    """To the nearest, of two the even one; what is not finite stays so."""
+    numbers = [1 + 2**-8, 1 + 3 * 2**-8, 1 + 2**-8 + 2**-20, -3.14159, 1e-30, np.inf, np.nan]
+    rows = jnp.asarray(numbers, jnp.float32)[:, None]
+    rows = jnp.concatenate([rows, jnp.zeros([7, 40], jnp.float32)], axis=1)
+    kernel = jnp.ones([16, 41], jnp.bfloat16)
+    rounded = rows[:, 0].astype(jnp.bfloat16).astype(jnp.float32)
+    np.testing.assert_array_equal(product(rows, kernel), np.tile(rounded[:, None], 16))
+    assert rounded[0] != rows[0, 0]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +137,7 @@ def check_product_elsewhere(library, name):
     @jax.jit
     def elsewhere(rows, kernel):
         result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
-        return jax.ffi.ffi_call(name, result)(rows, kernel)
+        return jax.ffi.ffi_call(name, result)(rows.astype(jnp.float32), kernel)
 
     rows, kernel = draw((19, 203), 0, "bfloat16"), draw((333, 203), 1, "bfloat16")
     together = np.asarray(elsewhere(rows, kernel))

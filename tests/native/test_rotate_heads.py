@@ -45,8 +45,8 @@ def test_derivatives_are_those_of_xla():
     operands = draw(SHAPES[1])
 
     def loss(rotate, qkv):
-        queries, keys = rotate(qkv, *operands[1:])
-        return jnp.sum(jnp.sin(queries)) + jnp.sum(jnp.cos(keys))
+        queries, keys, values = rotate(qkv, *operands[1:])
+        return jnp.sum(jnp.sin(queries)) + jnp.sum(jnp.cos(keys)) + jnp.sum(jnp.sin(values))
 
     own, xlas = (jax.grad(loss, 1)(rotate, operands[0]) for rotate in (rotate_heads, _rotate_heads))
     np.testing.assert_allclose(own, xlas, atol=1e-6)

@@ -16,11 +16,11 @@ def overflowing(starts, num_tokens, num_slots):
     """Returns a layer, a block, and the layer as it should be after the write."""
     rng = np.random.default_rng(0)
     layer = rng.normal(size=(len(starts), 2, num_slots, 8))
-    block = rng.normal(size=(len(starts), 2, num_tokens, 8))
+    block = rng.normal(size=(len(starts), num_tokens, 2, 8))
     expected = layer.copy()
     for row, start in enumerate(starts):
         count = max(0, min(num_tokens, num_slots - start))
-        expected[row, :, start : start + count] = block[row, :, :count]
+        expected[row, :, start : start + count] = block[row, :count].swapaxes(0, 1)
     return layer, block, expected
 
 
@@ -30,7 +30,8 @@ def test_each_row_is_written_at_its_own_slot_and_what_falls_behind_is_lost(dtype
     """Starts at the first slot, inside, at the last one, and behind it."""
     starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 5], np.int32)
     leaves = overflowing(starts, num_tokens, SLOTS)
-    layer, block, expected = (jnp.asarray(leaf, dtype) for leaf in leaves)
+    layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)
+    layer, expected = layer.astype(dtype), expected.astype(dtype)
     written = jax.jit(write_rows)(layer, block, jnp.asarray(starts))
     np.testing.assert_array_equal(written, expected)
     assert not np.array_equal(layer, expected)  # what goes in and is not donated stays
@@ -50,7 +51,7 @@ def test_what_falls_behind_the_capacity_moves_onto_no_good_slot(write, num_token
 def test_a_loop_writes_in_place():
     """Guards against a copy of the whole layer for every token."""
     layer = jnp.zeros([2, 2, 200_000, 8])
-    block, start = jnp.ones([2, 2, 1, 8]), jnp.array([3, 5], jnp.int32)
+    block, start = jnp.ones([2, 1, 2, 8]), jnp.array([3, 5], jnp.int32)
 
     def loop(layer):
         return jax.lax.fori_loop(0, 9, lambda i, layer: write_rows(layer, block, start + i), layer)
@@ -64,7 +65,7 @@ def test_a_loop_writes_in_place():
 
 
 def test_derivatives_are_those_of_xlas_write():
-    layer, block = jnp.zeros([2, 2, SLOTS, 8]), jnp.ones([2, 2, 3, 8])
+    layer, block = jnp.zeros([2, 2, SLOTS, 8]), jnp.ones([2, 3, 2, 8])
     start = jnp.array([3, 5], jnp.int32)
 
     def loss(write, layer, block):
