@@ -23,12 +23,12 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* out
 // The rows in the type of the weights.
 void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* weights,
                      float* outputs, const ProductShape& shape) {
+#ifdef JSPEC_HAS_TILES
+  if (HasTiles()) return MultiplyInTiles(pool, rows, weights, outputs, shape);
+#endif
   static thread_local std::vector<BFloat16> rounded;
   rounded.resize(shape.rows * shape.inputs);
   Convert(rows, rounded.size(), rounded.data());
-#ifdef JSPEC_HAS_TILES
-  if (HasTiles()) return MultiplyInTiles(pool, rounded.data(), weights, outputs, shape);
-#endif
   Multiply(pool, rounded.data(), weights, outputs, shape);
 }
 

@@ -42,48 +42,55 @@ struct TileRegisters {
   ~TileRegisters() { _tile_release(); }
 };
 
+// Rows become columns by four perfect shuffles; loops are unrolled lest lanes live in memory.
 inline void Transpose(Lanes* lanes) {
-  for (int stage = kLanes; stage > 1; stage /= 2) {
-    Lanes turned[kLanes];
+  Lanes turned[kLanes];
+#pragma GCC unroll 4
+  for (int stage = 0; stage < 4; ++stage) {
+    const Lanes* from = stage % 2 == 0 ? lanes : turned;
+    Lanes* to = stage % 2 == 0 ? turned : lanes;
+#pragma GCC unroll 8
     for (int i = 0; i < kLanes / 2; ++i) {
-      const Pair pair = Zip({lanes[i], lanes[i + kLanes / 2]});
-      turned[2 * i] = pair.first;
-      turned[2 * i + 1] = pair.second;
+      const Pair pair = Zip({from[i], from[i + kLanes / 2]});
+      to[2 * i] = pair.first;
+      to[2 * i + 1] = pair.second;
     }
-    std::memcpy(lanes, turned, sizeof(turned));
   }
 }
 
-// Rows in blocks of 16, with zeros for those that are not there: of every 32 inputs the first two of
-// all rows, the next two of all rows, ...
+// Rows, rounded, in blocks of 16, with zeros for those that are not there: of every 32 inputs the
+// first two of all rows, the next two of all rows, ...
 struct TileInputs {
   int64_t count, steps;
   std::vector<Lanes> pairs;
 
-  void Pack(const BFloat16* rows, const ProductShape& shape) {
+  void Pack(ffi::ThreadPool& pool, const float* rows, const ProductShape& shape) {
     count = shape.rows;
     steps = (shape.inputs + kTileInputs - 1) / kTileInputs;
-    pairs.assign((count + kTileSide - 1) / kTileSide * steps * kTileSide, Lanes{});
-    for (int64_t r = 0; r < count; ++r) {
-      const BFloat16* row = rows + r * shape.inputs;
-      count <= kFewRows ? PackInPlace(row, r, shape.inputs) : PackInOrder(row, r, shape.inputs);
-    }
-    if (count <= kFewRows) return;
-    for (size_t tile = 0; tile < pairs.size(); tile += kTileSide) Transpose(&pairs[tile]);
-  }
-
-  void PackInPlace(const BFloat16* row, int64_t r, int64_t num_inputs) {
-    for (int64_t i = 0; i < num_inputs; i += 2) {
-      char* to = reinterpret_cast<char*>(&pairs[i / 2]) + r * sizeof(float);
-      std::memcpy(to, row + i, std::min<int64_t>(2, num_inputs - i) * sizeof(BFloat16));
+    const int64_t blocks = (count + kTileSide - 1) / kTileSide;
+    pairs.assign(blocks * steps * kTileSide, Lanes{});
+    if (count <= kFewRows) {
+      for (int64_t r = 0; r < count; ++r) PackRow(rows + r * shape.inputs, r, shape.inputs);
+    } else {
+      ShareOut(pool, blocks, [=](int64_t block) { PackBlock(rows, block, shape); });
     }
   }
 
-  void PackInOrder(const BFloat16* row, int64_t r, int64_t num_inputs) {
-    for (int64_t i = 0; i < num_inputs; i += kTileInputs) {
-      Lanes& to = pairs[Place(r / kTileSide, i / kTileInputs) + r % kTileSide];
-      std::memcpy(&to, row + i, std::min<int64_t>(kTileInputs, num_inputs - i) * sizeof(BFloat16));
+  void PackRow(const float* row, int64_t r, int64_t num_inputs) {
+    auto* to = reinterpret_cast<BFloat16*>(pairs.data()) + 2 * r;
+    for (int64_t i = 0; i < num_inputs; ++i) to[i / 2 * kTileInputs + i % 2] = Rounded(row[i]);
+  }
+
+  void PackBlock(const float* rows, int64_t block, const ProductShape& shape) {
+    const int64_t first = block * kTileSide, end = std::min(first + kTileSide, count);
+    for (int64_t r = first; r < end; ++r) {
+      for (int64_t i = 0; i < shape.inputs; i += kTileInputs) {
+        Lanes& to = pairs[Place(block, i / kTileInputs) + r - first];
+        Convert(rows + r * shape.inputs + i, std::min<int64_t>(kTileInputs, shape.inputs - i),
+                reinterpret_cast<BFloat16*>(&to));
+      }
     }
+    for (int64_t step = 0; step < steps; ++step) Transpose(&pairs[Place(block, step)]);
   }
 
   int64_t Place(int64_t block, int64_t step) const { return (block * steps + step) * kTileSide; }
@@ -160,10 +167,10 @@ inline const BFloat16* WholeTiles(const BFloat16* weights, int64_t count, int64_
 }
 
 // All outputs of all rows, on all threads.
-inline void MultiplyInTiles(ffi::ThreadPool& pool, const BFloat16* rows, const BFloat16* kernel,
+inline void MultiplyInTiles(ffi::ThreadPool& pool, const float* rows, const BFloat16* kernel,
                             float* outputs, const ProductShape& shape) {
   static thread_local TileInputs packed;
-  packed.Pack(rows, shape);
+  packed.Pack(pool, rows, shape);
   const TileInputs& inputs = packed;
   ForTiles<kTileSide>(pool, shape, shape.outputs, [=, &inputs](int64_t begin, int64_t end) {
     const TileRegisters registers;
