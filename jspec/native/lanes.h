@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -161,6 +162,20 @@ inline Lanes Totals(Lanes* lanes) {
   }
   return lanes[0];
 }
+
+// Memory that begins where a vector may: one that lies across two lines of the cache is read twice.
+template <typename T>
+class Space {
+ public:
+  // Room for so many numbers; what was there before is gone.
+  T* Take(int64_t count) {
+    vectors_.resize((count * sizeof(T) + sizeof(Lanes) - 1) / sizeof(Lanes));
+    return reinterpret_cast<T*>(vectors_.data());
+  }
+
+ private:
+  std::vector<Lanes> vectors_;
+};
 
 // Threads that may work at the same time, at least this one.
 inline int64_t NumThreads(ffi::ThreadPool& pool) {

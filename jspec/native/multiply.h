@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
 #include "lanes.h"
 
@@ -134,20 +133,20 @@ inline void AskFor(const Kernel& kernel, int64_t place) {
 // in the space given.
 template <typename Kernel, typename T>
 Rows<RowNumber<T>> Arrange(const T* rows, const ProductShape& shape,
-                           std::vector<RowNumber<T>>& space) {
+                           Space<RowNumber<T>>& space) {
   using Number = RowNumber<T>;
   const int64_t steps = (shape.inputs + kStep - 1) / kStep, stride = steps * kStep;
   if constexpr (std::is_same_v<T, Number> && Kernel::kIsInOrder) {
     if (stride == shape.inputs) return {rows, stride};
   }
-  space.assign(shape.rows * stride, 0);
+  Number* first = space.Take(shape.rows * stride);
   for (int64_t r = 0; r < shape.rows; ++r) {
-    Number* row = space.data() + r * stride;
+    Number* row = first + r * stride;
     const T* from = rows + r * shape.inputs;
-    std::transform(from, from + shape.inputs, row, AsRowNumber<T>);
+    std::fill(std::transform(from, from + shape.inputs, row, AsRowNumber<T>), row + stride, 0);
     if constexpr (!Kernel::kIsInOrder) Kernel::Arrange(row, stride);
   }
-  return {space.data(), stride};
+  return {first, stride};
 }
 
 // Outputs first to first + kOutputs of kRows rows. Loops are unrolled lest sums live in memory.

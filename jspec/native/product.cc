@@ -10,7 +10,7 @@ using namespace jspec;
 template <typename T>
 void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* outputs,
               const ProductShape& shape) {
-  static thread_local std::vector<RowNumber<T>> space;
+  static thread_local Space<RowNumber<T>> space;
   const FloatKernel<T> kernel{weights, shape.inputs};
   const auto rows = Arrange<FloatKernel<T>>(from, shape, space);
   const int64_t count = shape.rows, stride = shape.outputs;
@@ -26,10 +26,11 @@ void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* w
 #ifdef JSPEC_HAS_TILES
   if (HasTiles()) return MultiplyInTiles(pool, rows, weights, outputs, shape);
 #endif
-  static thread_local std::vector<BFloat16> rounded;
-  rounded.resize(shape.rows * shape.inputs);
-  Convert(rows, rounded.size(), rounded.data());
-  Multiply(pool, rounded.data(), weights, outputs, shape);
+  static thread_local Space<BFloat16> space;
+  const int64_t count = shape.rows * shape.inputs;
+  BFloat16* rounded = space.Take(count);
+  Convert(rows, count, rounded);
+  Multiply(pool, rounded, weights, outputs, shape);
 }
 
 ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,

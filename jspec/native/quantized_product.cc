@@ -116,7 +116,7 @@ template <typename T, typename Kernel>
 void Multiply(ffi::ThreadPool& pool, const T* from, const Kernel& kernel, const float* scales,
               float* outputs, const ProductShape& shape) {
   using Number = RowNumber<T>;
-  static thread_local std::vector<Number> space;
+  static thread_local Space<Number> space;
   const auto rows = Arrange<Kernel>(from, shape, space);
   const int64_t count = shape.rows, stride = shape.outputs;
   const int64_t tile = count <= kMaxRows ? kFewOutputs : kTile;
@@ -127,12 +127,12 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const Kernel& kernel, const 
         return Scale(scales, outputs, count, stride, begin, end);
       }
     }
-    static thread_local std::vector<Number> weights;
-    weights.resize(tile * shape.inputs);
+    static thread_local Space<Number> near;
+    Number* weights = near.Take(tile * shape.inputs);
     for (int64_t o = begin; o < end; ++o) {
-      Unpack(kernel, o, weights.data() + (o - begin) * shape.inputs);
+      Unpack(kernel, o, weights + (o - begin) * shape.inputs);
     }
-    const FloatKernel<Number> unpacked{weights.data(), shape.inputs};
+    const FloatKernel<Number> unpacked{weights, shape.inputs};
     MultiplyTile(count, rows, unpacked, outputs + begin, stride, 0, end - begin);
     Scale(scales, outputs, count, stride, begin, end);
   });

@@ -158,12 +158,13 @@ inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat1
 inline const BFloat16* WholeTiles(const BFloat16* weights, int64_t count, int64_t num_inputs,
                                   int64_t width) {
   if (count % kTileSide == 0 && num_inputs == width) return weights;
-  static thread_local std::vector<BFloat16> copy;
-  copy.assign(kWidth * width, 0);
+  static thread_local Space<BFloat16> space;
+  BFloat16* copy = space.Take(kWidth * width);
+  std::fill_n(copy, kWidth * width, 0);
   for (int64_t o = 0; o < count; ++o) {
-    std::copy_n(weights + o * num_inputs, num_inputs, copy.data() + o * width);
+    std::copy_n(weights + o * num_inputs, num_inputs, copy + o * width);
   }
-  return copy.data();
+  return copy;
 }
 
 // All outputs of all rows, on all threads.
