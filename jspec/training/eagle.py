@@ -4,16 +4,18 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.errors import check_range
+from jspec.errors import InputError, check_range
 from jspec.models import LlamaConfig
 from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
 from jspec.models.outputs import head_kernel
+from jspec.models.quantized import QuantizedKernel
 from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
 from jspec.training.target_states import make_states, read_layers
@@ -21,7 +23,8 @@ from jspec.training.texts import Rows, Text, most_frequent
 from jspec.training.trainee import Trainee
 from jspec.training.training import Training
 from jspec.typing import Params
-from jspec.weights.eagle_head import save_eagle
+from jspec.weights.eagle_head import LoadedHead, load_eagle, save_eagle
+from jspec.weights.quantize import dequantize
 from jspec.weights.resolver import LoadedModel
 
 _FROM_THE_END = 2  # the layer of the target that a head begins as: of SmolLM2's 30 the 29th
@@ -38,6 +41,8 @@ class EagleTraining(Training):
       chain_decay: weight of each call relative to the one before.
       freeze_head: leave the projection onto the vocabulary as it begins, the target's: cheaper, and
         rare tokens need not be learned from few examples.
+      init_head: folder with a head to go on from, whose tokens may be others; empty begins with a
+        layer of the target.
     """
 
     OUTPUT = "head"
@@ -48,6 +53,7 @@ class EagleTraining(Training):
     chain_steps: int = 4
     chain_decay: float = 0.8
     freeze_head: bool = False
+    init_head: str = ""
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
         """Returns the head of the most frequent tokens; see `Training.make_trainee`."""
@@ -55,7 +61,9 @@ class EagleTraining(Training):
         check_range("vocab_size", self.vocab_size, 1, 10**9)
         size = target.config.vocab_size
         ids = most_frequent(texts, size, min(self.vocab_size, size))
-        layers = tuple(self.feature_layers) or default_feature_layers(target.config.num_layers)
+        earlier = self._find_earlier(target.config)
+        usual = default_feature_layers(target.config.num_layers)
+        layers = tuple(self.feature_layers) or (earlier.config.feature_layers if earlier else usual)
         for layer in layers:
             check_range("feature_layers", layer, 0, target.config.num_layers)
         check_range("chain_decay", self.chain_decay, 0, 10)
@@ -69,7 +77,21 @@ class EagleTraining(Training):
             decay=self.chain_decay,
             seed=self.recipe.seed,
             freeze_head=self.freeze_head,
+            earlier=earlier,
         )
+
+    def _find_earlier(self, target: LlamaConfig) -> LoadedHead | None:
+        """Returns the head to go on from, if there is one."""
+        if not self.init_head:
+            return None
+        found = load_eagle(pathlib.Path(self.init_head), target, jnp.float32)
+        wanted, layers = list(self.feature_layers), list(found.config.feature_layers)
+        if wanted and wanted != layers:
+            raise InputError(
+                f"{self.init_head}: expected a head that reads layers {wanted} (feature_layers), "
+                f"found {layers}"
+            )
+        return found
 
 
 def _coverage(texts: Sequence[Text], ids: np.ndarray) -> float:
@@ -100,6 +122,7 @@ def make_eagle_trainee(
     decay: float,
     seed: int,
     freeze_head: bool = False,
+    earlier: LoadedHead | None = None,
 ) -> Trainee:
     """Returns a head to train, which begins as a layer of the target on its last features.
 
@@ -111,6 +134,7 @@ def make_eagle_trainee(
       decay: weight of each call relative to the one before.
       seed: of the initial parameters.
       freeze_head: see `EagleTraining`.
+      earlier: a head to go on from, float32 or int8.
     """
     states_of = make_states(target, ids, config.feature_layers)
     is_known = known_tokens(config, jnp.asarray(ids))
@@ -132,6 +156,8 @@ def make_eagle_trainee(
         save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
 
     first = _first_params(target, config, ids, seed)
+    if earlier is not None:
+        first = _go_on(first, earlier, ids)
     layers = read_layers(target.config, config.feature_layers)
     return Trainee(first, loss, evaluate, save, layers)
 
@@ -164,3 +190,25 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
     head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
     return {"fc": fc, "head": head}
+
+
+def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:
+    """Returns an earlier head's parameters; of tokens that it cannot propose, the first ones."""
+    floats = jax.tree.map(_as_floats, earlier.params, is_leaf=_is_quantized)
+    rows = floats["head"]["head"]
+    places = np.full(earlier.config.target_vocab_size, -1)
+    places[np.asarray(floats["ids"])] = np.arange(len(rows))
+    own = jnp.asarray(places[ids])
+    head = jnp.where(own[:, None] < 0, first["head"]["head"], rows[own])
+    params = {"fc": floats["fc"], "head": floats["head"] | {"head": head}}
+    if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, first):
+        raise InputError(f"{earlier.name}: expected a layer like the target's, found another shape")
+    return params
+
+
+def _is_quantized(leaf: Any) -> bool:
+    return isinstance(leaf, QuantizedKernel)
+
+
+def _as_floats(leaf: Any) -> jax.Array:
+    return dequantize(leaf) if _is_quantized(leaf) else leaf
