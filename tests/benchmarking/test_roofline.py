@@ -29,9 +29,18 @@ from tests import tiny_models
 from tests.programs import environment, run
 
 
-@pytest.fixture(scope="module")
-def lines():
+def fake_times(_, shapes):
+    """Yields calls of which 10 of 100 ms are neither products nor attention."""
+    for shape in shapes:
+        own = CallParts(0.1 * shape.rows, 0.08 * shape.rows, 0.01 * shape.width)
+        yield shape, own, CallParts(0.1, 0.08, 0.01)
+
+
+@pytest.fixture
+def lines(monkeypatch):
     """Returns the lines of a machine that only reads, and of one that only computes, slowly."""
+    monkeypatch.setattr("jspec.benchmarking.roofline.time_parts", fake_times)
+    monkeypatch.setattr("jspec.benchmarking.roofline.time_calls", lambda *_, **__: 1.0)
     model = tiny_models.target()
     reading = list(call_lines(model, "target", Machine(1e9, 1e30)))
     computing = list(call_lines(model, "target", Machine(1e30, 1e9)))
@@ -59,18 +68,9 @@ def test_a_call_of_one_token_and_a_prefill_are_counted_by_hand(lines):
     assert chunk.operations == cost.call_operations(64, context=0) - unseen
 
 
-def test_what_wider_calls_cost_is_foretold_by_products_and_attention(monkeypatch):
-    """What a call has beside them is that of the call on one token: here 10 of 100 ms."""
-
-    def time_parts(_, shapes):
-        for shape in shapes:
-            own = CallParts(0.1 * shape.rows, 0.08 * shape.rows, 0.01 * shape.width)
-            yield shape, own, CallParts(0.1, 0.08, 0.01)
-
-    monkeypatch.setattr("jspec.benchmarking.roofline.time_parts", time_parts)
-    monkeypatch.setattr("jspec.benchmarking.roofline.time_calls", lambda *_, **__: 1.0)
-    lines = list(call_lines(tiny_models.target(), "target", Machine(1e9, 1e9)))
-    of = {line.name: line for line in lines}
+def test_what_wider_calls_cost_is_foretold_by_products_and_attention(lines):
+    """What a call has beside them is that of the call on one token."""
+    of = {line.name: line for line in lines[0]}
     half = tiny_models.CONFIG.max_seq_len // 2
     for width, rows, foretold in [(1, 1, 1.0), (3, 1, 2.8), (16, 1, 14.5), (1, 4, 3.4)]:
         line = of[f"target: call on {width} tokens, {half} before, {rows} rows"]
