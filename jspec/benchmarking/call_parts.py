@@ -1,4 +1,4 @@
-"""Times what a call consists of beside its own time: all of its products, all of its attention."""
+"""Times what a call consists of: all of its products, its attention, its gates and the choice."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,8 @@ from jspec.benchmarking.repeated import seconds_in_turn
 from jspec.capacity import capacity_for
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import causal_mask
-from jspec.models.layers import Kernel, linear
+from jspec.models.layers import Kernel, linear, swiglu
+from jspec.sampling import first_argmax
 from jspec.weights.quantize import num_contracted
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.rules import flatten
@@ -47,11 +48,13 @@ class CallParts(NamedTuple):
       call: all of it, with a greedy choice.
       products: its matrix products, one after the other, with the weights that it has.
       attention: that of all layers.
+      elementwise: the gates of all layers and the greedy choice, which XLA computes.
     """
 
     call: float
     products: float
     attention: float
+    elementwise: float
 
 
 def time_parts(
@@ -69,6 +72,7 @@ def time_parts(
             loops[one, "call"] = _call_loop(model, one)
             loops[one, "products"] = product_loop(model, one.rows)
             loops[one, "attention"] = attention_loop(model, one)
+            loops[one, "elementwise"] = elementwise_loop(model, one)
         seconds = seconds_in_turn(loops)
         own, of_first = (
             CallParts(*(seconds[one, part] for part in CallParts._fields)) for one in (shape, first)
@@ -124,3 +128,23 @@ def attention_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array]
         return jax.lax.fori_loop(0, num_turns, body, queries)
 
     return functools.partial(loop, cache, queries)
+
+
+def elementwise_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
+    """Returns a compiled loop over a number of times all gates and the greedy choice."""
+    rows = shape.batch_size, shape.width
+    ones = jnp.ones([*rows, model.config.hidden_dim])
+    logits = jnp.zeros([*rows, model.config.vocab_size])
+
+    @jax.jit
+    def loop(up: jax.Array, logits: jax.Array, num_turns: jax.Array) -> jax.Array:
+        def body(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            gate, logits = carry
+            for _ in range(model.config.num_layers):
+                gate = jax.lax.optimization_barrier(1 + _LITTLE * swiglu(gate, up))
+            chosen = first_argmax(logits)[0][0, 0].astype(jnp.float32)
+            return gate, logits.at[0, 0, 0].add(_LITTLE * (gate[0, 0, 0] + chosen))
+
+        return jax.lax.fori_loop(0, num_turns, body, (up, logits))[1]
+
+    return functools.partial(loop, ones, logits)

@@ -7,9 +7,9 @@ bytes and operations are those of `CallCost`.
 
 That says what is possible, not what a wider call costs: long before its operations take as long as
 its bytes, the two get in each other's way. How much more a call on several tokens takes than one on
-a single token is foretold from its two parts that read and compute in earnest, its products with as
-many rows and its attention, each measured by itself. What a call has beside them, norms, rotations
-and the rest, counts as that of the call on one token.
+a single token is foretold from the parts that grow with it, each measured by itself: its products
+with as many rows, its attention, and its gates and choice. What a call has beside them, norms,
+rotations and the rest, counts as that of the call on one token.
 """
 
 import math
@@ -46,9 +46,10 @@ class Line(NamedTuple):
       least_seconds: that these take; None where nothing is known.
       ratio: of the seconds to those of the model's call on one token, measured by turns; None for
         what is no call.
-      expected_ratio: foretold by products and attention; None where it is not.
+      expected_ratio: foretold by the parts below; None where it is not.
       product_seconds: of the products in it; None where they are not measured.
       attention_seconds: of the attention in it; None where it is not measured.
+      elementwise_seconds: of its gates and its choice; None where they are not measured.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Line(NamedTuple):
     expected_ratio: float | None = None
     product_seconds: float | None = None
     attention_seconds: float | None = None
+    elementwise_seconds: float | None = None
 
     @property
     def share(self) -> float | None:
@@ -121,7 +123,7 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
     one_token = math.nan
     for shape, parts, first in time_parts(model, shapes):
         one_token = first.call
-        more = parts.products + parts.attention - first.products - first.attention
+        more = sum(parts[1:]) - sum(first[1:])
         yield Line(
             f"{role}: call on {shape.width} tokens, {shape.context} before, "
             f"{shape.batch_size} rows",
@@ -131,6 +133,7 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
             expected_ratio=1 + more / first.call,
             product_seconds=parts.products,
             attention_seconds=parts.attention,
+            elementwise_seconds=parts.elementwise,
         )
     for width in prefill_widths(model):
         seconds = time_calls(model, width, context=0)
@@ -213,7 +216,7 @@ def format_lines(lines: list[Line], machine: Machine) -> str:
     """Returns a table."""
     width = max(len(line.name) for line in lines)
     titles = ["MB", "GFLOP", "least ms", "measured ms", "share", "products", "attention",
-              "calls on 1", "foretold"]  # fmt: skip
+              "elementwise", "calls on 1", "foretold"]  # fmt: skip
     rows = [
         f"{machine.bandwidth / 1e9:.1f} GB/s and {machine.flop_rate / 1e9:.0f} GFLOP/s by the "
         "products of this program",
@@ -228,6 +231,7 @@ def format_lines(lines: list[Line], machine: Machine) -> str:
             _cell(line.share, 1, ".0%"),
             _cell(line.product_seconds, 1e3, ".2f"),
             _cell(line.attention_seconds, 1e3, ".2f"),
+            _cell(line.elementwise_seconds, 1e3, ".2f"),
             _cell(line.ratio, 1, ".2f"),
             _cell(line.expected_ratio, 1, ".2f"),
         ]

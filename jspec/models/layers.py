@@ -132,6 +132,11 @@ def _rms_norm(
     return inputs * jax.lax.rsqrt(mean_square + epsilon) * scale
 
 
+def swiglu(gate: Float32[Array, "b t f"], up: Float32[Array, "b t f"]) -> Float32[Array, "b t f"]:
+    """Returns silu(gate) * up (arXiv 2002.05202)."""
+    return jax.nn.silu(gate) * up
+
+
 class FeedForward(nn.Module):
     """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x)).
 
@@ -149,7 +154,7 @@ class FeedForward(nn.Module):
         gate_up = linear(inputs, gate_up)
         if cfg.mlp_bias:
             gate_up += self.param("gate_up_bias", nn.initializers.zeros, (2, cfg.hidden_dim))
-        hidden = jax.nn.silu(gate_up[:, :, 0]) * gate_up[:, :, 1]
+        hidden = swiglu(gate_up[:, :, 0], gate_up[:, :, 1])
         outputs = linear(hidden, kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim)))
         if cfg.mlp_bias:
             outputs += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))

@@ -1,6 +1,7 @@
 """The roofline: what a call reads and does, the least time that takes, and the measured one."""
 
 import dataclasses
+import functools
 import json
 
 import jax
@@ -14,6 +15,7 @@ from jspec.benchmarking.call_parts import (
     CallParts,
     CallShape,
     attention_loop,
+    elementwise_loop,
     product_loop,
     time_parts,
 )
@@ -22,18 +24,18 @@ from jspec.benchmarking.roofline import Line, call_lines, choice_lines, format_l
 from jspec.benchmarking.round_parts import _choose, time_drafting
 from jspec.drafters import DrafterOptions
 from jspec.models import KVCache
-from jspec.models.layers import linear
-from jspec.sampling import SamplingSettings
+from jspec.models.layers import linear, swiglu
+from jspec.sampling import SamplingSettings, first_argmax
 from jspec.weights.quantize import quantize_params
 from tests import tiny_models
 from tests.programs import environment, run
 
 
 def fake_times(_, shapes):
-    """Yields calls of which 10 of 100 ms are neither products nor attention."""
+    """Yields calls of which 10 of 100 ms are none of the parts."""
     for shape in shapes:
-        own = CallParts(0.1 * shape.rows, 0.08 * shape.rows, 0.01 * shape.width)
-        yield shape, own, CallParts(0.1, 0.08, 0.01)
+        own = CallParts(0.1 * shape.rows, 0.07 * shape.rows, 0.01 * shape.width, 0.01 * shape.rows)
+        yield shape, own, CallParts(0.1, 0.07, 0.01, 0.01)
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_a_call_of_one_token_and_a_prefill_are_counted_by_hand(lines):
     assert chunk.operations == cost.call_operations(64, context=0) - unseen
 
 
-def test_what_wider_calls_cost_is_foretold_by_products_and_attention(lines):
+def test_what_wider_calls_cost_is_foretold_by_their_parts(lines):
     """What a call has beside them is that of the call on one token."""
     of = {line.name: line for line in lines[0]}
     half = tiny_models.CONFIG.max_seq_len // 2
@@ -96,22 +98,27 @@ def test_the_parts_of_a_call_run_by_turns_with_the_first_call(quantization, monk
     monkeypatch.setattr("jspec.benchmarking.call_parts.seconds_in_turn", seconds_in_turn)
     shapes = [CallShape(1, 8, 1), CallShape(3, 8, 2)]
     first, second = time_parts(model, shapes)
-    assert first == (shapes[0], CallParts(0, 1, 2), CallParts(0, 1, 2))
-    assert second == (shapes[1], CallParts(0, 1, 2), CallParts(3, 4, 5))
+    assert first == (shapes[0], CallParts(0, 1, 2, 3), CallParts(0, 1, 2, 3))
+    assert second == (shapes[1], CallParts(0, 1, 2, 3), CallParts(4, 5, 6, 7))
 
 
 def test_every_product_and_every_layer_is_in_the_loops(monkeypatch):
-    """Four products a layer and the head; the attention of each layer once."""
-    model, attended, multiplied = tiny_models.target(), [], []
+    """Four products a layer and the head; attention and gate of each layer once; one choice."""
+    model, attended, multiplied, chosen = tiny_models.target(), [], [], []
     attend = KVCache.attend
     monkeypatch.setattr(KVCache, "attend", lambda *a: attended.append(1) or attend(*a))
     monkeypatch.setattr(
         "jspec.benchmarking.call_parts.linear",
         lambda inputs, kernel, n: multiplied.append(kernel.size) or linear(inputs, kernel, n),
     )
+    for name, made in [("swiglu", swiglu), ("first_argmax", first_argmax)]:
+        count = functools.partial(lambda made, *a: chosen.append(made) or made(*a), made)
+        monkeypatch.setattr(f"jspec.benchmarking.call_parts.{name}", count)
     product_loop(model, 3)(jnp.int32(1))
     attention_loop(model, CallShape(2, 8, 1))(jnp.int32(1))
+    elementwise_loop(model, CallShape(2, 8, 3))(jnp.int32(1))
     assert len(attended) == tiny_models.CONFIG.num_layers
+    assert chosen == [swiglu] * tiny_models.CONFIG.num_layers + [first_argmax]
     assert len(multiplied) == 4 * tiny_models.CONFIG.num_layers + 1
     assert sum(multiplied) == CallCost(model.config).num_multiplied
 
@@ -185,11 +192,12 @@ def test_calls_behind_the_models_context_are_left_out(lines):
 def test_a_line_without_bytes_has_no_share():
     line = Line("a round", 0.5)
     assert line.share is None
-    call = Line("a call", 0.01, 5e6, 1e9, 0.005, 1.25, 1.2, 0.008, 0.001)
+    call = Line("a call", 0.01, 5e6, 1e9, 0.005, 1.25, 1.2, 0.008, 0.001, 0.0005)
     table = format_lines([line, call], Machine(1e9, 2e11))
     assert table.splitlines()[0].startswith("1.0 GB/s and 200 GFLOP/s")
     assert table.splitlines()[2].split() == ["a", "round", "500.000"]
-    cells = ["a", "call", "5.0", "1.00", "5.00", "10.000", "50%", "8.00", "1.00", "1.25", "1.20"]
+    cells = ["a", "call", "5.0", "1.00", "5.00", "10.000", "50%", "8.00", "1.00", "0.50",
+             "1.25", "1.20"]  # fmt: skip
     assert table.splitlines()[3].split() == cells
 
 
