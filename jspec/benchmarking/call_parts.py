@@ -140,7 +140,7 @@ def elementwise_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Arra
     def loop(up: jax.Array, logits: jax.Array, num_turns: jax.Array) -> jax.Array:
         def body(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             gate, logits = carry
-            for _ in range(model.config.num_layers):
+            for _layer in range(model.config.num_layers):
                 gate = jax.lax.optimization_barrier(1 + _LITTLE * swiglu(gate, up))
             chosen = first_argmax(logits)[0][0, 0].astype(jnp.float32)
             return gate, logits.at[0, 0, 0].add(_LITTLE * (gate[0, 0, 0] + chosen))
