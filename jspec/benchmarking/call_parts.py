@@ -133,18 +133,25 @@ def attention_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array]
 def elementwise_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
     """Returns a compiled loop over a number of times all gates and the greedy choice."""
     rows = shape.batch_size, shape.width
-    ones = jnp.ones([*rows, model.config.hidden_dim])
+    ones = jnp.ones([*rows, 2, model.config.hidden_dim])
     logits = jnp.zeros([*rows, model.config.vocab_size])
 
     @jax.jit
-    def loop(up: jax.Array, logits: jax.Array, num_turns: jax.Array) -> jax.Array:
+    def loop(gate_up: jax.Array, logits: jax.Array, num_turns: jax.Array) -> jax.Array:
         def body(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            gate, logits = carry
+            gate_up, logits = carry
             for _layer in range(model.config.num_layers):
-                gate = jax.lax.optimization_barrier(1 + _LITTLE * swiglu(gate, up))
+                # Behind the barrier no output can be left out.
+                hidden = jax.lax.optimization_barrier(swiglu(gate_up))
+                gate_up = _with_first(gate_up, hidden[0, 0, 0])
             chosen = first_argmax(logits)[0][0, 0].astype(jnp.float32)
-            return gate, logits.at[0, 0, 0].add(_LITTLE * (gate[0, 0, 0] + chosen))
+            return gate_up, _with_first(logits, _LITTLE * chosen + gate_up[0, 0, 0, 0])
 
-        return jax.lax.fori_loop(0, num_turns, body, (up, logits))[1]
+        return jax.lax.fori_loop(0, num_turns, body, (gate_up, logits))[1]
 
     return functools.partial(loop, ones, logits)
+
+
+def _with_first(array: jax.Array, number: jax.Array) -> jax.Array:
+    """Replaces the first number, in place."""
+    return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)

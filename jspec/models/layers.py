@@ -117,7 +117,7 @@ class RMSNorm(nn.Module):
     def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
-        operands = inputs, scale.astype(jnp.float32), jnp.float32(self.epsilon)
+        operands = inputs, scale, jnp.float32(self.epsilon)
         if not native.is_available():
             return _rms_norm(*operands)
         result = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
@@ -125,16 +125,24 @@ class RMSNorm(nn.Module):
 
 
 def _rms_norm(
-    inputs: Float32[Array, "b t d"], scale: Float32[Array, "d"], epsilon: Float32[Array, ""]
+    inputs: Float32[Array, "b t d"], scale: Float[Array, "d"], epsilon: Float32[Array, ""]
 ) -> Float32[Array, "b t d"]:
     """Normalises by XLA, which adds up many rows in another order than few."""
     mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
     return inputs * jax.lax.rsqrt(mean_square + epsilon) * scale
 
 
-def swiglu(gate: Float32[Array, "b t f"], up: Float32[Array, "b t f"]) -> Float32[Array, "b t f"]:
+def swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:
     """Returns silu(gate) * up (arXiv 2002.05202)."""
-    return jax.nn.silu(gate) * up
+    if not native.is_available():
+        return _swiglu(gate_up)
+    b, t, _, f = gate_up.shape
+    return native.call("swiglu", _swiglu, jax.ShapeDtypeStruct((b, t, f), jnp.float32), gate_up)
+
+
+def _swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:
+    """Computes it by XLA."""
+    return jax.nn.silu(gate_up[:, :, 0]) * gate_up[:, :, 1]
 
 
 class FeedForward(nn.Module):
@@ -154,8 +162,9 @@ class FeedForward(nn.Module):
         gate_up = linear(inputs, gate_up)
         if cfg.mlp_bias:
             gate_up += self.param("gate_up_bias", nn.initializers.zeros, (2, cfg.hidden_dim))
-        hidden = swiglu(gate_up[:, :, 0], gate_up[:, :, 1])
-        outputs = linear(hidden, kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim)))
+        outputs = linear(
+            swiglu(gate_up), kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim))
+        )
         if cfg.mlp_bias:
             outputs += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))
         return outputs

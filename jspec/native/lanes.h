@@ -73,6 +73,15 @@ inline Pair Load(const BFloat16* from) {
   return {(Lanes)(words << 16), (Lanes)(words & 0xffff0000u)};
 }
 
+inline float AsFloat(float number) { return number; }
+
+inline float AsFloat(BFloat16 number) {
+  const uint32_t word = static_cast<uint32_t>(number) << 16;
+  float widened;
+  std::memcpy(&widened, &word, sizeof(word));
+  return widened;
+}
+
 // The nearest bfloat16, of two the even one; NaN stays NaN.
 inline BFloat16 Rounded(float number) {
   uint32_t word;
@@ -203,6 +212,18 @@ void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work) {
   }
   take();
   while (progress->ended.load(std::memory_order_acquire) < count) std::this_thread::yield();
+}
+
+// Runs work(row) for so many rows, on all threads if the rows, each of so many numbers, are worth it.
+template <typename Work>
+void ForRows(ffi::ThreadPool& pool, int64_t rows, int64_t numbers, const Work& work) {
+  constexpr int64_t kSmallWork = 1 << 15, kChunksPerThread = 4;
+  if (rows == 0) return;
+  const int64_t wanted = rows * numbers < kSmallWork ? 1 : NumThreads(pool) * kChunksPerThread;
+  const int64_t chunk = (rows + wanted - 1) / wanted;
+  ShareOut(pool, (rows + chunk - 1) / chunk, [=](int64_t piece) {
+    for (int64_t r = piece * chunk; r < rows && r < (piece + 1) * chunk; ++r) work(r);
+  });
 }
 
 }  // namespace jspec

@@ -1,4 +1,4 @@
-"""Calls C++ where XLA on CPU is slow: products, attention, norms, rotations, cache writes, filters.
+"""Calls C++ where XLA on CPU is slow, or where a row's result would depend on its neighbours.
 
 XLA on CPU reads the weights of a bfloat16 product at half the speed of memory, and at a tenth of it
 for one row; its attention reads the whole buffer of a cache, which it writes row after row. The
@@ -23,7 +23,8 @@ _LOCK = threading.Lock()  # of the first call
 # And which of its operands a function returns, changed in place.
 _FUNCTIONS: dict[str, int | None] = {
     "product": None, "int8_product": None, "int4_product": None, "attention": None,
-    "rms_norm": None, "rotate_heads": None, "smallest_rank": None, "write_rows": 0,
+    "rms_norm": None, "rotate_heads": None, "swiglu": None, "smallest_rank": None,
+    "first_argmax": None, "write_rows": 0,
 }  # fmt: skip
 Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 

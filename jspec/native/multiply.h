@@ -31,11 +31,11 @@ using RowNumber = std::conditional_t<kHasPairs, T, float>;
 
 template <typename T>
 inline RowNumber<T> AsRowNumber(T number) {
-  if constexpr (std::is_same_v<T, RowNumber<T>>) return number;
-  const uint32_t word = static_cast<uint32_t>(number) << 16;
-  float widened;
-  std::memcpy(&widened, &word, sizeof(word));
-  return widened;
+  if constexpr (std::is_same_v<T, RowNumber<T>>) {
+    return number;
+  } else {
+    return AsFloat(number);
+  }
 }
 
 // kStep numbers of one operand, and the sum of products with those of another.

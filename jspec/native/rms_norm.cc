@@ -3,15 +3,11 @@
 
 #include "lanes.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace {
 
 using namespace jspec;
-
-constexpr int64_t kSmallWork = 1 << 15;  // numbers not worth waking a thread for
-constexpr int64_t kChunksPerThread = 4;
 
 inline float SumOfSquares(const float* from, int64_t count) {
   Lanes first = {}, second = {};
@@ -26,30 +22,31 @@ inline float SumOfSquares(const float* from, int64_t count) {
   return sum;
 }
 
-void Normalise(const float* from, const float* scale, float epsilon, int64_t count,
+template <typename T>
+void Normalise(const float* from, const T* scale, float epsilon, int64_t count,
                float* __restrict to) {
   const float mean = SumOfSquares(from, count) / static_cast<float>(count);
   const float factor = 1 / std::sqrt(mean + epsilon);
-  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor * scale[i];
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor * AsFloat(scale[i]);
 }
 
-ffi::Error RmsNorm(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> inputs,
-                   ffi::BufferR1<ffi::F32> scale, ffi::BufferR0<ffi::F32> epsilon,
-                   ffi::Result<ffi::BufferR3<ffi::F32>> outputs) {
+ffi::Error RmsNorm(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> inputs, ffi::AnyBuffer scale,
+                   ffi::BufferR0<ffi::F32> epsilon, ffi::Result<ffi::BufferR3<ffi::F32>> outputs) {
   const auto size = inputs.dimensions();
   const int64_t rows = size[0] * size[1], width = size[2];
-  const float *from = inputs.typed_data(), *scales = scale.typed_data();
+  const float* from = inputs.typed_data();
   const float small = *epsilon.typed_data();
   float* to = outputs->typed_data();
-  if (rows == 0) return ffi::Error::Success();
-  const bool is_small = rows * width < kSmallWork;
-  const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
-  const int64_t chunk = (rows + wanted - 1) / wanted;
-  ShareOut(pool, (rows + chunk - 1) / chunk, [=](int64_t piece) {
-    for (int64_t r = piece * chunk; r < std::min(rows, (piece + 1) * chunk); ++r) {
+  auto normalise = [&](auto* scales) {
+    ForRows(pool, rows, width, [=](int64_t r) {
       Normalise(from + r * width, scales, small, width, to + r * width);
-    }
-  });
+    });
+  };
+  if (scale.element_type() == ffi::F32) {
+    normalise(static_cast<const float*>(scale.untyped_data()));
+  } else {
+    normalise(static_cast<const BFloat16*>(scale.untyped_data()));
+  }
   return ffi::Error::Success();
 }
 
@@ -59,6 +56,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rms_norm, RmsNorm,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR0<ffi::F32>>()
                                   .Ret<ffi::BufferR3<ffi::F32>>());

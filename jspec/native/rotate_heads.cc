@@ -11,9 +11,6 @@ using namespace jspec;
 
 using Heads = ffi::Buffer<ffi::F32, 5>;  // [b t k g+2 h]
 
-constexpr int64_t kSmallWork = 1 << 15;  // numbers not worth waking a thread for
-constexpr int64_t kChunksPerThread = 4;
-
 struct Shape {
   int64_t kv_heads, group, half;  // `group` query heads, a key head and a value head
 };
@@ -55,16 +52,10 @@ ffi::Error RotateHeads(ffi::ThreadPool pool, Heads heads,
   const float *from = heads.typed_data(), *cosines = cos.typed_data(), *sines = sin.typed_data();
   float *to_queries = queries->typed_data(), *to_keys = keys->typed_data();
   float* to_values = values->typed_data();
-  const bool is_small = tokens * from_stride < kSmallWork;
-  const int64_t wanted = is_small ? 1 : NumThreads(pool) * kChunksPerThread;
-  const int64_t chunk = (tokens + wanted - 1) / wanted;
-  if (tokens == 0) return ffi::Error::Success();
-  ShareOut(pool, (tokens + chunk - 1) / chunk, [=](int64_t piece) {
-    for (int64_t t = piece * chunk; t < tokens && t < (piece + 1) * chunk; ++t) {
-      RotateToken(from + t * from_stride, cosines + t * shape.half, sines + t * shape.half, shape,
-                  to_queries + t * key_stride * shape.group, to_keys + t * key_stride,
-                  to_values + t * key_stride);
-    }
+  ForRows(pool, tokens, from_stride, [=](int64_t t) {
+    RotateToken(from + t * from_stride, cosines + t * shape.half, sines + t * shape.half, shape,
+                to_queries + t * key_stride * shape.group, to_keys + t * key_stride,
+                to_values + t * key_stride);
   });
   return ffi::Error::Success();
 }

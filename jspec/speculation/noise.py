@@ -41,12 +41,19 @@ def round_keys(
       num_offsets: how many keys a row.
     """
 
-    def one_row(seed: Array, position: Array) -> Key[Array, "w"]:
+    def one_key(seed: Array, position: Array, offset: Array) -> Key[Array, ""]:
         key = jax.random.key(seed, impl="threefry2x32")  # others draw by the batch's shape
-        key = jax.random.fold_in(jax.random.fold_in(key, purpose), position)
-        return jax.vmap(lambda offset: jax.random.fold_in(key, offset))(jnp.arange(num_offsets))
+        numbers = jnp.stack([jnp.int32(purpose), position, offset])
+        return jax.lax.scan(fold, key, numbers, unroll=unroll)[0]
 
-    return jax.vmap(one_row)(seed, position)
+    def fold(key: Key[Array, ""], number: Array) -> tuple[Key[Array, ""], None]:
+        return jax.random.fold_in(key, number), None
+
+    # On CPU a fold is a hundred instructions that must be compiled and kept for each; elsewhere it
+    # is a kernel at most, and a loop's turns are what costs.
+    unroll = jax.default_backend() != "cpu"
+    offsets = jnp.arange(num_offsets, dtype=jnp.int32)
+    return jax.vmap(jax.vmap(one_key, (None, None, 0)), (0, 0, None))(seed, position, offsets)
 
 
 def gumbel_noise(
