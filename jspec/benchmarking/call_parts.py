@@ -1,8 +1,8 @@
-"""Times what a call consists of: all of its products, its attention, its gates and the choice."""
+"""Times what a call consists of: its products, its attention, and what is done number by number."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,8 @@ from jspec.benchmarking.repeated import seconds_in_turn
 from jspec.capacity import capacity_for
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import causal_mask
-from jspec.models.layers import Kernel, linear, swiglu
+from jspec.models.layers import Kernel, RMSNorm, linear, swiglu
+from jspec.models.rope import rope_cos_sin, rotate_heads
 from jspec.sampling import first_argmax
 from jspec.weights.quantize import num_contracted
 from jspec.weights.resolver import LoadedModel
@@ -48,7 +49,7 @@ class CallParts(NamedTuple):
       call: all of it, with a greedy choice.
       products: its matrix products, one after the other, with the weights that it has.
       attention: that of all layers.
-      elementwise: the gates of all layers and the greedy choice, which XLA computes.
+      elementwise: norms, rotations, gates and sums of all layers, and the greedy choice.
     """
 
     call: float
@@ -57,10 +58,32 @@ class CallParts(NamedTuple):
     elementwise: float
 
 
+class Turn(NamedTuple):
+    """What was measured one after the other.
+
+    Attributes:
+      own: of the call in question.
+      first: of the call that it is compared with.
+    """
+
+    own: CallParts
+    first: CallParts
+
+    @property
+    def ratio(self) -> float:
+        """Of the calls' seconds."""
+        return self.own.call / self.first.call
+
+    @property
+    def expected_ratio(self) -> float:
+        """The same, if the calls differ by their parts alone."""
+        return 1 + (sum(self.own[1:]) - sum(self.first[1:])) / self.first.call
+
+
 def time_parts(
     model: LoadedModel, shapes: Iterable[CallShape]
-) -> Iterator[tuple[CallShape, CallParts, CallParts]]:
-    """Yields each call's parts, and those of the first call, measured by turns with them.
+) -> Iterator[tuple[CallShape, list[Turn]]]:
+    """Yields each call's parts beside those of the first call, turn by turn.
 
     The caches of one shape are gone before those of the next are made.
     """
@@ -68,16 +91,21 @@ def time_parts(
     for shape in shapes:
         first = first or shape
         loops = {}
-        for one in (shape, first):
-            loops[one, "call"] = _call_loop(model, one)
-            loops[one, "products"] = product_loop(model, one.rows)
-            loops[one, "attention"] = attention_loop(model, one)
-            loops[one, "elementwise"] = elementwise_loop(model, one)
-        seconds = seconds_in_turn(loops)
-        own, of_first = (
-            CallParts(*(seconds[one, part] for part in CallParts._fields)) for one in (shape, first)
+        for name, make in _LOOPS.items():
+            for one in (shape, first):
+                loops[one, name] = make(model, one)
+        yield (
+            shape,
+            [
+                Turn(
+                    *(
+                        CallParts(**{part: turn[one, part] for part in _LOOPS})
+                        for one in (shape, first)
+                    )
+                )
+                for turn in seconds_in_turn(loops)
+            ],
         )
-        yield shape, own, of_first
 
 
 def _call_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
@@ -85,8 +113,8 @@ def _call_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], ja
     return call_loop(model, width, context=context, batch_size=batch_size)
 
 
-def product_loop(model: LoadedModel, rows: int) -> Callable[[jax.Array], jax.Array]:
-    """Returns a compiled loop over a number of times all products of a call on so many rows."""
+def product_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
+    """Returns a compiled loop over a number of times all products."""
     leaves = flatten(model.params)
     paths = [rule.path for rule in streamed_rules(model.config) if num_contracted(rule.path)]
 
@@ -95,7 +123,7 @@ def product_loop(model: LoadedModel, rows: int) -> Callable[[jax.Array], jax.Arr
         def body(_: jax.Array, carry: jax.Array) -> jax.Array:
             for path, kernel in zip(paths, kernels, strict=True):
                 inputs = kernel.shape[-num_contracted(path) :]
-                outputs = linear(jnp.full([1, rows, *inputs], carry), kernel, len(inputs))
+                outputs = linear(jnp.full([1, shape.rows, *inputs], carry), kernel, len(inputs))
                 # Behind the barrier no output can be left out.
                 carry += _LITTLE * jax.lax.optimization_barrier(outputs).reshape(-1)[0]
             return carry
@@ -131,27 +159,48 @@ def attention_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array]
 
 
 def elementwise_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
-    """Returns a compiled loop over a number of times all gates and the greedy choice."""
+    """Returns a compiled loop over a number of times all norms, rotations, gates and the choice."""
+    config = model.config
     rows = shape.batch_size, shape.width
-    ones = jnp.ones([*rows, 2, model.config.hidden_dim])
-    logits = jnp.zeros([*rows, model.config.vocab_size])
+    x = jnp.ones([*rows, config.embed_dim])
+    qkv = jnp.ones([*rows, config.num_kv_heads, config.num_groups + 2, config.head_dim])
+    gate_up = jnp.ones([*rows, 2, config.hidden_dim])
+    logits = jnp.zeros([*rows, config.vocab_size])
+    scale = {"params": {"scale": jnp.ones([config.embed_dim], model.params["embedding"].dtype)}}
+    angles = rope_cos_sin(config, jnp.zeros(rows, jnp.int32))
+
+    def norm(x: jax.Array) -> Any:
+        return RMSNorm(config.norm_epsilon).apply(scale, x)
 
     @jax.jit
-    def loop(gate_up: jax.Array, logits: jax.Array, num_turns: jax.Array) -> jax.Array:
-        def body(_: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            gate_up, logits = carry
-            for _layer in range(model.config.num_layers):
+    def loop(operands: tuple[jax.Array, ...], num_turns: jax.Array) -> jax.Array:
+        def body(_: jax.Array, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            x, qkv, gate_up, logits = operands
+            for _layer in range(config.num_layers):
                 # Behind the barrier no output can be left out.
+                queries, *_rest = jax.lax.optimization_barrier(rotate_heads(qkv, *angles))
                 hidden = jax.lax.optimization_barrier(swiglu(gate_up))
+                qkv = _with_first(qkv, queries[0, 0, 0, 0])
                 gate_up = _with_first(gate_up, hidden[0, 0, 0])
+                x = x + norm(x)
+                x = x + norm(x)
             chosen = first_argmax(logits)[0][0, 0].astype(jnp.float32)
-            return gate_up, _with_first(logits, _LITTLE * chosen + gate_up[0, 0, 0, 0])
+            used = x[0, 0, 0] + qkv[0, 0, 0, 0, 0] + gate_up[0, 0, 0, 0] + chosen
+            return norm(x), qkv, gate_up, _with_first(logits, _LITTLE * used)
 
-        return jax.lax.fori_loop(0, num_turns, body, (gate_up, logits))[1]
+        return jax.lax.fori_loop(0, num_turns, body, operands)[-1]
 
-    return functools.partial(loop, ones, logits)
+    return functools.partial(loop, (x, qkv, gate_up, logits))
 
 
 def _with_first(array: jax.Array, number: jax.Array) -> jax.Array:
     """Replaces the first number, in place."""
     return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)
+
+
+_LOOPS: dict[str, Callable[[LoadedModel, CallShape], Callable[[jax.Array], jax.Array]]] = {
+    "call": _call_loop,
+    "products": product_loop,
+    "attention": attention_loop,
+    "elementwise": elementwise_loop,
+}

@@ -8,8 +8,8 @@ from typing import TypeVar
 import jax
 import jax.numpy as jnp
 
-_SECONDS = 0.5  # of one measurement, about
-_MOST_TURNS = 64
+_SECONDS = 0.25  # of one measurement, about
+_MOST_TURNS = 32
 _Key = TypeVar("_Key", bound=Hashable)
 
 
@@ -32,11 +32,13 @@ def seconds_each(loop: Callable[[jax.Array], jax.Array], repeats: int = 5) -> fl
 
 
 def seconds_in_turn(
-    loops: Mapping[_Key, Callable[[jax.Array], jax.Array]], repeats: int = 5
-) -> dict[_Key, float]:
-    """Returns the seconds of a turn of each loop; a machine that slows down slows all of them."""
-    measured: dict[_Key, list[float]] = {key: [] for key in loops}
-    for _ in range(repeats):
-        for key, loop in loops.items():
-            measured[key].append(seconds_each(loop, repeats=1))
-    return {key: statistics.median(seconds) for key, seconds in measured.items()}
+    loops: Mapping[_Key, Callable[[jax.Array], jax.Array]], repeats: int = 9
+) -> list[dict[_Key, float]]:
+    """Returns the seconds of a turn of each loop, time after time.
+
+    What is measured one after the other bears comparison: a machine that slows down for a while
+    slows all loops.
+    """
+    return [
+        {key: seconds_each(loop, repeats=1) for key, loop in loops.items()} for _ in range(repeats)
+    ]

@@ -8,18 +8,19 @@ bytes and operations are those of `CallCost`.
 That says what is possible, not what a wider call costs: long before its operations take as long as
 its bytes, the two get in each other's way. How much more a call on several tokens takes than one on
 a single token is foretold from the parts that grow with it, each measured by itself: its products
-with as many rows, its attention, and its gates and choice. What a call has beside them, norms,
-rotations and the rest, counts as that of the call on one token.
+with as many rows, its attention, and what it does number by number, the choice of tokens included.
+What a call has beside them counts as that of the call on one token.
 """
 
 import math
+import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jspec.analysis.call_cost import CallCost
 from jspec.analysis.machine import Machine, measure_machine
-from jspec.benchmarking.call_parts import CallShape, time_parts
+from jspec.benchmarking.call_parts import CallParts, CallShape, time_parts
 from jspec.benchmarking.calls import time_calls
 from jspec.benchmarking.round_parts import host_seconds, time_choice, time_drafting
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
@@ -49,7 +50,8 @@ class Line(NamedTuple):
       expected_ratio: foretold by the parts below; None where it is not.
       product_seconds: of the products in it; None where they are not measured.
       attention_seconds: of the attention in it; None where it is not measured.
-      elementwise_seconds: of its gates and its choice; None where they are not measured.
+      elementwise_seconds: of its norms, rotations, gates and choice; None where they are not
+        measured.
     """
 
     name: str
@@ -121,16 +123,16 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
     itemsize = model.params["embedding"].dtype.itemsize
     cost = CallCost(model.config, quantization=model.quantization, float_bytes=itemsize)
     one_token = math.nan
-    for shape, parts, first in time_parts(model, shapes):
-        one_token = first.call
-        more = sum(parts[1:]) - sum(first[1:])
+    for shape, turns in time_parts(model, shapes):
+        one_token = statistics.median(turn.first.call for turn in turns)
+        parts = CallParts(*map(statistics.median, zip(*(turn.own for turn in turns), strict=True)))
         yield Line(
             f"{role}: call on {shape.width} tokens, {shape.context} before, "
             f"{shape.batch_size} rows",
             parts.call,
             *_least(cost, shape, machine),
-            ratio=parts.call / first.call,
-            expected_ratio=1 + more / first.call,
+            ratio=statistics.median(turn.ratio for turn in turns),
+            expected_ratio=statistics.median(turn.expected_ratio for turn in turns),
             product_seconds=parts.products,
             attention_seconds=parts.attention,
             elementwise_seconds=parts.elementwise,

@@ -14,6 +14,7 @@ from jspec.analysis.machine import Machine
 from jspec.benchmarking.call_parts import (
     CallParts,
     CallShape,
+    Turn,
     attention_loop,
     elementwise_loop,
     product_loop,
@@ -24,7 +25,8 @@ from jspec.benchmarking.roofline import Line, call_lines, choice_lines, format_l
 from jspec.benchmarking.round_parts import _choose, time_drafting
 from jspec.drafters import DrafterOptions
 from jspec.models import KVCache
-from jspec.models.layers import linear, swiglu
+from jspec.models.layers import RMSNorm, linear, swiglu
+from jspec.models.rope import rotate_heads
 from jspec.sampling import SamplingSettings, first_argmax
 from jspec.weights.quantize import quantize_params
 from tests import tiny_models
@@ -32,10 +34,14 @@ from tests.programs import environment, run
 
 
 def fake_times(_, shapes):
-    """Yields calls of which 10 of 100 ms are none of the parts."""
+    """Yields calls of which 10 of 100 ms are none of the parts, on a machine that slows down."""
     for shape in shapes:
-        own = CallParts(0.1 * shape.rows, 0.07 * shape.rows, 0.01 * shape.width, 0.01 * shape.rows)
-        yield shape, own, CallParts(0.1, 0.07, 0.01, 0.01)
+        turns = []
+        for slow in (1, 2, 3, 5, 8):
+            rows, width = slow * shape.rows, slow * shape.width
+            own = CallParts(0.1 * rows, 0.07 * rows, 0.01 * width, 0.01 * rows)
+            turns.append(Turn(own, CallParts(0.1 * slow, 0.07 * slow, 0.01 * slow, 0.01 * slow)))
+        yield shape, turns
 
 
 @pytest.fixture
@@ -79,7 +85,7 @@ def test_what_wider_calls_cost_is_foretold_by_their_parts(lines):
         assert line.expected_ratio == pytest.approx(foretold)
         assert line.ratio == pytest.approx(width * rows)
     chunk = of["target: prefill of 64 tokens"]
-    assert (chunk.ratio, chunk.expected_ratio) == (pytest.approx(10), None)
+    assert (chunk.ratio, chunk.expected_ratio) == (pytest.approx(1 / 0.3), None)
 
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
@@ -93,32 +99,40 @@ def test_the_parts_of_a_call_run_by_turns_with_the_first_call(quantization, monk
     def seconds_in_turn(loops):
         for loop in loops.values():
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(loop(jnp.int32(2))))
-        return {name: float(place) for place, name in enumerate(loops)}
+        return [{name: 10.0 * turn + place for place, name in enumerate(loops)} for turn in (0, 1)]
 
     monkeypatch.setattr("jspec.benchmarking.call_parts.seconds_in_turn", seconds_in_turn)
     shapes = [CallShape(1, 8, 1), CallShape(3, 8, 2)]
     first, second = time_parts(model, shapes)
-    assert first == (shapes[0], CallParts(0, 1, 2, 3), CallParts(0, 1, 2, 3))
-    assert second == (shapes[1], CallParts(0, 1, 2, 3), CallParts(4, 5, 6, 7))
+    own, turned = CallParts(0, 2, 4, 6), CallParts(10, 12, 14, 16)
+    of_first, turned_first = CallParts(1, 3, 5, 7), CallParts(11, 13, 15, 17)
+    assert second == (shapes[1], [Turn(own, of_first), Turn(turned, turned_first)])
+    # The first shape is compared with itself.
+    own, turned = CallParts(0, 1, 2, 3), CallParts(10, 11, 12, 13)
+    assert first == (shapes[0], [Turn(own, own), Turn(turned, turned)])
 
 
 def test_every_product_and_every_layer_is_in_the_loops(monkeypatch):
-    """Four products a layer and the head; attention and gate of each layer once; one choice."""
-    model, attended, multiplied, chosen = tiny_models.target(), [], [], []
+    """Four products, two norms, attention, rotation and gate a layer; head, norm and choice."""
+    model, attended, multiplied = tiny_models.target(), [], []
+    normed, chosen = [], []
     attend = KVCache.attend
     monkeypatch.setattr(KVCache, "attend", lambda *a: attended.append(1) or attend(*a))
     monkeypatch.setattr(
         "jspec.benchmarking.call_parts.linear",
         lambda inputs, kernel, n: multiplied.append(kernel.size) or linear(inputs, kernel, n),
     )
-    for name, made in [("swiglu", swiglu), ("first_argmax", first_argmax)]:
+    norm = RMSNorm.__call__
+    monkeypatch.setattr(RMSNorm, "__call__", lambda *a: normed.append(1) or norm(*a))
+    for made in (rotate_heads, swiglu, first_argmax):
         count = functools.partial(lambda made, *a: chosen.append(made) or made(*a), made)
-        monkeypatch.setattr(f"jspec.benchmarking.call_parts.{name}", count)
-    product_loop(model, 3)(jnp.int32(1))
+        monkeypatch.setattr(f"jspec.benchmarking.call_parts.{made.__name__}", count)
+    product_loop(model, CallShape(3, 8, 1))(jnp.int32(1))
     attention_loop(model, CallShape(2, 8, 1))(jnp.int32(1))
     elementwise_loop(model, CallShape(2, 8, 3))(jnp.int32(1))
     assert len(attended) == tiny_models.CONFIG.num_layers
-    assert chosen == [swiglu] * tiny_models.CONFIG.num_layers + [first_argmax]
+    assert chosen == [rotate_heads, swiglu] * tiny_models.CONFIG.num_layers + [first_argmax]
+    assert len(normed) == 2 * tiny_models.CONFIG.num_layers + 1
     assert len(multiplied) == 4 * tiny_models.CONFIG.num_layers + 1
     assert sum(multiplied) == CallCost(model.config).num_multiplied
 
@@ -129,8 +143,10 @@ def test_loops_take_turns(monkeypatch):
         "jspec.benchmarking.repeated.seconds_each",
         lambda loop, repeats: order.append(loop) or float(len(order)),
     )
-    assert seconds_in_turn({"a": "one", "b": "two"}, repeats=3) == {"a": 3.0, "b": 4.0}
-    assert order == ["one", "two"] * 3
+    assert seconds_in_turn({"a": "one", "b": "two"}, repeats=2) == [
+        {"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0},
+    ]  # fmt: skip
+    assert order == ["one", "two"] * 2
 
 
 def test_a_loop_less_its_beginning_is_what_its_turns_take(monkeypatch):
