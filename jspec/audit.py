@@ -42,6 +42,9 @@ _TARGET_QUANTIZATION = flags.DEFINE_enum(
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
 )
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "float32", ["float32", "bfloat16"], "Of the weights whose law and caches are checked."
+)
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 1024, "Independent rows of the test of the law.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
@@ -128,7 +131,7 @@ def make_subject() -> Subject:
 
 
 def _load(name: str, quantization: str) -> LoadedModel:
-    return load_model(name, dtype="float32", quantization=cli.parse_quantization(quantization))
+    return load_model(name, dtype=_DTYPE.value, quantization=cli.parse_quantization(quantization))
 
 
 def describe(subject: Subject) -> str:
@@ -136,11 +139,11 @@ def describe(subject: Subject) -> str:
     changed = _changed(subject.settings)
     changed.pop("max_new_tokens", None)
     options = _list(_changed(subject.drafter_options))
-    draft = "" if subject.draft is None else f" with {_title(subject.draft)}"
-    return (
-        f"{_title(subject.target)}, drafter {subject.drafter}{options and f' ({options})'}{draft}, "
-        f"rule {subject.acceptance}, {_list(changed) or 'default settings'}"
-    )
+    drafter = f"drafter {subject.drafter}" + (f" ({options})" if options else "")
+    if subject.draft is not None:
+        drafter += f" with {_title(subject.draft)}"
+    rule, settings = f"rule {subject.acceptance}", _list(changed) or "default settings"
+    return ", ".join([_title(subject.target), subject.dtype, drafter, rule, settings])
 
 
 def _changed(values: Settings | DrafterOptions) -> dict[str, Any]:
@@ -166,6 +169,7 @@ def make_record(
     return {
         **provenance.environment(),
         "subject": describe(subject),
+        "dtype": subject.dtype,
         "settings": dataclasses.asdict(subject.settings),
         "num_draft_tokens": subject.num_draft_tokens,
         "drafter_options": dataclasses.asdict(subject.drafter_options),

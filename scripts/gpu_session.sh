@@ -109,10 +109,12 @@ laws() { # the marker is that of the tests in test_gpu.py, which skip themselves
 }
 
 audits() {
-  local rule
-  for rule in $rules; do
-    run "$python" -m jspec.audit --target="$real" --acceptance="$rule" --num_rows="$num_rows" \
-      --output_json="$out/audit-$rule.json" || true
+  local rule dtype
+  for dtype in float32 bfloat16; do
+    for rule in $rules; do
+      run "$python" -m jspec.audit --target="$real" --acceptance="$rule" --num_rows="$num_rows" \
+        --dtype="$dtype" --output_json="$out/audit-$rule-$dtype.json" || true
+    done
   done
 }
 
@@ -209,6 +211,11 @@ for step in $all_steps; do
   echo "== $step, at most $((until - SECONDS)) s"
   "$step"
 done
+
+# Pictures need matplotlib; without it, or on another machine, the same command does it later.
+shopt -s nullglob
+records=("$out"/roofline-*.jsonl "$out"/synthetic-*.jsonl)
+[ ${#records[@]} = 0 ] || timeout -k 2 15 "$python" scripts/plot_results.py "${records[@]}" || true
 
 echo "results in $out, $SECONDS s, status $status"
 exit "$status"

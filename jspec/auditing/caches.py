@@ -13,7 +13,8 @@ from jspec.drafters import member_names
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
 
-_TOLERANCE = 1e-3  # of the largest key or value: a wrong slot is off by about 1
+# Of the largest key or value: a wrong slot is off by about 1.
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 _NUM_ROWS = 4
 _DRAFT_MODELS = ("model", "hierarchical")  # whose cache is the draft model's
 
@@ -40,12 +41,13 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
         cache = getattr(own, "cache", None)
         if model is not None and isinstance(cache, KVCache):
             errors[name] = _largest_error(model, cache, tokens, context, layers)
+    tolerance = _TOLERANCES[subject.dtype]
     return Check(
         "caches",
-        all(error < _TOLERANCE for error in errors.values()),
+        all(error < tolerance for error in errors.values()),
         "largest difference from a fresh prefill: "
         + ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
-        + f" of the largest entry (expected below {_TOLERANCE:g})",
+        + f" of the largest entry (expected below {tolerance:g})",
         errors,
     )
 
@@ -71,8 +73,8 @@ def _largest_error(
     length = np.minimum(np.asarray(cache.length)[: len(texts)], blocks.shape[1])
     worst = 0.0
     for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
-        theirs = np.asarray(theirs)[:, :, : blocks.shape[1]]
-        ours = np.asarray(ours)[: len(texts), :, : blocks.shape[1]]
+        theirs = np.asarray(theirs, np.float32)[:, :, : blocks.shape[1]]
+        ours = np.asarray(ours, np.float32)[: len(texts), :, : blocks.shape[1]]
         committed = (np.arange(blocks.shape[1]) < length[:, None])[:, None, :, None]
         difference = np.abs(np.where(committed, ours - theirs, 0)).max()
         worst = max(worst, float(difference / np.abs(theirs).max()))

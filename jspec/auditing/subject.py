@@ -17,7 +17,7 @@ from jspec.weights.resolver import LoadedModel
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is audited. The models are float32; `generator` casts them.
+    """What is audited. Law and caches are those of the models as they are; `generator` casts them.
 
     Attributes:
       target: the target.
@@ -38,6 +38,11 @@ class Subject:
     settings: Settings
     rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)
     drafter_options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
+
+    @property
+    def dtype(self) -> str:
+        """Of the target's floats, by name."""
+        return self.target.params["embedding"].dtype.name
 
     @property
     def rule(self) -> AcceptanceRule:

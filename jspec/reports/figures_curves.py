@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jspec.reports.canvas import add_legend, as_label, looks, new_figure, to_picture
+from jspec.reports.canvas import (
+    add_legend,
+    as_label,
+    begin_at_zero,
+    looks,
+    new_figure,
+    to_picture,
+)
 from jspec.reports.document import Picture
 
 _MARKS_A_LINE = 8
@@ -18,12 +25,14 @@ class Curves(NamedTuple):
       lines: values by name; None where there is none.
       x_label: of the axis.
       y_label: of the other.
+      begins_at_zero: whether the other begins at 0 though nothing comes near.
     """
 
     x: Sequence[float]
     lines: dict[str, Sequence[float | None]]
     x_label: str
     y_label: str
+    begins_at_zero: bool = False
 
 
 def of_table(record: dict[str, Any]) -> list[Curves]:
@@ -88,6 +97,8 @@ def draw(name: str, curves: Sequence[Curves], *, caption: str) -> Picture:
             )  # fmt: skip
         if (top := _top(one)) is not None:
             axes.set_ylim(axes.get_ylim()[0] if _is_below_zero(one) else 0, top)
+        elif one.begins_at_zero:
+            begin_at_zero(axes)
         axes.set_xlabel(as_label(one.x_label))
         axes.set_ylabel(as_label(one.y_label))
     add_legend(figure, panels[0])

@@ -46,10 +46,14 @@ def test_a_lossy_rule_ends_with_status_1(audit, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_lossless_rule_ends_with_status_0(audit):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lossless_rule_ends_with_status_0(audit, dtype):
     """Every line passes; greedy parity is among them, in both dtypes."""
-    status, output, errors = audit("--acceptance=rejection", "--temperature=1.2")
+    status, output, errors = audit(
+        "--acceptance=rejection", "--temperature=1.2", f"--dtype={dtype}"
+    )
     assert (status, errors) == (0, ""), output
+    assert f", {dtype}, drafter" in output
     assert "FAIL" not in output
     assert output.count("pass  greedy parity") == 2
     assert "\nlossless: " in output
