@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # One command for a machine with a GPU and no network, under 10 minutes: the laws, then the times.
+# Without a GPU it rehearses for up to 30.
 #
 #   scripts/gpu_session.sh [RESULTS_FOLDER] [TARGET]
 #
@@ -25,7 +26,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-limit=${LIMIT:-580}
 all_steps="laws audits roofline synthetic peers options profile head drafters quantization"
 steps=${STEPS:-$all_steps}
 for step in $steps; do
@@ -47,6 +47,7 @@ real=${target:-random:smollm2-135m}
 mkdir -p "$out"
 
 if [ "$backend" = gpu ]; then
+  limit=${LIMIT:-580}
   pairs=${PAIRS:-random:llama3.2-3b,random:llama3.2-1b random:llama3.1-8b,random:llama3.2-1b}
   repeats=${REPEATS:-7}
   tests=${TESTS:-tests/speculation tests/test_sampling.py}
@@ -60,12 +61,13 @@ if [ "$backend" = gpu ]; then
     --synthetic_acceptance=0.6,0.7,0.8,0.9}
 else
   echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, its times mean nothing"
+  limit=${LIMIT:-1800}
   pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
   repeats=${REPEATS:-1}
   tests=${TESTS:-tests/drafters/test_prompt_lookup.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
   rules=${RULES:-rejection}
-  num_rows=${NUM_ROWS:-256}
+  num_rows=${NUM_ROWS:-2048}
   peers=${PEERS:-random:smollm2-135m,random:smollm2-135m:1}
   compare_flags=${COMPARE_FLAGS:---repeats=1 --per_category=1 --max_new_tokens=8}
   quantized=${QUANTIZED:-random:smollm2-135m}

@@ -33,6 +33,7 @@ _DRAFT = flags.DEFINE_string("draft", None, "A draft model.")
 _NUM_DRAFT_TOKENS = flags.DEFINE_string("num_draft_tokens", "5", "Drafts a round.")
 _PROMPT_TOKENS = flags.DEFINE_integer("prompt_tokens", 128, "Length of the prompt, one token over.")
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens the answer may have.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely token.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
 _TOP = flags.DEFINE_integer("top", 12, "Operations to show of each line.")
 _TRACE_FOLDER = flags.DEFINE_string("trace_folder", None, "Keep the trace here.")
@@ -43,7 +44,7 @@ def main() -> None:
     """Answers once to compile and once under the profiler; prints and writes the summary."""
     check_range("prompt_tokens", _PROMPT_TOKENS.value, 1, 2**20)
     check_range("top", _TOP.value, 1, 1000)
-    settings = Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
+    settings = Settings(max_new_tokens=_MAX_NEW_TOKENS.value, temperature=_TEMPERATURE.value)
     name, options = read_drafter()
     drafter = choose_drafter(
         name, has_draft=_DRAFT.value is not None, target=_TARGET.value, options=options
@@ -74,6 +75,7 @@ def main() -> None:
         record = {
             "drafter": drafter,
             "num_draft_tokens": number,
+            "temperature": settings.temperature,
             "num_rounds": stats.num_rounds,
             "decode_seconds": stats.decode_seconds,
             "lines": lines,

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from jspec.weights.quantize import num_contracted
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.rules import flatten
 
+_Loop: TypeAlias = Callable[[jax.Array], jax.Array]  # from a number of turns
 _LITTLE = 1e-30  # changes nothing, but has to be waited for
 
 
@@ -85,35 +86,41 @@ def time_parts(
 ) -> Iterator[tuple[CallShape, list[Turn]]]:
     """Yields each call's parts beside those of the first call, turn by turn.
 
-    The caches of one shape are gone before those of the next are made.
+    The caches of one shape are gone before those of the next are made, but for the first's.
     """
-    first = None
+    shapes = iter(shapes)
+    first = next(shapes)
+    of_first = _make_loops(model, first)
+    yield first, _take_turns(of_first, of_first)
     for shape in shapes:
-        first = first or shape
-        loops = {}
-        for name, make in _LOOPS.items():
-            for one in (shape, first):
-                loops[one, name] = make(model, one)
-        yield (
-            shape,
-            [
-                Turn(
-                    *(
-                        CallParts(**{part: turn[one, part] for part in _LOOPS})
-                        for one in (shape, first)
-                    )
-                )
-                for turn in seconds_in_turn(loops)
-            ],
-        )
+        yield shape, _take_turns(_make_loops(model, shape), of_first)
 
 
-def _call_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
+def _take_turns(own: dict[str, _Loop], of_first: dict[str, _Loop]) -> list[Turn]:
+    """Measures a call's parts, each right before the first call's."""
+    loops = {}
+    for part in own:
+        loops["own", part] = own[part]
+        loops["first", part] = of_first[part]
+    turns = seconds_in_turn(loops)
+    whose = "own", "first"
+    return [
+        Turn(*(CallParts(*(turn[one, part] for part in own)) for one in whose)) for turn in turns
+    ]
+
+
+def _make_loops(model: LoadedModel, shape: CallShape) -> dict[str, _Loop]:
+    """Returns compiled loops over a number of times a call, and each of its parts, by name."""
+    makers = _call_loop, product_loop, attention_loop, elementwise_loop
+    return {part: make(model, shape) for part, make in zip(CallParts._fields, makers, strict=True)}
+
+
+def _call_loop(model: LoadedModel, shape: CallShape) -> _Loop:
     width, context, batch_size = shape
     return call_loop(model, width, context=context, batch_size=batch_size)
 
 
-def product_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
+def product_loop(model: LoadedModel, shape: CallShape) -> _Loop:
     """Returns a compiled loop over a number of times all products."""
     leaves = flatten(model.params)
     paths = [rule.path for rule in streamed_rules(model.config) if num_contracted(rule.path)]
@@ -133,7 +140,7 @@ def product_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], 
     return functools.partial(loop, [leaves[path] for path in paths])
 
 
-def attention_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
+def attention_loop(model: LoadedModel, shape: CallShape) -> _Loop:
     """Returns a compiled loop over a number of times the attention of all layers."""
     config = model.config
     cache = init_cache(
@@ -158,7 +165,7 @@ def attention_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array]
     return functools.partial(loop, cache, queries)
 
 
-def elementwise_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Array], jax.Array]:
+def elementwise_loop(model: LoadedModel, shape: CallShape) -> _Loop:
     """Returns a compiled loop over a number of times all norms, rotations, gates and the choice."""
     config = model.config
     rows = shape.batch_size, shape.width
@@ -196,11 +203,3 @@ def elementwise_loop(model: LoadedModel, shape: CallShape) -> Callable[[jax.Arra
 def _with_first(array: jax.Array, number: jax.Array) -> jax.Array:
     """Replaces the first number, in place."""
     return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)
-
-
-_LOOPS: dict[str, Callable[[LoadedModel, CallShape], Callable[[jax.Array], jax.Array]]] = {
-    "call": _call_loop,
-    "products": product_loop,
-    "attention": attention_loop,
-    "elementwise": elementwise_loop,
-}
