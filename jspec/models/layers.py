@@ -16,6 +16,7 @@ Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
 
 _FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 64}
 _MANY_ROWS = 512
+_NORM_SCALES = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)  # that C++ reads
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
@@ -118,7 +119,7 @@ class RMSNorm(nn.Module):
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
         operands = inputs, scale, jnp.float32(self.epsilon)
-        if not native.is_available():
+        if scale.dtype not in _NORM_SCALES or not native.is_available():
             return _rms_norm(*operands)
         result = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
         return native.call("rms_norm", _rms_norm, result, *operands)
@@ -129,7 +130,7 @@ def _rms_norm(
 ) -> Float32[Array, "b t d"]:
     """Normalises by XLA, which adds up many rows in another order than few."""
     mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
-    return inputs * jax.lax.rsqrt(mean_square + epsilon) * scale
+    return inputs * jax.lax.rsqrt(mean_square + epsilon) * scale.astype(jnp.float32)
 
 
 def swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:

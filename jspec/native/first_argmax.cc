@@ -1,4 +1,5 @@
-// The first of the largest numbers of a row: XLA on CPU looks for it on one thread.
+// The first of the largest numbers of a row: XLA on CPU looks for it in one row after the other, on one
+// thread.
 
 #include <algorithm>
 #include <limits>

@@ -217,9 +217,9 @@ void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work) {
 // Runs work(row) for so many rows, on all threads if the rows, each of so many numbers, are worth it.
 template <typename Work>
 void ForRows(ffi::ThreadPool& pool, int64_t rows, int64_t numbers, const Work& work) {
-  constexpr int64_t kSmallWork = 1 << 15, kChunksPerThread = 4;
+  constexpr int64_t kFewNumbers = 1 << 15, kPiecesPerThread = 4;
   if (rows == 0) return;
-  const int64_t wanted = rows * numbers < kSmallWork ? 1 : NumThreads(pool) * kChunksPerThread;
+  const int64_t wanted = rows * numbers < kFewNumbers ? 1 : NumThreads(pool) * kPiecesPerThread;
   const int64_t chunk = (rows + wanted - 1) / wanted;
   ShareOut(pool, (rows + chunk - 1) / chunk, [=](int64_t piece) {
     for (int64_t r = piece * chunk; r < rows && r < (piece + 1) * chunk; ++r) work(r);

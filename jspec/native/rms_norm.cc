@@ -44,8 +44,10 @@ ffi::Error RmsNorm(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> inputs, ffi::An
   };
   if (scale.element_type() == ffi::F32) {
     normalise(static_cast<const float*>(scale.untyped_data()));
-  } else {
+  } else if (scale.element_type() == ffi::BF16) {
     normalise(static_cast<const BFloat16*>(scale.untyped_data()));
+  } else {
+    return ffi::Error::InvalidArgument("a norm's scale is neither float32 nor bfloat16");
   }
   return ffi::Error::Success();
 }

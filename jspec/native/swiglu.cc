@@ -1,4 +1,5 @@
-// The gate of a feed-forward layer, silu(gate) * up, which XLA on CPU computes on one thread.
+// The gate of a feed-forward layer, silu(gate) * up, which XLA on CPU computes on one thread, however
+// many rows there are.
 
 #include "lanes.h"
 
