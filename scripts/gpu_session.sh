@@ -12,12 +12,13 @@
 # said to be. STEPS names what is wanted, so that several calls can do it all. BACKEND=gpu refuses a
 # machine on which JAX sees none.
 #
-#   LIMIT=580 STEPS="laws audits roofline synthetic peers options profile head drafters quantization"
+#   LIMIT=580 (1800 without a GPU)
+#   STEPS="laws audits roofline synthetic peers options profile head drafters quantization"
 #
 # The shapes can be set, too:
 #
 #   PAIRS="target,draft ..." REPEATS=7 TESTS="tests/..." PYTHON=python3 PEERS="target,draft"
-#   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=2048
+#   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=16384
 #   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b" SYNTHETIC_FLAGS="--drafters=..."
 #   XLA_SETS="NAME=FLAG;FLAG NAME=FLAG ..."
 #

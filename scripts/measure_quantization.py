@@ -14,7 +14,7 @@ from absl import flags
 
 from jspec import cli, provenance
 from jspec.benchmarking.calls import call_loop
-from jspec.benchmarking.repeated import seconds_each
+from jspec.benchmarking.repeated import seconds_in_turn
 from jspec.errors import check_range
 from jspec.generator import DEFAULT_TARGET
 from jspec.json_lines import JsonLinesWriter
@@ -40,10 +40,8 @@ def main() -> None:
         model = load_model(_MODEL.value, dtype=_DTYPE.value, quantization=quantization)
         num_bytes[name] = tree_bytes(model.params)
         loops[name] = call_loop(model, 1, context=_CONTEXT.value)
-    times = {name: [] for name in loops}
-    for _ in range(_REPEATS.value):
-        for name, loop in loops.items():
-            times[name].append(1e3 * seconds_each(loop, repeats=1))
+    turns = seconds_in_turn(loops, _REPEATS.value)
+    times = {name: [1e3 * turn[name] for turn in turns] for name in loops}
     report = summarise(num_bytes, times)
     for name, row in report.items():
         print(

@@ -14,24 +14,32 @@ from jspec.json_lines import read_json_lines
 
 
 def main(*paths: str) -> None:
-    """Reads every file, then draws."""
+    """Draws every record; one that cannot be drawn is no reason to leave out those after it."""
     if not paths:
         raise InputError("expected records: python scripts/plot_results.py RECORD.jsonl ...")
-    records = {}
-    for path in paths:
-        lines = [record for _, record in read_json_lines(path, "a record")]
-        records[pathlib.Path(path)] = lines[-1] if lines else {}
-    for path, record in records.items():
-        picture = draw_record(path.stem, record)
-        if picture is None:
-            continue
-        for suffix, content in (("png", picture.png), ("svg", picture.svg.encode())):
-            goal = path.with_suffix(f".{suffix}")
-            try:
-                goal.write_bytes(content)
-            except OSError as error:
-                raise InputError(f"cannot write {goal}: {error.strerror}") from None
-            print(goal)
+    errors = []
+    for path in map(pathlib.Path, paths):
+        try:
+            _draw(path)
+        except InputError as error:
+            errors.append(str(error))
+    if errors:
+        raise InputError("; ".join(errors))
+
+
+def _draw(path: pathlib.Path) -> None:
+    """Writes the figure of the last record of a file beside it, if it is one of those drawn."""
+    lines = [record for _, record in read_json_lines(str(path), "a record")]
+    picture = draw_record(path.stem, lines[-1] if lines else None)
+    if picture is None:
+        return
+    for suffix, content in (("png", picture.png), ("svg", picture.svg.encode())):
+        goal = path.with_suffix(f".{suffix}")
+        try:
+            goal.write_bytes(content)
+        except OSError as error:
+            raise InputError(f"cannot write {goal}: {error.strerror}") from None
+        print(goal)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from jspec.weights.resolver import LoadedModel
 
 ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
-_PATHS_A_CALL = 64
+_PATHS_A_CALL = 32  # of ten tokens: few enough rows for the products of a round
 _MAX_NUM_DRAFT_TOKENS = 2
 _COST_OF_A_DRAFT = 0.5  # of a plain step
 _COST_OF_A_GREEDY_DRAFT = 0.05

@@ -41,7 +41,7 @@ class Subject:
 
     @property
     def dtype(self) -> str:
-        """Of the target's floats, by name."""
+        """Name of the type of the target's floats."""
         return self.target.params["embedding"].dtype.name
 
     @property

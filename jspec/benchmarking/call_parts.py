@@ -1,15 +1,15 @@
 """Times what a call consists of: its products, its attention, and what is done number by number."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jspec.analysis.call_cost import streamed_rules
 from jspec.benchmarking.calls import call_loop
-from jspec.benchmarking.repeated import seconds_in_turn
+from jspec.benchmarking.repeated import Loop, seconds_in_turn, with_first
 from jspec.capacity import capacity_for
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import causal_mask
@@ -20,7 +20,6 @@ from jspec.weights.quantize import num_contracted
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.rules import flatten
 
-_Loop: TypeAlias = Callable[[jax.Array], jax.Array]  # from a number of turns
 _LITTLE = 1e-30  # changes nothing, but has to be waited for
 
 
@@ -60,7 +59,7 @@ class CallParts(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What was measured one after the other.
+    """A call's parts and those of the first call, measured one after the other.
 
     Attributes:
       own: of the call in question.
@@ -96,8 +95,8 @@ def time_parts(
         yield shape, _take_turns(_make_loops(model, shape), of_first)
 
 
-def _take_turns(own: dict[str, _Loop], of_first: dict[str, _Loop]) -> list[Turn]:
-    """Measures a call's parts, each right before the first call's."""
+def _take_turns(own: dict[str, Loop], of_first: dict[str, Loop]) -> list[Turn]:
+    """Measures a call's parts, each beside the first call's: right before it or right after it."""
     loops = {}
     for part in own:
         loops["own", part] = own[part]
@@ -109,18 +108,18 @@ def _take_turns(own: dict[str, _Loop], of_first: dict[str, _Loop]) -> list[Turn]
     ]
 
 
-def _make_loops(model: LoadedModel, shape: CallShape) -> dict[str, _Loop]:
+def _make_loops(model: LoadedModel, shape: CallShape) -> dict[str, Loop]:
     """Returns compiled loops over a number of times a call, and each of its parts, by name."""
     makers = _call_loop, product_loop, attention_loop, elementwise_loop
     return {part: make(model, shape) for part, make in zip(CallParts._fields, makers, strict=True)}
 
 
-def _call_loop(model: LoadedModel, shape: CallShape) -> _Loop:
+def _call_loop(model: LoadedModel, shape: CallShape) -> Loop:
     width, context, batch_size = shape
     return call_loop(model, width, context=context, batch_size=batch_size)
 
 
-def product_loop(model: LoadedModel, shape: CallShape) -> _Loop:
+def product_loop(model: LoadedModel, shape: CallShape) -> Loop:
     """Returns a compiled loop over a number of times all products."""
     leaves = flatten(model.params)
     paths = [rule.path for rule in streamed_rules(model.config) if num_contracted(rule.path)]
@@ -140,7 +139,7 @@ def product_loop(model: LoadedModel, shape: CallShape) -> _Loop:
     return functools.partial(loop, [leaves[path] for path in paths])
 
 
-def attention_loop(model: LoadedModel, shape: CallShape) -> _Loop:
+def attention_loop(model: LoadedModel, shape: CallShape) -> Loop:
     """Returns a compiled loop over a number of times the attention of all layers."""
     config = model.config
     cache = init_cache(
@@ -165,7 +164,7 @@ def attention_loop(model: LoadedModel, shape: CallShape) -> _Loop:
     return functools.partial(loop, cache, queries)
 
 
-def elementwise_loop(model: LoadedModel, shape: CallShape) -> _Loop:
+def elementwise_loop(model: LoadedModel, shape: CallShape) -> Loop:
     """Returns a compiled loop over a number of times all norms, rotations, gates and the choice."""
     config = model.config
     rows = shape.batch_size, shape.width
@@ -187,19 +186,14 @@ def elementwise_loop(model: LoadedModel, shape: CallShape) -> _Loop:
                 # Behind the barrier no output can be left out.
                 queries, *_rest = jax.lax.optimization_barrier(rotate_heads(qkv, *angles))
                 hidden = jax.lax.optimization_barrier(swiglu(gate_up))
-                qkv = _with_first(qkv, queries[0, 0, 0, 0])
-                gate_up = _with_first(gate_up, hidden[0, 0, 0])
+                qkv = with_first(qkv, queries[0, 0, 0, 0])
+                gate_up = with_first(gate_up, hidden[0, 0, 0])
                 x = x + norm(x)
                 x = x + norm(x)
             chosen = first_argmax(logits)[0][0, 0].astype(jnp.float32)
             used = x[0, 0, 0] + qkv[0, 0, 0, 0, 0] + gate_up[0, 0, 0, 0] + chosen
-            return norm(x), qkv, gate_up, _with_first(logits, _LITTLE * used)
+            return norm(x), qkv, gate_up, with_first(logits, _LITTLE * used)
 
         return jax.lax.fori_loop(0, num_turns, body, operands)[-1]
 
     return functools.partial(loop, (x, qkv, gate_up, logits))
-
-
-def _with_first(array: jax.Array, number: jax.Array) -> jax.Array:
-    """Replaces the first number, in place."""
-    return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)

@@ -1,12 +1,11 @@
 """Times calls of a model: many in one compiled loop, each on what the one before it chose."""
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from jspec.benchmarking.repeated import seconds_each
+from jspec.benchmarking.repeated import Loop, seconds_each
 from jspec.capacity import capacity_for
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling import first_argmax
@@ -23,9 +22,7 @@ def time_calls(
     return seconds_each(call_loop(model, width, context=context, batch_size=batch_size), repeats)
 
 
-def call_loop(
-    model: LoadedModel, width: int, *, context: int, batch_size: int = 1
-) -> Callable[[jax.Array], jax.Array]:
+def call_loop(model: LoadedModel, width: int, *, context: int, batch_size: int = 1) -> Loop:
     """Returns a compiled loop over a number of calls, each with a greedy choice.
 
     Args:

@@ -30,18 +30,24 @@ def draw_record(name: str, record: Any) -> Picture | None:
       record: what the benchmark has written.
 
     Raises:
-      InputError: it is something else.
+      InputError: it is something else, or nothing was measured.
     """
     try:
-        for flag, curves in (
-            ("roofline", roofline_curves),
-            ("synthetic_acceptance", synthetic_curves),
-        ):
-            if record["flags"][flag]:
-                return draw(name, curves(record["lines"]), caption=_CAPTIONS[flag])
-    except (AttributeError, KeyError, StopIteration, TypeError):
+        kind = _kind_of(record)
+        curves = _CURVES[kind](record["lines"]) if kind else []
+    except (AttributeError, KeyError, TypeError):
         raise InputError(f"{name}: expected a record of python -m jspec.benchmark") from None
-    return None
+    if kind is None:
+        return None
+    if not curves[0].x:
+        raise InputError(f"{name}: expected lines of what was measured, got none")
+    return draw(name, curves, caption=_CAPTIONS[kind])
+
+
+def _kind_of(record: Any) -> str | None:
+    """Returns which of `_CURVES` the record has; every record of a measurement has versions."""
+    flags = record.get("flags", {}) if record["versions"] else {}
+    return next((kind for kind in _CURVES if flags.get(kind)), None)
 
 
 def roofline_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
@@ -92,3 +98,9 @@ def synthetic_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
             by_way[f"{name}, Theorem 3.8"] = [own[rate]["expected_speedup"] for rate in rates]
     x_label, y_label = "probability that a draft is kept", "times plain decoding"
     return [Curves(rates, by_way, x_label, y_label, begins_at_zero=True)]
+
+
+_CURVES: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Curves]]] = {
+    "roofline": roofline_curves,
+    "synthetic_acceptance": synthetic_curves,
+}

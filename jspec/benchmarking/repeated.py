@@ -3,42 +3,64 @@
 import statistics
 import time
 from collections.abc import Callable, Hashable, Mapping
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-_SECONDS = 0.25  # of one measurement, about
-_MOST_TURNS = 32
+_USUAL_TURNS = 32  # of one measurement
+_MOST_SECONDS = 0.25  # of one, about: of turns that take longer there are fewer
+_LEAST_SECONDS = 0.005  # of one: of turns that take less there are more
 _Key = TypeVar("_Key", bound=Hashable)
+Loop: TypeAlias = Callable[[jax.Array], jax.Array]  # compiled; from a number of turns
 
 
-def seconds_each(loop: Callable[[jax.Array], jax.Array], repeats: int = 5) -> float:
+def seconds_each(loop: Loop, repeats: int = 5) -> float:
     """Returns the seconds of one turn of a loop, the median of several measurements.
 
     Args:
-      loop: compiled; takes a number of turns. What it does besides is taken off.
+      loop: what it does besides its turns is taken off.
       repeats: measurements.
     """
-    loop(jnp.int32(1)).block_until_ready()  # compiles
-
-    def seconds(num_turns: int) -> float:
-        begin = time.perf_counter()
-        jax.block_until_ready(loop(jnp.int32(num_turns)))
-        return time.perf_counter() - begin
-
-    more = max(1, min(_MOST_TURNS, int(_SECONDS / seconds(1))))
-    return statistics.median(seconds(1 + more) - seconds(1) for _ in range(repeats)) / more
+    return statistics.median(turn["it"] for turn in seconds_in_turn({"it": loop}, repeats))
 
 
-def seconds_in_turn(
-    loops: Mapping[_Key, Callable[[jax.Array], jax.Array]], repeats: int = 9
-) -> list[dict[_Key, float]]:
+def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 9) -> list[dict[_Key, float]]:
     """Returns the seconds of a turn of each loop, time after time.
 
     What is measured one after the other bears comparison: a machine that slows down for a while
-    slows all loops.
+    slows all loops. Every other time the order is the reverse, as a loop also pays for what the one
+    before it has left in the processor's caches.
     """
-    return [
-        {key: seconds_each(loop, repeats=1) for key, loop in loops.items()} for _ in range(repeats)
-    ]
+    counts = {key: _enough_turns(loop) for key, loop in loops.items()}
+    turns = []
+    for repeat in range(repeats):
+        order = list(loops)[:: -1 if repeat % 2 else 1]
+        seconds = {key: _seconds(loops[key], counts[key]) / counts[key] for key in order}
+        turns.append({key: seconds[key] for key in loops})
+    return turns
+
+
+def _enough_turns(loop: Loop) -> int:
+    """Returns how many turns to measure at once."""
+    _time_loop(loop, 1)  # compiles
+    count = max(1, min(_USUAL_TURNS, int(_MOST_SECONDS / _time_loop(loop, 1))))
+    while _seconds(loop, count) < _LEAST_SECONDS:
+        count *= 2
+    return count
+
+
+def _seconds(loop: Loop, count: int) -> float:
+    """Returns what so many turns take."""
+    return _time_loop(loop, 1 + count) - _time_loop(loop, 1)
+
+
+def _time_loop(loop: Loop, count: int) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(loop(jnp.int32(count)))
+    return time.perf_counter() - begin
+
+
+def with_first(array: jax.Array, number: jax.Array) -> jax.Array:
+    """Replaces an array's first number, in place: one turn of a loop then waits for another."""
+    return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)

@@ -5,7 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from jspec.benchmarking.repeated import seconds_each
+from jspec.benchmarking.repeated import seconds_each, with_first
 from jspec.drafters import DrafterOptions, make_drafter
 from jspec.engine import Row, make_engine
 from jspec.generator import Generator
@@ -53,11 +53,13 @@ def time_choice(
 
     @jax.jit
     def loop(logits: Logits, settings: SamplingSettings, num_turns: jax.Array) -> jax.Array:
-        def body(_: jax.Array, token: RowTokens) -> RowTokens:
+        def body(_: jax.Array, carry: tuple[Logits, RowTokens]) -> tuple[Logits, RowTokens]:
+            logits, token = carry
+            token = _choose(logits, token, settings, has_law)
             # So little that it changes nothing, but it has to be waited for.
-            return _choose(logits + 1e-30 * token.astype(jnp.float32), token, settings, has_law)
+            return with_first(logits, 1e-30 * token[0].astype(jnp.float32)), token
 
-        return jax.lax.fori_loop(0, num_turns, body, jnp.zeros([1], jnp.int32))
+        return jax.lax.fori_loop(0, num_turns, body, (logits, jnp.zeros([1], jnp.int32)))[1]
 
     return seconds_each(functools.partial(loop, logits, settings))
 

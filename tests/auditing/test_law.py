@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,6 +10,7 @@ from jspec.auditing import controls
 from jspec.auditing.caches import check_caches
 from jspec.auditing.law import check_law, fit_rows, joint_law
 from jspec.auditing.rows import Context, first_tokens
+from jspec.auditing.subject import cast
 from jspec.request import Settings
 from jspec.sampling import sample
 from jspec.speculation.acceptance import get_rule, rejection
@@ -28,6 +30,30 @@ _SUBJECTS = [
 ]
 
 
+def keys_of_one_slot(cache):
+    """Returns the cache with the keys of one committed slot of a row gone."""
+    return cache.replace(keys=tuple(keys.at[1, :, 5].set(0) for keys in cache.keys))
+
+
+def values_of_one_slot(cache):
+    """Returns the cache with the values of one committed slot of a row gone."""
+    return cache.replace(values=tuple(values.at[1, :, 7].set(0) for values in cache.values))
+
+
+def keys_one_slot_late(cache):
+    """Returns the cache with every token's keys of a row in the slot of the token after it."""
+    return cache.replace(keys=tuple(keys.at[1].set(jnp.roll(keys[1], 1, 1)) for keys in cache.keys))
+
+
+def values_one_slot_late(cache):
+    """Returns the cache with every token's values of a row in the slot of the token after it."""
+    late = (values.at[1].set(jnp.roll(values[1], 1, 1)) for values in cache.values)
+    return cache.replace(values=tuple(late))
+
+
+DAMAGES = keys_of_one_slot, values_of_one_slot, keys_one_slot_late, values_one_slot_late
+
+
 @pytest.mark.parametrize(("rule", "drafter"), _SUBJECTS)
 def test_law_and_caches_of_lossless_rules_pass(rule, drafter):
     """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""
@@ -40,19 +66,22 @@ def test_law_and_caches_of_lossless_rules_pass(rule, drafter):
     assert law.has_passed, law.detail
     assert law.data["num_samples"] == _NUM_ROWS
     assert control.has_passed, control.detail
-    for damage in (keys_of_one_slot, values_of_one_slot):
+    for damage in DAMAGES:
         check = check_caches(subject, DisturbedRows(rows, damage), context)
         assert not check.has_passed, check.detail
 
 
-def keys_of_one_slot(cache):
-    """Returns the cache with the keys of one committed slot of a row gone."""
-    return cache.replace(keys=tuple(keys.at[1, :, 5].set(0) for keys in cache.keys))
-
-
-def values_of_one_slot(cache):
-    """Returns the cache with the values of one committed slot of a row gone."""
-    return cache.replace(values=tuple(values.at[1, :, 7].set(0) for values in cache.values))
+def test_caches_in_bfloat16_are_told_from_wrong_ones():
+    """Rounding stays well within what is accepted there, a wrong slot does not."""
+    right = make_subject()
+    subject = dataclasses.replace(right, target=cast(right.target, "bfloat16"))
+    rows, context = make_rows(subject)
+    caches = check_caches(subject, rows, context)
+    assert caches.data["target"] < 0.03
+    for damage in DAMAGES:
+        check = check_caches(subject, DisturbedRows(rows, damage), context)
+        assert not check.has_passed, check.detail
+        assert check.data["target"] > 0.3
 
 
 class DisturbedRows:

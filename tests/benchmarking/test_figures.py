@@ -58,24 +58,48 @@ def test_speed_is_shown_beside_the_theorem_where_there_is_one():
     }
 
 
-@pytest.mark.parametrize("record", [[], {}, {"flags": None}, {"flags": {"roofline": True}}])
+VERSIONS = {"versions": {"jax": "0.10"}}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        {},
+        {"flags": {"roofline": True}, "lines": LINES},
+        VERSIONS | {"flags": None},
+        VERSIONS | {"flags": {"roofline": True}},
+        VERSIONS | {"flags": {"roofline": True}, "lines": [1]},
+        VERSIONS | {"flags": {"synthetic_acceptance": "0.8"}, "lines": [{}]},
+    ],
+)
 def test_what_is_no_record_is_refused(record):
     with pytest.raises(InputError, match="expected a record of python"):
         draw_record("odd", record)
 
 
+@pytest.mark.parametrize("kind", ["roofline", "synthetic_acceptance"])
+def test_a_record_without_measurements_is_refused(kind):
+    with pytest.raises(InputError, match="expected lines of what was measured, got none"):
+        draw_record("empty", VERSIONS | {"flags": {kind: True}, "lines": []})
+
+
+@pytest.mark.parametrize("flags", [{}, {"flags": {}}, {"flags": {"roofline": False}}])
+def test_a_record_of_answers_has_no_figure(flags):
+    """That of a script, of an older benchmark, and of one of today."""
+    assert draw_record("answers", VERSIONS | {"timings": {}} | flags) is None
+
+
 def test_the_script_writes_beside_its_records(tmp_path, compile_cache):
-    """And passes over a benchmark of answers, which is a table of its own."""
-    env, calls, answers = (
-        environment(compile_cache, tmp_path),
-        tmp_path / "calls.jsonl",
-        tmp_path / "a.jsonl",
-    )
-    flags = {"roofline": True, "synthetic_acceptance": None}
-    calls.write_text(json.dumps({"flags": flags, "lines": LINES}))
-    answers.write_text(json.dumps({"flags": flags | {"roofline": False}, "timings": {}}))
-    status, output, errors = run("scripts.plot_results", str(calls), str(answers), env=env)
-    assert (status, errors) == (0, "")
+    """It passes over a benchmark of answers, and goes on after what is none."""
+    env = environment(compile_cache, tmp_path)
+    odd, answers, calls = (tmp_path / f"{name}.jsonl" for name in ("odd", "answers", "calls"))
+    odd.write_text("[]")
+    answers.write_text(json.dumps(VERSIONS | {"flags": {"roofline": False}, "timings": {}}))
+    calls.write_text(json.dumps(VERSIONS | {"flags": {"roofline": True}, "lines": LINES}))
+    status, output, errors = run("scripts.plot_results", *map(str, (odd, answers, calls)), env=env)
+    assert status == 2
+    assert errors == "error: odd: expected a record of python -m jspec.benchmark\n"
     assert output.splitlines() == [str(calls.with_suffix(suffix)) for suffix in (".png", ".svg")]
     assert calls.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in calls.with_suffix(".svg").read_text()

@@ -20,7 +20,6 @@ from jspec.benchmarking.call_parts import (
     product_loop,
     time_parts,
 )
-from jspec.benchmarking.repeated import seconds_each, seconds_in_turn
 from jspec.benchmarking.roofline import Line, call_lines, choice_lines, format_lines
 from jspec.benchmarking.round_parts import _choose, time_drafting
 from jspec.drafters import DrafterOptions
@@ -133,33 +132,6 @@ def test_every_product_and_every_layer_is_in_the_loops(monkeypatch):
     assert len(normed) == 2 * tiny_models.CONFIG.num_layers + 1
     assert len(multiplied) == 4 * tiny_models.CONFIG.num_layers + 1
     assert sum(multiplied) == CallCost(model.config).num_multiplied
-
-
-def test_loops_take_turns(monkeypatch):
-    order = []
-    monkeypatch.setattr(
-        "jspec.benchmarking.repeated.seconds_each",
-        lambda loop, repeats: order.append(loop) or float(len(order)),
-    )
-    assert seconds_in_turn({"a": "one", "b": "two"}, repeats=2) == [
-        {"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0},
-    ]  # fmt: skip
-    assert order == ["one", "two"] * 2
-
-
-def test_a_loop_less_its_beginning_is_what_its_turns_take(monkeypatch):
-    """A clock that a loop of n turns moves by 5 and n times 0.01 seconds."""
-    clock = [0.0]
-
-    class Turned:
-        def __init__(self, num_turns):
-            clock[0] += 5 + 0.01 * int(num_turns)
-
-        def block_until_ready(self):
-            return self
-
-    monkeypatch.setattr("jspec.benchmarking.repeated.time.perf_counter", lambda: clock[0])
-    assert seconds_each(Turned) == pytest.approx(0.01)
 
 
 def test_choices_come_with_and_without_drafts_for_several_vocabularies(monkeypatch):
