@@ -16,7 +16,7 @@ import math
 import statistics
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from jspec.analysis.call_cost import CallCost
 from jspec.analysis.machine import Machine, measure_machine
@@ -65,6 +65,13 @@ class Line(NamedTuple):
     attention_seconds: float | None = None
     elementwise_seconds: float | None = None
 
+    def on(self, machine: Machine) -> Self:
+        """Returns the line with the least seconds that a machine needs."""
+        if self.num_bytes is None or self.operations is None:
+            return self
+        least = max(self.num_bytes / machine.bandwidth, self.operations / machine.flop_rate)
+        return self._replace(least_seconds=least)
+
     @property
     def share(self) -> float | None:
         """The least time, as a part of the measured one."""
@@ -83,6 +90,8 @@ def measure_roofline(
 ) -> tuple[Machine, list[Line]]:
     """Measures the machine, calls of the target and of the draft, and rounds; says what it does.
 
+    The machine is measured before and after; the better figures count.
+
     Args:
       target: the target.
       draft: the draft model, if there is one.
@@ -94,10 +103,11 @@ def measure_roofline(
     models = {"target": target} if draft is None else {"target": target, "draft": draft}
     lines = []
     for role, model in models.items():
-        lines += _announced(call_lines(model, role, machine))
+        lines += _announced(call_lines(model, role))
     lines += _announced(choice_lines(target.config.vocab_size))
     lines += _announced(round_lines(target, draft, generators, options))
-    return machine, lines
+    machine = Machine(*map(max, machine, measure_machine(dtype)))
+    return machine, [line.on(machine) for line in lines]
 
 
 def _announced(lines: Iterator[Line]) -> Iterator[Line]:
@@ -106,13 +116,12 @@ def _announced(lines: Iterator[Line]) -> Iterator[Line]:
         yield line
 
 
-def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line]:
+def call_lines(model: LoadedModel, role: str) -> Iterator[Line]:
     """Yields calls of a model: by width, by context, by batch size, and of a prefill.
 
     Args:
       model: the target or the draft.
       role: its name in the lines.
-      machine: what the machine can do at most.
     """
     most = model.config.max_seq_len
     middle = min(_CONTEXT, most // 2)
@@ -130,7 +139,7 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
             f"{role}: call on {shape.width} tokens, {shape.context} before, "
             f"{shape.batch_size} rows",
             parts.call,
-            *_least(cost, shape, machine),
+            *_work(cost, shape),
             ratio=statistics.median(turn.ratio for turn in turns),
             expected_ratio=statistics.median(turn.expected_ratio for turn in turns),
             product_seconds=parts.products,
@@ -139,20 +148,17 @@ def call_lines(model: LoadedModel, role: str, machine: Machine) -> Iterator[Line
         )
     for width in prefill_widths(model):
         seconds = time_calls(model, width, context=0)
-        least = _least(cost, CallShape(width, 0, 1), machine, num_logits=1)
+        work = _work(cost, CallShape(width, 0, 1), num_logits=1)
         name = f"{role}: prefill of {width} tokens"
-        yield Line(name, seconds, *least, ratio=seconds / one_token)
+        yield Line(name, seconds, *work, ratio=seconds / one_token)
 
 
-def _least(
-    cost: CallCost, shape: CallShape, machine: Machine, num_logits: int | None = None
-) -> tuple[float, float, float]:
-    """Returns a call's bytes, operations and the least seconds that they take.
+def _work(cost: CallCost, shape: CallShape, num_logits: int | None = None) -> tuple[float, float]:
+    """Returns a call's bytes and operations.
 
     Args:
       cost: of the model.
       shape: of the call.
-      machine: what it can do.
       num_logits: tokens of each row that the head sees; None for all.
     """
     width, context, batch_size = shape
@@ -161,7 +167,7 @@ def _least(
     if num_logits is not None:
         head = cost.config.vocab_size * cost.config.embed_dim
         operations -= 2 * head * (width - num_logits) * batch_size
-    return num_bytes, operations, max(num_bytes / machine.bandwidth, operations / machine.flop_rate)
+    return num_bytes, operations
 
 
 def choice_lines(vocab_size: int) -> Iterator[Line]:

@@ -20,7 +20,13 @@ from jspec.benchmarking.call_parts import (
     product_loop,
     time_parts,
 )
-from jspec.benchmarking.roofline import Line, call_lines, choice_lines, format_lines
+from jspec.benchmarking.roofline import (
+    Line,
+    call_lines,
+    choice_lines,
+    format_lines,
+    measure_roofline,
+)
 from jspec.benchmarking.round_parts import _choose, time_drafting
 from jspec.drafters import DrafterOptions
 from jspec.models import KVCache
@@ -48,10 +54,9 @@ def lines(monkeypatch):
     """Returns the lines of a machine that only reads, and of one that only computes, slowly."""
     monkeypatch.setattr("jspec.benchmarking.roofline.time_parts", fake_times)
     monkeypatch.setattr("jspec.benchmarking.roofline.time_calls", lambda *_, **__: 1.0)
-    model = tiny_models.target()
-    reading = list(call_lines(model, "target", Machine(1e9, 1e30)))
-    computing = list(call_lines(model, "target", Machine(1e30, 1e9)))
-    return reading, computing
+    lines = list(call_lines(tiny_models.target(), "target"))
+    assert all(line.least_seconds is line.share is None for line in lines)
+    return tuple([line.on(m) for line in lines] for m in (Machine(1e9, 1e30), Machine(1e30, 1e9)))
 
 
 def test_the_least_time_is_that_of_the_bytes_or_of_the_operations(lines):
@@ -134,6 +139,18 @@ def test_every_product_and_every_layer_is_in_the_loops(monkeypatch):
     assert sum(multiplied) == CallCost(model.config).num_multiplied
 
 
+def test_the_machine_counts_as_it_was_at_its_best(monkeypatch):
+    """Before or after the rest: its neighbours may have been busy at the beginning."""
+    machines = iter([Machine(1e9, 3e9), Machine(2e9, 1e9)])
+    module = "jspec.benchmarking.roofline"
+    monkeypatch.setattr(f"{module}.measure_machine", lambda dtype: next(machines))
+    monkeypatch.setattr(f"{module}.call_lines", lambda *_: iter([Line("call", 0.01, 1e7, 6e6)]))
+    monkeypatch.setattr(f"{module}.choice_lines", lambda _: iter([]))
+    machine, lines = measure_roofline(tiny_models.target(), None, {}, DrafterOptions())
+    assert machine == Machine(2e9, 3e9)
+    assert [line.least_seconds for line in lines] == [0.005]
+
+
 def test_choices_come_with_and_without_drafts_for_several_vocabularies(monkeypatch):
     asked = []
 
@@ -177,7 +194,7 @@ def test_calls_behind_the_models_context_are_left_out(lines):
 
 def test_a_line_without_bytes_has_no_share():
     line = Line("a round", 0.5)
-    assert line.share is None
+    assert line.on(Machine(1e9, 1e9)).share is None
     call = Line("a call", 0.01, 5e6, 1e9, 0.005, 1.25, 1.2, 0.008, 0.001, 0.0005)
     table = format_lines([line, call], Machine(1e9, 2e11))
     assert table.splitlines()[0].startswith("1.0 GB/s and 200 GFLOP/s")
