@@ -41,8 +41,8 @@ def call_loop(model: LoadedModel, width: int, *, context: int, batch_size: int =
     # Of a long block, as of a prefill, only the last logits are wanted.
     last = jnp.full([batch_size], width - 1, jnp.int32) if width > MOST_WIDTH else None
 
-    @jax.jit
-    def loop(params: Params, cache: KVCache, num_calls: jax.Array) -> jax.Array:
+    @functools.partial(jax.jit, donate_argnums=1)
+    def run(params: Params, cache: KVCache, num_calls: jax.Array) -> tuple[KVCache, jax.Array]:
         def body(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
             cache, tokens = carry
             logits, _, cache = apply(params, tokens, cache, logits_at=last)
@@ -50,6 +50,11 @@ def call_loop(model: LoadedModel, width: int, *, context: int, batch_size: int =
             return cache, jnp.broadcast_to(chosen, tokens.shape)
 
         tokens = jnp.zeros([batch_size, width], jnp.int32)
-        return jax.lax.fori_loop(0, num_calls, body, (cache, tokens))[1]
+        return jax.lax.fori_loop(0, num_calls, body, (cache, tokens))
 
-    return functools.partial(loop, model.params, cache)
+    def loop(num_calls: jax.Array) -> jax.Array:
+        nonlocal cache  # given away: a copy at the beginning would take as long as several calls
+        cache, tokens = run(model.params, cache, num_calls)
+        return tokens
+
+    return loop
