@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 _USUAL_TURNS = 32  # of one measurement
-_MOST_SECONDS = 0.25  # of one, about: of turns that take longer there are fewer
+_MOST_SECONDS = 0.12  # of one, about: of turns that take longer there are fewer
 _LEAST_SECONDS = 0.005  # of one: of turns that take less there are more
 _Key = TypeVar("_Key", bound=Hashable)
 Loop: TypeAlias = Callable[[jax.Array], jax.Array]  # compiled; from a number of turns
@@ -25,7 +25,7 @@ def seconds_each(loop: Loop, repeats: int = 5) -> float:
     return statistics.median(turn["it"] for turn in seconds_in_turn({"it": loop}, repeats))
 
 
-def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 9) -> list[dict[_Key, float]]:
+def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 15) -> list[dict[_Key, float]]:
     """Returns the seconds of a turn of each loop, time after time.
 
     What is measured one after the other bears comparison: a machine that slows down for a while

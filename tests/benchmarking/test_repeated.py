@@ -31,10 +31,10 @@ def test_a_loop_less_its_beginning_is_what_its_turns_take(clock):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "expected"), [(1.0, 1), (0.0101, 24), (0.001, 32), (1e-4, 64), (1e-6, 8192)]
+    ("seconds", "expected"), [(1.0, 1), (0.0101, 11), (0.001, 32), (1e-4, 64), (1e-6, 8192)]
 )
 def test_turns_are_as_many_as_can_be_timed(seconds, expected, clock):
-    """A quarter of a second at most, 32 at most, but at least five milliseconds."""
+    """An eighth of a second at most, 32 at most, but at least five milliseconds."""
     calls = []
     assert seconds_each(make_loop(clock, 0, seconds, calls), repeats=1) == pytest.approx(seconds)
     assert [count for _, count in calls[-2:]] == [1 + expected, 1]
