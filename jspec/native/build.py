@@ -19,7 +19,11 @@ import jax
 from jspec.user_cache import cache_dir
 
 _HERE = pathlib.Path(__file__).parent
-_OPTIONS = ("-std=gnu++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
+# Without strict aliasing, as vectors are read where numbers of other types were written.
+_OPTIONS = (
+    "-std=gnu++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC",
+    "-pthread", "-w",
+)  # fmt: skip
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 120
 

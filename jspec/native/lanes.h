@@ -1,17 +1,14 @@
-// What the kernels share: vectors of floats, and work shared out to XLA's threads.
+// What the kernels share: vectors of floats.
 
 #ifndef JSPEC_NATIVE_LANES_H_
 #define JSPEC_NATIVE_LANES_H_
 
-#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <thread>
 #include <utility>
 #include <vector>
 
-#include "xla/ffi/api/ffi.h"
+#include "threads.h"
 
 #if defined(__AVX__)
 #include <immintrin.h>
@@ -20,8 +17,6 @@
 #endif
 
 namespace jspec {
-
-namespace ffi = xla::ffi;
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -185,46 +180,6 @@ class Space {
  private:
   std::vector<Lanes> vectors_;
 };
-
-// Threads that may work at the same time, at least this one.
-inline int64_t NumThreads(ffi::ThreadPool& pool) {
-  const int64_t threads = pool.num_threads();  // 0 where it cannot be told
-  return threads > 1 ? threads : 1;
-}
-
-// Runs work(0) ... work(count - 1) on this thread and on those of the pool that are free. It waits
-// for pieces that another thread has begun only, so it ends even where no other thread is free.
-template <typename Work>
-void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work) {
-  struct Progress {
-    std::atomic<int64_t> begun{0}, ended{0};
-  };
-  auto progress = std::make_shared<Progress>();
-  auto take = [progress, count, work] {
-    for (int64_t piece; (piece = progress->begun.fetch_add(1)) < count;) {
-      work(piece);
-      progress->ended.fetch_add(1, std::memory_order_release);
-    }
-  };
-  for (int64_t other = 1; other < NumThreads(pool) && other < count; ++other) {
-    auto copy = take;
-    pool.Schedule(std::move(copy));
-  }
-  take();
-  while (progress->ended.load(std::memory_order_acquire) < count) std::this_thread::yield();
-}
-
-// Runs work(row) for so many rows, on all threads if the rows, each of so many numbers, are worth it.
-template <typename Work>
-void ForRows(ffi::ThreadPool& pool, int64_t rows, int64_t numbers, const Work& work) {
-  constexpr int64_t kFewNumbers = 1 << 15, kPiecesPerThread = 4;
-  if (rows == 0) return;
-  const int64_t wanted = rows * numbers < kFewNumbers ? 1 : NumThreads(pool) * kPiecesPerThread;
-  const int64_t chunk = (rows + wanted - 1) / wanted;
-  ShareOut(pool, (rows + chunk - 1) / chunk, [=](int64_t piece) {
-    for (int64_t r = piece * chunk; r < rows && r < (piece + 1) * chunk; ++r) work(r);
-  });
-}
 
 }  // namespace jspec
 

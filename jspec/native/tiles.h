@@ -29,14 +29,17 @@ inline bool HasTiles() {
   return has;
 }
 
-// A thread's eight registers, all of 16 rows of 64 bytes.
+// A thread's eight registers, all of 16 rows: the two of weights of 64 bytes each, the others of a
+// number for every column.
 struct TileRegisters {
-  TileRegisters() {
+  explicit TileRegisters(int64_t columns) {
     struct alignas(64) {
       uint8_t palette = 1, rest[15] = {};
       uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } shapes;
+    for (const int tile : {0, 1, 2, 3, 6, 7}) shapes.row_bytes[tile] = columns * sizeof(float);
+    asm volatile("" ::: "memory");  // the compiler believes that one number is loaded, not all
     _tile_loadconfig(&shapes);
   }
   ~TileRegisters() { _tile_release(); }
@@ -58,17 +61,21 @@ inline void Transpose(Lanes* lanes) {
   }
 }
 
-// Rows, rounded, in blocks of 16, with zeros for those that are not there: of every 32 inputs the
-// first two of all rows, the next two of all rows, ...
+// Rows, rounded, in blocks: of every 32 inputs the first two of all rows, the next two of all rows,
+// ... A few rows are a block without gaps, which is soon read by another thread; others have 16
+// columns, with zeros for rows that are not there.
 struct TileInputs {
-  int64_t count, steps;
-  std::vector<Lanes> pairs;
+  int64_t count, steps, columns;
+  Space<Lanes> space;
+  Lanes* pairs;
 
   void Pack(ffi::ThreadPool& pool, const float* rows, const ProductShape& shape) {
     count = shape.rows;
     steps = (shape.inputs + kTileInputs - 1) / kTileInputs;
+    columns = count <= kFewRows ? count : kTileSide;
     const int64_t blocks = (count + kTileSide - 1) / kTileSide;
-    pairs.assign(blocks * steps * kTileSide, Lanes{});
+    pairs = space.Take(blocks * steps * columns);
+    std::fill_n(pairs, blocks * steps * columns, Lanes{});
     if (count <= kFewRows) {
       for (int64_t r = 0; r < count; ++r) PackRow(rows + r * shape.inputs, r, shape.inputs);
     } else {
@@ -77,8 +84,8 @@ struct TileInputs {
   }
 
   void PackRow(const float* row, int64_t r, int64_t num_inputs) {
-    auto* to = reinterpret_cast<BFloat16*>(pairs.data()) + 2 * r;
-    for (int64_t i = 0; i < num_inputs; ++i) to[i / 2 * kTileInputs + i % 2] = Rounded(row[i]);
+    auto* to = reinterpret_cast<BFloat16*>(pairs) + 2 * r;
+    for (int64_t i = 0; i < num_inputs; ++i) to[i / 2 * 2 * columns + i % 2] = Rounded(row[i]);
   }
 
   void PackBlock(const float* rows, int64_t block, const ProductShape& shape) {
@@ -93,8 +100,9 @@ struct TileInputs {
     for (int64_t step = 0; step < steps; ++step) Transpose(&pairs[Place(block, step)]);
   }
 
-  int64_t Place(int64_t block, int64_t step) const { return (block * steps + step) * kTileSide; }
+  int64_t Place(int64_t block, int64_t step) const { return (block * steps + step) * columns; }
   const Lanes* Step(int64_t block, int64_t step) const { return &pairs[Place(block, step)]; }
+  int64_t RowBytes() const { return columns * sizeof(float); }
 };
 
 // A tile of sums, whose rows are outputs.
@@ -133,7 +141,7 @@ inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat1
   for (int64_t step = 0; step < inputs.steps; ++step) {
     _tile_stream_loadd(4, weights + step * kTileInputs, bytes);
     if (has_second) _tile_stream_loadd(5, second + step * kTileInputs, bytes);
-    _tile_loadd(6, inputs.Step(block, step), 64);
+    _tile_loadd(6, inputs.Step(block, step), inputs.RowBytes());
     _tile_dpbf16ps(0, 4, 6);
     if (has_second) _tile_dpbf16ps(1, 5, 6);
     if constexpr (kTwoBlocks) {
@@ -174,7 +182,7 @@ inline void MultiplyInTiles(ffi::ThreadPool& pool, const float* rows, const BFlo
   packed.Pack(pool, rows, shape);
   const TileInputs& inputs = packed;
   ForTiles<kTileSide>(pool, shape, shape.outputs, [=, &inputs](int64_t begin, int64_t end) {
-    const TileRegisters registers;
+    const TileRegisters registers(inputs.columns);
     for (int64_t o = begin; o < end; o += kWidth) {
       const int64_t count = std::min<int64_t>(kWidth, end - o);
       const BFloat16* weights = WholeTiles(kernel + o * shape.inputs, count, shape.inputs,
