@@ -27,7 +27,7 @@ from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView,
 from jspec.typing import ApplyFn
 
 _CONTEXTS = (512, 2048)
-_PROMPT_TOKENS = 129
+PROMPT_TOKENS = 129
 _REPEATS = 9
 _READING_REPEATS = 5
 _TOKEN_ID = 1
@@ -58,9 +58,9 @@ def measure_costs(
     contexts = sorted({min(context, max_context) for context in _CONTEXTS})
     seconds, reading = [], []
     for context in contexts:
-        one = lagging = _start(engine, params, context, numbers[-1])
+        one = lagging = start_row(engine, params, context, numbers[-1])
         for name in drafters:
-            one = _catch_up(params, one, target, drafter, name)
+            one = catch_up(params, one, target, drafter, name)
         ready, lagging = (
             jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), row)
             for row in (one, lagging)
@@ -72,16 +72,16 @@ def measure_costs(
     )
 
 
-def _start(engine: Engine, params: ModelParams, context: int, width: int) -> SpecState:
+def start_row(engine: Engine, params: ModelParams, context: int, width: int) -> SpecState:
     """Returns a row in the middle of its text."""
     room = context - width - 1
-    prompt = [_TOKEN_ID] * min(_PROMPT_TOKENS, room - 2 * width - 4)
+    prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
     row = Row(Settings(), prompt, stop_ids=(), max_length=room)
     one = engine.prefill(params, row, context, Switches())
     return one.replace(last_token=jnp.full_like(one.last_token, _TOKEN_ID))
 
 
-def _catch_up(
+def catch_up(
     params: ModelParams, state: SpecState, target: ApplyFn, drafter: Drafter, name: str
 ) -> SpecState:
     """Returns the row with one drafter of a cascade caught up: it proposed, nothing came of it."""

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 
 from jspec.analysis.call_cost import streamed_rules
 from jspec.benchmarking.calls import call_loop
-from jspec.benchmarking.repeated import Loop, seconds_in_turn, with_first
+from jspec.benchmarking.repeated import Loop, with_first
+from jspec.benchmarking.turns import Turn, take_turns
 from jspec.capacity import capacity_for
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import causal_mask
@@ -58,31 +59,9 @@ class CallParts(NamedTuple):
     elementwise: float
 
 
-class Turn(NamedTuple):
-    """A call's parts and those of the first call, measured one after the other.
-
-    Attributes:
-      own: of the call in question.
-      first: of the call that it is compared with.
-    """
-
-    own: CallParts
-    first: CallParts
-
-    @property
-    def ratio(self) -> float:
-        """Of the calls' seconds."""
-        return self.own.call / self.first.call
-
-    @property
-    def expected_ratio(self) -> float:
-        """The same, if the calls differ by their parts alone."""
-        return 1 + (sum(self.own[1:]) - sum(self.first[1:])) / self.first.call
-
-
 def time_parts(
     model: LoadedModel, shapes: Iterable[CallShape]
-) -> Iterator[tuple[CallShape, list[Turn]]]:
+) -> Iterator[tuple[CallShape, list[Turn[CallParts]]]]:
     """Yields each call's parts beside those of the first call, turn by turn.
 
     The caches of one shape are gone before those of the next are made, but for the first's.
@@ -90,22 +69,9 @@ def time_parts(
     shapes = iter(shapes)
     first = next(shapes)
     of_first = _make_loops(model, first)
-    yield first, _take_turns(of_first, of_first)
+    yield first, take_turns(of_first, of_first, CallParts)
     for shape in shapes:
-        yield shape, _take_turns(_make_loops(model, shape), of_first)
-
-
-def _take_turns(own: dict[str, Loop], of_first: dict[str, Loop]) -> list[Turn]:
-    """Measures a call's parts, each beside the first call's: right before it or right after it."""
-    loops = {}
-    for part in own:
-        loops["own", part] = own[part]
-        loops["first", part] = of_first[part]
-    turns = seconds_in_turn(loops)
-    whose = "own", "first"
-    return [
-        Turn(*(CallParts(*(turn[one, part] for part in own)) for one in whose)) for turn in turns
-    ]
+        yield shape, take_turns(_make_loops(model, shape), of_first, CallParts)
 
 
 def _make_loops(model: LoadedModel, shape: CallShape) -> dict[str, Loop]:

@@ -9,7 +9,8 @@ That says what is possible, not what a wider call costs: long before its operati
 its bytes, the two get in each other's way. How much more a call on several tokens takes than one on
 a single token is foretold from the parts that grow with it, each measured by itself: its products
 with as many rows, its attention, and what it does number by number, the choice of tokens included.
-What a call has beside them counts as that of the call on one token.
+What a call has beside them counts as that of the call on one token. Likewise a round beside a plain
+step: its drafting, its call on several tokens, the choice among them.
 """
 
 import math
@@ -20,9 +21,11 @@ from typing import Any, NamedTuple, Self
 
 from jspec.analysis.call_cost import CallCost
 from jspec.analysis.machine import Machine, measure_machine
-from jspec.benchmarking.call_parts import CallParts, CallShape, time_parts
+from jspec.benchmarking.call_parts import CallShape, time_parts
 from jspec.benchmarking.calls import time_calls
-from jspec.benchmarking.round_parts import host_seconds, time_choice, time_drafting
+from jspec.benchmarking.round_parts import host_seconds, time_choice
+from jspec.benchmarking.rounds import time_rounds
+from jspec.benchmarking.turns import typical_parts
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.engine import prefill_widths
 from jspec.generator import Generator
@@ -45,9 +48,9 @@ class Line(NamedTuple):
       num_bytes: read and written at least; None where nothing is known.
       operations: done at least; None where nothing is known.
       least_seconds: that these take; None where nothing is known.
-      ratio: of the seconds to those of the model's call on one token, measured by turns; None for
-        what is no call.
-      expected_ratio: foretold by the parts below; None where it is not.
+      ratio: of the seconds to those of the model's call on one token, or of a round's to those of a
+        plain step, measured by turns; None for what is neither.
+      expected_ratio: foretold by the parts; None where it is not.
       product_seconds: of the products in it; None where they are not measured.
       attention_seconds: of the attention in it; None where it is not measured.
       elementwise_seconds: of its norms, rotations, gates and choice; None where they are not
@@ -134,7 +137,7 @@ def call_lines(model: LoadedModel, role: str) -> Iterator[Line]:
     one_token = math.nan
     for shape, turns in time_parts(model, shapes):
         one_token = statistics.median(turn.first.call for turn in turns)
-        parts = CallParts(*map(statistics.median, zip(*(turn.own for turn in turns), strict=True)))
+        parts = typical_parts(turns)
         yield Line(
             f"{role}: call on {shape.width} tokens, {shape.context} before, "
             f"{shape.batch_size} rows",
@@ -198,6 +201,8 @@ def round_lines(
 ) -> Iterator[Line]:
     """Yields rounds of ways of generating, T = 0: drafting, the whole, and the host beside it.
 
+    What a round costs beside a plain step is foretold by its drafting, its call and its choice.
+
     Args:
       target: the target.
       draft: the draft model, if there is one.
@@ -205,16 +210,21 @@ def round_lines(
       options: of their drafters.
     """
     for name, generator in generators.items():
-        costs = generator.measure_costs()
-        if costs is not None:
-            number = generator.num_draft_tokens
-            own_draft = draft if needs_draft_model(generator.drafter) else None
-            own = without_unread(generator.drafter, options)
-            seconds = time_drafting(target, own_draft, generator.drafter, own, number)
-            yield Line(f"{name}: drafting {number}", seconds)
-            for drafter, by_number in zip(costs.drafters, costs.seconds[0], strict=True):
-                for drafts, seconds in zip(costs.numbers, by_number, strict=True):
-                    yield Line(f"{name}: a round of {drafter or name}, {drafts} drafts", seconds)
+        number, drafter = generator.num_draft_tokens, generator.drafter
+        if number > 0:
+            own_draft = draft if needs_draft_model(drafter) else None
+            own = without_unread(drafter, options)
+            for one, turns in time_rounds(target, own_draft, drafter, own, number):
+                parts = typical_parts(turns)
+                foretold = statistics.median(turn.expected_ratio for turn in turns)
+                if one.num_drafts > 0:
+                    yield Line(f"{name}: {one.drafter} drafts {one.num_drafts}", parts.drafting)
+                yield Line(
+                    f"{name}: a round of {one.drafter}, {one.num_drafts} drafts",
+                    parts.whole,
+                    ratio=statistics.median(turn.ratio for turn in turns),
+                    expected_ratio=None if one.begins_call else foretold,
+                )
         seconds = host_seconds(generator)
         if seconds is not None:
             yield Line(f"{name}: the host, a round", seconds)

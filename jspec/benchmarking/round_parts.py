@@ -1,41 +1,39 @@
-"""Times what a round has beside the target's call: choosing tokens, drafting, the host."""
+"""Times what a round has beside the calls of models: choosing tokens, and the host."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from jspec.benchmarking.repeated import seconds_each, with_first
-from jspec.drafters import DrafterOptions, make_drafter
-from jspec.engine import Row, make_engine
+from jspec.benchmarking.repeated import Loop, seconds_each, with_first
 from jspec.generator import Generator
-from jspec.models import make_apply
-from jspec.programs import make_spec
 from jspec.request import Request, Settings
 from jspec.sampling import SamplingSettings, Switches, sample, sampling_probs
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.noise import plain_noise
-from jspec.speculation.step import propose
-from jspec.speculation.types import ModelParams, Proposal, SpecState
+from jspec.speculation.types import Proposal
 from jspec.typing import Logits, RowTokens
-from jspec.vocabulary import mask_padding
-from jspec.weights.resolver import LoadedModel
 
-_CAPACITY = 512
 _PROMPT = [1] * 129  # one token over and over: a drafter that looks back finds a match
 _ANSWER_TOKENS = 64
 _ANSWERS = 5
 
 
-def time_choice(
+def time_choice(vocab_size: int, num_drafts: int, **options: Any) -> float:
+    """Returns the seconds from a call's logits to the tokens of the round; see `choice_loop`."""
+    return seconds_each(choice_loop(vocab_size, num_drafts, **options))
+
+
+def choice_loop(
     vocab_size: int,
     num_drafts: int,
     *,
     temperature: float,
     has_filters: bool = False,
     has_law: bool = False,
-) -> float:
-    """Returns the seconds from a call's logits to the tokens of the round, for one row.
+) -> Loop:
+    """Returns a compiled loop over what turns a call's logits into a round's tokens, for one row.
 
     Args:
       vocab_size: v.
@@ -61,7 +59,7 @@ def time_choice(
 
         return jax.lax.fori_loop(0, num_turns, body, (logits, jnp.zeros([1], jnp.int32)))[1]
 
-    return seconds_each(functools.partial(loop, logits, settings))
+    return functools.partial(loop, logits, settings)
 
 
 def _choose(
@@ -82,49 +80,6 @@ def _choose(
     )
     noise = rule.noise.acceptance(seed, token, num_drafts, vocab_size, settings.is_random)
     return rule.accept(rule.law(logits, settings), proposal, noise).next_token
-
-
-def time_drafting(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    drafter_name: str,
-    options: DrafterOptions,
-    num_drafts: int,
-) -> float:
-    """Returns the seconds of one proposal for one row, behind 129 tokens, at temperature 0.
-
-    Args:
-      target: the target.
-      draft: the draft model, for a drafter that has one.
-      drafter_name: who drafts; not "none".
-      options: that it reads.
-      num_drafts: tokens that it proposes.
-    """
-    built = make_drafter(drafter_name, make_spec(target, draft, drafter_name, options, num_drafts))
-    assert built.drafter is not None
-    rule, params = get_rule("rejection"), ModelParams(target.params, built.params)
-    row = Row(Settings(), _PROMPT, stop_ids=(), max_length=_CAPACITY - num_drafts - 1)
-    engine = make_engine(target, built.drafter, rule)
-    state = engine.prefill(params, row, _CAPACITY, Switches())
-    half = functools.partial(
-        propose,
-        target=mask_padding(make_apply(target.config), target),
-        drafter=built.drafter,
-        rule=rule,
-    )
-
-    @jax.jit
-    def loop(params: ModelParams, state: SpecState, num_turns: jax.Array) -> jax.Array:
-        def body(_: jax.Array, state: SpecState) -> SpecState:
-            proposal, state = half(params, state)
-            proposal = jax.lax.optimization_barrier(proposal)  # its law too has to be there
-            last = jnp.where(proposal.tokens.min(axis=1) > -2, _PROMPT[0], 0)  # always the first
-            return state.replace(last_token=last)
-
-        start = state.replace(last_token=jnp.full([1], _PROMPT[0], jnp.int32))
-        return jax.lax.fori_loop(0, num_turns, body, start).last_token
-
-    return seconds_each(functools.partial(loop, params, state))
 
 
 def host_seconds(generator: Generator) -> float | None:

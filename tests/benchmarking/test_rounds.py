@@ -1,0 +1,125 @@
+"""Rounds beside plain steps: which ones are timed, and that every turn is the same one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec.benchmarking import rounds
+from jspec.benchmarking.rounds import RoundOf, RoundParts, forced_states, state_loop, time_rounds
+from jspec.benchmarking.turns import Turn, take_turns, typical_parts
+from jspec.drafters import DrafterOptions, make_drafter
+from jspec.engine import make_engine
+from jspec.models import make_apply
+from jspec.programs import make_spec
+from jspec.speculation.acceptance import get_rule
+from jspec.speculation.step import speculative_step
+from jspec.speculation.types import ModelParams
+from jspec.vocabulary import mask_padding
+from tests import tiny_models
+
+OPTIONS = {"layer_skip": DrafterOptions(draft_layers=(0,))}
+ALONE = {"whole": 0.1, "drafting": 0.03, "call": 0.05, "choice": 0.01}
+
+
+@pytest.fixture(autouse=True)
+def short_caches(monkeypatch):
+    monkeypatch.setattr(rounds, "_CAPACITY", tiny_models.CONFIG.max_seq_len)
+
+
+def sides(name, num_drafts=2):
+    """Returns ApplyFn, drafter, parameters and engine of tiny models."""
+    target = tiny_models.target()
+    spec = make_spec(
+        target, tiny_models.draft(), name, OPTIONS.get(name, DrafterOptions()), num_drafts
+    )
+    built = make_drafter(name, spec)
+    apply = mask_padding(make_apply(target.config), target)
+    engine = make_engine(target, built.drafter, get_rule("rejection"), (0, num_drafts))
+    return apply, built.drafter, ModelParams(target.params, built.params), engine
+
+
+def steps_of(apply, drafter):
+    def step(params, state):
+        after, info = speculative_step(
+            params, state, target=apply, drafter=drafter, rule=get_rule("rejection"), widths=(0, 2)
+        )
+        return info, after
+
+    return step
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "prompt_lookup+model", "layer_skip"])
+def test_each_member_drafts_by_itself(name):
+    """Guards against a cascade of which only the first member is ever timed."""
+    apply, drafter, params, engine = sides(name)
+    found = []
+    for one, state in forced_states(engine, params, apply, drafter):
+        info, _ = jax.jit(steps_of(apply, drafter))(params, state)
+        found.append((one, int(info.num_proposed[0]), drafter.kinds[int(info.kind[0])].drafter))
+    members, begins = name.split("+"), name == "layer_skip"
+    assert [one for one, *_ in found] == [
+        RoundOf(members[0], 0, begins), *(RoundOf(member, 2, begins) for member in members)
+    ]  # fmt: skip
+    assert [number for _, number, _ in found] == [0, *[2] * len(members)]
+    assert [who for *_, who in found[1:]] == members
+
+
+def test_every_turn_is_the_same_round(monkeypatch):
+    """A second measurement begins where the first one did."""
+    apply, drafter, params, engine = sides("prompt_lookup+model")
+    *_, (_, state) = forced_states(engine, params, apply, drafter)
+    seen = []
+
+    def do(params, state):
+        found, after = steps_of(apply, drafter)(params, state)
+        jax.debug.callback(
+            lambda *leaves: seen.append([leaf.tolist() for leaf in leaves]),
+            found.tokens, found.num_proposed, state.target_cache.length, state.last_token,
+        )  # fmt: skip
+        return found, after
+
+    loop = state_loop(params, state, do)
+    for _ in range(2):
+        loop(jnp.int32(3))
+    jax.effects_barrier()
+    assert len(seen) == 6
+    assert all(one == seen[0] for one in seen)
+    assert seen[0][1:3] == [[2], state.target_cache.length.tolist()]
+
+
+def test_a_rounds_cost_is_foretold_by_its_parts():
+    """A part that the plain step has not takes no time there; the machine may slow down."""
+    plain = RoundParts(whole=0.06, drafting=0.0, call=0.04, choice=0.005)
+    both = RoundParts(**ALONE), plain
+    turns = [
+        Turn(*(RoundParts(*(slow * second for second in one)) for one in both))
+        for slow in (1, 2, 5)
+    ]
+    for turn in turns:
+        assert turn.ratio == pytest.approx(0.1 / 0.06)
+        assert turn.expected_ratio == pytest.approx(1 + (0.09 - 0.045) / 0.06)
+    assert typical_parts(turns) == pytest.approx([2 * second for second in ALONE.values()])
+
+
+def test_a_part_that_only_one_has_counts_as_nothing_of_the_other(monkeypatch):
+    monkeypatch.setattr(
+        "jspec.benchmarking.turns.seconds_in_turn",
+        lambda loops: [dict.fromkeys(loops, 1.0) | {("own", "drafting"): 0.5}],
+    )
+    first = {name: None for name in ALONE if name != "drafting"}
+    (turn,) = take_turns(dict.fromkeys(ALONE), first, RoundParts)
+    assert turn == Turn(RoundParts(1.0, 0.5, 1.0, 1.0), RoundParts(1.0, 0.0, 1.0, 1.0))
+
+
+def test_rounds_and_plain_steps_run(monkeypatch):
+    """Guards against a loop whose state changes its shape on the way."""
+
+    def seconds_in_turn(loops):
+        for loop in loops.values():
+            jax.block_until_ready(loop(jnp.int32(2)))
+        return [dict.fromkeys(loops, 1.0)]
+
+    monkeypatch.setattr("jspec.benchmarking.turns.seconds_in_turn", seconds_in_turn)
+    target, draft = tiny_models.target(), tiny_models.draft()
+    timed = list(time_rounds(target, draft, "prompt_lookup+model", DrafterOptions(), 2))
+    assert [one.num_drafts for one, _ in timed] == [0, 2, 2]
