@@ -122,6 +122,11 @@ inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t 
     return;
   }
   Transpose(lanes);
+  if (width == kTileSide && height == kTileSide) {
+#pragma GCC unroll 16
+    for (int r = 0; r < kTileSide; ++r) std::memcpy(outputs + r * stride, &lanes[r], sizeof(Lanes));
+    return;
+  }
   for (int64_t r = 0; r < height; ++r) {
     std::memcpy(outputs + r * stride, &lanes[r], width * sizeof(float));
   }
