@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -18,11 +19,30 @@ from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
 
+class Room(NamedTuple):
+    """The memory of a batch's caches and of what else a row holds.
+
+    Attributes:
+      num_rows: of the batch; several need as much again for one more, whose prompt is being read.
+      capacity: tokens of each.
+      num_bytes: of all.
+    """
+
+    num_rows: int
+    capacity: int
+    num_bytes: int
+
+    def __str__(self) -> str:
+        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows and one prompt"
+        return f"{rows} of {self.capacity} tokens"
+
+
 class Batch:
     """Rows that are filled with requests, run together, and filled anew.
 
     Attributes:
       places: the rows.
+      room: what their caches take.
     """
 
     def __init__(
@@ -57,21 +77,35 @@ class Batch:
         # In powers of two: another number of requests rarely means another program.
         self.places = range(min(batch_size, 1 << (len(rows) - 1).bit_length()))
         self._infos: StepInfo | None = None
-        needed = engine.state_bytes(len(self.places) + 1, self._capacity, self._switches)
+        num_states = 1 if len(self.places) == 1 else len(self.places) + 1
+        self.room = Room(
+            len(self.places),
+            self._capacity,
+            engine.state_bytes(num_states, self._capacity, self._switches),
+        )
         check_memory(
-            {f"caches of {len(self.places)} rows and one prompt, {self._capacity} tokens": needed},
+            {f"caches of {self.room}": self.room.num_bytes},
             "fewer rows (batch_size) or shorter texts (max_new_tokens) take less",
         )
-        self._state: SpecState = engine.empty_state(
-            len(self.places), self._capacity, self._switches
-        )
+        self._state: SpecState | None = None  # a single row has none until its prompt is read
+        if len(self.places) > 1:
+            self._state = engine.empty_state(len(self.places), self._capacity, self._switches)
 
     def fill(self, place: int, index: int) -> Round:
-        """Gives a row to request `index`; returns its first token as a round of its own."""
+        """Gives a row to request `index`; returns its first token as a round of its own.
+
+        The state of the prompt that was read is put among the others, or is the batch's where that
+        has one row: a single stream holds one cache, and copies none.
+        """
+        if len(self.places) == 1:
+            self._state = None  # its memory is free for the next one
         prefilled = self._engine.prefill(
             self._params, self._rows[index], self._capacity, self._switches
         )
-        self._state = self._engine.insert(self._state, place, prefilled)
+        if self._state is None:
+            self._state = prefilled
+        else:
+            self._state = self._engine.insert(self._state, place, prefilled)
         token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
         logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
         return Round(token.tolist(), _logprobs_of(logprobs, 1))
@@ -79,6 +113,7 @@ class Batch:
     def run(self, num_rounds: int) -> float:
         """Runs at most so many rounds for every row; returns the seconds they took."""
         begin = Instant()
+        assert self._state is not None  # a row was filled
         self._state, self._infos = self._engine.run(self._params, self._state, num_rounds)
         return Instant().run_seconds_since(begin)
 
@@ -99,6 +134,7 @@ class Batch:
 
     def finish(self, place: int) -> None:
         """Makes a row silent."""
+        assert self._state is not None
         self._state = self._engine.finish(self._state, place)
 
 
