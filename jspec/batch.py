@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,30 +10,12 @@ from jspec.answer import Round
 from jspec.capacity import capacity_for
 from jspec.compile_clock import Instant
 from jspec.engine import Engine, Row
-from jspec.memory import check_memory
+from jspec.memory import Room, check_memory
 from jspec.processors import PROCESSORS, Processor
 from jspec.request import Settings
 from jspec.sampling import Switches
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
-
-
-class Room(NamedTuple):
-    """The memory of a batch's caches and of what else a row holds.
-
-    Attributes:
-      num_rows: of the batch; several need as much again for one more, whose prompt is being read.
-      capacity: tokens of each.
-      num_bytes: of all.
-    """
-
-    num_rows: int
-    capacity: int
-    num_bytes: int
-
-    def __str__(self) -> str:
-        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows and one prompt"
-        return f"{rows} of {self.capacity} tokens"
 
 
 class Batch:

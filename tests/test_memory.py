@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import pytest
 from jspec import memory
 from jspec.compile_clock import compile_clock
 from jspec.errors import InputError
-from jspec.memory import check_memory, tree_bytes
+from jspec.memory import Budget, Room, check_memory, device_name, tree_bytes
 from jspec.request import Request, Settings
 from jspec.sampling import Switches
 from jspec.weights.resolver import load_model
@@ -36,6 +37,26 @@ def test_what_fits_passes_and_what_does_not_is_named(free):
     assert str(caught.value) == (
         "not enough memory: expected 3.01 GB to be free (weights 2 GB, caches 1.01 GB), got 3 GB; "
         "take less"
+    )
+
+
+def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
+    """Weights of target and draft, and the caches that are budgeted; once, before any answer."""
+    budgets = []
+    generator = tiny_models.make_generator("model", batch_size=2, on_start=budgets.append)
+    request = Request([1, 2, 3], Settings(max_new_tokens=2))
+    pieces = generator.run([request] * 3)
+    next(pieces)
+    (budget,) = budgets
+    list(pieces)
+    models = tiny_models.target(), tiny_models.draft()
+    state = generator._programs.engine.state_bytes(3, 512, Switches())
+    assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state))
+    assert budgets == [budget]
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    assert str(Budget(device_name(), 6_430_000_000, Room(1, 2048, 235_000_000))) == (
+        "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 tokens)"
     )
 
 
