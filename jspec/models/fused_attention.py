@@ -3,7 +3,8 @@
 `KVCache.attend` by XLA writes scores [t n s] in float32, and reads them several times: for 256
 queries of Llama-3.2-3B about nine times the bytes of one layer's keys and values being copied,
 which is what cuDNN costs besides: JAX hands it [b s k h] where the cache is [b k s h]. From 64
-queries on, the narrower of a prompt's chunks, the copy should pay; below it would not.
+queries on, the narrower of a prompt's chunks, the copy should pay; below it would not (counted in
+bytes, not measured).
 
 cuDNN is trusted with a shape only after it has been tried there: one call on random numbers, under
 a random mask, must agree with XLA's. Where it does not, or fails, XLA computes everything, and one
