@@ -10,7 +10,7 @@ from jspec.answer import Round
 from jspec.capacity import capacity_for
 from jspec.compile_clock import Instant
 from jspec.engine import Engine, Row
-from jspec.memory import check_memory
+from jspec.memory import Room, check_memory
 from jspec.processors import PROCESSORS, Processor
 from jspec.request import Settings
 from jspec.sampling import Switches
@@ -23,6 +23,7 @@ class Batch:
 
     Attributes:
       places: the rows.
+      room: what their caches take.
     """
 
     def __init__(
@@ -57,21 +58,35 @@ class Batch:
         # In powers of two: another number of requests rarely means another program.
         self.places = range(min(batch_size, 1 << (len(rows) - 1).bit_length()))
         self._infos: StepInfo | None = None
-        needed = engine.state_bytes(len(self.places) + 1, self._capacity, self._switches)
+        num_states = 1 if len(self.places) == 1 else len(self.places) + 1
+        self.room = Room(
+            len(self.places),
+            self._capacity,
+            engine.state_bytes(num_states, self._capacity, self._switches),
+        )
         check_memory(
-            {f"caches of {len(self.places)} rows and one prompt, {self._capacity} tokens": needed},
+            {f"caches of {self.room}": self.room.num_bytes},
             "fewer rows (batch_size) or shorter texts (max_new_tokens) take less",
         )
-        self._state: SpecState = engine.empty_state(
-            len(self.places), self._capacity, self._switches
-        )
+        self._state: SpecState | None = None  # a single row has none until its prompt is read
+        if len(self.places) > 1:
+            self._state = engine.empty_state(len(self.places), self._capacity, self._switches)
 
     def fill(self, place: int, index: int) -> Round:
-        """Gives a row to request `index`; returns its first token as a round of its own."""
+        """Gives a row to request `index`; returns its first token as a round of its own.
+
+        The state of the prompt that was read is put among the others, or is the batch's where that
+        has one row: a single stream holds one cache, and copies none.
+        """
+        if len(self.places) == 1:
+            self._state = None  # its memory is free for the next one
         prefilled = self._engine.prefill(
             self._params, self._rows[index], self._capacity, self._switches
         )
-        self._state = self._engine.insert(self._state, place, prefilled)
+        if self._state is None:
+            self._state = prefilled
+        else:
+            self._state = self._engine.insert(self._state, place, prefilled)
         token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
         logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
         return Round(token.tolist(), _logprobs_of(logprobs, 1))
@@ -79,6 +94,7 @@ class Batch:
     def run(self, num_rounds: int) -> float:
         """Runs at most so many rounds for every row; returns the seconds they took."""
         begin = Instant()
+        assert self._state is not None  # a row was filled
         self._state, self._infos = self._engine.run(self._params, self._state, num_rounds)
         return Instant().run_seconds_since(begin)
 
@@ -99,6 +115,7 @@ class Batch:
 
     def finish(self, place: int) -> None:
         """Makes a row silent."""
+        assert self._state is not None
         self._state = self._engine.finish(self._state, place)
 
 

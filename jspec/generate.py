@@ -16,6 +16,7 @@ from jspec.drafters import choose_drafter
 from jspec.errors import InputError
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter, title_of
+from jspec.memory import Budget
 from jspec.monitor import AcceptanceMonitor
 from jspec.prompts import Prompt, read_prompts
 from jspec.request import MAX_SEED, Piece, Request, Result, Settings
@@ -65,7 +66,9 @@ _STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt 
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write one JSON object a prompt to this file, as each is finished."
 )
-_STATS = flags.DEFINE_bool("stats", True, "Print statistics on standard error.")
+_STATS = flags.DEFINE_bool(
+    "stats", True, "Print statistics on standard error, and at first device and memory."
+)
 
 
 def main() -> None:
@@ -111,6 +114,7 @@ def main() -> None:
             max_seq_len=_MAX_SEQ_LEN.value,
             costs=costs,
             on_result=monitor.add,
+            on_start=show_budget if _STATS.value else None,
         )
         requests, earlier = split_at_problem(loaded, requests)
         if requests:
@@ -168,6 +172,11 @@ def answer(loaded: Generator, requests: list[Request], output: JsonLinesWriter |
             record = {"index": piece.index, **piece.result.to_json()}
             output.write(record | {"settings": record["settings"] | loaded.describe()})
         printer.show(piece)
+
+
+def show_budget(budget: Budget) -> None:
+    """Prints where answers are computed: JAX without CUDA takes the CPU, and says nothing."""
+    print(budget, file=sys.stderr, flush=True)
 
 
 def list_notes(loaded: Generator) -> list[str]:

@@ -22,7 +22,13 @@ from jspec.drafters import (
 from jspec.encode_prompt import encode_prompt
 from jspec.engine import MAX_ROUNDS_PER_VISIT, Row
 from jspec.errors import InputError, check_count
-from jspec.memory import give_back_after_compiling, give_back_freed
+from jspec.memory import (
+    Budget,
+    device_name,
+    give_back_after_compiling,
+    give_back_freed,
+    tree_bytes,
+)
 from jspec.processors import Processor
 from jspec.programs import make_programs
 from jspec.request import Piece, Request, Result, Settings
@@ -61,6 +67,7 @@ class Generator:
         rounds_per_visit: int = 8,
         processors: Sequence[Processor] = (),
         on_result: Callable[[Result], object] | None = None,
+        on_start: Callable[[Budget], object] | None = None,
     ) -> None:
         """Prepares the models; nothing is compiled yet.
 
@@ -82,6 +89,7 @@ class Generator:
           rounds_per_visit: rounds between two looks of the host.
           processors: logits processors of your own; they come after jspec's, before temperature.
           on_result: called with every answer, such as `AcceptanceMonitor.add`.
+          on_start: called with the device and the memory of a run, before any prompt is read.
 
         Raises:
           InputError: a value out of range, a draft that does not fit the target, or an option that
@@ -123,7 +131,8 @@ class Generator:
         self._drafter_bytes = self._programs.drafter_bytes(
             batch_size, capacity_for(self.max_seq_len, self.num_draft_tokens + 1)
         )
-        self._processors, self._on_result = tuple(processors), on_result
+        self._processors = tuple(processors)
+        self._on_result, self._on_start = on_result, on_start
         self._make_row = functools.partial(
             make_row,
             config=target.config,
@@ -256,15 +265,7 @@ class Generator:
                 raise InputError(f"{where}{error}") from None
             auto = self._programs.auto
             rows.append(row if auto is None else row._replace(costs=auto.at(row.max_length)))
-        batch = Batch(
-            self._programs.engine,
-            self._programs.params,
-            rows,
-            batch_size=self._batch_size,
-            head_room=self.num_draft_tokens + 1,
-            processors=self._processors,
-            drafters=self._programs.drafter_of_kind,
-        )
+        batch = self._make_batch(rows)
         waiting = collections.deque(
             self._new_answer(index, request, rows[index]) for index, request in enumerate(requests)
         )
@@ -304,6 +305,21 @@ class Generator:
         check_draft_temperature(request.settings, [(self.drafter, self._drafter_options)])
         prompt = self.encode_prompt(request.prompt, chat, system)
         return self._make_row(prompt, request.settings)
+
+    def _make_batch(self, rows: Sequence[Row]) -> Batch:
+        batch = Batch(
+            self._programs.engine,
+            self._programs.params,
+            rows,
+            batch_size=self._batch_size,
+            head_room=self.num_draft_tokens + 1,
+            processors=self._processors,
+            drafters=self._programs.drafter_of_kind,
+        )
+        if self._on_start is not None:
+            weights = tree_bytes(self._programs.params)
+            self._on_start(Budget(device_name(), weights, batch.room))
+        return batch
 
     @property
     def is_lossless(self) -> bool:

@@ -5,7 +5,7 @@ import ctypes
 import functools
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -16,6 +16,49 @@ _OWN_GROUP = pathlib.Path("/proc/self/cgroup")
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
 _COMPILING = "/jax/core/compile/"  # how JAX's events begin, of which each stage gives one
 _LONG_COMPILATION = 0.1  # seconds, from which on what a stage freed is worth a look
+
+
+class Room(NamedTuple):
+    """The memory of a batch's caches and of what else a row holds.
+
+    Attributes:
+      num_rows: of the batch; several need as much again for one more, whose prompt is being read.
+      capacity: tokens of each.
+      num_bytes: of all.
+    """
+
+    num_rows: int
+    capacity: int
+    num_bytes: int
+
+    def __str__(self) -> str:
+        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows} rows and one prompt"
+        return f"{rows} of {self.capacity} tokens"
+
+
+class Budget(NamedTuple):
+    """Where answers are computed, and what they need there.
+
+    Attributes:
+      device: its name.
+      weights: bytes of all models' parameters.
+      room: of the caches.
+    """
+
+    device: str
+    weights: int
+    room: Room
+
+    def __str__(self) -> str:
+        weights, caches = (f"{size / 1e9:.2f} GB" for size in (self.weights, self.room.num_bytes))
+        return f"{self.device}: weights {weights}, caches {caches} ({self.room})"
+
+
+def device_name() -> str:
+    """Returns the default device's kind: cpu, or gpu (NVIDIA H100 80GB HBM3)."""
+    device = jax.devices()[0]
+    platform, kind = device.platform, device.device_kind
+    return platform if kind == platform else f"{platform} ({kind})"
 
 
 def check_memory(needs: Mapping[str, int], advice: str) -> None:

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from jspec.memory import device_name
 from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
@@ -69,7 +70,8 @@ def read(path):
 def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     """Guards the contract of standard output, standard error and --output_json.
 
-    Nothing but the text on standard output, nothing but two lines of statistics on the other.
+    Nothing but the text on standard output; on the other one line of the device and its memory at
+    first, and two of statistics at last.
     """
     path = tmp_path / "out.jsonl"
     status, output, errors = run(
@@ -92,7 +94,8 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     assert stats["num_target_calls"] == stats["num_rounds"] == len(stats["accepted_per_round"])
     assert len(stats["accepted_histogram"]) == 4
     assert stats["tokens_per_target_call"] == 19 / stats["num_rounds"]
-    lines = errors.splitlines()
+    start, *lines = errors.splitlines()
+    assert start.startswith(f"{device_name()}: weights 0.00 GB, caches 0.00 GB (1 row of 512 ")
     assert len(lines) == 2, errors
     assert lines[0].startswith("20 tokens (length), ")
     assert " tokens/s; " in lines[0]
@@ -123,6 +126,16 @@ def test_prompt_k_of_a_file_uses_seed_plus_k(generate, prompts_file, tmp_path):
     assert all(f"--- prompt {k} ---\n{r['text']}\n" in output for k, r in enumerate(records))
 
 
+def test_many_prompts_begin_with_one_line_of_the_device_and_its_memory(generate, prompts_file):
+    """Guards against a line for each prompt, and against the CPU taken without a word."""
+    flags = (f"--prompts_file={prompts_file}", "--drafter=none", "--batch_size=2")
+    _, errors = generate(*flags)
+    first, *others = errors.splitlines()
+    assert first.startswith(f"{device_name()}: weights ")
+    assert first.endswith(" GB (2 rows and one prompt of 512 tokens)")
+    assert not any("weights" in line for line in others)
+
+
 def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
     """Guards against a second --stop that replaces the first, and a template that stays on."""
     path = tmp_path / "out.jsonl"
@@ -131,7 +144,7 @@ def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
     (whole,) = read(path)
     assert len(whole["prompt_token_ids"]) == 2
     assert output == whole["text"] + "\n"
-    assert errors.splitlines()[1].startswith("no drafts, 1.00 tokens per target call")
+    assert errors.splitlines()[2].startswith("no drafts, 1.00 tokens per target call")
     stop = whole["text"][3:5]
     output, _ = generate(*flags, "--stop=never", f"--stop={stop}")
     (cut,) = read(path)
@@ -228,7 +241,8 @@ def test_a_full_disk_behind_standard_output_is_one_line(folder, env, tmp_path):
             command("jspec.generate", *flags), env=env, stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 2
-    assert done.stderr == b"error: [Errno 28] No space left on device\n"
+    assert done.stderr.endswith(b" tokens)\nerror: [Errno 28] No space left on device\n")
+    assert done.stderr.count(b"\n") == 2
     assert len(read(path)) == 1
 
 

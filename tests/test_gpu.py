@@ -1,8 +1,11 @@
 """On a GPU: the laws that its other kernels, layouts and donated buffers could break."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
+from jspec.models import causal_mask, fused_attention
+from jspec.models.cache import TAIL, KVCache, _attend
 from jspec.request import Request, Settings
 from tests.tiny_models import make_generator
 
@@ -26,3 +29,27 @@ def test_greedy_output_is_plain_decodings(batch_size):
         assert sum(r.stats.num_accepted for r in results) > 0  # otherwise nothing was tested
         proposed = sum(r.stats.num_proposed for r in results)
         assert drafter != "self" or sum(r.stats.num_accepted for r in results) == proposed
+
+
+@pytest.mark.parametrize(
+    ("t", "n", "k", "h", "capacity"),
+    [
+        (64, 9, 3, 64, 512),  # SmolLM2's
+        (256, 24, 8, 128, 2048),  # Llama-3.2-3B's
+        (256, 32, 8, 64, 8192),  # Llama-3.2-1B's
+    ],
+)
+def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
+    """Chunks of a prompt behind no, few and many committed slots, bfloat16."""
+    keys = jax.random.split(jax.random.key(t), 3)
+    queries = jax.random.normal(keys[0], (3, t, n, h), jnp.float32) / jnp.sqrt(jnp.float32(h))
+    layers = [jax.random.normal(key, (3, k, capacity + TAIL, h), jnp.bfloat16) for key in keys[1:]]
+    length = jnp.array([0, 13, capacity - t], jnp.int32)
+    cache = KVCache((layers[0],), (layers[1],), length)
+    visible = cache.visible(causal_mask(t))
+    assert fused_attention.is_usable(_attend, queries, layers[0]), fused_attention._problems
+    expected = _attend(queries, *layers, visible)
+    results = jax.jit(cache.attend)(queries, visible)
+    distance = jnp.linalg.norm(results - expected, axis=-1)
+    assert (distance < 0.02 * jnp.linalg.norm(expected, axis=-1)).all()
+    assert "cudnn" in jax.jit(cache.attend).lower(queries, visible).as_text()

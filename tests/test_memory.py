@@ -2,15 +2,18 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jspec import memory
+from jspec.compile_clock import compile_clock
 from jspec.errors import InputError
-from jspec.memory import check_memory, tree_bytes
+from jspec.memory import Budget, Room, check_memory, device_name, tree_bytes
 from jspec.request import Request, Settings
+from jspec.sampling import Switches
 from jspec.weights.resolver import load_model
 from tests import tiny_models
 from tests.programs import check_refusal
@@ -34,6 +37,26 @@ def test_what_fits_passes_and_what_does_not_is_named(free):
     assert str(caught.value) == (
         "not enough memory: expected 3.01 GB to be free (weights 2 GB, caches 1.01 GB), got 3 GB; "
         "take less"
+    )
+
+
+def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
+    """Weights of target and draft, and the caches that are budgeted; once, before any answer."""
+    budgets = []
+    generator = tiny_models.make_generator("model", batch_size=2, on_start=budgets.append)
+    request = Request([1, 2, 3], Settings(max_new_tokens=2))
+    pieces = generator.run([request] * 3)
+    next(pieces)
+    (budget,) = budgets
+    list(pieces)
+    models = tiny_models.target(), tiny_models.draft()
+    state = generator._programs.engine.state_bytes(3, 512, Switches())
+    assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state))
+    assert budgets == [budget]
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    assert str(Budget(device_name(), 6_430_000_000, Room(1, 2048, 235_000_000))) == (
+        "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 tokens)"
     )
 
 
@@ -62,10 +85,52 @@ def test_caches_are_refused_by_rows_and_tokens(free):
     generator = tiny_models.make_generator("prompt_lookup")
     request = Request([1, 2, 3], Settings(max_new_tokens=8))
     free(1000)
-    with pytest.raises(InputError, match="caches of 1 rows and one prompt, 512 tokens"):
+    with pytest.raises(InputError, match="caches of 1 row of 512 tokens"):
         generator.generate(request)
+    batched = tiny_models.make_generator("prompt_lookup", batch_size=4)
+    with pytest.raises(InputError, match="caches of 4 rows and one prompt of 512 tokens"):
+        batched.generate([request] * 3)
     free(1 << 40)
     assert generator.generate(request).token_ids
+
+
+def test_a_single_stream_holds_one_cache_from_prompt_to_prompt(monkeypatch):
+    """Guards against a second cache beside the one in use, and one that is left from before.
+
+    Bytes of all arrays there are when the host looks at what a prompt or rounds have left.
+    """
+    requests = [Request([1 + index] * 9, Settings(max_new_tokens=20)) for index in range(3)]
+    generator = tiny_models.make_generator("model")
+    generator.generate(requests)  # what stays is there
+    get, found = jax.device_get, []
+
+    def look(tree):
+        found.append(sum(array.nbytes for array in jax.live_arrays()) - before)
+        return get(tree)
+
+    before = sum(array.nbytes for array in jax.live_arrays())
+    monkeypatch.setattr(jax, "device_get", look)
+    generator.generate(requests)
+    state = generator._programs.engine.state_bytes(1, 512, Switches())
+    assert len(found) > len(requests)
+    assert 0.95 * state <= min(found) <= max(found) <= 1.05 * state
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_rows_are_filled_anew_by_one_program(batch_size):
+    """Guards law 6: the rounds take a prompt's state, and a round's, for one and the same."""
+    generator = tiny_models.make_generator("model", batch_size=batch_size)
+    settings = [
+        Settings(max_new_tokens=number, temperature=temperature, seed=number)
+        for number, temperature in ((1, 0.0), (9, 0.7), (20, 0.0), (3, 1.0))
+    ]
+    requests = [Request([1 + number] * 70, one) for number, one in enumerate(settings)]
+    generator.generate([requests[1]] * batch_size)
+    before = compile_clock().num_programs
+    results = generator.generate(requests * 2)
+    assert [len(result.token_ids) for result in results] == 2 * [1, 9, 20, 3]
+    assert compile_clock().num_programs == before
+    assert generator._programs.engine._run._cache_size() == 1
 
 
 def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():

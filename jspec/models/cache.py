@@ -22,6 +22,7 @@ from jax.lax import Precision
 from jaxtyping import Array, Bool, Float, Int32
 
 from jspec import native
+from jspec.models import fused_attention
 from jspec.typing import BlockMask, RowCounts
 
 TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
@@ -116,11 +117,14 @@ class KVCache(struct.PyTreeNode):
     ) -> Float[Array, "b t n h"]:
         """Returns the attention of queries, already scaled, over the visible slots of one layer.
 
-        Scores and softmax are float32; the result has the type of the queries.
+        Scores and softmax are float32; the result has the type of the queries. C++ computes it on
+        CPU, cuDNN a prompt's chunk in bfloat16 on a GPU, and XLA everything else.
         """
         _, t, _, h = queries.shape
         (keys,), (values,) = self.keys, self.values
         operands = queries, keys, values, visible
+        if fused_attention.is_usable(_attend, queries, keys):
+            return fused_attention.call(_attend, *operands)
         is_native = (
             (t <= _FEW_QUERIES or native.has_pairs())
             and h in _NATIVE_DIMS

@@ -1,0 +1,197 @@
+"""Fused attention: the same numbers as XLA's, or a fall-back with one warning.
+
+On CPU, where JAX's own implementation of the same function stands in for cuDNN's: what is tested is
+the layouts, the mask, the trial of a shape and what follows from it.
+"""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.models import causal_mask, fused_attention, init_cache, make_apply
+from jspec.models.cache import TAIL, KVCache, _attend
+from jspec.models.fused_attention import Shape, attend_fused
+from tests.tiny import CONFIG, random_params
+
+SHAPES = [(1, 64, 9, 3, 112 + TAIL, 64), (3, 70, 4, 4, 96 + TAIL, 6), (2, 64, 8, 1, 96 + TAIL, 32)]
+ORIGINAL = fused_attention.attend_fused
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Makes attention believe in a GPU whose cuDNN is JAX's own; nothing was tried before."""
+    monkeypatch.setattr(fused_attention, "_IMPLEMENTATION", "xla")
+    monkeypatch.setattr(fused_attention, "_is_wanted", lambda: True)
+    monkeypatch.setattr(fused_attention, "_problems", [])
+    fused_attention._is_right.cache_clear()
+    fused_attention._largest_error.clear_cache()
+    yield
+    fused_attention._is_right.cache_clear()
+    fused_attention._largest_error.clear_cache()
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts the calls by their queries, those of trials included."""
+    counted = []
+
+    def count(*operands):
+        counted.append(operands[1].shape[1])
+        return ORIGINAL(*operands)
+
+    monkeypatch.setattr(fused_attention, "attend_fused", count)
+    return counted
+
+
+def make_operands(shape, dtype, seed=0):
+    """Returns queries, and a one-layer cache of rows of different lengths, filled with numbers."""
+    b, t, n, k, s, h = shape
+    keys = jax.random.split(jax.random.key(seed), 3)
+    queries = jax.random.normal(keys[0], (b, t, n, h), jnp.float32) / jnp.sqrt(jnp.float32(h))
+    layers = [jax.random.normal(key, (b, k, s, h), dtype) for key in keys[1:]]
+    return queries, KVCache((layers[0],), (layers[1],), jnp.arange(b, dtype=jnp.int32) * 13)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float32, 1e-5), (jnp.bfloat16, 0.02)])
+def test_it_says_what_xlas_attention_says(shape, dtype, tolerance):
+    """Committed slots and a causal block, one head or several to a key, slots that none may see."""
+    queries, cache = make_operands(shape, dtype)
+    operands = cache.keys[0], cache.values[0], cache.visible(causal_mask(shape[1]))
+    expected = _attend(queries, *operands)
+    results = attend_fused("xla", queries, *operands)
+    assert results.dtype == jnp.float32
+    np.testing.assert_allclose(results, expected, atol=tolerance * float(jnp.abs(expected).max()))
+    error = fused_attention._largest_error(_attend, "xla", Shape(*shape), jnp.uint32(1))
+    assert 0 < error < 0.5 * fused_attention._TOLERANCE  # of the trial of that shape, bfloat16
+
+
+def test_a_query_that_sees_nothing_gives_no_nan():
+    queries, cache = make_operands(SHAPES[0], jnp.bfloat16)
+    hidden = jnp.zeros([1, 64, SHAPES[0][4]], bool)
+    assert jnp.isfinite(attend_fused("xla", queries, cache.keys[0], cache.values[0], hidden)).all()
+
+
+def test_only_many_queries_on_a_cache_of_bfloat16_are_fused(stand_in, calls):
+    """Decoding, verifying and float32 stay with XLA; so does everything where there is no GPU."""
+    for t, dtype in ((63, jnp.bfloat16), (1, jnp.bfloat16), (64, jnp.float32)):
+        queries, cache = make_operands((2, t, 4, 2, 128, 6), dtype)
+        cache.attend(queries, cache.visible(causal_mask(t)))
+    assert not calls
+    queries, cache = make_operands((2, 64, 4, 2, 128, 6), jnp.bfloat16)
+    cache.attend(queries, cache.visible(causal_mask(64)))
+    assert calls == [64, 64]  # tried, and used
+
+
+def test_without_a_gpu_nothing_is_tried(calls, monkeypatch):
+    """Nor where it is switched off."""
+    queries, cache = make_operands(SHAPES[0], jnp.bfloat16)
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert not fused_attention.is_usable(_attend, queries, cache.keys[0])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setenv("JSPEC_CUDNN", "0")
+    assert not fused_attention.is_usable(_attend, queries, cache.keys[0])
+    assert not calls
+
+
+def fail(*_):
+    """cuDNN is not there."""
+    raise RuntimeError("cuDNN is not detected.\nand more")
+
+
+def see_too_much(implementation, queries, keys, values, visible):
+    """One slot too many."""
+    return ORIGINAL(implementation, queries, keys, values, visible.at[:, :, 7].set(True))
+
+
+def mix_up_heads(implementation, queries, keys, values, visible):
+    """Queries to other keys than their own."""
+    return ORIGINAL(implementation, queries, keys[:, ::-1], values[:, ::-1], visible)
+
+
+def scale_again(implementation, queries, keys, values, visible):
+    """Queries scaled twice."""
+    return ORIGINAL(implementation, 0.8 * queries, keys, values, visible)
+
+
+def give_nan(*operands):
+    """One number that is none, for a query that is not compared."""
+    return ORIGINAL(*operands).at[0, 1, 0, 0].set(jnp.nan)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (fail, "RuntimeError: cuDNN is not detected.)"),
+        (see_too_much, "it differs from XLA's by "),
+        (mix_up_heads, "it differs from XLA's by "),
+        (scale_again, "it differs from XLA's by "),
+        (give_nan, "it differs from XLA's by nan of the norm"),
+    ],
+)
+def test_what_fails_or_is_wrong_is_not_used(stand_in, monkeypatch, caplog, wrong, said):
+    """Two layers and two shapes, traced: one warning that names the cost, and XLA's numbers."""
+    monkeypatch.setattr(fused_attention, "attend_fused", wrong)
+    with caplog.at_level(logging.WARNING, logger="jspec"):
+        for shape in ((2, 64, 4, 2, 128, 6), (1, 80, 4, 2, 256, 6)):
+            queries, cache = make_operands(shape, jnp.bfloat16)
+            visible = cache.visible(causal_mask(shape[1]))
+            attend = jax.jit(cache.attend)
+            expected = jax.jit(_attend)(queries, cache.keys[0], cache.values[0], visible)
+            for _ in range(2):
+                np.testing.assert_array_equal(attend(queries, visible), expected)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("jspec: cuDNN's attention is not used (")
+    assert said in record.getMessage()
+    assert record.getMessage().endswith("; reading prompts takes longer")
+
+
+def test_its_derivatives_are_those_of_xlas_attention(stand_in, calls):
+    """Training goes through the same call: cuDNN's own derivatives are never asked for."""
+    queries, cache = make_operands((2, 64, 4, 2, 128, 6), jnp.bfloat16)
+    visible = cache.visible(causal_mask(64))
+
+    def loss(attend, queries, keys, values):
+        return jnp.sum(jnp.sin(attend(queries, keys, values, visible)))
+
+    operands = queries, cache.keys[0], cache.values[0]
+    fused = functools.partial(fused_attention.call, _attend)
+    found = jax.grad(functools.partial(loss, fused), (0, 1, 2))(*operands)
+    expected = jax.grad(functools.partial(loss, _attend), (0, 1, 2))(*operands)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert not calls
+
+
+def test_a_prompt_in_chunks_is_one_full_pass(stand_in, calls, monkeypatch):
+    """Law 3, within bfloat16's rounding: 64 and 64 tokens, and 128, and XLA's 128."""
+    apply = make_apply(CONFIG)
+    params = random_params(CONFIG, seed=0, std=0.4)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    tokens = jnp.asarray(np.random.default_rng(2).integers(0, 61, (2, 128)), jnp.int32)
+
+    def read(*widths):
+        cache = init_cache(CONFIG, batch_size=2, capacity=160, dtype=jnp.bfloat16)
+        logits, begin = [], 0
+        for width in widths:
+            block = tokens[:, begin : begin + width]
+            out, _, cache = jax.jit(apply)(params, block, cache)
+            cache = cache.commit(jnp.full([2], width, jnp.int32))
+            logits.append(out)
+            begin += width
+        return jnp.concatenate(logits, axis=1)
+
+    chunks, whole = read(64, 64), read(128)
+    assert min(calls.count(64), calls.count(128)) >= 2  # tried, and used
+    num_calls = len(calls)
+    monkeypatch.setattr(fused_attention, "_MANY_QUERIES", 1000)
+    jax.clear_caches()  # of what was traced with the other attention
+    xlas = read(128)
+    jax.clear_caches()
+    assert len(calls) == num_calls
+    for other in (whole, xlas):
+        distance = jnp.linalg.norm(chunks - other) / jnp.linalg.norm(other)
+        assert distance < 0.02
