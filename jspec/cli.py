@@ -69,6 +69,9 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         return flags.FLAGS(argv)
     except SystemExit:  # absl has printed the help that was asked for, and calls it a failure
         sys.exit(0)
+    except BrokenPipeError:  # the help's reader has gone away
+        _forget_output()
+        sys.exit(1)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error

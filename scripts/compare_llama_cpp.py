@@ -9,18 +9,16 @@ compilation: of llama.cpp, whose programs load the model for every answer, what 
 speculation drafts with the same model in Q4_1, for want of a smaller one with this tokenizer.
 """
 
-import os
 import pathlib
-import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from absl import flags
 
 from jspec import cli, provenance
+from jspec.benchmarking.llama_cpp import LlamaFn, llama_ways
 from jspec.benchmarking.sides import (
     JSPEC_PLAIN,
     PEER_PLAIN,
@@ -38,7 +36,6 @@ from jspec.peers import has_transformers
 from jspec.prompts import read_prompts
 from jspec.ways import parse_ways
 from jspec.weights.resolver import load_model
-from jspec.weights.smollm2 import fetch
 
 _LLAMA_CPP = flags.DEFINE_string("llama_cpp", None, "Folder of llama.cpp's programs.")
 _PROMPTS_FILE = flags.DEFINE_string(
@@ -48,12 +45,8 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 64, "Tokens an answer m
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
 
-_NUM_DRAFTS = 5  # of prompt lookup, of all sides; llama.cpp's own default for a draft model is 3
-_NUM_MODEL_DRAFTS = 3
+_NUM_DRAFTS = 5  # of prompt lookup, of all sides
 _PEER_LOOKUP = f"transformers prompt_lookup:{_NUM_DRAFTS}"
-
-LlamaFn = Callable[[pathlib.Path, int], tuple[float, int]]
-"""(file with a prompt, max_new_tokens) -> seconds and tokens of the answer."""
 
 
 def main() -> None:
@@ -86,7 +79,9 @@ def main() -> None:
         files = [folder / f"{index}.txt" for index in range(len(prompts))]
         for file, text in zip(files, texts, strict=True):
             file.write_text(target.tokenizer.chat_prompt([{"role": "user", "content": text}]))
-        others = {} if _LLAMA_CPP.value is None else llama_ways(pathlib.Path(_LLAMA_CPP.value))
+        others = {}
+        if _LLAMA_CPP.value is not None:
+            others = llama_ways(pathlib.Path(_LLAMA_CPP.value), num_drafts=_NUM_DRAFTS)
         for repeat in range(_REPEATS.value):
             print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
             parts.append(
@@ -106,65 +101,6 @@ def main() -> None:
                 provenance.environment()
                 | {"ways": report, "timings": {way: t.to_json() for way, t in timings.items()}}
             )
-
-
-def llama_ways(programs: pathlib.Path) -> dict[str, LlamaFn]:
-    """Returns llama.cpp's ways of generating, each a program of its own."""
-    source, model = fetch(), programs / "SmolLM2-135M-Instruct.BF16.gguf"
-    if not model.exists():
-        new = model.with_suffix(".new")
-        _run([programs / "llama-quantize", "--allow-requantize", source, new, "BF16"])
-        new.rename(model)
-    usual = ["-m", model, "-t", len(os.sched_getaffinity(0)), "--temp", 0]
-    lookup = [programs / "llama-lookup", *usual, "--spec-draft-n-max", _NUM_DRAFTS]
-    drafting = ["-md", source, "--spec-type", "draft-simple", "--spec-draft-n-max"]
-    model_drafts = [programs / "llama-speculative-simple", *usual, *drafting, _NUM_MODEL_DRAFTS]
-    plain = [programs / "llama-completion", *usual, "-no-cnv"]
-    return {
-        "llama.cpp plain": _program(plain, _PLAIN_TIMES, first_tokens=1),
-        f"llama.cpp lookup:{_NUM_DRAFTS}": _program(lookup, _SPECULATIVE_TIMES),
-        f"llama.cpp model (Q4_1):{_NUM_MODEL_DRAFTS}": _program(model_drafts, _SPECULATIVE_TIMES),
-    }
-
-
-# Both halves of an answer: reading the prompt, in some unit of time, and decoding, with its tokens.
-_PLAIN_TIMES = (
-    0.001,
-    re.compile(r"prompt eval time = +([\d.]+) ms"),
-    re.compile(r" I .*?(?<!prompt )eval time = +(?P<time>[\d.]+) ms / +(?P<tokens>\d+) runs"),
-)
-_SPECULATIVE_TIMES = (
-    1.0,
-    re.compile(r"encoded +\d+ tokens in +([\d.]+) seconds"),
-    re.compile(r"decoded +(?P<tokens>\d+) tokens in +(?P<time>[\d.]+) seconds"),
-)
-
-
-def _program(
-    command: list, times: tuple[float, re.Pattern, re.Pattern], first_tokens: int = 0
-) -> LlamaFn:
-    unit, prompt_pattern, decode_pattern = times
-
-    def answer(file: pathlib.Path, max_new_tokens: int) -> tuple[float, int]:
-        printed = _run([*command, "-f", file, "-n", max_new_tokens])
-        prompt, decode = prompt_pattern.search(printed), decode_pattern.search(printed)
-        if prompt is None or decode is None:
-            raise InputError(f"expected times in what {command[0]} prints, got {printed[-200:]!r}")
-        seconds = unit * (float(prompt[1]) + float(decode["time"]))
-        return seconds, int(decode["tokens"]) + first_tokens
-
-    return answer
-
-
-def _run(command: list) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, stdin=subprocess.DEVNULL
-    )
-    printed = (done.stderr + done.stdout).decode(errors="replace")
-    if done.returncode:
-        raise InputError(f"expected {command[0]} to succeed, got status {done.returncode}: "
-                         f"{printed.strip().splitlines()[-1:]}")  # fmt: skip
-    return printed
 
 
 def measure_files(ways: Mapping[str, LlamaFn], files: list[pathlib.Path]) -> dict[str, Timings]:

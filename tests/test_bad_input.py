@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import safetensors.numpy
 
 from jspec.weights.count_ngrams import count_ngrams
 from jspec.weights.ngram_table import save_table
-from tests.programs import call_generate, check_refusal, environment, run
+from tests.programs import call_generate, check_refusal, command, environment, run
 from tests.tiny_models import save_folder
 from tests.weights.test_tokenizer import make_tokenizer
 
@@ -357,3 +358,13 @@ def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):
     flags = (b"--prompt=a\xff", f"--target={folder}")
     line = check_refusal(*run("jspec.generate", *flags, env=environment(compile_cache, tmp_path)))
     assert "expected the prompt to be UTF-8" in line
+
+
+def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():
+    """`--help | head -1`, as everybody does."""
+    help_command = " ".join([*command("jspec.generate", "--helpfull"), "| head -1"])
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {help_command}"], capture_output=True, timeout=60
+    )
+    assert done.returncode in (0, 1)
+    assert done.stderr == b""
