@@ -81,7 +81,7 @@ class Turn(NamedTuple):
 
 
 def time_parts(
-    model: LoadedModel, shapes: Iterable[CallShape]
+    model: LoadedModel, shapes: Iterable[CallShape], repeats: int = 15
 ) -> Iterator[tuple[CallShape, list[Turn]]]:
     """Yields each call's parts beside those of the first call, turn by turn.
 
@@ -90,18 +90,18 @@ def time_parts(
     shapes = iter(shapes)
     first = next(shapes)
     of_first = _make_loops(model, first)
-    yield first, _take_turns(of_first, of_first)
+    yield first, _take_turns(of_first, of_first, repeats)
     for shape in shapes:
-        yield shape, _take_turns(_make_loops(model, shape), of_first)
+        yield shape, _take_turns(_make_loops(model, shape), of_first, repeats)
 
 
-def _take_turns(own: dict[str, Loop], of_first: dict[str, Loop]) -> list[Turn]:
+def _take_turns(own: dict[str, Loop], of_first: dict[str, Loop], repeats: int) -> list[Turn]:
     """Measures a call's parts, each beside the first call's: right before it or right after it."""
     loops = {}
     for part in own:
         loops["own", part] = own[part]
         loops["first", part] = of_first[part]
-    turns = seconds_in_turn(loops)
+    turns = seconds_in_turn(loops, repeats)
     whose = "own", "first"
     return [
         Turn(*(CallParts(*(turn[one, part] for part in own)) for one in whose)) for turn in turns
