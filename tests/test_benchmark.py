@@ -89,7 +89,8 @@ def test_a_way_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
     path = tmp_path / "report.json"
     done = subprocess.run(
         [sys.executable, "-c", _FAILING, f"--target={folder}", "--num_prompts=1",
-         "--repeats=1", "--max_new_tokens=4", "--dtype=float32", "--drafters=none,prompt_lookup", f"--output_json={path}", failing],
+         "--repeats=1", "--max_new_tokens=4", "--dtype=float32", "--drafters=none,prompt_lookup",
+         f"--output_json={path}", failing],
         env=environment(compile_cache, tmp_path / "home"), capture_output=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()

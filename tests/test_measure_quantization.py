@@ -11,7 +11,8 @@ def test_every_kind_has_its_bytes_and_steps(compile_cache, tmp_path):
     path = tmp_path / "record.json"
     folder = save_folder(tmp_path / "tiny", hidden_dim=64)  # of whole groups of 32
     status, output, errors = run(
-        "scripts.measure_quantization", f"--model={folder}", "--repeats=2", "--context=8", "--dtype=float32", f"--output_json={path}",
+        "scripts.measure_quantization", f"--model={folder}", "--repeats=2", "--context=8",
+        "--dtype=float32", f"--output_json={path}",
         env=environment(compile_cache, tmp_path / "home"),
     )  # fmt: skip
     assert status == 0, errors
