@@ -241,12 +241,15 @@ def test_the_program(compile_cache, tmp_path):
     assert record["is_complete"]
     assert record["machine"]["bandwidth"] > 1e8
     names = [line["name"] for line in record["lines"]]
-    assert names[-5:] == [
+    rounds = names.index("jspec plain: the host, a round")
+    assert names[rounds : rounds + 5] == [
         "jspec plain: the host, a round",
         "jspec prompt_lookup:3: drafting 3",
         "jspec prompt_lookup:3: a round of prompt_lookup, 0 drafts",
         "jspec prompt_lookup:3: a round of prompt_lookup, 3 drafts",
         "jspec prompt_lookup:3: the host, a round",
     ]
+    assert "call on" in names[0]
+    assert "choice" in names[-1]
     assert all(line["seconds"] > 0 for line in record["lines"])
     assert names[0] in output
