@@ -24,6 +24,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is asked of a hub, nor waited for
 
 # Before jspec is imported anywhere, so that the shapes in its annotations are checked at run time.
 if _HAS_BEARTYPE:
+    import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
+
     jaxtyping.install_import_hook(
         ["jspec.models", "jspec.sampling", "jspec.speculation", "jspec.drafters"],
         "tests.typecheck.check_function",
