@@ -122,7 +122,7 @@ will_run() { parts=$#; }
 
 # COMMAND, within the step's time: half more than its even share, where others follow.
 run() {
-  local left=$((until - SECONDS))
+  local left=$((until - SECONDS)) code=0
   [ "$parts" -le 1 ] || left=$((3 * left / (2 * parts)))
   parts=$((parts - 1))
   if [ "$left" -lt 5 ]; then
@@ -130,11 +130,14 @@ run() {
     status=1
     return 1
   fi
-  timeout -k 10 "$left" "$@" || {
-    echo "failed, or ended after $left s: $*"
-    status=1
-    return 1
-  }
+  timeout -k 10 "$left" "$@" || code=$?
+  [ "$code" != 0 ] || return 0
+  case $code in
+    124 | 137) echo "ended after $left s: $*" ;;
+    *) echo "failed, with status $code: $*" ;;
+  esac
+  status=1
+  return 1
 }
 
 benchmark() { run "$python" -m jspec.benchmark "$@" || true; }
@@ -148,7 +151,7 @@ laws() { # compiled as users get it; a newer JAX may warn of what it is going to
   JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options -m gpu $gpu_tests >>"$log" 2>&1 || true
   JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options $tests >>"$log" 2>&1 || true
   echo "passed: $(grep -c ' PASSED ' "$log")" || true
-  grep -E " (FAILED|ERROR) |^(left out|failed, or ended)" "$log" || true
+  grep -E " (FAILED|ERROR) |^(left out|failed|ended)" "$log" || true
 }
 
 audits() {

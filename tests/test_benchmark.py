@@ -105,6 +105,29 @@ def test_a_way_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
         assert f"note: {name} is left out: {reason}\n" in done.stderr.decode()
 
 
+# The program, where nothing is measured: it says how much would be.
+_SCOPES = """
+import sys
+from jspec import benchmark, cli
+from jspec.analysis.machine import Machine
+from jspec.benchmarking.roofline import FULL, QUICK, Line
+def measure(*args):
+    print("quick" if args[-1] is QUICK else "full" if args[-1] is FULL else args[-1])
+    yield Machine(1.0, 1.0), [Line("a", 1.0)]
+benchmark.measure_roofline = measure
+cli.run_main(benchmark.main)
+"""
+
+
+@pytest.mark.parametrize(("flags", "scope"), [([], "full"), (["--quick"], "quick")])
+def test_a_quick_roofline_is_asked_for(folder, compile_cache, tmp_path, flags, scope):
+    command_line = [sys.executable, "-c", _SCOPES, f"--target={folder}", "--roofline", *flags]
+    env = environment(compile_cache, tmp_path / "home")
+    done = subprocess.run(command_line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == scope
+
+
 def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, tmp_path):
     """Guards against the loss of all repeats, and against half a record. SIGKILL waits for none."""
     path = tmp_path / "report.json"

@@ -21,7 +21,8 @@ _STUB = """#!/usr/bin/env bash
 case "$*" in
   *default_backend*) echo gpu ;;
   *find_spec*) exec {python} "$@" ;;
-  *) printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}; [[ "$*" != *{failing}* ]] ;;
+  *) printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}
+     if [[ "$*" == *{slow}* ]]; then sleep 60; fi; [[ "$*" != *{failing}* ]] ;;
 esac
 """
 # Imports a program where some packages are missing, and parses its command lines.
@@ -51,9 +52,10 @@ def call_on_gpu(tmp_path):
     """Returns a function that calls the session where a stub is Python: its output and commands."""
     log = tmp_path / "log"
 
-    def run(failing="nothing", **variables):
+    def run(failing="nothing", slow="nothing", **variables):
         stub = tmp_path / "python"
-        stub.write_text(_STUB.format(python=sys.executable, log=log, failing=failing))
+        paths = {"python": sys.executable, "log": log}
+        stub.write_text(_STUB.format(failing=failing, slow=slow, **paths))
         stub.chmod(0o755)
         log.write_text("")
         status, printed = call(tmp_path / "out", PYTHON=str(stub), BACKEND="gpu", **variables)
@@ -110,7 +112,7 @@ def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
     (tmp_path / "out" / "record.jsonl").write_text("{}\n")
     status, printed, commands = call_on_gpu("profile_rounds", STEPS="quantization profile")
     assert status == 1
-    assert "failed, or ended" in printed
+    assert "failed, with status 1: " in printed
     assert "status 1" in printed.splitlines()[-1]
     assert [command[2] for command in commands if "plot_results" not in command[2]] == [
         "scripts.profile_rounds",
@@ -132,6 +134,17 @@ def test_time_is_shared_by_weight_and_what_has_none_is_left_out(call_on_gpu):
     assert printed.count("left out, its time is over") == 6
 
 
+def test_a_program_that_takes_too_long_is_ended(call_on_gpu):
+    """And what comes after it still has its share."""
+    models = ["random:llama3.2-1b", "b", "c"]
+    status, printed, commands = call_on_gpu(
+        slow=models[0], STEPS="quantization", LIMIT="15", QUANTIZED=" ".join(models)
+    )
+    assert status == 1
+    assert printed.count("ended after ") == printed.count(models[0]) == 1
+    assert [command[3] for command in commands] == [f"--model={model}" for model in models]
+
+
 @pytest.mark.slow
 def test_steps_leave_their_records_and_failures_their_status(tmp_path):
     """One step that works, and two that cannot."""
@@ -144,4 +157,4 @@ def test_steps_leave_their_records_and_failures_their_status(tmp_path):
     record = json.loads((tmp_path / "profile.jsonl").read_text())
     assert record["num_rounds"] > 0
     assert record["lines"][0]["operations"]
-    assert printed.count("failed, or ended") == 2
+    assert printed.count("failed, with status 2: ") == 2

@@ -233,7 +233,7 @@ def test_the_program(compile_cache, tmp_path):
     folder, path = tiny_models.save_folder(tmp_path / "tiny"), tmp_path / "roofline.json"
     status, output, errors = run(
         "jspec.benchmark", f"--target={folder}", "--roofline", "--prompts_file=/nowhere",
-        "--drafters=none,prompt_lookup:3", "--dtype=float32", "--quick", f"--output_json={path}",
+        "--drafters=none,prompt_lookup:3", "--dtype=float32", f"--output_json={path}",
         env=environment(compile_cache, tmp_path / "home"), timeout=240,
     )  # fmt: skip
     assert status == 0, errors
