@@ -18,14 +18,14 @@ ratios of all ways stand Spec-Bench's columns by the prompts' `category`; see
 import dataclasses
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
 
 from jspec import cli, drafter_flags, generator, provenance
 from jspec.benchmarking.by_task import columns_by_way, format_columns, tasks_of
-from jspec.benchmarking.roofline import format_lines, measure_roofline
+from jspec.benchmarking.roofline import FULL, QUICK, format_lines, measure_roofline
 from jspec.benchmarking.sides import (
     JSPEC_PLAIN,
     PEER_PLAIN,
@@ -42,7 +42,7 @@ from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.errors import InputError, check_range
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter, title_of
-from jspec.peers import check_peers, has_transformers
+from jspec.peers import GenerateFn, check_peers, has_transformers
 from jspec.prompts import read_prompts
 from jspec.request import Settings
 from jspec.ways import Way, check_ways, parse_ways
@@ -90,6 +90,9 @@ _ROOFLINE = flags.DEFINE_bool(
     False,
     "Measure calls and rounds instead of answers, beside the least time that the machine needs.",
 )
+_QUICK = flags.DEFINE_bool(
+    "quick", False, "Measure fewer calls for the roofline, and each less often."
+)
 _SYNTHETIC_ACCEPTANCE = flags.DEFINE_list(
     "synthetic_acceptance",
     None,
@@ -97,7 +100,11 @@ _SYNTHETIC_ACCEPTANCE = flags.DEFINE_list(
     "models say: speed against acceptance where trained models are not at hand. The text means "
     "nothing.",
 )
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write everything measured to this file.")
+_OUTPUT_JSON = flags.DEFINE_string(
+    "output_json", None, "Write everything measured to this file, as it is measured."
+)
+SaveFn = Callable[[dict[str, Any], bool], None]
+"""(record, is_complete) -> written."""
 
 
 def main() -> None:
@@ -121,53 +128,103 @@ def main() -> None:
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     if with_peers:
         check_peers(target, draft)
+    save = _saver(output, drafter_options)
     if rates:
-        return _synthetic(target, draft, own_ways, drafter_options, rates, texts, output)
+        return _synthetic(target, draft, own_ways, drafter_options, rates, texts, save)
     generators = jspec_generators(target, draft, own_ways, drafter_options)
     if _ROOFLINE.value:
-        return _roofline(target, draft, generators, drafter_options, output)
+        return _roofline(target, draft, generators, drafter_options, save)
+    peers = peer_ways(own_ways) if with_peers else None
+    _answers(target, draft, generators, peers, texts, tasks, save)
+
+
+def _saver(output: JsonLinesWriter | None, drafter_options: DrafterOptions) -> SaveFn:
+    """Returns what writes a record of all that has been measured so far, or nothing.
+
+    A program that is killed, or fails, leaves the record of what it had measured by then.
+    """
+    if output is None:
+        return lambda record, is_complete: None
+    common = provenance.environment() | {
+        "flags": _flag_values(),
+        "drafter_options": dataclasses.asdict(drafter_options),
+    }
+    return lambda record, is_complete: output.rewrite(common | record, is_complete=is_complete)
+
+
+def _answers(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    generators: Mapping[str, Generator],
+    peers: Mapping[str, tuple[str, int]] | None,
+    texts: list[str],
+    tasks: list[str | None],
+    save: SaveFn,
+) -> None:
+    """Times answers by jspec, and by transformers in the ways `peers`, if there are any."""
     ways = greedy_ways(generators)
     plain_of = dict.fromkeys(ways, JSPEC_PLAIN)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
     warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
     peak_bytes = _peak_bytes()
-    if with_peers:
-        longest = max(map(len, prompts)) + _MAX_NEW_TOKENS.value
-        peers = transformers_generators(
-            target,
-            _peer_draft(draft),
-            peer_ways(own_ways),
-            compiled_length=longest if _COMPILED.value else None,
-        )
-        warm_up(peers, prompts[:2], _MAX_NEW_TOKENS.value)
-        ways |= peers
-        plain_of |= dict.fromkeys(peers, PEER_PLAIN)
-    timings = measure(ways, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value)
+    left_out = {}
+    if peers is not None:
+        working, left_out = _working_peers(target, draft, peers, prompts)
+        ways |= working
+        plain_of |= dict.fromkeys(working, PEER_PLAIN if PEER_PLAIN in working else JSPEC_PLAIN)
+    record = {"peak_bytes": peak_bytes, "plain_of": plain_of, "tasks": tasks, "left_out": left_out}
+    timings = {}
+    for timings in measure(ways, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value):
+        record |= {"timings": {name: own.to_json() for name, own in timings.items()}}
+        save(record, False)
     report = summarise(timings, base=next(iter(ways)))
     columns = columns_by_way(timings, plain_of, tasks)
     print(format_summary(report))
     if table := format_columns(columns, plain_of):
         print(f"\n{table}\n")
-    before = ", before transformers was loaded" if with_peers else ""
+    before = ", before transformers was loaded" if peers is not None else ""
     print(f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB")
-    if with_peers and draft is not None and draft.quantization is not None:
+    if peers is not None and draft is not None and draft.quantization is not None:
         print(
             f"transformers drafts with {draft.name} in {_DTYPE.value}: it cannot load jspec's "
             f"{draft.quantization}, so the two sides' drafts are not the same model"
         )
-    if output is not None:
-        record = {
-            "flags": _flag_values(),
-            "drafter_options": dataclasses.asdict(drafter_options),
-            "peak_bytes": peak_bytes,
-            "ways": report,
-            "spec_bench": {name: own.to_json() for name, own in columns.items()},
-            "plain_of": plain_of,
-            "tasks": tasks,
-            "timings": {name: own.to_json() for name, own in timings.items()},
-        }
-        with output:
-            output.write(provenance.environment() | record)
+    by_task = {name: own.to_json() for name, own in columns.items()}
+    save(record | {"ways": report, "spec_bench": by_task}, True)
+
+
+def _working_peers(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, tuple[str, int]],
+    prompts: list[list[int]],
+) -> tuple[dict[str, GenerateFn], dict[str, str]]:
+    """Returns transformers' ways, warmed up, and why others are left out, by name.
+
+    What torch's compiler needs, a C compiler for one, may not be there: the rest is measured.
+    """
+    longest = max(map(len, prompts)) + _MAX_NEW_TOKENS.value
+    left_out, peers = {}, {}
+    try:
+        peers = transformers_generators(
+            target, _peer_draft(draft), ways, compiled_length=longest if _COMPILED.value else None
+        )
+    except Exception as error:  # whatever another library may raise, here and below
+        left_out = dict.fromkeys(ways, _reason(error))
+    working = {}
+    for name, generate in peers.items():
+        try:
+            warm_up({name: generate}, prompts[:2], _MAX_NEW_TOKENS.value)
+            working[name] = generate
+        except Exception as error:
+            left_out[name] = _reason(error)
+    for name, reason in left_out.items():
+        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
+    return working, left_out
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _roofline(
@@ -175,19 +232,16 @@ def _roofline(
     draft: LoadedModel | None,
     generators: Mapping[str, Generator],
     drafter_options: DrafterOptions,
-    output: JsonLinesWriter | None,
+    save: SaveFn,
 ) -> None:
-    machine, lines = measure_roofline(target, draft, generators, drafter_options)
+    scope = QUICK if _QUICK.value else FULL
+    machine, lines, record = None, [], {}
+    for machine, lines in measure_roofline(target, draft, generators, drafter_options, scope):
+        record = {"machine": machine._asdict(), "lines": [line.to_json() for line in lines]}
+        save(record, False)
+    assert machine is not None
     print(format_lines(lines, machine))
-    if output is not None:
-        record = {
-            "flags": _flag_values(),
-            "drafter_options": dataclasses.asdict(drafter_options),
-            "machine": machine._asdict(),
-            "lines": [line.to_json() for line in lines],
-        }
-        with output:
-            output.write(provenance.environment() | record)
+    save(record, True)
 
 
 def _synthetic(
@@ -197,18 +251,18 @@ def _synthetic(
     drafter_options: DrafterOptions,
     rates: list[float],
     texts: list[str],
-    output: JsonLinesWriter | None,
+    save: SaveFn,
 ) -> None:
     print("every draft is kept with a given probability: the text means nothing")
-    lines = measure_synthetic(
+    lines, record = [], {}
+    for lines in measure_synthetic(
         target, draft, ways, drafter_options, rates, texts, _MAX_NEW_TOKENS.value, _REPEATS.value
-    )
+    ):
+        record = {"is_meaningless": True, "lines": [line.to_json() for line in lines]}
+        save(record, False)
     for line in lines:
         print(line)
-    if output is not None:
-        record = {"flags": _flag_values(), "lines": [line.to_json() for line in lines]}
-        with output:
-            output.write(provenance.environment() | {"is_meaningless": True} | record)
+    save(record, True)
 
 
 def _default_drafters() -> list[str]:
@@ -226,6 +280,8 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     if _ROOFLINE.value and _TRANSFORMERS.value:
         raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
+    if _QUICK.value and not _ROOFLINE.value:
+        raise InputError("expected --quick with --roofline, which it makes shorter")
     if _SYNTHETIC_ACCEPTANCE.value and (_ROOFLINE.value or _TRANSFORMERS.value):
         raise InputError(
             "expected --synthetic_acceptance without --roofline and --transformers: they are "
@@ -285,7 +341,7 @@ def _peak_bytes() -> int:
 def _flag_values() -> dict[str, Any]:
     own = (_TARGET, _TARGET_QUANTIZATION, _DRAFT, _DRAFT_QUANTIZATION, _DRAFTERS,
            _NUM_DRAFT_TOKENS, _PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS,
-           _DTYPE, _TRANSFORMERS, _COMPILED, _ROOFLINE, _SYNTHETIC_ACCEPTANCE)  # fmt: skip
+           _DTYPE, _TRANSFORMERS, _COMPILED, _ROOFLINE, _QUICK, _SYNTHETIC_ACCEPTANCE)  # fmt: skip
     return {flag.name: flag.value for flag in own}
 
 

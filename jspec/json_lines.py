@@ -134,6 +134,29 @@ class JsonLinesWriter:
             self._abandon()
             raise InputError(f"cannot write {self._path}: {error.strerror}") from None
 
+    def rewrite(self, record: dict[str, Any], *, is_complete: bool) -> None:
+        """Puts a record, with `is_complete` in it, in the place of all that the file holds.
+
+        Whoever reads the file, or kills the program, finds the one before or this one, whole. What
+        is no file, such as a pipe, gets the complete record alone.
+
+        Raises:
+          InputError: the disk is full, or the like.
+        """
+        record = record | {"is_complete": is_complete}
+        if self._path.exists() and not self._path.is_file():
+            if is_complete:
+                self.write(record)
+            return
+        goal = self._path.resolve()  # of a link
+        new = goal.with_name(f"{goal.name}.new")
+        try:
+            new.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+            new.replace(goal)
+        except OSError as error:
+            new.unlink(missing_ok=True)
+            raise InputError(f"cannot write {self._path}: {error.strerror}") from None
+
     def _abandon(self) -> None:
         """Closes the file, which would otherwise try once more to write what it holds."""
         if self._file is not None:

@@ -11,8 +11,8 @@ at --max_new_tokens and may end earlier; at temperature 0 all ways say the same.
 import collections
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from absl import flags
@@ -77,6 +77,10 @@ class Measured(NamedTuple):
     tokens: np.ndarray
     stats: list[list[Stats]]
 
+    def first(self, repeats: int) -> Self:
+        """Returns what the first repeats have given."""
+        return self._make(leaf[:repeats] for leaf in self)
+
 
 def main() -> None:
     """Measures, prints two tables, writes JSON."""
@@ -93,22 +97,17 @@ def main() -> None:
     target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
     generators = {name: make_generator(target, draft, way, options) for name, way in ways.items()}
-    measured = measure(generators, prompts)
-    report = {name: summarise(name, measured, prompts) for name in measured}
+    common = provenance.environment() | {
+        "flags": {flag.name: flag.value for flag in _RECORDED},
+        "drafter_options": dataclasses.asdict(options),
+        "described": {name: loaded.describe() for name, loaded in generators.items()},
+    }
+    report = {}
+    for repeat, measured in enumerate(measure(generators, prompts), 1):
+        report = {name: summarise(name, measured, prompts) for name in measured}
+        if output is not None:
+            output.rewrite(common | {"ways": report}, is_complete=repeat == _REPEATS.value)
     print_tables(report)
-    if output is not None:
-        with output:
-            settings = {flag.name: flag.value for flag in _RECORDED}
-            described = {name: loaded.describe() for name, loaded in generators.items()}
-            output.write(
-                provenance.environment()
-                | {
-                    "flags": settings,
-                    "drafter_options": dataclasses.asdict(options),
-                    "described": described,
-                    "ways": report,
-                }
-            )
 
 
 def _load(name: str, quantization: str) -> LoadedModel:
@@ -146,8 +145,13 @@ def make_generator(
     )
 
 
-def measure(generators: Mapping[str, Generator], prompts: Sequence[Prompt]) -> dict[str, Measured]:
-    """Answers every prompt in every way, alternating, once all programs are compiled."""
+def measure(
+    generators: Mapping[str, Generator], prompts: Sequence[Prompt]
+) -> Iterator[dict[str, Measured]]:
+    """Answers every prompt in every way, alternating, once all programs are compiled.
+
+    Yields after each repeat what has been measured by then.
+    """
     shape = _REPEATS.value, len(prompts)
     measured = {
         name: Measured(np.zeros(shape), np.zeros(shape), [[] for _ in range(shape[0])])
@@ -163,7 +167,7 @@ def measure(generators: Mapping[str, Generator], prompts: Sequence[Prompt]) -> d
                 measured[name].seconds[repeat, index] = stats.decode_seconds
                 measured[name].tokens[repeat, index] = stats.num_round_tokens
                 measured[name].stats[repeat].append(stats)
-    return measured
+        yield {name: own.first(repeat + 1) for name, own in measured.items()}
 
 
 def make_settings(seed: int) -> Settings:

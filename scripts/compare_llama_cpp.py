@@ -84,9 +84,8 @@ def main() -> None:
             others = llama_ways(pathlib.Path(_LLAMA_CPP.value), num_drafts=_NUM_DRAFTS)
         for repeat in range(_REPEATS.value):
             print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
-            parts.append(
-                measure(ways, prompts, _MAX_NEW_TOKENS.value, 1) | measure_files(others, files)
-            )
+            (own_timings,) = measure(ways, prompts, _MAX_NEW_TOKENS.value, 1)
+            parts.append(own_timings | measure_files(others, files))
     timings = {way: join([part[way] for part in parts]) for way in parts[0]}
     report = summarise(timings, base=JSPEC_PLAIN)
     for way in others:

@@ -4,54 +4,87 @@
 #
 #   scripts/gpu_session.sh [RESULTS_FOLDER] [TARGET]
 #
-# RESULTS_FOLDER is benchmarks/results/<date>-<backend> by default. TARGET is a model with real text
-# (a folder or a .gguf file); without it only random weights run. On a machine without a GPU
-# everything runs at small shapes, to test the session itself.
+# RESULTS_FOLDER is benchmarks/results/<date>-<backend> by default; RESULTS_FOLDER.tgz holds all of
+# it in one file. TARGET is a model with real text (a folder or a .gguf file); without it only
+# random weights run. On a machine without a GPU everything runs at small shapes, to test the
+# session itself. jspec need not be installed; what else is missing is said, with what it costs.
 #
-# Every step ends after its share of LIMIT seconds at the latest; what does not fit is left out, and
-# said to be. STEPS names what is wanted, so that several calls can do it all. BACKEND=gpu refuses a
-# machine on which JAX sees none.
+# Every step ends after its share of LIMIT seconds at the latest, by its weight below; what does
+# not fit is left out, and said to be. A program that is ended leaves a record of what it had
+# measured by then, in which `is_complete` is false. STEPS names what is wanted. BACKEND=gpu refuses
+# a machine on which JAX sees none.
 #
-#   LIMIT=580 (1800 without a GPU)
+#   LIMIT=550 (1800 without a GPU)
 #   STEPS="laws audits roofline synthetic peers options profile head drafters quantization"
+#
+# One call gives each step little. Where a call may take 10 minutes, make three:
+#
+#   STEPS="laws audits profile" BACKEND=gpu scripts/gpu_session.sh a
+#   STEPS="roofline synthetic" BACKEND=gpu scripts/gpu_session.sh b
+#   STEPS="peers options drafters quantization" BACKEND=gpu scripts/gpu_session.sh c
 #
 # The shapes can be set, too:
 #
 #   PAIRS="target,draft ..." REPEATS=7 TESTS="tests/..." PYTHON=python3 PEERS="target,draft"
 #   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=16384
 #   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b" SYNTHETIC_FLAGS="--drafters=..."
-#   XLA_SETS="NAME=FLAG;FLAG NAME=FLAG ..."
+#   ROOFLINE_FLAGS="--quick" GPU_TESTS="tests/..." XLA_SETS="NAME=FLAG;FLAG NAME=FLAG ..."
 #
 # ANSWERS=answers.jsonl (of scripts/make_answers.py, with TARGET) trains a head of EAGLE-3, into
 # RESULTS_FOLDER/eagle, with TRAIN_FLAGS; HEAD=FOLDER takes one that is there.
+#
+# Lists of words are split where they are used:
+# shellcheck disable=SC2086
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+# How much of the time a step gets beside the others; what one does not use goes to those after it.
+declare -A weights=([laws]=4 [audits]=3 [roofline]=6 [synthetic]=4 [peers]=3 [options]=3 [profile]=1
+  [head]=4 [drafters]=3 [quantization]=2)
 all_steps="laws audits roofline synthetic peers options profile head drafters quantization"
 steps=${STEPS:-$all_steps}
 for step in $steps; do
-  [[ " $all_steps " == *" $step "* ]] || { echo "expected STEPS among $all_steps, got $step"; exit 2; }
+  [[ " $all_steps " == *" $step "* ]] && continue
+  echo "expected STEPS among $all_steps, got $step"
+  exit 2
 done
+[ -n "${ANSWERS:-}" ] || steps=" $steps " steps=${steps/ head / }
 if [ -n "${ANSWERS:-}" ] && [ -z "${2:-}" ]; then
   echo "expected TARGET with ANSWERS: whose answers they are"
   exit 2
 fi
 
-backend=$("$python" -c 'import jax; print(jax.default_backend())')
-if [ -n "${BACKEND:-}" ] && [ "$backend" != "$BACKEND" ]; then
-  echo "expected a machine on which JAX's backend is $BACKEND, got $backend"
+backend=$("$python" -c '
+import jax
+try:
+    print(jax.default_backend())
+except RuntimeError:
+    print("none")')
+if [ "$backend" = none ] || [ "$backend" != "${BACKEND:-$backend}" ]; then
+  echo "expected a machine on which JAX's backend is ${BACKEND:-there}, got $backend"
   exit 2
 fi
+"$python" -c '
+import importlib.util
+costs = {"beartype": "types go unchecked in the laws", "gguf": "no .gguf file can be read",
+         "hypothesis": "fewer laws", "matplotlib": "no pictures", "pytest": "no laws",
+         "ml_collections": "no head is trained", "scipy": "fewer laws",
+         "torch": "nothing of transformers", "transformers": "nothing of it"}
+missing = [f"{name} ({cost})" for name, cost in costs.items() if not importlib.util.find_spec(name)]
+print("missing here:", ", ".join(missing) or "nothing")'
 out=${1:-benchmarks/results/$(date +%F)-$backend}
 target=${2:-}
 real=${target:-random:smollm2-135m}
 mkdir -p "$out"
 
 if [ "$backend" = gpu ]; then
-  limit=${LIMIT:-580}
+  limit=${LIMIT:-550}
   pairs=${PAIRS:-random:llama3.2-3b,random:llama3.2-1b random:llama3.1-8b,random:llama3.2-1b}
   repeats=${REPEATS:-7}
-  tests=${TESTS:-tests/speculation tests/test_sampling.py}
+  gpu_tests=${GPU_TESTS:-tests/test_gpu.py}
+  tests=${TESTS:-tests/speculation/test_lossless.py tests/speculation/test_greedy_parity.py
+    tests/speculation/test_cache_consistency.py tests/speculation/test_seeds.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=3 --num_prompts=4 --max_new_tokens=64}
   rules=${RULES:-rejection block coupled}
   num_rows=${NUM_ROWS:-16384}
@@ -59,12 +92,13 @@ if [ "$backend" = gpu ]; then
   compare_flags=${COMPARE_FLAGS:---repeats=3 --max_new_tokens=64}
   quantized=${QUANTIZED:-random:llama3.2-1b random:llama3.1-8b}
   synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2,model:5 --num_prompts=2 --repeats=3
-    --synthetic_acceptance=0.6,0.7,0.8,0.9}
+    --max_new_tokens=64 --synthetic_acceptance=0.6,0.7,0.8,0.9}
 else
-  echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, its times mean nothing"
+  echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, for no times"
   limit=${LIMIT:-1800}
   pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
   repeats=${REPEATS:-1}
+  gpu_tests=${GPU_TESTS:-tests/test_gpu.py -k plain_decodings}
   tests=${TESTS:-tests/drafters/test_prompt_lookup.py}
   benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
   rules=${RULES:-rejection}
@@ -75,6 +109,7 @@ else
   synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2 --num_prompts=1 --repeats=1
     --max_new_tokens=8 --synthetic_acceptance=0.8}
 fi
+roofline_flags=${ROOFLINE_FLAGS:---quick}
 # XLA_FLAGS must not be blank: autotuning at level 4 is XLA's own choice.
 xla_sets=${XLA_SETS:-default= loops=--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL
   none=--xla_gpu_enable_command_buffer= triton=--xla_gpu_triton_gemm_any=true}
@@ -82,37 +117,46 @@ xla_sets=${XLA_SETS:-default= loops=--xla_gpu_enable_command_buffer=+WHILE,+COND
 # The rest runs even where a step fails; the status says it at the end.
 status=0
 
-wants() { [[ " $steps " == *" $1 "* ]]; }
+# A step names all that it will run, word by word: each program gets a share of the step's time.
+will_run() { parts=$#; }
 
-# COMMAND, within the step's share of the limit.
+# COMMAND, within the step's time: half more than its even share, where others follow.
 run() {
-  local left=$((until - SECONDS))
+  local left=$((until - SECONDS)) code=0
+  [ "$parts" -le 1 ] || left=$((3 * left / (2 * parts)))
+  parts=$((parts - 1))
   if [ "$left" -lt 5 ]; then
     echo "left out, its time is over: $*"
     status=1
     return 1
   fi
-  timeout -k 10 "$left" "$@" || {
-    echo "failed, or ended after $left s: $*"
-    status=1
-    return 1
-  }
+  timeout -k 10 "$left" "$@" || code=$?
+  [ "$code" != 0 ] || return 0
+  case $code in
+    124 | 137) echo "ended after $left s: $*" ;;
+    *) echo "failed, with status $code: $*" ;;
+  esac
+  status=1
+  return 1
 }
 
 benchmark() { run "$python" -m jspec.benchmark "$@" || true; }
 
 short() { echo "${1#random:}"; }
 
-# Lists of words are split where they are used.
-# shellcheck disable=SC2086
-laws() { # the marker is that of the tests in test_gpu.py, which skip themselves without a GPU
-  run "$python" -m pytest -q -m gpu tests/test_gpu.py >"$out/laws.txt" 2>&1 || true
-  run "$python" -m pytest -q $tests >>"$out/laws.txt" 2>&1 || true
-  grep -E "passed|failed|skipped|left out|ended" "$out/laws.txt" || true
+laws() { # compiled as users get it; a newer JAX may warn of what it is going to drop
+  local log=$out/laws.txt options="-v -rN --tb=short -W default"
+  will_run gpu_tests tests
+  : >"$log"
+  JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options -m gpu $gpu_tests >>"$log" 2>&1 || true
+  JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options $tests >>"$log" 2>&1 || true
+  echo "passed: $(grep -c ' PASSED ' "$log")" || true
+  grep -E " (FAILED|ERROR) |^(left out|failed|ended)" "$log" || true
 }
 
 audits() {
   local rule dtype
+  will_run $rules $rules
   for dtype in float32 bfloat16; do
     for rule in $rules; do
       run "$python" -m jspec.audit --target="$real" --acceptance="$rule" --num_rows="$num_rows" \
@@ -123,14 +167,15 @@ audits() {
 
 roofline() { # the parts of a round; a draft is measured with the first target that has it
   local pair big small seen=" "
+  will_run $pairs
   for pair in $pairs; do
     big=${pair%,*} small=${pair#*,}
     if [[ "$seen" == *" $small "* ]]; then
-      benchmark --roofline --target="$big" --drafters=none,prompt_lookup:4 \
+      benchmark --roofline --target="$big" --drafters=none,prompt_lookup:4 $roofline_flags \
         --output_json="$out/roofline-$(short "$big").jsonl"
     else
-      benchmark --roofline --target="$big" --draft="$small" --drafters=none,prompt_lookup:4,model:4 \
-        --output_json="$out/roofline-$(short "$big").jsonl"
+      benchmark --roofline --target="$big" --draft="$small" $roofline_flags \
+        --drafters=none,prompt_lookup:4,model:4 --output_json="$out/roofline-$(short "$big").jsonl"
       seen+="$small "
     fi
   done
@@ -138,9 +183,9 @@ roofline() { # the parts of a round; a draft is measured with the first target t
 
 synthetic() { # speed against acceptance, beside Theorem 3.8
   local pair quantization
+  will_run $pairs $pairs
   for pair in $pairs; do
     for quantization in none int8; do
-      # shellcheck disable=SC2086
       benchmark --target="${pair%,*}" --draft="${pair#*,}" --draft_quantization="$quantization" \
         $synthetic_flags --output_json="$out/synthetic-$(short "${pair%,*}")-$quantization.jsonl"
     done
@@ -149,8 +194,8 @@ synthetic() { # speed against acceptance, beside Theorem 3.8
 
 peers() { # transformers: plain, compiled over a static cache, prompt lookup, assisted generation
   local pair
-  for pair in $peers; do
-    # shellcheck disable=SC2086  # torch needs room beside JAX
+  will_run $peers
+  for pair in $peers; do # torch needs room beside JAX
     XLA_PYTHON_CLIENT_PREALLOCATE=false benchmark --target="${pair%,*}" --draft="${pair#*,}" \
       --drafters=none,prompt_lookup:5,model:5 --transformers --compiled \
       $benchmark_flags --output_json="$out/peers-$(short "${pair%,*}").jsonl"
@@ -159,8 +204,8 @@ peers() { # transformers: plain, compiled over a static cache, prompt lookup, as
 
 options() { # what XLA's options change; +WHILE puts whole loops into one launch
   local set
+  will_run $xla_sets
   for set in $xla_sets; do
-    # shellcheck disable=SC2086
     XLA_FLAGS="${XLA_FLAGS:---xla_gpu_autotune_level=4} $(tr ';' ' ' <<<"${set#*=}")" benchmark \
       --notransformers --target="${pairs##*,}" --drafters=none,prompt_lookup:5 $benchmark_flags \
       --output_json="$out/options-${set%%=*}.jsonl"
@@ -175,21 +220,20 @@ profile() {
 head=${HEAD:-}
 
 head() {
-  [ -n "${ANSWERS:-}" ] || return 0
-  # shellcheck disable=SC2086
+  will_run train convert
   run "$python" -m jspec.train --config=configs/train_eagle.py --config.target="$target" \
     --config.texts="(\"$ANSWERS\",)" --workdir="$out/training" \
     ${TRAIN_FLAGS:---config.batch_size=16 --config.recipe.num_steps=2000} || return 0
-  run "$python" scripts/convert_weights.py --source="$out/training/head" --dtype=int8 \
+  run "$python" -m scripts.convert_weights --source="$out/training/head" --dtype=int8 \
     --output="$out/eagle" || return 0
   head=$out/eagle
 }
 
 drafters() { # real text, where TARGET is given
-  run "$python" scripts/measure_drafting.py --repeats="$repeats" --round_ms=10 \
+  will_run drafting drafters
+  run "$python" -m scripts.measure_drafting --repeats="$repeats" --round_ms=10 \
     --output_json="$out/drafting.jsonl" || true
-  # shellcheck disable=SC2086
-  run "$python" scripts/compare_drafters.py --target="$real" \
+  run "$python" -m scripts.compare_drafters --target="$real" \
     --drafters="none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram\
 ,layer_skip:2,eagle:1,eagle:3,eagle:5,prompt_lookup+eagle:2" --draft_layers=20 \
     --draft_head="${head:-shipped:smollm2-135m-instruct}" $compare_flags \
@@ -198,19 +242,20 @@ drafters() { # real text, where TARGET is given
 
 quantization() {
   local model
+  will_run $quantized
   for model in $quantized; do
-    run "$python" scripts/measure_quantization.py --model="$model" --repeats="$repeats" \
+    run "$python" -m scripts.measure_quantization --model="$model" --repeats="$repeats" \
       --output_json="$out/quantization-$(short "$model").jsonl" || true
   done
 }
 
-# Each step has twice its even share of what is left: most need less.
-set -- $steps
+total=0
+for step in $steps; do total=$((total + weights[$step])); done
 for step in $all_steps; do
-  wants "$step" || continue
-  until=$((SECONDS + 2 * (limit - SECONDS) / $#))
-  until=$((until < limit ? until : limit))
-  [ $# -le 1 ] || shift
+  [[ " $steps " == *" $step "* ]] || continue
+  until=$((SECONDS + (limit - SECONDS) * weights[$step] / total))
+  total=$((total - weights[$step]))
+  parts=1
   echo "== $step, at most $((until - SECONDS)) s"
   "$step"
 done
@@ -218,7 +263,9 @@ done
 # Pictures need matplotlib; without it, or on another machine, the same command does it later.
 shopt -s nullglob
 records=("$out"/roofline-*.jsonl "$out"/synthetic-*.jsonl)
-[ ${#records[@]} = 0 ] || timeout -k 2 15 "$python" scripts/plot_results.py "${records[@]}" || true
+[ ${#records[@]} = 0 ] || timeout -k 2 15 "$python" -m scripts.plot_results "${records[@]}" || true
 
-echo "results in $out, $SECONDS s, status $status"
+# One file is easier to bring back than many; the training's checkpoints are large.
+tar -czf "$out.tgz" --exclude=training -C "$(dirname "$out")" "$(basename "$out")"
+echo "results in $out and $out.tgz, $SECONDS s, status $status"
 exit "$status"

@@ -29,6 +29,7 @@ from jspec.request import Request, Settings
 from jspec.sampling import SamplingSettings
 from jspec.speculation.noise import independent_draft_keys
 from jspec.speculation.types import TargetView
+from jspec.weights.resolver import check_device
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "Whose plain step is a round.")
 _ROUND_MS = flags.DEFINE_float("round_ms", None, "A round, in milliseconds: no target is timed.")
@@ -59,6 +60,7 @@ def main() -> None:
     for context in _CONTEXTS.value:
         check_range("context", context, _ROUNDS + 2, 2**20)
     output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
+    check_device()
     times = {
         name: {context: microseconds(*way, context) for context in _CONTEXTS.value}
         for name, way in _WAYS.items()

@@ -40,18 +40,19 @@ def main() -> None:
         model = load_model(_MODEL.value, dtype=_DTYPE.value, quantization=quantization)
         num_bytes[name] = tree_bytes(model.params)
         loops[name] = call_loop(model, 1, context=_CONTEXT.value)
-    turns = seconds_in_turn(loops, _REPEATS.value)
-    times = {name: [1e3 * turn[name] for turn in turns] for name in loops}
-    report = summarise(num_bytes, times)
+    times, report = {name: [] for name in loops}, {}
+    common = provenance.environment() | {"model": _MODEL.value, "context": _CONTEXT.value}
+    for repeat, turn in enumerate(seconds_in_turn(loops, _REPEATS.value), 1):
+        for name, own in times.items():
+            own.append(1e3 * turn[name])
+        report = summarise(num_bytes, times)
+        if output is not None:
+            output.rewrite(common | {"kinds": report}, is_complete=repeat == _REPEATS.value)
     for name, row in report.items():
         print(
             f"{name}: {row['bytes'] / 1e6:.0f} MB ({row['bytes_ratio']:.3f}), "
             f"{row['milliseconds']:.2f} ms a step ({row['time_ratio']:.3f})"
         )
-    if output is not None:
-        record = {"model": _MODEL.value, "context": _CONTEXT.value, "kinds": report}
-        with output:
-            output.write(provenance.environment() | record)
 
 
 def summarise(

@@ -1,7 +1,12 @@
-"""What every test gets: checked shapes and types, strict dtype promotion, fresh keys, a cache."""
+"""What every test gets: checked shapes and types, strict dtype promotion, fresh keys, a cache.
+
+A machine that is lent for an hour may lack beartype: shapes and types then go unchecked, and the
+head of the report says so. JSPEC_TEST_OPTIMISED=1 compiles everything as users get it.
+"""
 
 import ctypes
 import gc
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -11,27 +16,37 @@ import jax
 import jaxtyping
 import pytest
 
-import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
-
+_HAS_BEARTYPE = importlib.util.find_spec("beartype") is not None
+_OPTIMISED = os.environ.get("JSPEC_TEST_OPTIMISED") == "1"
 _MAX_MAPS = 25_000
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is asked of a hub, nor waited for
 
 # Before jspec is imported anywhere, so that the shapes in its annotations are checked at run time.
-jaxtyping.install_import_hook(
-    ["jspec.models", "jspec.sampling", "jspec.speculation", "jspec.drafters"],
-    "tests.typecheck.check_function",
-)
+if _HAS_BEARTYPE:
+    import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
+
+    jaxtyping.install_import_hook(
+        ["jspec.models", "jspec.sampling", "jspec.speculation", "jspec.drafters"],
+        "tests.typecheck.check_function",
+    )
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Tracing makes many objects, few of them garbage: looking for it took a sixteenth of the time.
 gc.set_threshold(50_000, 20, 20)
 # Compiling is most of the time of the tests: this spares much of it; see also `optimised`. What the
 # tests start inherits it. XLA ends a process at a flag that it does not know.
-jax.config.update("jax_disable_most_optimizations", True)
-os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-if jax.__version_info__[:2] == (0, 10):
+jax.config.update("jax_disable_most_optimizations", not _OPTIMISED)
+if not _OPTIMISED:
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
     _FLAGS = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {_FLAGS}"
+
+
+def pytest_report_header():
+    """Says what is not as in CI."""
+    unchecked = [] if _HAS_BEARTYPE else ["beartype is not installed: types go unchecked"]
+    return unchecked + (["compiled as users get it"] if _OPTIMISED else [])
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -81,7 +96,7 @@ def optimised():
     _forget_programs()
     jax.config.update("jax_disable_most_optimizations", False)
     yield
-    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_disable_most_optimizations", not _OPTIMISED)
     _forget_programs()
 
 

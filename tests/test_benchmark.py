@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.programs import check_refusal, environment, run
+from tests.programs import check_refusal, command, environment, run
 from tests.tiny_models import save_folder
 
 # The program's main with each command line in turn, in one process; JSON on standard output.
@@ -61,6 +61,90 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert rows[2][:2] == ["jspec", "prompt_lookup"]
     assert "2/2" in rows[1]
     assert "peak memory of jspec: " in output
+
+
+# The program, in a process in which some of transformers' ways fail.
+_FAILING = """
+import sys
+from jspec import benchmark, cli, peers
+def way(name):
+    def generate(prompt, count):
+        if name == "transformers prompt_lookup:2":
+            raise RuntimeError("no\\n compiler")
+        return peers.Generated([1] * count, count - 1, count - 1)
+    return generate
+def make(target, draft, ways, compiled_length):
+    if "all" in sys.argv:
+        raise MemoryError("too much")
+    return {name: way(name) for name in ways}
+benchmark.has_transformers = lambda: True
+benchmark.transformers_generators = make
+cli.run_main(lambda _: benchmark.main(), max_arguments=1)
+"""
+
+
+@pytest.mark.parametrize("failing", ["one", "all"])
+def test_a_way_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
+    """Guards against a record lost because torch's compiler lacks something; it says what."""
+    path = tmp_path / "report.json"
+    done = subprocess.run(
+        [sys.executable, "-c", _FAILING, f"--target={folder}", "--num_prompts=1",
+         "--repeats=1", "--max_new_tokens=4", "--dtype=float32", "--drafters=none,prompt_lookup",
+         f"--output_json={path}", failing],
+        env=environment(compile_cache, tmp_path / "home"), capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    record = json.loads(path.read_text())
+    one = {"transformers prompt_lookup:2": "RuntimeError: no compiler"}
+    every = dict.fromkeys(["transformers plain", *one], "MemoryError: too much")
+    assert record["left_out"] == (one if failing == "one" else every)
+    measured = [] if failing == "all" else ["transformers plain"]
+    assert list(record["ways"]) == ["jspec plain", "jspec prompt_lookup", *measured]
+    assert record["is_complete"]
+    for name, reason in record["left_out"].items():
+        assert f"note: {name} is left out: {reason}\n" in done.stderr.decode()
+
+
+# The program, where nothing is measured: it says how much would be.
+_SCOPES = """
+import sys
+from jspec import benchmark, cli
+from jspec.analysis.machine import Machine
+from jspec.benchmarking.roofline import FULL, QUICK, Line
+def measure(*args):
+    print("quick" if args[-1] is QUICK else "full" if args[-1] is FULL else args[-1])
+    yield Machine(1.0, 1.0), [Line("a", 1.0)]
+benchmark.measure_roofline = measure
+cli.run_main(benchmark.main)
+"""
+
+
+@pytest.mark.parametrize(("flags", "scope"), [([], "full"), (["--quick"], "quick")])
+def test_a_quick_roofline_is_asked_for(folder, compile_cache, tmp_path, flags, scope):
+    command_line = [sys.executable, "-c", _SCOPES, f"--target={folder}", "--roofline", *flags]
+    env = environment(compile_cache, tmp_path / "home")
+    done = subprocess.run(command_line, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == scope
+
+
+def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, tmp_path):
+    """Guards against the loss of all repeats, and against half a record. SIGKILL waits for none."""
+    path = tmp_path / "report.json"
+    flags = (f"--target={folder}", "--notransformers", "--num_prompts=1", "--repeats=100000",
+             "--max_new_tokens=4", "--dtype=float32", f"--output_json={path}")  # fmt: skip
+    program = subprocess.Popen(
+        command("jspec.benchmark", *flags), stderr=subprocess.PIPE,
+        env=environment(compile_cache, tmp_path / "home"),
+    )  # fmt: skip
+    for line in program.stderr:
+        if line.startswith(b"repeat 20 of"):
+            break
+    program.kill()
+    program.communicate()
+    record = json.loads(path.read_text())
+    assert not record["is_complete"]
+    assert len(record["timings"]["jspec plain"]["seconds"]) >= 19
 
 
 @pytest.mark.slow
@@ -130,6 +214,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
+        "--quick": "expected --quick with --roofline",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }

@@ -1,19 +1,23 @@
-"""On a GPU: the laws that its other kernels, layouts and donated buffers could break."""
+"""On a GPU: the laws that its other kernels, layouts and donated buffers could break.
+
+They hold on a CPU, too, where `-m gpu` runs them to see that they can run.
+"""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jspec.auditing.checks import run_checks
+from jspec.auditing.subject import cast
 from jspec.models import causal_mask, fused_attention
 from jspec.models.cache import TAIL, KVCache, _attend
 from jspec.request import Request, Settings
+from tests.auditing.subjects import make_subject
 from tests.tiny_models import make_generator
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.usefixtures("optimised"),
-    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
@@ -31,6 +35,7 @@ def test_greedy_output_is_plain_decodings(batch_size):
         assert drafter != "self" or sum(r.stats.num_accepted for r in results) == proposed
 
 
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
 @pytest.mark.parametrize(
     ("t", "n", "k", "h", "capacity"),
     [
@@ -53,3 +58,21 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
     distance = jnp.linalg.norm(results - expected, axis=-1)
     assert (distance < 0.02 * jnp.linalg.norm(expected, axis=-1)).all()
     assert "cudnn" in jax.jit(cache.attend).lower(queries, visible).as_text()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
+def test_an_audit_finds_nothing(rule, dtype):
+    """The joint law of what compiled rounds emit, parity, seeds, caches; wrong targets are refused.
+
+    The models have opinions. False alarms: one in a million for each test of a law.
+    """
+    subject = make_subject(rule, "model")
+    pair = {"target": cast(subject.target, dtype), "draft": cast(subject.draft, dtype)}
+    subject = dataclasses.replace(subject, **pair)
+    assert subject.dtype == dtype
+    checks = list(run_checks(subject, num_rows=4096, max_new_tokens=24))
+    assert {"emitted law", "negative control", "seeds", "caches"} <= {
+        check.name for check in checks
+    }
+    assert [check for check in checks if not check.has_passed] == []

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 
 import pytest
 
@@ -29,6 +30,41 @@ def test_a_run_without_results_leaves_the_old_file(tmp_path):
     with JsonLinesWriter(str(path)) as writer:
         writer.write({"a": 1})
     assert path.read_text() == '{"a": 1}\n'
+
+
+def test_a_record_grows_and_is_whole_at_every_moment(tmp_path, monkeypatch):
+    """Guards against hours of measuring lost, or half a record, where a program is killed."""
+    path = tmp_path / "out.jsonl"
+    path.write_text("old")
+    (tmp_path / "link.jsonl").symlink_to(path)
+    writer = JsonLinesWriter(str(tmp_path / "link.jsonl"))
+    writer.rewrite({"a": [1]}, is_complete=False)
+    assert path.read_text() == '{"a": [1], "is_complete": false}\n'
+
+    def fail(*_, **__):
+        assert json.loads(path.read_text())["a"] == [1]
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as context:
+        context.setattr(pathlib.Path, "write_text", fail)
+        with pytest.raises(InputError, match="No space left"):
+            writer.rewrite({"a": [1, 2]}, is_complete=False)
+    assert json.loads(path.read_text())["a"] == [1]
+    writer.rewrite({"a": [1, 2, 3]}, is_complete=True)
+    assert json.loads(path.read_text()) == {"a": [1, 2, 3], "is_complete": True}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.jsonl", "out.jsonl"]
+
+
+def test_what_is_no_file_gets_the_complete_record_alone(tmp_path):
+    """Guards against a pipe's name taken by a file, and against records one after the other."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    end = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with JsonLinesWriter(str(pipe)) as writer:
+        writer.rewrite({"a": 1}, is_complete=False)
+        writer.rewrite({"a": 2}, is_complete=True)
+    assert json.loads(os.read(end, 1000)) == {"a": 2, "is_complete": True}
+    os.close(end)
 
 
 def test_unwritable_outputs_are_refused_at_once(tmp_path):

@@ -60,7 +60,7 @@ class CallParts(NamedTuple):
 
 
 def time_parts(
-    model: LoadedModel, shapes: Iterable[CallShape]
+    model: LoadedModel, shapes: Iterable[CallShape], repeats: int
 ) -> Iterator[tuple[CallShape, list[Turn[CallParts]]]]:
     """Yields each call's parts beside those of the first call, turn by turn.
 
@@ -69,9 +69,9 @@ def time_parts(
     shapes = iter(shapes)
     first = next(shapes)
     of_first = _make_loops(model, first)
-    yield first, take_turns(of_first, of_first, CallParts)
+    yield first, take_turns(of_first, of_first, CallParts, repeats)
     for shape in shapes:
-        yield shape, take_turns(_make_loops(model, shape), of_first, CallParts)
+        yield shape, take_turns(_make_loops(model, shape), of_first, CallParts, repeats)
 
 
 def _make_loops(model: LoadedModel, shape: CallShape) -> dict[str, Loop]:

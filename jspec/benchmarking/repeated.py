@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TypeAlias, TypeVar
 
 import jax
@@ -25,20 +25,18 @@ def seconds_each(loop: Loop, repeats: int = 5) -> float:
     return statistics.median(turn["it"] for turn in seconds_in_turn({"it": loop}, repeats))
 
 
-def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 15) -> list[dict[_Key, float]]:
-    """Returns the seconds of a turn of each loop, time after time.
+def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 15) -> Iterator[dict[_Key, float]]:
+    """Yields the seconds of a turn of each loop, time after time.
 
     What is measured one after the other bears comparison: a machine that slows down for a while
     slows all loops. Every other time the order is the reverse, as a loop also pays for what the one
     before it has left in the processor's caches.
     """
     counts = {key: _enough_turns(loop) for key, loop in loops.items()}
-    turns = []
     for repeat in range(repeats):
         order = list(loops)[:: -1 if repeat % 2 else 1]
         seconds = {key: _seconds(loops[key], counts[key]) / counts[key] for key in order}
-        turns.append({key: seconds[key] for key in loops})
-    return turns
+        yield {key: seconds[key] for key in loops}
 
 
 def _enough_turns(loop: Loop) -> int:

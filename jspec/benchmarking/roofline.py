@@ -13,6 +13,7 @@ What a call has beside them counts as that of the call on one token. Likewise a 
 step: its drafting, its call on several tokens, the choice among them.
 """
 
+import itertools
 import math
 import statistics
 import sys
@@ -31,12 +32,29 @@ from jspec.engine import prefill_widths
 from jspec.generator import Generator
 from jspec.weights.resolver import LoadedModel
 
-_CONTEXT = 256
-_WIDTHS = (1, 2, 3, 4, 6, 8, 16)
-_CONTEXTS = (1024, 4096, 8000)
-_BATCHES = (4, 16)
+_CONTEXT = 128
 _NUM_DRAFTS = 5  # of the choices that are timed
 _VOCAB_SIZES = (8192, 128_256)
+
+
+class Scope(NamedTuple):
+    """Which calls of a model are measured.
+
+    Attributes:
+      widths: tokens of a row, behind 128 others.
+      contexts: tokens before a call on one.
+      batch_sizes: rows of a call on one token each.
+      repeats: measurements of each.
+    """
+
+    widths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    repeats: int
+
+
+FULL = Scope((1, 2, 3, 4, 6, 8, 16), (1024, 4096, 8191), (4, 16), 15)
+QUICK = Scope((1, 6, 16), (4096,), (16,), 5)
 
 
 class Line(NamedTuple):
@@ -90,52 +108,56 @@ def measure_roofline(
     draft: LoadedModel | None,
     generators: Mapping[str, Generator],
     options: DrafterOptions,
-) -> tuple[Machine, list[Line]]:
+    scope: Scope = FULL,
+) -> Iterator[tuple[Machine, list[Line]]]:
     """Measures the machine, calls of the target and of the draft, and rounds; says what it does.
 
-    The machine is measured before and after; the better figures count.
+    The machine is measured before and after; in the end the better figures count.
 
     Args:
       target: the target.
       draft: the draft model, if there is one.
       generators: ways of generating, by name.
       options: of their drafters.
+      scope: which calls.
+
+    Yields:
+      After each line the machine and all lines so far, and once more at the end.
     """
     dtype = str(target.params["embedding"].dtype)
     machine = measure_machine(dtype)
-    models = {"target": target} if draft is None else {"target": target, "draft": draft}
+    parts = [call_lines(target, "target", scope)]
+    parts.append(round_lines(target, draft, generators, options, scope.repeats))
+    if draft is not None:
+        parts.append(call_lines(draft, "draft", scope))
+    parts.append(choice_lines(target.config.vocab_size))
     lines = []
-    for role, model in models.items():
-        lines += _announced(call_lines(model, role))
-    lines += _announced(choice_lines(target.config.vocab_size))
-    lines += _announced(round_lines(target, draft, generators, options))
-    machine = Machine(*map(max, machine, measure_machine(dtype)))
-    return machine, [line.on(machine) for line in lines]
-
-
-def _announced(lines: Iterator[Line]) -> Iterator[Line]:
-    for line in lines:
+    for line in itertools.chain(*parts):
         print(f"{line.name}: {1e3 * line.seconds:.3g} ms", file=sys.stderr, flush=True)
-        yield line
+        lines.append(line)
+        yield machine, [line.on(machine) for line in lines]
+    machine = Machine(*map(max, machine, measure_machine(dtype)))
+    yield machine, [line.on(machine) for line in lines]
 
 
-def call_lines(model: LoadedModel, role: str) -> Iterator[Line]:
+def call_lines(model: LoadedModel, role: str, scope: Scope = FULL) -> Iterator[Line]:
     """Yields calls of a model: by width, by context, by batch size, and of a prefill.
 
     Args:
       model: the target or the draft.
       role: its name in the lines.
+      scope: which calls.
     """
     most = model.config.max_seq_len
     middle = min(_CONTEXT, most // 2)
-    shapes = [CallShape(width, middle, 1) for width in _WIDTHS]
-    shapes += [CallShape(1, context, 1) for context in _CONTEXTS]
-    shapes += [CallShape(1, middle, batch_size) for batch_size in _BATCHES]
+    shapes = [CallShape(width, middle, 1) for width in scope.widths]
+    shapes += [CallShape(1, context, 1) for context in scope.contexts]
+    shapes += [CallShape(1, middle, batch_size) for batch_size in scope.batch_sizes]
     shapes = [shape for shape in shapes if shape.context + shape.width <= most]
     itemsize = model.params["embedding"].dtype.itemsize
     cost = CallCost(model.config, quantization=model.quantization, float_bytes=itemsize)
     one_token = math.nan
-    for shape, turns in time_parts(model, shapes):
+    for shape, turns in time_parts(model, shapes, scope.repeats):
         one_token = statistics.median(turn.first.call for turn in turns)
         parts = typical_parts(turns)
         yield Line(
@@ -198,6 +220,7 @@ def round_lines(
     draft: LoadedModel | None,
     generators: Mapping[str, Generator],
     options: DrafterOptions,
+    repeats: int,
 ) -> Iterator[Line]:
     """Yields rounds of ways of generating, T = 0: drafting, the whole, and the host beside it.
 
@@ -208,13 +231,14 @@ def round_lines(
       draft: the draft model, if there is one.
       generators: by name, with the numbers of drafts that are of interest.
       options: of their drafters.
+      repeats: measurements of each round.
     """
     for name, generator in generators.items():
         number, drafter = generator.num_draft_tokens, generator.drafter
         if number > 0:
             own_draft = draft if needs_draft_model(drafter) else None
             own = without_unread(drafter, options)
-            for one, turns in time_rounds(target, own_draft, drafter, own, number):
+            for one, turns in time_rounds(target, own_draft, drafter, own, number, repeats):
                 parts = typical_parts(turns)
                 foretold = statistics.median(turn.expected_ratio for turn in turns)
                 if one.num_drafts > 0:

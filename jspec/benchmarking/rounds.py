@@ -73,6 +73,7 @@ def time_rounds(
     drafter_name: str,
     options: DrafterOptions,
     num_drafts: int,
+    repeats: int,
 ) -> Iterator[tuple[RoundOf, list[Turn[RoundParts]]]]:
     """Yields rounds of one row, without drafts and with so many, beside plain steps.
 
@@ -82,6 +83,7 @@ def time_rounds(
       drafter_name: who drafts; not "none".
       options: that it reads.
       num_drafts: tokens that it proposes.
+      repeats: measurements of each.
     """
     apply = mask_padding(make_apply(target.config), target)
     plain = _plain_loops(target, apply)
@@ -91,7 +93,7 @@ def time_rounds(
     engine = make_engine(target, built.drafter, get_rule(_RULE), (0, num_drafts))
     for one, state in forced_states(engine, params, apply, built.drafter):
         own = _loops(params, state, apply, built.drafter) | _parts_beside(target, one.num_drafts)
-        yield one, take_turns(own, plain, RoundParts)
+        yield one, take_turns(own, plain, RoundParts, repeats)
 
 
 def forced_states(

@@ -1,7 +1,7 @@
 """Speed against acceptance: rounds in which every draft is kept with a given probability."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from jspec.drafters import DrafterOptions
 from jspec.errors import InputError, check_range
 from jspec.generator import Generator
 from jspec.request import Request, Settings
-from jspec.speculation.acceptance import RuleOptions
+from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.ways import Way
 from jspec.weights.resolver import LoadedModel
 
@@ -74,6 +74,38 @@ def parse_rates(texts: Sequence[str]) -> list[float]:
     return rates
 
 
+class _Cell(NamedTuple):
+    """A way of generating at a rate of acceptance, whose Generator serves all rates.
+
+    Attributes:
+      name: of the way.
+      num_draft_tokens: a round.
+      rate: with which every draft is kept.
+      generator: the way's.
+      costs: of a draft and of the verify call, in plain target calls; None where no model drafts.
+    """
+
+    name: str
+    num_draft_tokens: int
+    rate: float
+    generator: Generator
+    costs: tuple[float, float] | None
+
+
+class _Times(NamedTuple):
+    """What answers took, each [repeats prompts].
+
+    Attributes:
+      seconds: of decoding.
+      tokens: emitted by rounds.
+      calls: of the target in them.
+    """
+
+    seconds: np.ndarray
+    tokens: np.ndarray
+    calls: np.ndarray
+
+
 def measure_synthetic(
     target: LoadedModel,
     draft: LoadedModel | None,
@@ -83,7 +115,7 @@ def measure_synthetic(
     texts: Sequence[str],
     max_new_tokens: int,
     repeats: int,
-) -> list[SyntheticLine]:
+) -> Iterator[list[SyntheticLine]]:
     """Measures every way at every rate, by turns with plain decoding, at temperature 1.
 
     Args:
@@ -96,43 +128,45 @@ def measure_synthetic(
       max_new_tokens: of an answer; the last round of each is cut there.
       repeats: of every answer, each with a seed of its own.
 
+    Yields:
+      After each repeat the lines of all that has been measured by then.
+
     Raises:
       InputError: nothing drafts, or a number of drafts is not fixed.
     """
     cells = _make_cells(target, draft, ways, options, rates)
-    seconds = {cell: np.zeros([repeats, len(texts)]) for cell in [None, *cells]}
-    tokens, calls = (
-        {cell: np.zeros_like(each) for cell, each in seconds.items()} for _ in range(2)
-    )
     plain = Generator(target, drafter="none")
+    times = [_Times(*np.zeros([3, repeats, len(texts)])) for _ in [plain, *cells]]
     for repeat in range(-1, repeats):  # the first round compiles
         print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
         for index, text in enumerate(texts):
-            seed = 1000 * max(repeat, 0) + index
-            settings = Settings(max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
-            for cell in [None, *cells]:
-                generator = plain if cell is None else cells[cell]
+            number = 1000 * max(repeat, 0) + index
+            runs = [(plain, number), *((c.generator, seed_of(c.rate, number)) for c in cells)]
+            for (generator, seed), own in zip(runs, times, strict=True):
+                settings = Settings(max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
                 stats = generator.generate(Request(text, settings)).stats
                 if repeat >= 0:
-                    seconds[cell][repeat, index] = stats.decode_seconds
-                    tokens[cell][repeat, index] = stats.num_round_tokens
-                    calls[cell][repeat, index] = stats.num_rounds
-    costs = {
-        name: _costs_of(target, draft, ways[name]) for name in dict.fromkeys(n for n, _ in cells)
-    }
-    numbers = {name: int(ways[name].num_draft_tokens) for name in costs}
-    return [
-        SyntheticLine(
-            name,
-            numbers[name],
-            rate,
-            float(tokens[name, rate].sum() / calls[name, rate].sum()),
-            expected_tokens(rate, numbers[name]),
-            speed_ratio(seconds[name, rate], tokens[name, rate], seconds[None], tokens[None]),
-            walltime_improvement(rate, numbers[name], *cost) if (cost := costs[name]) else None,
-        )
-        for name, rate in cells
-    ]
+                    place = repeat, index
+                    own.seconds[place] = stats.decode_seconds
+                    own.tokens[place] = stats.num_round_tokens
+                    own.calls[place] = stats.num_rounds
+        if repeat >= 0:
+            base, *others = (_Times(*(leaf[: repeat + 1] for leaf in own)) for own in times)
+            yield [_line(cell, own, base) for cell, own in zip(cells, others, strict=True)]
+
+
+def _line(cell: _Cell, own: _Times, plain: _Times) -> SyntheticLine:
+    """Returns what a cell gave beside plain decoding."""
+    rate, number = cell.rate, cell.num_draft_tokens
+    return SyntheticLine(
+        cell.name,
+        number,
+        rate,
+        float(own.tokens.sum() / own.calls.sum()),
+        expected_tokens(rate, number),
+        speed_ratio(own.seconds, own.tokens, plain.seconds, plain.tokens),
+        None if cell.costs is None else walltime_improvement(rate, number, *cell.costs),
+    )
 
 
 def _costs_of(
@@ -155,19 +189,18 @@ def _make_cells(
     ways: Mapping[str, Way],
     options: DrafterOptions,
     rates: Sequence[float],
-) -> dict[tuple[str, float], Generator]:
-    """Returns the ways that draft, with each rate in the place of their rule."""
+) -> list[_Cell]:
+    """Returns the ways that draft at each rate; their rule is `synthetic`."""
     ways = {name: way for name, way in ways.items() if name != JSPEC_PLAIN}
     if not ways:
         raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
     for name, way in ways.items():
         if not isinstance(way.num_draft_tokens, int):
             raise InputError(f"expected a fixed number of drafts of {name}, got auto")
-    cells = {}
-    for rate in rates:
-        rule = RuleOptions(synthetic_rate=rate)
-        generators = jspec_generators(
-            target, draft, ways, options, acceptance="synthetic", rule_options=rule
-        )
-        cells |= {(name, rate): generator for name, generator in generators.items()}
-    return cells
+    generators = jspec_generators(target, draft, ways, options, acceptance="synthetic")
+    costs = {name: _costs_of(target, draft, way) for name, way in ways.items()}
+    return [
+        _Cell(name, int(way.num_draft_tokens), rate, generators[name], costs[name])
+        for rate in rates
+        for name, way in ways.items()
+    ]

@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -27,6 +27,11 @@ class Timings(NamedTuple):
     calls: np.ndarray
     token_ids: list[list[int]]
 
+    def first(self, repeats: int) -> Self:
+        """Returns the timings of the first repeats alone."""
+        counts = (leaf[:repeats] for leaf in self[:-1])
+        return self._make([*counts, self.token_ids])
+
     def to_json(self) -> dict[str, Any]:
         """Returns all but the answers as plain values."""
         return {
@@ -47,8 +52,8 @@ def warm_up(ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_to
 
 def measure(
     ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int, repeats: int
-) -> dict[str, Timings]:
-    """Times every way on every prompt, alternating, `repeats` times."""
+) -> Iterator[dict[str, Timings]]:
+    """Times every way on every prompt, alternating; yields after each repeat all up to it."""
     shape = [repeats, len(prompts)]
     timings = {
         name: Timings(*(np.zeros(shape) for _ in range(4)), token_ids=[[] for _ in prompts])
@@ -66,4 +71,4 @@ def measure(
                 own.round_tokens[place] = generated.num_round_tokens
                 own.calls[place] = generated.num_calls
                 own.token_ids[index] = generated.token_ids
-    return timings
+        yield {name: own.first(repeat + 1) for name, own in timings.items()}

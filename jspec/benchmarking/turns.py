@@ -39,7 +39,10 @@ def typical_parts(turns: Sequence[Turn[Parts]]) -> Parts:
 
 
 def take_turns(
-    own: Mapping[str, Loop], first: Mapping[str, Loop], parts: Callable[..., Parts]
+    own: Mapping[str, Loop],
+    first: Mapping[str, Loop],
+    parts: Callable[..., Parts],
+    repeats: int,
 ) -> list[Turn[Parts]]:
     """Measures every part, each beside the other's: right before it or right after it.
 
@@ -47,6 +50,7 @@ def take_turns(
       own: compiled loops over a number of times the whole, and each of its parts, by name.
       first: likewise; a part that is not there takes no time.
       parts: makes `Parts` of seconds by name.
+      repeats: turns.
     """
     loops = {}
     for name in own:
@@ -56,5 +60,5 @@ def take_turns(
     return [
         Turn(*(parts(**{name: turn.get((one, name), 0.0) for name in own})
                for one in ("own", "first")))
-        for turn in seconds_in_turn(loops)
+        for turn in seconds_in_turn(loops, repeats)
     ]  # fmt: skip

@@ -130,7 +130,7 @@ def model_name(spec: str | os.PathLike[str]) -> str:
     return os.fspath(spec)
 
 
-def _check_device() -> None:
+def check_device() -> None:
     """Checks that JAX has a device: it is started here, if it is not yet.
 
     Raises:
@@ -166,7 +166,7 @@ def load_model(
     """
     spec = model_name(spec)
     (source, path), form = find_model(spec), _Form(dtype, quantization)
-    _check_device()
+    check_device()
     load = _load_gguf if source in ("preset", "gguf") else _load_folder
     try:
         if path is None:

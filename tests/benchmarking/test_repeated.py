@@ -47,7 +47,7 @@ def test_loops_take_turns_and_change_their_order(clock):
         "a": make_loop(clock, 5, 0.25, calls, "a"),
         "b": make_loop(clock, 1, 0.5, calls, "b"),
     }
-    turns = seconds_in_turn(loops, repeats=3)
+    turns = list(seconds_in_turn(loops, repeats=3))
     assert turns == [{"a": pytest.approx(0.25), "b": pytest.approx(0.5)}] * 3
     assert [list(turn) for turn in turns] == [["a", "b"]] * 3
     timed = [name for name, _ in calls[-12:]]

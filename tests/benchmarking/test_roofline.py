@@ -20,6 +20,8 @@ from jspec.benchmarking.call_parts import (
     time_parts,
 )
 from jspec.benchmarking.roofline import (
+    FULL,
+    QUICK,
     Line,
     call_lines,
     choice_lines,
@@ -38,7 +40,7 @@ from tests import tiny_models
 from tests.programs import environment, run
 
 
-def fake_times(_, shapes):
+def fake_times(_, shapes, repeats):
     """Yields calls of which 10 of 100 ms are none of the parts, on a machine that slows down."""
     for shape in shapes:
         turns = []
@@ -100,14 +102,14 @@ def test_the_parts_of_a_call_run_by_turns_with_the_first_call(quantization, monk
         params = quantize_params(model.params, model.config, quantization)
         model = dataclasses.replace(model, params=params, quantization=quantization)
 
-    def seconds_in_turn(loops):
+    def seconds_in_turn(loops, repeats):
         for loop in loops.values():
             assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(loop(jnp.int32(2))))
         return [{name: 10.0 * turn + place for place, name in enumerate(loops)} for turn in (0, 1)]
 
     monkeypatch.setattr("jspec.benchmarking.turns.seconds_in_turn", seconds_in_turn)
     shapes = [CallShape(1, 8, 1), CallShape(3, 8, 2)]
-    first, second = time_parts(model, shapes)
+    first, second = time_parts(model, shapes, 2)
     own, turned = CallParts(0, 2, 4, 6), CallParts(10, 12, 14, 16)
     of_first, turned_first = CallParts(1, 3, 5, 7), CallParts(11, 13, 15, 17)
     assert second == (shapes[1], [Turn(own, of_first), Turn(turned, turned_first)])
@@ -146,9 +148,31 @@ def test_the_machine_counts_as_it_was_at_its_best(monkeypatch):
     monkeypatch.setattr(f"{module}.measure_machine", lambda dtype: next(machines))
     monkeypatch.setattr(f"{module}.call_lines", lambda *_: iter([Line("call", 0.01, 1e7, 6e6)]))
     monkeypatch.setattr(f"{module}.choice_lines", lambda _: iter([]))
-    machine, lines = measure_roofline(tiny_models.target(), None, {}, DrafterOptions())
+    records = measure_roofline(tiny_models.target(), None, {}, DrafterOptions())
+    (_, (early,)), (machine, (line,)) = records  # what is known is told at once
+    assert early.least_seconds == 0.01
     assert machine == Machine(2e9, 3e9)
-    assert [line.least_seconds for line in lines] == [0.005]
+    assert line.least_seconds == 0.005
+
+
+def test_a_quick_roofline_measures_fewer_calls_less_often(monkeypatch):
+    """And still those on which a drafter's worth depends: one token, and drafts with one more."""
+    asked = []
+
+    def time_parts(_, shapes, repeats):
+        asked.append((list(shapes), repeats))
+        return iter([])
+
+    monkeypatch.setattr("jspec.benchmarking.roofline.time_parts", time_parts)
+    monkeypatch.setattr("jspec.benchmarking.roofline.time_calls", lambda *_, **__: 1.0)
+    model = tiny_models.make_model(dataclasses.replace(tiny_models.CONFIG, max_seq_len=9000))
+    for scope in (FULL, QUICK):
+        list(call_lines(model, "target", scope))
+    (full, often), (quick, seldom) = asked
+    assert set(quick) < set(full)
+    assert {CallShape(1, 128, 1), CallShape(6, 128, 1)} < set(quick)
+    assert len(quick) <= len(full) / 2
+    assert seldom <= often / 3
 
 
 def test_choices_come_with_and_without_drafts_for_several_vocabularies(monkeypatch):
@@ -206,15 +230,19 @@ def test_the_program(compile_cache, tmp_path):
     )  # fmt: skip
     assert status == 0, errors
     record = json.loads(path.read_text())
+    assert record["is_complete"]
     assert record["machine"]["bandwidth"] > 1e8
     names = [line["name"] for line in record["lines"]]
-    assert names[-5:] == [
+    rounds = names.index("jspec plain: the host, a round")
+    assert names[rounds : rounds + 5] == [
         "jspec plain: the host, a round",
         "jspec prompt_lookup:3: a round of prompt_lookup, 0 drafts",
         "jspec prompt_lookup:3: prompt_lookup drafts 3",
         "jspec prompt_lookup:3: a round of prompt_lookup, 3 drafts",
         "jspec prompt_lookup:3: the host, a round",
     ]
+    assert "call on" in names[0]
+    assert "choice" in names[-1]
     assert all(line["seconds"] > 0 for line in record["lines"])
     assert all(
         line["expected_ratio"] > 0 for line in record["lines"] if "a round of" in line["name"]

@@ -104,22 +104,23 @@ def test_a_rounds_cost_is_foretold_by_its_parts():
 def test_a_part_that_only_one_has_counts_as_nothing_of_the_other(monkeypatch):
     monkeypatch.setattr(
         "jspec.benchmarking.turns.seconds_in_turn",
-        lambda loops: [dict.fromkeys(loops, 1.0) | {("own", "drafting"): 0.5}],
+        lambda loops, repeats: [dict.fromkeys(loops, 1.0) | {("own", "drafting"): 0.5}],
     )
     first = {name: None for name in ALONE if name != "drafting"}
-    (turn,) = take_turns(dict.fromkeys(ALONE), first, RoundParts)
+    (turn,) = take_turns(dict.fromkeys(ALONE), first, RoundParts, 1)
     assert turn == Turn(RoundParts(1.0, 0.5, 1.0, 1.0), RoundParts(1.0, 0.0, 1.0, 1.0))
 
 
 def test_rounds_and_plain_steps_run(monkeypatch):
     """Guards against a loop whose state changes its shape on the way."""
 
-    def seconds_in_turn(loops):
+    def seconds_in_turn(loops, repeats):
         for loop in loops.values():
             jax.block_until_ready(loop(jnp.int32(2)))
-        return [dict.fromkeys(loops, 1.0)]
+        return [dict.fromkeys(loops, 1.0)] * repeats
 
     monkeypatch.setattr("jspec.benchmarking.turns.seconds_in_turn", seconds_in_turn)
     target, draft = tiny_models.target(), tiny_models.draft()
-    timed = list(time_rounds(target, draft, "prompt_lookup+model", DrafterOptions(), 2))
+    timed = list(time_rounds(target, draft, "prompt_lookup+model", DrafterOptions(), 2, 3))
     assert [one.num_drafts for one, _ in timed] == [0, 2, 2]
+    assert all(len(turns) == 3 for _, turns in timed)

@@ -118,6 +118,7 @@ def num_copies(pair, drafter, params):
     return len(re.findall(rf"= f32\[{shape}\]\S* copy\(", entry))
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads the program of a CPU")
 def test_a_member_that_looks_ahead_hands_the_cache_on(tiny_pair):
     """Guards against a copy of the target's cache in every round, drafts wanted or not.
 

@@ -1,6 +1,5 @@
 """Tiny models in every format, for the tests of the weights."""
 
-import gguf
 import numpy as np
 
 from jspec.models.config import LlamaConfig, RopeScaling
@@ -82,6 +81,8 @@ def write_gguf(path, config, tensors, kinds=(), metadata=(), tokens=None, extra=
       tokens: `tokenizer.ggml.` keys.
       extra: further tensors under their own names.
     """
+    import gguf  # which most tests do without
+
     usual = {
         "llama.block_count": config.num_layers, "llama.context_length": config.max_seq_len,
         "llama.embedding_length": config.embed_dim,

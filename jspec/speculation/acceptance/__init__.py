@@ -25,13 +25,11 @@ class RuleOptions:
       typical_epsilon: of `typical`, a probability that is always enough.
       typical_delta: of `typical`, what share of exp(-entropy) is enough; the defaults of both are
         those of Medusa's own code, delta about the root of epsilon.
-      synthetic_rate: of `synthetic`, the probability of keeping a draft, from 0 to 1.
     """
 
     lenience: float = 0.5
     typical_epsilon: float = 0.09
     typical_delta: float = 0.3
-    synthetic_rate: float = 0.8
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -49,7 +47,7 @@ RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
 
 # For timing; what comes out means nothing, so no program that writes text offers them.
 TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
-    "synthetic": lambda options: synthetic.make_rule(options.synthetic_rate),
+    "synthetic": lambda options: synthetic.RULE,
 }
 
 

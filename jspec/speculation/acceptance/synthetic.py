@@ -3,27 +3,44 @@
 The text means nothing. Each draft is kept with the same probability, the alpha of Theorem 3.8
 (Leviathan et al., arXiv 2211.17192), so that the time of real rounds can be set against acceptance
 with models whose trained weights are not at hand.
+
+The rule tosses a coin: a draft is kept if its uniform is below a half. The coin is loaded, and by
+how much is written in the request's seed (`seed_of`): so one compiled program serves all rates.
 """
 
-import functools
-
 import jax.numpy as jnp
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Bool, Float32
 
-from jspec.errors import check_range
 from jspec.sampling import sample
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, uniforms_of
 from jspec.speculation.noise import INDEPENDENT
 from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
-from jspec.typing import RowCounts, TargetProbs
+from jspec.typing import RowCounts, RowSeeds, TargetProbs
+
+_HALF = 0.5
+_BITS = 16  # of a seed, for the rate; the others tell requests apart
+_MOST = 2**_BITS - 1
 
 
-def acceptance_probs(
-    target_probs: TargetProbs, proposal: Proposal, *, rate: float
-) -> Float32[Array, "b w"]:
-    """Returns the rate at each draft of [b w]."""
+def seed_of(rate: float, number: int) -> int:
+    """Returns a request's seed that holds a rate, rounded to 1/65535.
+
+    Args:
+      rate: from 0 to 1, with which drafts are kept.
+      number: of the request; 65536 of them differ.
+    """
+    return round(rate * _MOST) << _BITS | number % 2**_BITS
+
+
+def rate_of(seed: RowSeeds) -> Float32[Array, "b"]:
+    """Returns the rates that seeds hold, [b]; those of 0 and 1 are exact."""
+    return (seed >> _BITS).astype(jnp.float32) / _MOST
+
+
+def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
+    """Returns a half at each draft of [b w]: what it is where the coin is not loaded."""
     del target_probs
-    return jnp.full(proposal.tokens.shape, rate, jnp.float32)
+    return jnp.full(proposal.tokens.shape, _HALF, jnp.float32)
 
 
 def next_token_probs(
@@ -34,35 +51,36 @@ def next_token_probs(
     return probs_after(target_probs, num_accepted)
 
 
-def accept(
-    target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise, *, rate: float
-) -> Verdict:
-    """Keeps each draft if its uniform is below the rate, up to the first that is not.
+def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+    """Keeps each draft if its uniform is below a half, up to the first that is not.
 
     Args:
       target_probs: the target's law at each block token, [b w+1 v].
       proposal: the drafts.
       noise: uniforms [b w] for the drafts, Gumbel noise [b v] for the next token.
-      rate: from 0 to 1.
     """
-    num_accepted = count_accepted(uniforms_of(noise) < rate, proposal)
+    num_accepted = count_accepted(uniforms_of(noise) < _HALF, proposal)
     law = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(law, noise.gumbel))
 
 
-@functools.cache  # a compiled program is found again by the rule it was compiled for
-def make_rule(rate: float) -> AcceptanceRule:
-    """Returns the rule; at temperature 0 there is no noise that it could draw from.
+def loaded_noise(
+    seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
+) -> AcceptanceNoise:
+    """Returns independent noise whose uniforms are below a half with the rate of the row's seed.
 
-    Raises:
-      InputError: `rate` is not from 0 to 1.
+    See `noise.acceptance_noise` for the arguments.
     """
-    check_range("synthetic_rate", rate, 0.0, 1.0)
-    return AcceptanceRule(
-        functools.partial(acceptance_probs, rate=rate),
-        next_token_probs,
-        functools.partial(accept, rate=rate),
-        INDEPENDENT,
-        temperatures=Temperatures.POSITIVE,
-        is_lossless=False,
-    )
+    noise = INDEPENDENT.acceptance(seed, position, width, vocab_size, is_random)
+    is_kept = uniforms_of(noise) < rate_of(seed)[:, None]
+    return noise.replace(uniforms=jnp.where(is_kept, 0.0, _HALF))
+
+
+RULE = AcceptanceRule(
+    acceptance_probs,
+    next_token_probs,
+    accept,
+    INDEPENDENT._replace(acceptance=loaded_noise),
+    temperatures=Temperatures.POSITIVE,  # at 0 there is no noise that it could draw from
+    is_lossless=False,
+)
