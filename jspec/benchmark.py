@@ -32,7 +32,7 @@ from jspec.benchmarking.sides import (
     greedy_ways,
     jspec_generators,
     peer_ways,
-    transformers_generators,
+    working_peers,
 )
 from jspec.benchmarking.summary import format_summary, summarise
 from jspec.benchmarking.synthetic import measure_synthetic, parse_rates
@@ -42,7 +42,7 @@ from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.errors import InputError, check_range
 from jspec.generator import Generator
 from jspec.json_lines import JsonLinesWriter, title_of
-from jspec.peers import GenerateFn, check_peers, has_transformers
+from jspec.peers import check_peers, has_transformers
 from jspec.prompts import read_prompts
 from jspec.request import Settings
 from jspec.ways import Way, check_ways, parse_ways
@@ -169,7 +169,14 @@ def _answers(
     peak_bytes = _peak_bytes()
     left_out = {}
     if peers is not None:
-        working, left_out = _working_peers(target, draft, peers, prompts)
+        longest = max(map(len, prompts)) + _MAX_NEW_TOKENS.value
+        working, left_out = working_peers(
+            target,
+            _peer_draft(draft),
+            peers,
+            compiled_length=longest if _COMPILED.value else None,
+            warm_up=lambda way: warm_up(way, prompts[:2], _MAX_NEW_TOKENS.value),
+        )
         ways |= working
         plain_of |= dict.fromkeys(working, PEER_PLAIN if PEER_PLAIN in working else JSPEC_PLAIN)
     record = {"peak_bytes": peak_bytes, "plain_of": plain_of, "tasks": tasks, "left_out": left_out}
@@ -191,40 +198,6 @@ def _answers(
         )
     by_task = {name: own.to_json() for name, own in columns.items()}
     save(record | {"ways": report, "spec_bench": by_task}, True)
-
-
-def _working_peers(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    ways: Mapping[str, tuple[str, int]],
-    prompts: list[list[int]],
-) -> tuple[dict[str, GenerateFn], dict[str, str]]:
-    """Returns transformers' ways, warmed up, and why others are left out, by name.
-
-    What torch's compiler needs, a C compiler for one, may not be there: the rest is measured.
-    """
-    longest = max(map(len, prompts)) + _MAX_NEW_TOKENS.value
-    left_out, peers = {}, {}
-    try:
-        peers = transformers_generators(
-            target, _peer_draft(draft), ways, compiled_length=longest if _COMPILED.value else None
-        )
-    except Exception as error:  # whatever another library may raise, here and below
-        left_out = dict.fromkeys(ways, _reason(error))
-    working = {}
-    for name, generate in peers.items():
-        try:
-            warm_up({name: generate}, prompts[:2], _MAX_NEW_TOKENS.value)
-            working[name] = generate
-        except Exception as error:
-            left_out[name] = _reason(error)
-    for name, reason in left_out.items():
-        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
-    return working, left_out
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _roofline(

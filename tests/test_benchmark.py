@@ -67,6 +67,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
 _FAILING = """
 import sys
 from jspec import benchmark, cli, peers
+from jspec.benchmarking import sides
 def way(name):
     def generate(prompt, count):
         if name == "transformers prompt_lookup:2":
@@ -78,7 +79,7 @@ def make(target, draft, ways, compiled_length):
         raise MemoryError("too much")
     return {name: way(name) for name in ways}
 benchmark.has_transformers = lambda: True
-benchmark.transformers_generators = make
+sides.transformers_generators = make
 cli.run_main(lambda _: benchmark.main(), max_arguments=1)
 """
 

@@ -12,6 +12,8 @@ import tarfile
 import jax
 import pytest
 
+from tests.programs import check_refusal
+
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_session.sh"
 MISSING = ("beartype", "gguf", "ml_collections")  # on the machines that are lent to us
@@ -82,6 +84,17 @@ def test_what_it_refuses(variables, message, tmp_path):
     assert status == 2
     assert message in printed
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
+def test_a_program_without_its_gpu_says_so_in_a_line():
+    """The one that loads no model, whose loading would have said it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.measure_drafting"], cwd=ROOT, capture_output=True,
+        env=os.environ | {"JAX_PLATFORMS": "cuda"}, check=False,
+    )  # fmt: skip
+    message = check_refusal(done.returncode, done.stdout.decode(), done.stderr.decode())
+    assert "expected a device that JAX can use, got none with JAX_PLATFORMS=cuda" in message
 
 
 def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu):

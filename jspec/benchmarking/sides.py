@@ -1,6 +1,7 @@
 """The two sides of the benchmark: jspec's ways of generating, and transformers' like ways."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
@@ -99,3 +100,42 @@ def transformers_generators(
     if compiled_length is not None:
         generators[PEER_COMPILED] = peer.compiled_way(compiled_length)
     return generators
+
+
+def working_peers(
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    ways: Mapping[str, tuple[str, int]],
+    *,
+    compiled_length: int | None,
+    warm_up: Callable[[dict[str, GenerateFn]], None],
+) -> tuple[dict[str, GenerateFn], dict[str, str]]:
+    """Returns those of `transformers_generators` that work, and why others are left out, by name.
+
+    What torch's compiler needs, a C compiler for one, may not be there: the rest is measured.
+
+    Args:
+      target: the target.
+      draft: the draft model, if there is one.
+      ways: see `transformers_generators`.
+      compiled_length: likewise.
+      warm_up: answers something in each of some ways.
+    """
+    working, left_out = {}, {}
+    try:
+        peers = transformers_generators(target, draft, ways, compiled_length)
+    except Exception as error:  # whatever another library may raise, here and below
+        peers, left_out = {}, dict.fromkeys(ways, _reason(error))
+    for name, generate in peers.items():
+        try:
+            warm_up({name: generate})
+            working[name] = generate
+        except Exception as error:
+            left_out[name] = _reason(error)
+    for name, reason in left_out.items():
+        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
+    return working, left_out
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
