@@ -243,8 +243,9 @@ def test_the_program(compile_cache, tmp_path):
     ]
     assert "call on" in names[0]
     assert "choice" in names[-1]
-    assert all(line["seconds"] > 0 for line in record["lines"])
-    assert all(
-        line["expected_ratio"] > 0 for line in record["lines"] if "a round of" in line["name"]
-    )
+    # No more than that: a difference of two times of a tiny model, on a busy machine.
+    assert all(np.isfinite(line["seconds"]) for line in record["lines"])
+    rounds = [line for line in record["lines"] if "a round of" in line["name"]]
+    assert len(rounds) == 2
+    assert all(np.isfinite(line["expected_ratio"]) for line in rounds)
     assert names[0] in output
