@@ -88,7 +88,8 @@ _COMPILED = flags.DEFINE_bool(
 _ROOFLINE = flags.DEFINE_bool(
     "roofline",
     False,
-    "Measure calls and rounds instead of answers, beside the least time that the machine needs.",
+    "Measure calls and rounds instead of answers, beside the least time that the machine needs: "
+    "some minutes.",
 )
 _QUICK = flags.DEFINE_bool(
     "quick", False, "Measure fewer calls for the roofline, and each less often."
@@ -253,6 +254,12 @@ def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     if _ROOFLINE.value and _TRANSFORMERS.value:
         raise InputError("expected --roofline without --transformers: only jspec's calls are timed")
+    unread = [flag for flag in (_PROMPTS_FILE, _NUM_PROMPTS, _MAX_NEW_TOKENS, _REPEATS)
+              if _ROOFLINE.value and flag.present]  # fmt: skip
+    if unread:
+        raise InputError(f"expected --roofline without --{unread[0].name}: it answers no prompts")
+    if _SYNTHETIC_ACCEPTANCE.present and not _SYNTHETIC_ACCEPTANCE.value:
+        raise InputError("expected rates from 0 to 1 in --synthetic_acceptance, got none")
     if _QUICK.value and not _ROOFLINE.value:
         raise InputError("expected --quick with --roofline, which it makes shorter")
     if _SYNTHETIC_ACCEPTANCE.value and (_ROOFLINE.value or _TRANSFORMERS.value):

@@ -1,10 +1,14 @@
 """What the programs share: flags of a model, and errors of the user in one line."""
 
+import contextlib
 import io
 import os
+import signal
 import sys
+import threading
+import types
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
@@ -13,6 +17,7 @@ from jspec.errors import InputError
 
 QUANTIZATIONS = ("none", "int8", "int4")
 INTERRUPTED = 130
+_MOMENT = 0.05  # seconds
 
 
 def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
@@ -25,6 +30,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
 
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
+        _hear_interrupts()
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # where a terminal has no such character
         try:
@@ -38,7 +44,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
             return 2
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
-            return INTERRUPTED
+            _leave_at_once(INTERRUPTED)
         except (JaxRuntimeError, MemoryError) as error:
             if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -55,6 +61,32 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
         return 0
 
     app.run(guarded, flags_parser=_parse_flags)
+
+
+def _hear_interrupts() -> None:
+    """Makes Ctrl-C heard wherever it comes.
+
+    Python drops an exception that is raised while the garbage collector calls JAX: there the signal
+    is sent once more, a moment later.
+    """
+
+    def on_interrupt(number: int, frame: types.FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
+            own = threading.main_thread().ident, number
+            threading.Timer(_MOMENT, signal.pthread_kill, own).start()
+            return
+        raise KeyboardInterrupt
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, on_interrupt)
+
+
+def _leave_at_once(status: int) -> NoReturn:
+    """Ends the process: the device may be at work, on memory that Python's end would take away."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status)
 
 
 def _forget_output() -> None:

@@ -42,17 +42,22 @@ export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # How much of the time a step gets beside the others; what one does not use goes to those after it.
 declare -A weights=([laws]=4 [audits]=3 [roofline]=6 [synthetic]=4 [peers]=3 [options]=3 [profile]=1
   [head]=4 [drafters]=3 [quantization]=2)
+fail() { echo "error: $*" >&2; exit 2; }
+case "${1:-}" in
+  -h | --help) sed -n '2,/^set -/s/^# \{0,1\}//p' "$0"; exit ;;
+  -*) fail "expected a folder for the results, got $1" ;;
+esac
+[[ "${LIMIT:-1}" =~ ^[0-9]+$ ]] || fail "expected LIMIT as a number of seconds, got $LIMIT"
 all_steps="laws audits roofline synthetic peers options profile head drafters quantization"
 steps=${STEPS:-$all_steps}
+[ -n "${steps// /}" ] || fail "expected STEPS among $all_steps, got none"
 for step in $steps; do
   [[ " $all_steps " == *" $step "* ]] && continue
-  echo "expected STEPS among $all_steps, got $step"
-  exit 2
+  fail "expected STEPS among $all_steps, got $step"
 done
 [ -n "${ANSWERS:-}" ] || steps=" $steps " steps=${steps/ head / }
 if [ -n "${ANSWERS:-}" ] && [ -z "${2:-}" ]; then
-  echo "expected TARGET with ANSWERS: whose answers they are"
-  exit 2
+  fail "expected TARGET with ANSWERS: whose answers they are"
 fi
 
 backend=$("$python" -c '
@@ -62,8 +67,7 @@ try:
 except RuntimeError:
     print("none")')
 if [ "$backend" = none ] || [ "$backend" != "${BACKEND:-$backend}" ]; then
-  echo "expected a machine on which JAX's backend is ${BACKEND:-there}, got $backend"
-  exit 2
+  fail "expected a machine on which JAX's backend is ${BACKEND:-there}, got $backend"
 fi
 "$python" -c '
 import importlib.util

@@ -216,6 +216,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
         "--quick": "expected --quick with --roofline",
+        "--roofline --num_prompts=3": "expected --roofline without --prompts_file",
+        "--synthetic_acceptance=": "expected rates from 0 to 1 in --synthetic_acceptance, got none",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }

@@ -212,6 +212,34 @@ def test_an_interrupt_keeps_the_finished_results(folder, env, tmp_path):
     assert abs(len(records) - titles) <= 1  # one is written, and then shown
 
 
+def test_an_interrupt_is_heard_within_the_garbage_collectors_callbacks():
+    """Guards against a Ctrl-C that Python drops there, printing that it ignores an exception."""
+    program = """
+import gc, time
+from jspec import cli
+
+def _xla_gc_callback(phase, info):  # as JAX has one
+    print("collecting", flush=True)
+    time.sleep(0.4)
+
+def main():
+    gc.callbacks.append(_xla_gc_callback)
+    gc.collect()
+    time.sleep(50)
+
+cli.run_main(main)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", HEEDING, "-c", program],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert process.stdout.readline() == b"collecting\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=40)
+    assert process.returncode == 130
+    assert errors == b"\ninterrupted\n"
+
+
 def test_a_reader_that_goes_away_is_no_error_worth_a_traceback(folder, env):
     """Guards against a traceback from `python -m jspec.generate | head`."""
     flags = (f"--target={folder}", "--prompts_file=-", "--max_new_tokens=30", "--dtype=float32",

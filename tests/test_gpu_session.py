@@ -16,7 +16,7 @@ from tests.programs import check_refusal
 
 ROOT = pathlib.Path(__file__).parents[1]
 SCRIPT = ROOT / "scripts" / "gpu_session.sh"
-MISSING = ("beartype", "gguf", "ml_collections")  # on the machines that are lent to us
+MISSING = ("beartype", "gguf", "ml_collections")  # where little but JAX is installed
 
 # A Python that says it has a GPU, and notes what else it is asked for.
 _STUB = """#!/usr/bin/env bash
@@ -44,7 +44,7 @@ def call(folder, *more, **variables):
     """Returns the script's status and what it prints."""
     done = subprocess.run(
         ["bash", SCRIPT, folder, *more], env=os.environ | {"PYTHON": sys.executable} | variables,
-        capture_output=True, text=True, timeout=900, check=False,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
 
@@ -70,6 +70,8 @@ def call_on_gpu(tmp_path):
     ("variables", "message"),
     [
         ({"STEPS": "laws rooflne"}, "expected STEPS among"),
+        ({"STEPS": " "}, "expected STEPS among"),
+        ({"LIMIT": "ten"}, "expected LIMIT as a number of seconds, got ten"),
         ({"ANSWERS": "answers.jsonl"}, "expected TARGET with ANSWERS"),
         pytest.param(
             {"BACKEND": "gpu"},
@@ -82,8 +84,17 @@ def call_on_gpu(tmp_path):
 def test_what_it_refuses(variables, message, tmp_path):
     status, printed = call(tmp_path / "out", **variables)
     assert status == 2
+    assert printed.startswith("error: ")
     assert message in printed
     assert not (tmp_path / "out").exists()
+
+
+def test_a_flag_is_no_folder_for_results():
+    """`--help` once ran everything, into a folder of that name."""
+    status, printed = call("--help")
+    assert (status, printed.splitlines()[0][:11]) == (0, "One command")
+    status, printed = call("--quick")
+    assert (status, printed) == (2, "error: expected a folder for the results, got --quick\n")
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")

@@ -280,6 +280,8 @@ def format_lines(lines: list[Line], machine: Machine) -> str:
         rows.append(
             " ".join([f"{line.name:<{width}}", *(f"{cell:>11}" for cell in cells)]).rstrip()
         )
+    if any(line.share is not None and line.share > 1 for line in lines):
+        rows.append("a share above 100 %: the machine was slower while its limit was measured")
     return "\n".join(rows)
 
 

@@ -1,6 +1,7 @@
 """Compiles C++ for XLA's foreign function interface, once, for this processor."""
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -42,12 +43,26 @@ def load_library() -> ctypes.CDLL:
       OSError: it cannot be built or loaded; the text says why.
     """
     path = cache_dir() / "native" / f"jspec-{fingerprint()}.so"
-    if path.exists():
-        try:
+    if _is_whole(path):
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(path))
-        except OSError:
-            pass  # damaged: built again
     return _build(path)
+
+
+def _is_whole(path: pathlib.Path) -> bool:
+    """Returns whether a library is as it was built: a part of one would crash the process."""
+    try:
+        return _digest_path(path).read_text() == _digest(path)
+    except OSError:
+        return False
+
+
+def _digest_path(path: pathlib.Path) -> pathlib.Path:
+    return path.with_suffix(".sha256")
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _compiler() -> str | None:
@@ -81,7 +96,10 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
             list(pool.map(run, commands))
         run(["-shared", *map(str, goals.values()), "-o", str(built)])
         library = ctypes.CDLL(str(built))
+        digest = _digest_path(built)
+        digest.write_text(_digest(built))
         built.replace(path)
+        digest.replace(_digest_path(path))
     return library
 
 

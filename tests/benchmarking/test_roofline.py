@@ -218,13 +218,15 @@ def test_a_line_without_bytes_has_no_share():
     cells = ["a", "call", "5.0", "1.00", "5.00", "10.000", "50%", "8.00", "1.00", "0.50",
              "1.25", "1.20"]  # fmt: skip
     assert table.splitlines()[3].split() == cells
+    assert len(table.splitlines()) == 4
+    assert "slower while" in format_lines([call._replace(least_seconds=0.02)], Machine(1e9, 2e11))
 
 
 def test_the_program(compile_cache, tmp_path):
     """Calls, rounds and the machine, without any prompt."""
     folder, path = tiny_models.save_folder(tmp_path / "tiny"), tmp_path / "roofline.json"
     status, output, errors = run(
-        "jspec.benchmark", f"--target={folder}", "--roofline", "--prompts_file=/nowhere",
+        "jspec.benchmark", f"--target={folder}", "--roofline",
         "--drafters=none,prompt_lookup:3", "--dtype=float32", f"--output_json={path}",
         env=environment(compile_cache, tmp_path / "home"), timeout=240,
     )  # fmt: skip
