@@ -21,12 +21,13 @@ from jspec.drafters import DrafterOptions, make_drafter
 from jspec.engine import Engine, make_engine
 from jspec.models import KVCache, make_apply
 from jspec.programs import make_spec
+from jspec.sampling import first_argmax
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import drafters_of
 from jspec.speculation.plain import plain_step
 from jspec.speculation.step import propose, speculative_step
-from jspec.speculation.types import Drafter, ModelParams, SpecState
-from jspec.typing import ApplyFn, RowTokens
+from jspec.speculation.types import Drafter, ModelParams, Proposal, SpecState
+from jspec.typing import ApplyFn, RowTokens, Tokens
 from jspec.vocabulary import mask_padding
 from jspec.weights.resolver import LoadedModel
 
@@ -41,7 +42,8 @@ class RoundParts(NamedTuple):
 
     Attributes:
       whole: all of it.
-      drafting: the proposal.
+      drafting: the proposal, right before a call: what a call reads drives the drafter's weights
+        out of the processor's caches, as it does in a round.
       call: the target's, with a greedy choice.
       choice: from the logits to the tokens of the round.
     """
@@ -50,6 +52,24 @@ class RoundParts(NamedTuple):
     drafting: float
     call: float
     choice: float
+
+
+def _to_parts(whole: float, proposal_and_call: float, call: float, choice: float) -> RoundParts:
+    """Returns the parts; nothing is proposed where that takes no time."""
+    drafting = proposal_and_call - call if proposal_and_call > 0 else 0.0
+    return RoundParts(whole, drafting, call, choice)
+
+
+class _Found(NamedTuple):
+    """What a call finds behind a proposal.
+
+    Attributes:
+      tokens: the most likely ones, [b t].
+      proposal: what was proposed.
+    """
+
+    tokens: Tokens
+    proposal: Proposal
 
 
 class RoundOf(NamedTuple):
@@ -92,8 +112,9 @@ def time_rounds(
     params = ModelParams(target.params, built.params)
     engine = make_engine(target, built.drafter, get_rule(_RULE), (0, num_drafts))
     for one, state in forced_states(engine, params, apply, built.drafter):
-        own = _loops(params, state, apply, built.drafter) | _parts_beside(target, one.num_drafts)
-        yield one, take_turns(own, plain, RoundParts, repeats)
+        own = _loops(params, state, apply, built.drafter, one.num_drafts)
+        own |= _parts_beside(target, one.num_drafts)
+        yield one, take_turns(own, plain, _to_parts, repeats)
 
 
 def forced_states(
@@ -126,16 +147,22 @@ def _plain_loops(target: LoadedModel, apply: ApplyFn) -> dict[str, Loop]:
 
 
 def _loops(
-    params: ModelParams, state: SpecState, apply: ApplyFn, drafter: Drafter
+    params: ModelParams, state: SpecState, apply: ApplyFn, drafter: Drafter, num_drafts: int
 ) -> dict[str, Loop]:
-    """Returns loops over a round and its first half."""
+    """Returns loops over a round, and over a proposal with a call on it."""
     sides = {"target": apply, "drafter": drafter, "rule": get_rule(_RULE)}
     widths = (0, drafter.num_draft_tokens)
     step = functools.partial(speculative_step, widths=widths, **sides)
-    first_half = functools.partial(propose, **sides)
+
+    def propose_and_call(params: ModelParams, state: SpecState) -> tuple[_Found, SpecState]:
+        proposal, after = propose(params, state, **sides)
+        block = jnp.concatenate([state.last_token[:, None], proposal.tokens[:, :num_drafts]], 1)
+        logits, _, cache = apply(params.target, block, after.target_cache)
+        return _Found(first_argmax(logits)[0], proposal), after.replace(target_cache=cache)
+
     return {
         "whole": state_loop(params, state, _turned(step)),
-        "drafting": state_loop(params, state, first_half),
+        "proposal_and_call": state_loop(params, state, propose_and_call),
     }
 
 

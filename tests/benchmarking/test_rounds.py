@@ -101,14 +101,16 @@ def test_a_rounds_cost_is_foretold_by_its_parts():
     assert typical_parts(turns) == pytest.approx([2 * second for second in ALONE.values()])
 
 
-def test_a_part_that_only_one_has_counts_as_nothing_of_the_other(monkeypatch):
+def test_drafting_is_what_a_proposal_adds_to_a_call(monkeypatch):
+    """The plain step has no proposal, and takes no time for it."""
+    seconds = {"whole": 3.0, "proposal_and_call": 2.5, "call": 2.0, "choice": 0.25}
     monkeypatch.setattr(
         "jspec.benchmarking.turns.seconds_in_turn",
-        lambda loops, repeats: [dict.fromkeys(loops, 1.0) | {("own", "drafting"): 0.5}],
+        lambda loops, repeats: [{key: seconds[key[1]] for key in loops}],
     )
-    first = {name: None for name in ALONE if name != "drafting"}
-    (turn,) = take_turns(dict.fromkeys(ALONE), first, RoundParts, 1)
-    assert turn == Turn(RoundParts(1.0, 0.5, 1.0, 1.0), RoundParts(1.0, 0.0, 1.0, 1.0))
+    first = {name: None for name in seconds if name != "proposal_and_call"}
+    (turn,) = take_turns(dict.fromkeys(seconds), first, rounds._to_parts, 1)
+    assert turn == Turn(RoundParts(3.0, 0.5, 2.0, 0.25), RoundParts(3.0, 0.0, 2.0, 0.25))
 
 
 def test_rounds_and_plain_steps_run(monkeypatch):
