@@ -75,7 +75,8 @@ struct TileInputs {
     columns = count <= kFewRows ? count : kTileSide;
     const int64_t blocks = (count + kTileSide - 1) / kTileSide;
     pairs = space.Take(blocks * steps * columns);
-    std::fill_n(pairs, blocks * steps * columns, Lanes{});
+    const bool is_full = count % columns == 0 && shape.inputs % kTileInputs == 0;
+    if (!is_full) std::fill_n(pairs, blocks * steps * columns, Lanes{});
     if (count <= kFewRows) {
       for (int64_t r = 0; r < count; ++r) PackRow(rows + r * shape.inputs, r, shape.inputs);
     } else {
@@ -132,6 +133,15 @@ inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t 
   }
 }
 
+// Asks memory for as much of the weights behind 32 outputs as a step reads: what many rows compute
+// leaves time for it.
+inline void AskForStep(const BFloat16* behind, int64_t step) {
+  constexpr int kBytes = kWidth * kTileInputs * sizeof(BFloat16);
+  const auto* from = reinterpret_cast<const char*>(behind) + step * kBytes;
+#pragma GCC unroll 32
+  for (int line = 0; line < kBytes; line += kCacheLine) __builtin_prefetch(from + line, 0, 2);
+}
+
 // Up to 32 outputs of one or two blocks of rows.
 template <bool kTwoBlocks>
 inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat16* weights,
@@ -150,6 +160,7 @@ inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat1
     _tile_dpbf16ps(0, 4, 6);
     if (has_second) _tile_dpbf16ps(1, 5, 6);
     if constexpr (kTwoBlocks) {
+      if (block == 0) AskForStep(weights + kWidth * width, step);
       _tile_loadd(7, inputs.Step(block + 1, step), 64);
       _tile_dpbf16ps(2, 4, 7);
       if (has_second) _tile_dpbf16ps(3, 5, 7);
