@@ -242,7 +242,8 @@ def round_lines(
                 parts = typical_parts(turns)
                 foretold = statistics.median(turn.expected_ratio for turn in turns)
                 if one.num_drafts > 0:
-                    yield Line(f"{name}: {one.drafter} drafts {one.num_drafts}", parts.drafting)
+                    drafting = max(parts.drafting, 0.0)  # a difference of two times
+                    yield Line(f"{name}: {one.drafter} drafts {one.num_drafts}", drafting)
                 yield Line(
                     f"{name}: a round of {one.drafter}, {one.num_drafts} drafts",
                     parts.whole,
