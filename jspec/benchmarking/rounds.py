@@ -187,7 +187,7 @@ def state_loop(params: ModelParams, state: SpecState, do: PartFn) -> Loop:
 
     Args:
       params: both sides' parameters.
-      state: at the beginning of every turn; its caches are given away.
+      state: at the beginning of every turn; it is left alone, its caches are copied once.
       do: the part; everything that it finds has to be there before the next turn.
     """
     leaves, tree = jax.tree.flatten(state, is_leaf=_is_cache)
