@@ -1,7 +1,8 @@
 """What every test gets: checked shapes and types, strict dtype promotion, fresh keys, a cache.
 
 Without beartype, as on a GPU machine where little but JAX is installed, shapes and types go
-unchecked, and the head of the report says so. JSPEC_TEST_OPTIMISED=1 compiles everything as users get it.
+unchecked, and the head of the report says so. JSPEC_TEST_OPTIMISED=1 compiles everything as users
+get it.
 """
 
 import ctypes
