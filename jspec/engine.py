@@ -250,13 +250,15 @@ def prefill_widths(target: LoadedModel) -> Sequence[int]:
     """Returns the widths at which calls on chunks of a prompt are compiled.
 
     A wide one takes as long as two and a half to four narrow ones; where many rows are multiplied
-    natively, as long as four, and one width is enough.
+    natively, but not in tiles, as long as four, and one width is enough.
     """
     embedding = target.params["embedding"]
-    is_native = isinstance(embedding, QuantizedKernel) and native.is_available()
-    if is_native or most_native_rows(embedding.dtype) >= _WIDE_CHUNK:
-        return (_NARROW_CHUNK,)
-    return (_NARROW_CHUNK, _WIDE_CHUNK)
+    if isinstance(embedding, QuantizedKernel):
+        is_one_enough = native.is_available()
+    else:
+        is_native = most_native_rows(embedding.dtype) >= _WIDE_CHUNK
+        is_one_enough = is_native and not native.has_tiles()
+    return (_NARROW_CHUNK,) if is_one_enough else (_NARROW_CHUNK, _WIDE_CHUNK)
 
 
 def _finish_row(state: SpecState, row: jax.Array) -> SpecState:

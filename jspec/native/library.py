@@ -35,10 +35,12 @@ class _Library(NamedTuple):
     Attributes:
       name: its fingerprint.
       has_pairs: whether the processor multiplies bfloat16 numbers two by two.
+      has_tiles: whether it multiplies them in tiles.
     """
 
     name: str
     has_pairs: bool
+    has_tiles: bool
 
 
 def is_available() -> bool:
@@ -61,6 +63,12 @@ def has_pairs() -> bool:
     return library is not None and library.has_pairs
 
 
+def has_tiles() -> bool:
+    """Returns whether in bfloat16 a row costs the less the more rows there are (AMX)."""
+    library = _load()
+    return library is not None and library.has_tiles
+
+
 def _load() -> _Library | None:
     with _LOCK:
         return _prepare()
@@ -79,8 +87,9 @@ def _prepare() -> _Library | None:
     for function in _FUNCTIONS:
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
         jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")
-    library.jspec_has_pairs.restype = ctypes.c_bool
-    return _Library(name, library.jspec_has_pairs())
+    for has in (library.jspec_has_pairs, library.jspec_has_tiles):
+        has.restype = ctypes.c_bool
+    return _Library(name, library.jspec_has_pairs(), library.jspec_has_tiles())
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))

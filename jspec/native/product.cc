@@ -58,3 +58,12 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
 
 // Whether this processor multiplies bfloat16 numbers two by two: many rows are fast then, too.
 extern "C" bool jspec_has_pairs() { return kHasPairs; }
+
+// Whether it multiplies them in tiles: the more rows, the less each costs.
+extern "C" bool jspec_has_tiles() {
+#ifdef JSPEC_HAS_TILES
+  return HasTiles();
+#else
+  return false;
+#endif
+}

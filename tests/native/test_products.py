@@ -174,8 +174,9 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
         np.testing.assert_allclose(call(rows, *weights), exact, atol=2e-4, rtol=0)
 
 
-def test_prompts_have_wide_chunks_where_xla_multiplies_them(monkeypatch):
+def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
     monkeypatch.setattr(native, "has_pairs", lambda: True)
+    monkeypatch.setattr(native, "has_tiles", lambda: False)
     model = tiny_models.make_model()
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
     params = {
@@ -186,6 +187,10 @@ def test_prompts_have_wide_chunks_where_xla_multiplies_them(monkeypatch):
     models = {name: dataclasses.replace(model, params=own) for name, own in params.items()}
     widths = {name: prefill_widths(model) for name, model in models.items()}
     assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64,)}
+    monkeypatch.setattr(native, "has_tiles", lambda: True)
+    assert prefill_widths(models["bfloat16"]) == (64, 256)
+    assert prefill_widths(models["int8"]) == (64,)
+    monkeypatch.setattr(native, "has_tiles", lambda: False)
     monkeypatch.setattr(native, "has_pairs", lambda: False)
     assert prefill_widths(models["bfloat16"]) == (64, 256)
     assert prefill_widths(models["int8"]) == (64,)

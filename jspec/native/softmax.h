@@ -1,0 +1,93 @@
+// Scores of one query become weights.
+
+#ifndef JSPEC_NATIVE_SOFTMAX_H_
+#define JSPEC_NATIVE_SOFTMAX_H_
+
+#include <algorithm>
+
+#include "lanes.h"
+
+namespace jspec {
+
+constexpr float kMasked = -1e30f;
+
+// exp(x) of x <= 0, to two units in the last place; 0 below -87.
+inline Lanes Exp(Lanes x) {
+  const Lanes magic = Lanes{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
+  const auto is_tiny = x < -87.0f;
+  const Lanes shifted = MultiplyAdd(magic, x, Lanes{} + 1.44269504f);
+  const Lanes whole = shifted - magic;
+  Lanes rest = MultiplyAdd(x, whole, Lanes{} - 0.693359375f);
+  rest = MultiplyAdd(rest, whole, Lanes{} + 2.12194440e-4f);
+  Lanes sum = Lanes{} + 1.9875691500e-4f;  // Cephes' polynomial
+  for (const float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
+                           5.0000001201e-1f}) {
+    sum = MultiplyAdd(Lanes{} + next, sum, rest);
+  }
+  sum = MultiplyAdd(rest + 1.0f, sum, rest * rest);
+  const Words power = ((Words)shifted + 127u) << 23;
+  return is_tiny ? Lanes{} : sum * (Lanes)power;
+}
+
+inline float Highest(Lanes lanes) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)lanes);
+#else
+  float highest = lanes[0];
+  for (int lane = 1; lane < kLanes; ++lane) highest = std::max(highest, lanes[lane]);
+  return highest;
+#endif
+}
+
+// Scores of kLanes slots, kMasked where one is not visible. Compilers take bytes to words one by one.
+inline Lanes Masked(const float* scores, const bool* visible) {
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m128i flags = _mm_loadu_si128(reinterpret_cast<const __m128i*>(visible));
+  const __mmask16 is_visible = _mm_test_epi8_mask(flags, flags);
+  return (Lanes)_mm512_mask_loadu_ps(_mm512_set1_ps(kMasked), is_visible, scores);
+#elif defined(__AVX2__)
+  const __m128i flags = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(visible));
+  return (Words)_mm256_cvtepu8_epi32(flags) != 0 ? LoadLanes(scores) : Lanes{} + kMasked;
+#else
+  Lanes lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = visible[lane] ? scores[lane] : kMasked;
+  return lanes;
+#endif
+}
+
+// The same, and kMasked from `count` on.
+inline Lanes Masked(const float* scores, const bool* visible, int64_t count) {
+  if (count >= kLanes) return Masked(scores, visible);
+  bool flags[kLanes] = {};
+  std::copy_n(visible, std::max<int64_t>(count, 0), flags);
+  return Masked(scores, flags);
+}
+
+// Turns the scores of one query for `count` slots into weights relative to the highest, 0 where a
+// slot is not visible and up to the next multiple of kStep. Those from slot s on are put(s, weights),
+// kStep at a time.
+template <typename Put>
+inline void Weigh(float* scores, const bool* visible, int64_t count, float* highest, float* sum,
+                  const Put& put) {
+  Lanes most = Lanes{} + kMasked, total = {}, lanes;
+  const int64_t end = (count + kStep - 1) / kStep * kStep;
+  for (int64_t s = 0; s < end; s += kLanes) {
+    lanes = Masked(scores + s, visible + s, count - s);
+    most = lanes > most ? lanes : most;
+    std::memcpy(scores + s, &lanes, sizeof(lanes));
+  }
+  *highest = Highest(most);
+  const float base = *highest == kMasked ? 0 : *highest;
+  for (int64_t s = 0; s < end; s += kStep) {
+    const Pair pair = Load(scores + s);
+    const Pair weights = {Exp(pair.first - base), Exp(pair.second - base)};
+    total += weights.first;
+    total += weights.second;
+    put(s, weights);
+  }
+  *sum = Total(total);
+}
+
+}  // namespace jspec
+
+#endif  // JSPEC_NATIVE_SOFTMAX_H_
