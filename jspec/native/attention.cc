@@ -10,16 +10,36 @@
 #include <memory>
 #include <vector>
 
-#include "tile_attention.h"
-#include "vector_attention.h"
+#include "softmax.h"
 
 namespace {
 
 using namespace jspec;
 
-constexpr int64_t kMostKept = 1 << 14;   // queries, of 1 KB, whose findings' memory a thread keeps
+constexpr int kMaxQueries = 4;  // that share one reading of keys and values
+constexpr int kSlots = kLanes / kMaxQueries;  // whose scores are found at a time
+constexpr int kMaxSteps = 256 / kStep;        // of a head: 256 dimensions
+constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
+constexpr int64_t kMostKept = 4096;  // findings, of 4 KB, whose memory a thread keeps
+constexpr int64_t kSlotsAhead = 64;  // of those in use, asked for
 constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
-constexpr int64_t kFewQueries = 256;     // nor joining the findings of so many
+constexpr int64_t kFewBlocks = 64;       // nor joining the findings of so many
+
+struct Shape {
+  int64_t tokens, heads, kv_heads, slots, dims;
+  int64_t group() const { return heads / kv_heads; }
+};
+
+// One row and one key/value head. Query q of the tokens * group ones is that of token q / group.
+template <typename T>
+struct Head {
+  const float* queries;  // of the row's first token and the group's first head
+  const T* keys;
+  const T* values;
+  const bool* visible;
+  const int64_t* ends;  // behind the last slot that each token sees
+  float* outputs;
+};
 
 // Returns the place behind the last slot that is visible; eight at a time, as most are not.
 inline int64_t End(const bool* visible, int64_t slots) {
@@ -31,9 +51,82 @@ inline int64_t End(const bool* visible, int64_t slots) {
   return slots;
 }
 
+inline int64_t Offset(const Shape& shape, int64_t query) {
+  return (query / shape.group() * shape.heads + query % shape.group()) * shape.dims;
+}
+
+// What some queries find in one span of slots: for each, the highest score, the sum of the weights
+// relative to it, and the values so weighted.
+struct Finding {
+  float highest[kMaxQueries], sum[kMaxQueries];
+  float mixed[kMaxQueries][kMaxSteps * kStep];
+};
+
+template <int kQueries, int kSteps, typename T>
+void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t begin,
+                Finding* finding) {
+  const bool* visible[kQueries];
+  int64_t end = begin;
+  for (int q = 0; q < kQueries; ++q) {
+    const int64_t token = (first + q) / shape.group();
+    visible[q] = head.visible + token * shape.slots;
+    end = std::max(end, std::min(head.ends[token], begin + kSpan));
+  }
+  float scores[kMaxQueries][kSpan];
+  {
+    Pair queries[kQueries][kSteps];
+    for (int q = 0; q < kQueries; ++q) {
+      for (int i = 0; i < kSteps; ++i) {
+        queries[q][i] = LoadLike<T>(head.queries + Offset(shape, first + q) + i * kStep);
+      }
+    }
+    for (int64_t s = begin; s < end; s += kSlots) {
+      Lanes sums[kMaxQueries * kSlots];  // not set to 0: that would be a call of memset
+      for (int slot = 0; slot < kSlots; ++slot) {
+        const T* from = head.keys + std::min(s + slot, end - 1) * shape.dims;
+        Pair key[kSteps];
+        for (int i = 0; i < kSteps; ++i) {
+          key[i] = Load(from + i * kStep);
+          __builtin_prefetch(from + kSlotsAhead * shape.dims + i * kStep);
+        }
+        for (int q = 0; q < kMaxQueries; ++q) {
+          Lanes sum = {};
+          for (int i = 0; i < kSteps && q < kQueries; ++i) {
+            sum = AddProducts(sum, queries[q][i], key[i]);
+          }
+          sums[q * kSlots + slot] = sum;
+        }
+      }
+      const Lanes totals = Totals(sums);
+      for (int q = 0; q < kQueries; ++q) {
+        std::memcpy(scores[q] + (s - begin), reinterpret_cast<const float*>(&totals) + q * kSlots,
+                    kSlots * sizeof(float));
+      }
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    Weigh(scores[q], visible[q] + begin, end - begin, finding->highest + q, finding->sum + q);
+  }
+  Pair mixed[kQueries][kSteps] = {};
+  for (int64_t s = begin; s < end; ++s) {
+    for (int i = 0; i < kSteps; ++i) {
+      const Pair value = Load(head.values + s * shape.dims + i * kStep);
+      __builtin_prefetch(head.values + (s + kSlotsAhead) * shape.dims + i * kStep);
+      for (int q = 0; q < kQueries; ++q) {
+        const Lanes weight = scores[q][s - begin] - Lanes{};  // 0 + would be an addition
+        mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
+        mixed[q][i].second = MultiplyAdd(mixed[q][i].second, weight, value.second);
+      }
+    }
+  }
+  for (int q = 0; q < kQueries; ++q) {
+    std::memcpy(finding->mixed[q], mixed[q], sizeof(mixed[q]));
+  }
+}
+
 // Writes query q's attention: its findings joined, from the first span to the last.
-template <int kQueries>
-void Join(Finding<kQueries>* findings, int64_t spans, int q, int64_t dims, float* outputs) {
+template <typename T>
+void Join(Finding* findings, int64_t spans, int q, int64_t dims, float* outputs) {
   float highest = kMasked, sum = 0;
   for (int64_t span = 0; span < spans; ++span) {
     highest = std::max(highest, findings[span].highest[q]);
@@ -44,14 +137,32 @@ void Join(Finding<kQueries>* findings, int64_t spans, int q, int64_t dims, float
     sum += factor * findings[span].sum[q];
   }
   const float scale = sum > 0 ? 1 / sum : 0;
-  for (int64_t i = 0; i < dims; i += kLanes) {
-    Lanes joined = {};
+  for (int64_t i = 0; i < dims; i += kStep) {
+    Pair joined = {};
     for (int64_t span = 0; span < spans; ++span) {
-      joined += findings[span].highest[q] * LoadLanes(findings[span].mixed[q] + i);
+      const Pair mixed = Load(findings[span].mixed[q] + i);
+      joined.first += findings[span].highest[q] * mixed.first;
+      joined.second += findings[span].highest[q] * mixed.second;
     }
-    joined *= scale;
-    std::memcpy(outputs + i, &joined, sizeof(joined));
+    StoreLike<T>(outputs + i, {joined.first * scale, joined.second * scale});
   }
+}
+
+// `count` queries, at most kQueries, of heads of `steps` steps, a power of two.
+template <int kQueries = kMaxQueries, int kSteps = kMaxSteps, typename T>
+void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shape& shape,
+                   int64_t first, int64_t begin, Finding* finding) {
+  if constexpr (kSteps > 1) {
+    if (steps < kSteps) {
+      return AttendQueries<kQueries, kSteps / 2>(count, steps, head, shape, first, begin, finding);
+    }
+  }
+  if constexpr (kQueries > 1) {
+    if (count < kQueries) {
+      return AttendQueries<kQueries - 1, kSteps>(count, steps, head, shape, first, begin, finding);
+    }
+  }
+  AttendSpan<kQueries, kSteps>(head, shape, first, begin, finding);
 }
 
 // Runs work(0) ... work(count - 1), on this thread alone if that is soon done.
@@ -61,11 +172,9 @@ void Share(ffi::ThreadPool& pool, int64_t count, bool is_small, const Work& work
   for (int64_t piece = 0; piece < count; ++piece) work(piece);
 }
 
-// All queries of all rows and heads, by vectors or in tiles.
-template <typename Way, typename T>
+template <typename T>
 void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T* keys,
             const T* values, const bool* visible, float* outputs, const Shape& shape) {
-  using Found = Finding<Way::kQueries>;
   const int64_t all = shape.tokens * shape.group(), tokens = batch * shape.tokens;
   if (all == 0) return;
   std::vector<int64_t> ends(tokens);
@@ -76,15 +185,14 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
     farthest = std::max(farthest, ends[token]);
   }
   auto shared_ends = std::make_shared<const std::vector<int64_t>>(std::move(ends));
-  const int64_t blocks = (all + Way::kQueries - 1) / Way::kQueries;
+  const int64_t blocks = (all + kMaxQueries - 1) / kMaxQueries;
   const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
   const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
-  const int64_t num_pieces = num_blocks * spans;
-  static thread_local std::vector<Found> kept;  // memory of its own for every call takes time
-  std::vector<Found> own;
-  std::vector<Found>& memory = num_pieces * Way::kQueries <= kMostKept ? kept : own;
-  if (memory.size() < static_cast<size_t>(num_pieces)) memory.resize(num_pieces);
-  Found* findings = memory.data();
+  static thread_local std::vector<Finding> kept;  // memory of its own for every call takes time
+  std::vector<Finding> own;
+  std::vector<Finding>& memory = num_blocks * spans <= kMostKept ? kept : own;
+  if (memory.size() < static_cast<size_t>(num_blocks * spans)) memory.resize(num_blocks * spans);
+  Finding* findings = memory.data();
   auto head_of = [=](int64_t block) {
     const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
@@ -94,20 +202,21 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
                    shared_ends->data() + row * shape.tokens, outputs + begin};
   };
   auto attend = [=](int64_t piece) {
-    const int64_t block = piece / spans, first = block % blocks * Way::kQueries;
-    const int64_t count = std::min<int64_t>(all - first, Way::kQueries);
-    Way::Attend(count, head_of(block), shape, first, piece % spans * kSpan, findings + piece);
+    const int64_t block = piece / spans, first = block % blocks * kMaxQueries;
+    const int64_t count = std::min<int64_t>(all - first, kMaxQueries);
+    AttendQueries(count, shape.dims / kStep, head_of(block), shape, first, piece % spans * kSpan,
+                  findings + piece);
   };
   auto join = [=](int64_t block) {
-    const int64_t first = block % blocks * Way::kQueries;
-    for (int64_t q = 0; q < Way::kQueries && first + q < all; ++q) {
-      Join(findings + block * spans, spans, q, shape.dims,
-           head_of(block).outputs + Offset(shape, first + q));
+    const int64_t first = block % blocks * kMaxQueries;
+    for (int64_t q = 0; q < kMaxQueries && first + q < all; ++q) {
+      Join<T>(findings + block * spans, spans, q, shape.dims,
+              head_of(block).outputs + Offset(shape, first + q));
     }
   };
   const bool is_small = 2 * seen * shape.heads * shape.dims < kSmallWork;
-  Share(pool, num_pieces, is_small, attend);
-  Share(pool, num_blocks, num_blocks * Way::kQueries < kFewQueries, join);
+  Share(pool, num_blocks * spans, is_small, attend);
+  Share(pool, num_blocks, num_blocks < kFewBlocks, join);
 }
 
 ffi::Error Attention(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuffer keys,
@@ -115,24 +224,17 @@ ffi::Error Attention(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> queries, ffi:
                      ffi::Result<ffi::BufferR4<ffi::F32>> outputs) {
   const auto of_query = queries.dimensions(), of_key = keys.dimensions();
   const Shape shape{of_query[1], of_query[2], of_key[1], of_key[2], of_query[3]};
-  auto attend = [&](auto way, auto* type) {
+  auto attend = [&](auto* type) {
     using T = std::remove_pointer_t<decltype(type)>;
-    Attend<decltype(way)>(pool, of_query[0], queries.typed_data(),
-                          static_cast<const T*>(keys.untyped_data()),
-                          static_cast<const T*>(values.untyped_data()), visible.typed_data(),
-                          outputs->typed_data(), shape);
+    Attend(pool, of_query[0], queries.typed_data(), static_cast<const T*>(keys.untyped_data()),
+           static_cast<const T*>(values.untyped_data()), visible.typed_data(),
+           outputs->typed_data(), shape);
   };
   if (keys.element_type() == ffi::F32) {
-    attend(VectorAttention(), static_cast<float*>(nullptr));
-    return ffi::Error::Success();
+    attend(static_cast<float*>(nullptr));
+  } else {
+    attend(static_cast<BFloat16*>(nullptr));
   }
-#ifdef JSPEC_HAS_TILES
-  if (HasTiles()) {
-    attend(TileAttention(), static_cast<BFloat16*>(nullptr));
-    return ffi::Error::Success();
-  }
-#endif
-  attend(VectorAttention(), static_cast<BFloat16*>(nullptr));
   return ffi::Error::Success();
 }
 

@@ -64,26 +64,20 @@ inline Lanes Masked(const float* scores, const bool* visible, int64_t count) {
 }
 
 // Turns the scores of one query for `count` slots into weights relative to the highest, 0 where a
-// slot is not visible and up to the next multiple of kStep. Those from slot s on are put(s, weights),
-// kStep at a time.
-template <typename Put>
-inline void Weigh(float* scores, const bool* visible, int64_t count, float* highest, float* sum,
-                  const Put& put) {
+// slot is not visible and up to the next multiple of kLanes.
+inline void Weigh(float* scores, const bool* visible, int64_t count, float* highest, float* sum) {
   Lanes most = Lanes{} + kMasked, total = {}, lanes;
-  const int64_t end = (count + kStep - 1) / kStep * kStep;
-  for (int64_t s = 0; s < end; s += kLanes) {
+  for (int64_t s = 0; s < count; s += kLanes) {
     lanes = Masked(scores + s, visible + s, count - s);
     most = lanes > most ? lanes : most;
     std::memcpy(scores + s, &lanes, sizeof(lanes));
   }
   *highest = Highest(most);
   const float base = *highest == kMasked ? 0 : *highest;
-  for (int64_t s = 0; s < end; s += kStep) {
-    const Pair pair = Load(scores + s);
-    const Pair weights = {Exp(pair.first - base), Exp(pair.second - base)};
-    total += weights.first;
-    total += weights.second;
-    put(s, weights);
+  for (int64_t s = 0; s < count; s += kLanes) {
+    lanes = Exp(LoadLanes(scores + s) - base);
+    total += lanes;
+    std::memcpy(scores + s, &lanes, sizeof(lanes));
   }
   *sum = Total(total);
 }

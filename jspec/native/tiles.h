@@ -69,21 +69,14 @@ struct TileInputs {
   Space<Lanes> space;
   Lanes* pairs;
 
-  // Makes room for so many rows of steps that are all there; rows that are not there are zeros.
-  void Prepare(int64_t num_rows, int64_t num_steps, int64_t num_columns) {
-    count = num_rows;
-    steps = num_steps;
-    columns = num_columns;
-    const int64_t size = (count + kTileSide - 1) / kTileSide * steps * columns;
-    pairs = space.Take(size);
-    if (count % columns > 0) std::fill_n(pairs, size, Lanes{});
-  }
-
   void Pack(ffi::ThreadPool& pool, const float* rows, const ProductShape& shape) {
-    Prepare(shape.rows, (shape.inputs + kTileInputs - 1) / kTileInputs,
-            shape.rows <= kFewRows ? shape.rows : kTileSide);
+    count = shape.rows;
+    steps = (shape.inputs + kTileInputs - 1) / kTileInputs;
+    columns = count <= kFewRows ? count : kTileSide;
     const int64_t blocks = (count + kTileSide - 1) / kTileSide;
-    if (shape.inputs % kTileInputs > 0) std::fill_n(pairs, Place(blocks, 0), Lanes{});
+    pairs = space.Take(blocks * steps * columns);
+    const bool is_full = count % columns == 0 && shape.inputs % kTileInputs == 0;
+    if (!is_full) std::fill_n(pairs, blocks * steps * columns, Lanes{});
     if (count <= kFewRows) {
       for (int64_t r = 0; r < count; ++r) PackRow(rows + r * shape.inputs, r, shape.inputs);
     } else {
@@ -105,10 +98,6 @@ struct TileInputs {
                 reinterpret_cast<BFloat16*>(&to));
       }
     }
-    TransposeBlock(block);
-  }
-
-  void TransposeBlock(int64_t block) {
     for (int64_t step = 0; step < steps; ++step) Transpose(&pairs[Place(block, step)]);
   }
 
@@ -166,30 +155,27 @@ inline void LoadWeights(const BFloat16* weights, const BFloat16* second, int64_t
   }
 }
 
-// Up to 32 outputs of one or two blocks of rows, each of which is the sum of kParts.
-template <bool kTwoBlocks, int kParts = 1>
+// Up to 32 outputs of one or two blocks of rows.
+template <bool kTwoBlocks>
 inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat16* weights,
                           float* outputs, int64_t stride, int64_t num_outputs) {
-  const int64_t steps = inputs.steps / kParts;
-  const int64_t width = steps * kTileInputs, bytes = width * sizeof(BFloat16);
+  const int64_t width = inputs.steps * kTileInputs, bytes = width * sizeof(BFloat16);
   const bool has_second = num_outputs > kTileSide;
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  for (int64_t step = 0; step < steps; ++step) {
+  for (int64_t step = 0; step < inputs.steps; ++step) {
     const BFloat16* from = weights + step * kTileInputs;
     LoadWeights<kTwoBlocks>(from, has_second ? from + kTileSide * width : nullptr, bytes);
-    for (int64_t part = step * kParts; part < (step + 1) * kParts; ++part) {
-      _tile_loadd(6, inputs.Step(block, part), inputs.RowBytes());
-      _tile_dpbf16ps(0, 4, 6);
-      if (has_second) _tile_dpbf16ps(1, 5, 6);
-      if constexpr (kTwoBlocks) {
-        if (block == 0 && part == step * kParts) AskForStep(weights + kWidth * width, step);
-        _tile_loadd(7, inputs.Step(block + 1, part), 64);
-        _tile_dpbf16ps(2, 4, 7);
-        if (has_second) _tile_dpbf16ps(3, 5, 7);
-      }
+    _tile_loadd(6, inputs.Step(block, step), inputs.RowBytes());
+    _tile_dpbf16ps(0, 4, 6);
+    if (has_second) _tile_dpbf16ps(1, 5, 6);
+    if constexpr (kTwoBlocks) {
+      if (block == 0) AskForStep(weights + kWidth * width, step);
+      _tile_loadd(7, inputs.Step(block + 1, step), 64);
+      _tile_dpbf16ps(2, 4, 7);
+      if (has_second) _tile_dpbf16ps(3, 5, 7);
     }
   }
   const int64_t num_rows = inputs.count - block * kTileSide;
