@@ -45,7 +45,7 @@ inline Lanes Masked(const float* scores, const bool* visible) {
   const __m128i flags = _mm_loadu_si128(reinterpret_cast<const __m128i*>(visible));
   const __mmask16 is_visible = _mm_test_epi8_mask(flags, flags);
   return (Lanes)_mm512_mask_loadu_ps(_mm512_set1_ps(kMasked), is_visible, scores);
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(__AVX512F__)
   const __m128i flags = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(visible));
   return (Words)_mm256_cvtepu8_epi32(flags) != 0 ? LoadLanes(scores) : Lanes{} + kMasked;
 #else
