@@ -1,6 +1,8 @@
 """The same models in transformers, to be measured beside jspec."""
 
+import functools
 import importlib.util
+import inspect
 import pathlib
 import tempfile
 from collections.abc import Callable
@@ -69,7 +71,7 @@ class Peer:
         import torch
 
         if not torch.compiler.is_compiling():
-            self._starts.append(kwargs["past_key_values"].get_seq_length())
+            self._starts.append(kwargs[_cache_name()].get_seq_length())
 
     def way(self, drafter: str, num_draft_tokens: int = 0) -> GenerateFn:
         """Returns one way of generating.
@@ -114,7 +116,7 @@ class Peer:
         def generate(prompt: list[int], max_new_tokens: int) -> Generated:
             with torch.inference_mode():
                 cache.reset()
-            options = {"past_key_values": cache, "compile_config": compile_config}
+            options = {_cache_name(): cache, "compile_config": compile_config}
             answer = self._generate(prompt, max_new_tokens, **options).token_ids
             return Generated(answer, len(answer) - 1, len(answer) - 1)
 
@@ -144,6 +146,15 @@ class Peer:
                 **options,
             )
         return _count(output[0].tolist(), len(prompt), self._starts)
+
+
+@functools.cache
+def _cache_name() -> str:
+    """Returns what transformers calls the cache: `past_key_values` before 5.24, `cache` from then."""
+    import transformers
+
+    is_new = "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+    return "cache" if is_new else "past_key_values"
 
 
 def _count(text: list[int], prompt_len: int, starts: list[int]) -> Generated:

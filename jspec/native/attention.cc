@@ -20,7 +20,7 @@ constexpr int kMaxQueries = 4;  // that share one reading of keys and values
 constexpr int kSlots = kLanes / kMaxQueries;  // whose scores are found at a time
 constexpr int kMaxSteps = 256 / kStep;        // of a head: 256 dimensions
 constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
-constexpr int64_t kMostKept = 4096;  // findings, of 4 KB, whose memory a thread keeps
+constexpr int64_t kMostKept = 1 << 22;  // numbers of findings whose memory a thread keeps
 constexpr int64_t kSlotsAhead = 64;  // of those in use, asked for
 constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
 constexpr int64_t kFewBlocks = 64;       // nor joining the findings of so many
@@ -58,13 +58,25 @@ inline int64_t Offset(const Shape& shape, int64_t query) {
 // What some queries find in one span of slots: for each, the highest score, the sum of the weights
 // relative to it, and the values so weighted.
 struct Finding {
-  float highest[kMaxQueries], sum[kMaxQueries];
-  float mixed[kMaxQueries][kMaxSteps * kStep];
+  float *mixed, *highest, *sum;  // [kMaxQueries dims], [kMaxQueries], [kMaxQueries]
+};
+
+struct Findings {
+  float* memory;
+  int64_t dims;
+
+  // Of each finding; every one begins at a line of the cache.
+  static int64_t Numbers(int64_t dims) { return kMaxQueries * dims + 16; }
+  Finding operator[](int64_t index) const {
+    float* mixed = memory + index * Numbers(dims);
+    float* highest = mixed + kMaxQueries * dims;
+    return {mixed, highest, highest + kMaxQueries};
+  }
 };
 
 template <int kQueries, int kSteps, typename T>
 void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t begin,
-                Finding* finding) {
+                const Finding& finding) {
   const bool* visible[kQueries];
   int64_t end = begin;
   for (int q = 0; q < kQueries; ++q) {
@@ -105,7 +117,7 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
     }
   }
   for (int q = 0; q < kQueries; ++q) {
-    Weigh(scores[q], visible[q] + begin, end - begin, finding->highest + q, finding->sum + q);
+    Weigh(scores[q], visible[q] + begin, end - begin, finding.highest + q, finding.sum + q);
   }
   Pair mixed[kQueries][kSteps] = {};
   for (int64_t s = begin; s < end; ++s) {
@@ -120,27 +132,27 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
     }
   }
   for (int q = 0; q < kQueries; ++q) {
-    std::memcpy(finding->mixed[q], mixed[q], sizeof(mixed[q]));
+    std::memcpy(finding.mixed + q * shape.dims, mixed[q], sizeof(mixed[q]));
   }
 }
 
-// Writes query q's attention: its findings joined, from the first span to the last.
+// Writes query q's attention: its findings from the one at `first` on joined, span after span.
 template <typename T>
-void Join(Finding* findings, int64_t spans, int q, int64_t dims, float* outputs) {
+void Join(const Findings& findings, int64_t first, int64_t spans, int q, float* outputs) {
   float highest = kMasked, sum = 0;
-  for (int64_t span = 0; span < spans; ++span) {
+  for (int64_t span = first; span < first + spans; ++span) {
     highest = std::max(highest, findings[span].highest[q]);
   }
-  for (int64_t span = 0; span < spans; ++span) {
+  for (int64_t span = first; span < first + spans; ++span) {
     float& factor = findings[span].highest[q];
-    factor = factor == highest ? 1 : Exp(Lanes{} + (factor - highest))[0];
+    factor = factor == highest ? 1 : ExpOfNegative(Lanes{} + (factor - highest))[0];
     sum += factor * findings[span].sum[q];
   }
   const float scale = sum > 0 ? 1 / sum : 0;
-  for (int64_t i = 0; i < dims; i += kStep) {
+  for (int64_t i = 0; i < findings.dims; i += kStep) {
     Pair joined = {};
-    for (int64_t span = 0; span < spans; ++span) {
-      const Pair mixed = Load(findings[span].mixed[q] + i);
+    for (int64_t span = first; span < first + spans; ++span) {
+      const Pair mixed = Load(findings[span].mixed + q * findings.dims + i);
       joined.first += findings[span].highest[q] * mixed.first;
       joined.second += findings[span].highest[q] * mixed.second;
     }
@@ -151,7 +163,7 @@ void Join(Finding* findings, int64_t spans, int q, int64_t dims, float* outputs)
 // `count` queries, at most kQueries, of heads of `steps` steps, a power of two.
 template <int kQueries = kMaxQueries, int kSteps = kMaxSteps, typename T>
 void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shape& shape,
-                   int64_t first, int64_t begin, Finding* finding) {
+                   int64_t first, int64_t begin, const Finding& finding) {
   if constexpr (kSteps > 1) {
     if (steps < kSteps) {
       return AttendQueries<kQueries, kSteps / 2>(count, steps, head, shape, first, begin, finding);
@@ -188,11 +200,10 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
   const int64_t blocks = (all + kMaxQueries - 1) / kMaxQueries;
   const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
   const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
-  static thread_local std::vector<Finding> kept;  // memory of its own for every call takes time
-  std::vector<Finding> own;
-  std::vector<Finding>& memory = num_blocks * spans <= kMostKept ? kept : own;
-  if (memory.size() < static_cast<size_t>(num_blocks * spans)) memory.resize(num_blocks * spans);
-  Finding* findings = memory.data();
+  const int64_t numbers = num_blocks * spans * Findings::Numbers(shape.dims);
+  static thread_local Space<float> kept;  // memory of its own for every call takes time
+  Space<float> own;
+  const Findings findings{(numbers <= kMostKept ? kept : own).Take(numbers), shape.dims};
   auto head_of = [=](int64_t block) {
     const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
@@ -205,12 +216,12 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
     const int64_t block = piece / spans, first = block % blocks * kMaxQueries;
     const int64_t count = std::min<int64_t>(all - first, kMaxQueries);
     AttendQueries(count, shape.dims / kStep, head_of(block), shape, first, piece % spans * kSpan,
-                  findings + piece);
+                  findings[piece]);
   };
   auto join = [=](int64_t block) {
     const int64_t first = block % blocks * kMaxQueries;
     for (int64_t q = 0; q < kMaxQueries && first + q < all; ++q) {
-      Join<T>(findings + block * spans, spans, q, shape.dims,
+      Join<T>(findings, block * spans, spans, q,
               head_of(block).outputs + Offset(shape, first + q));
     }
   };

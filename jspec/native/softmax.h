@@ -5,29 +5,11 @@
 
 #include <algorithm>
 
-#include "lanes.h"
+#include "exp.h"
 
 namespace jspec {
 
 constexpr float kMasked = -1e30f;
-
-// exp(x) of x <= 0, to two units in the last place; 0 below -87.
-inline Lanes Exp(Lanes x) {
-  const Lanes magic = Lanes{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to a whole number
-  const auto is_tiny = x < -87.0f;
-  const Lanes shifted = MultiplyAdd(magic, x, Lanes{} + 1.44269504f);
-  const Lanes whole = shifted - magic;
-  Lanes rest = MultiplyAdd(x, whole, Lanes{} - 0.693359375f);
-  rest = MultiplyAdd(rest, whole, Lanes{} + 2.12194440e-4f);
-  Lanes sum = Lanes{} + 1.9875691500e-4f;  // Cephes' polynomial
-  for (const float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f,
-                           5.0000001201e-1f}) {
-    sum = MultiplyAdd(Lanes{} + next, sum, rest);
-  }
-  sum = MultiplyAdd(rest + 1.0f, sum, rest * rest);
-  const Words power = ((Words)shifted + 127u) << 23;
-  return is_tiny ? Lanes{} : sum * (Lanes)power;
-}
 
 inline float Highest(Lanes lanes) {
 #if defined(__AVX512F__)
@@ -39,7 +21,8 @@ inline float Highest(Lanes lanes) {
 #endif
 }
 
-// Scores of kLanes slots, kMasked where one is not visible. Compilers take bytes to words one by one.
+// Scores of kLanes slots, kMasked where one is not visible; by hand, as compilers take bytes to
+// words one by one.
 inline Lanes Masked(const float* scores, const bool* visible) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   const __m128i flags = _mm_loadu_si128(reinterpret_cast<const __m128i*>(visible));
@@ -59,7 +42,7 @@ inline Lanes Masked(const float* scores, const bool* visible) {
 inline Lanes Masked(const float* scores, const bool* visible, int64_t count) {
   if (count >= kLanes) return Masked(scores, visible);
   bool flags[kLanes] = {};
-  std::copy_n(visible, std::max<int64_t>(count, 0), flags);
+  std::copy_n(visible, count, flags);
   return Masked(scores, flags);
 }
 
@@ -75,7 +58,7 @@ inline void Weigh(float* scores, const bool* visible, int64_t count, float* high
   *highest = Highest(most);
   const float base = *highest == kMasked ? 0 : *highest;
   for (int64_t s = 0; s < count; s += kLanes) {
-    lanes = Exp(LoadLanes(scores + s) - base);
+    lanes = ExpOfNegative(LoadLanes(scores + s) - base);
     total += lanes;
     std::memcpy(scores + s, &lanes, sizeof(lanes));
   }

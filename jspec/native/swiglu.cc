@@ -1,35 +1,13 @@
 // The gate of a feed-forward layer, silu(gate) * up, which XLA on CPU computes on one thread, however
 // many rows there are.
 
-#include "lanes.h"
+#include "exp.h"
 
 namespace {
 
 using namespace jspec;
 
 constexpr int64_t kWork = 8;  // of a gate, in those of a number that is moved or multiplied
-
-inline Lanes All(float number) { return Lanes{} + number; }
-
-// e to the power of each, which is at most 0; to two units in the last place; 0 below -87.
-// The power of two nearest to it, times a polynomial (Cephes' expf) in what is left.
-inline Lanes ExpOfNegative(Lanes x) {
-  constexpr float kLowest = -87, kPerTwo = 1.44269504088896341f;
-  constexpr float kRounding = 3 << 22;  // added to a number, leaves its integer in the low bits
-  constexpr float kCoefficients[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f,
-                                     1.6666665459e-1f, 5.0000001201e-1f};
-  const Lanes sum = MultiplyAdd(All(kRounding), x, All(kPerTwo));
-  const Lanes twos = sum - kRounding;
-  Lanes rest = MultiplyAdd(x, twos, All(-0.693359375f));  // ln 2 in two parts, of few digits first
-  rest = MultiplyAdd(rest, twos, All(2.12194440e-4f));
-  Lanes series = All(1.9875691500e-4f);
-  for (const float coefficient : kCoefficients) {
-    series = MultiplyAdd(All(coefficient), series, rest);
-  }
-  const Lanes power = MultiplyAdd(rest + 1.0f, series, rest * rest);
-  const Lanes scaled = power * (Lanes)(((Words)sum + 127u) << 23);
-  return (Lanes)((Words)scaled & (Words)(x >= All(kLowest)));
-}
 
 inline Lanes Gated(Lanes gate, Lanes up) {
   const Lanes small = ExpOfNegative((Lanes)((Words)gate | 0x80000000u));  // of -|gate|
