@@ -150,7 +150,7 @@ class Peer:
 
 @functools.cache
 def _cache_name() -> str:
-    """Returns what transformers calls the cache: `past_key_values` before 5.24, `cache` from then."""
+    """Returns what transformers calls the cache: before 5.24 `past_key_values`, then `cache`."""
     import transformers
 
     is_new = "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
