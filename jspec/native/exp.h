@@ -9,8 +9,7 @@ namespace jspec {
 
 inline Lanes All(float number) { return Lanes{} + number; }
 
-// e to the power of each, which is at most 0; to two units in the last place; 0 below -87, NaN of
-// NaN.
+// e to the power of each, which is at most 0, to two units in the last place: 0 below -87, NaN of NaN.
 // The power of two nearest to it, times a polynomial (Cephes' expf) in what is left.
 inline Lanes ExpOfNegative(Lanes x) {
   constexpr float kLowest = -87, kPerTwo = 1.44269504088896341f;

@@ -142,8 +142,8 @@ inline void AskForStep(const BFloat16* behind, int64_t step) {
   for (int line = 0; line < kBytes; line += kCacheLine) __builtin_prefetch(from + line, 0, 2);
 }
 
-// Weights of 16 outputs, or of 32, into tiles 4 and 5. Those that two blocks of rows
-// pass by stay near, as more may follow; for one they are read once.
+// Weights of 16 outputs, or of 32, into tiles 4 and 5. Those that two blocks of rows pass by stay
+// near, as more may follow; for one they are read once.
 template <bool kStay>
 inline void LoadWeights(const BFloat16* weights, const BFloat16* second, int64_t stride) {
   if constexpr (kStay) {
