@@ -7,6 +7,7 @@ import pytest
 
 from jspec import native
 from jspec.models.cache import _NATIVE_DIMS, KVCache, _attend
+from jspec.native import build
 
 # batch, tokens, heads, key/value heads, slots, dimensions
 SHAPES = [
@@ -131,3 +132,19 @@ def test_the_cache_uses_it_for_whole_vectors_only():
 
     assert [calls(dims) for dims in _NATIVE_DIMS] == [True] * 4
     assert not calls(24)
+
+
+@pytest.mark.parametrize("options", [(), ("-mavx",), ("-mavx2", "-mfma")])
+def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatch, tmp_path):
+    if not all(option[2:] in build._processor().split() for option in options):
+        pytest.skip("this processor has no such vectors")
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-O1", "-fPIC", "-w", *options))
+    name = "_".join(["jspec_attention_elsewhere", *(option[2:] for option in options)])
+    handler = jax.ffi.pycapsule(build.load_library().jspec_attention)
+    jax.ffi.register_ffi_target(name, handler, platform="cpu")
+    queries, keys, values, visible = draw((2, 6, 8, 2, 50, 32), "bfloat16")
+    result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+    found = jax.jit(jax.ffi.ffi_call(name, result))(queries, keys, values, visible)
+    exact = _attend(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
+    np.testing.assert_allclose(found, exact, atol=5e-6)
