@@ -175,9 +175,7 @@ def confidence(logits: Logits, probs: Probs, settings: SamplingSettings) -> Floa
 def _greedy_probs(logits: Logits, settings: SamplingSettings) -> Probs:
     """Returns one-hot laws, for a batch of temperature 0 only: it skips all the rest."""
     del settings
-    best, highest = first_argmax(logits)
-    best = jnp.where(jnp.isfinite(highest), best, NO_TOKEN)  # NaN, all -inf: a law of zeros
-    return jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
+    return jax.nn.one_hot(best_token(logits), logits.shape[-1], dtype=jnp.float32)
 
 
 def _filtered_probs(logits: Logits, settings: SamplingSettings) -> Probs:
@@ -272,6 +270,15 @@ def sample(probs: Float32[Array, "... v"], gumbel: Float32[Array, "... v"]) -> I
     """
     best, score = first_argmax(jnp.log(probs) + gumbel)
     return jnp.where(score > -jnp.inf, best, NO_TOKEN)
+
+
+def best_token(logits: Float32[Array, "... v"]) -> Int32[Array, "..."]:
+    """Returns the most likely token, what `sample` draws at temperature 0: of equals the first.
+
+    `NO_TOKEN` where there is none: NaN somewhere, or -inf everywhere, which is a law of zeros.
+    """
+    best, highest = first_argmax(logits)
+    return jnp.where(jnp.isfinite(highest), best, NO_TOKEN)
 
 
 def first_argmax(

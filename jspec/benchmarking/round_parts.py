@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jspec.benchmarking.repeated import Loop, seconds_each, with_first
 from jspec.generator import Generator
 from jspec.request import Request, Settings
-from jspec.sampling import SamplingSettings, Switches, sample, sampling_probs
+from jspec.sampling import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.noise import plain_noise
+from jspec.speculation.plain import draw_next
+from jspec.speculation.step import judge
 from jspec.speculation.types import Proposal
 from jspec.typing import Logits, RowTokens
 
@@ -69,17 +70,14 @@ def _choose(
     _, num_tokens, vocab_size = logits.shape
     seed = token.astype(jnp.uint32)
     if num_tokens == 1:
-        probs = sampling_probs(logits, settings)
-        noise = plain_noise(seed, token, vocab_size, settings.is_random)
-        return sample(probs[:, 0], noise)
-    rule, num_drafts = get_rule("rejection"), num_tokens - 1
+        return draw_next(logits[:, 0], settings, seed, token)[0]
+    num_drafts = num_tokens - 1
     proposal = Proposal(
         tokens=jnp.broadcast_to(token, [1, num_drafts]),
         num_tokens=jnp.full([1], num_drafts, jnp.int32),
         probs=jnp.full([1, num_drafts, vocab_size], 1 / vocab_size) if has_law else None,
     )
-    noise = rule.noise.acceptance(seed, token, num_drafts, vocab_size, settings.is_random)
-    return rule.accept(rule.law(logits, settings), proposal, noise).next_token
+    return judge(get_rule("rejection"), logits, settings, proposal, seed, token)[0].next_token
 
 
 def host_seconds(generator: Generator) -> float | None:

@@ -12,6 +12,7 @@ has proposed: to go back to the cache from before would copy it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ from jspec.speculation.types import (
     lag_of,
     observed_layers,
 )
-from jspec.typing import DraftProbs, Params, RowCounts, RowFlags, RowTokens, Tokens
+from jspec.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags, RowTokens, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,38 +136,36 @@ class CascadeDrafter:
 
     def _merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
         """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""
-        vocab_sizes = {p.probs.shape[-1] for p in proposals if p.probs is not None}
-        laws: list[DraftProbs | None] = [proposal.probs for proposal in proposals]
-        if vocab_sizes:
-            (vocab_size,) = vocab_sizes
-            laws = [
-                jax.nn.one_hot(p.tokens, vocab_size, dtype=jnp.float32) if law is None else law
-                for p, law in zip(proposals, laws, strict=True)
-            ]
         merged = None
-        for proposal, law, is_turn in zip(proposals, laws, turns, strict=True):
-            wide = self._widen(Proposal(proposal.tokens, proposal.num_tokens, law, proposal.kind))
+        for proposal, is_turn in zip(proposals, turns, strict=True):
+            tokens = self._widen(proposal.tokens)
+            own = Proposal(tokens, proposal.num_tokens, kind=proposal.kind)
             if merged is None:
-                merged = wide
+                merged = own
             else:
-                merged = jax.tree.map(
-                    lambda new, old, is_turn=is_turn: jnp.where(
-                        is_turn.reshape(-1, *[1] * (new.ndim - 1)), new, old
-                    ),
-                    wide,
-                    merged,
-                )
+                merged = jax.tree.map(functools.partial(_choose, is_turn), own, merged)
         assert merged is not None
-        return merged
+        return merged.replace(probs=self._merge_laws(proposals, merged.tokens))
 
-    def _widen(self, proposal: Proposal) -> Proposal:
-        missing = self.num_draft_tokens - proposal.width
+    def _merge_laws(self, proposals: Sequence[Proposal], tokens: DraftTokens) -> DraftProbs | None:
+        """Adds the laws up: one member alone proposes for a row, and those of padding are zeros."""
+        laws = [self._widen(p.probs) for p in proposals if p.probs is not None]
+        if not laws:
+            return None
+        certain = sum(p.num_tokens for p in proposals if p.probs is None)
+        merged = sum(laws[1:], laws[0])
+        is_certain = jnp.arange(tokens.shape[1]) < jnp.asarray(certain)[..., None]
+        is_certain &= tokens >= 0
+        rows, slots = jnp.indices(tokens.shape)
+        return merged.at[rows, slots, tokens].add(is_certain.astype(jnp.float32))
 
-        def pad(leaf: Array) -> Array:
-            return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
+    def _widen(self, leaf: Array) -> Array:
+        missing = self.num_draft_tokens - leaf.shape[1]
+        return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
 
-        probs = None if proposal.probs is None else pad(proposal.probs)
-        return proposal.replace(tokens=pad(proposal.tokens), probs=probs)
+
+def _choose(is_turn: RowFlags, new: Array, old: Array) -> Array:
+    return jnp.where(is_turn.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags) -> LimitFn:

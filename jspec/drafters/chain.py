@@ -8,14 +8,14 @@ the output.)
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.sampling import SamplingSettings, confidence, sample, sampling_probs
+from jspec.sampling import SamplingSettings, best_token, confidence, sample, sampling_probs
 from jspec.speculation.noise import gumbel_noise
 from jspec.speculation.types import Proposal
 from jspec.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
@@ -66,6 +66,22 @@ class _Drafting(struct.PyTreeNode):
     is_going: RowFlags
 
 
+class _Drawn(NamedTuple):
+    """One more draft of each row.
+
+    Attributes:
+      is_open: whether it is still to be drawn by its law, [].
+      token: the draft, [b].
+      is_meant: rows that put it forward, [b].
+      probs: the chain's laws, [b w v].
+    """
+
+    is_open: Bool[Array, ""]
+    token: RowTokens
+    is_meant: RowFlags
+    probs: DraftProbs
+
+
 def draw_chain(
     first: LogitsFn,
     later: LogitsFn,
@@ -76,10 +92,13 @@ def draw_chain(
     rng_keys: Key[Array, "b w"],
     settings: SamplingSettings,
     vocab_size: int,
+    ids: Int32[Array, "u"] | None = None,
     min_confidence: float = 0.0,
     draw: DrawFn = draw_from_law,
 ) -> tuple[Proposal, Any, Int32[Array, ""]]:
     """Draws a chain of drafts in loops that stop when no row wants more.
+
+    In a batch of temperature 0 only, a law is one number that is written.
 
     Args:
       first: (memory, last token [b]) -> the logits of the first draft [b u], and the memory.
@@ -89,7 +108,9 @@ def draw_chain(
       limit: drafts wanted of each row, [b]; where it is 0 for all, no call is made.
       rng_keys: one for each draft; consumed.
       settings: how to draw; the processors have seen `last_token`.
-      vocab_size: of the laws, u <= v; ids from u on have probability 0.
+      vocab_size: of the laws, v >= u.
+      ids: of the tokens that the logits are of, each once; None for 0 to u-1. The others have
+        probability 0.
       min_confidence: see the module.
       draw: draws a token and says which law it was drawn from.
 
@@ -110,26 +131,48 @@ def draw_chain(
 
     def grow(call: LogitsFn, drafting: _Drafting) -> _Drafting:
         logits, memory = call(drafting.memory, drafting.token)
-        padding = ((0, 0), (0, vocab_size - logits.shape[-1]))
-        logits = jnp.pad(logits, padding, constant_values=-jnp.inf)
         index = drafting.count
-        keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
-        token, probs = draw(logits, drafting.settings, keys)
-        is_meant = drafting.is_going & (token >= 0)  # NO_TOKEN comes from no law only
-        if min_confidence > 0:
-            sureness = confidence(logits[:, None], probs[:, None], drafting.settings)[:, 0]
-            is_meant &= sureness >= min_confidence
-        num_tokens = drafting.num_tokens + is_meant.astype(jnp.int32)
-        token = jnp.maximum(token, 0)
+
+        def is_meant(token: RowTokens, logits: Array, probs: Array) -> RowFlags:
+            meant = drafting.is_going & (token >= 0)  # NO_TOKEN comes from no law only
+            if min_confidence > 0:
+                sureness = confidence(logits[:, None], probs[:, None], drafting.settings)[:, 0]
+                meant &= sureness >= min_confidence
+            return meant
+
+        def by_law(drawn: _Drawn) -> _Drawn:
+            keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
+            spread = _spread(logits, ids, vocab_size)
+            token, probs = draw(spread, drafting.settings, keys)
+            meant = is_meant(token, spread, probs)
+            probs = drawn.probs.at[:, index].set(jnp.where(meant[:, None], probs, 0.0))
+            return _Drawn(jnp.array(False), token, meant, probs)
+
+        def by_best() -> _Drawn:
+            best = best_token(logits)
+            token = best if ids is None else jnp.where(best >= 0, ids[best], best)
+            meant = is_meant(token, logits, jnp.ones_like(logits))
+            rows = jnp.arange(batch_size)
+            probs = drafting.probs.at[rows, index, token].set(meant.astype(jnp.float32))
+            return _Drawn(drafting.settings.is_random, token, meant, probs)
+
+        if draw is draw_from_law and not settings.switches.processors:
+            # A loop of zero or one trips: a `lax.cond` would copy the laws.
+            drawn = jax.lax.while_loop(lambda drawn: drawn.is_open, by_law, by_best())
+        else:
+            none = jnp.zeros_like(drafting.token), drafting.is_going
+            drawn = by_law(_Drawn(jnp.array(True), *none, drafting.probs))
+        num_tokens = drafting.num_tokens + drawn.is_meant.astype(jnp.int32)
+        token = jnp.maximum(drawn.token, 0)
         return drafting.replace(
             memory=memory,
             token=token,
             settings=drafting.settings.after(token),
             count=index + 1,
             tokens=drafting.tokens.at[:, index].set(token),
-            probs=drafting.probs.at[:, index].set(probs),
+            probs=drawn.probs,
             num_tokens=num_tokens,
-            is_going=is_meant & (num_tokens < limit),
+            is_going=drawn.is_meant & (num_tokens < limit),
         )
 
     def is_first(drafting: _Drafting) -> Bool[Array, ""]:
@@ -144,3 +187,12 @@ def draw_chain(
     drafting = jax.lax.while_loop(is_wanted, lambda now: grow(later, now), drafting)
     proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
     return proposal, drafting.memory, drafting.count
+
+
+def _spread(
+    logits: Float32[Array, "b u"], ids: Int32[Array, "u"] | None, vocab_size: int
+) -> Float32[Array, "b v"]:
+    """Returns logits of all tokens, -inf of those that there are none of."""
+    none = jnp.full([logits.shape[0], vocab_size], -jnp.inf, jnp.float32)
+    places = jnp.arange(logits.shape[1]) if ids is None else ids
+    return none.at[:, places].set(logits)

@@ -149,10 +149,11 @@ class EagleDrafter:
         def feed_pairs(
             cache: KVCache, num: int, at: RowCounts
         ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
-            slots = cache.length[:, None] + jnp.arange(num)
-            features = jnp.take_along_axis(
-                state.features[:, 0], slots[..., None], axis=1, mode="clip"
-            )
+            size = state.features.shape[2]
+            slots = jnp.minimum(cache.length[:, None] + jnp.arange(num), size - 1)
+            rows = jnp.arange(slots.shape[0])[:, None]
+            table = state.features.reshape(-1, state.features.shape[-1])
+            features = look_up(table, rows * size + slots)
             return feed(text.window(cache.length + 1, num), features, cache, at)
 
         def catch_up(cache: KVCache) -> KVCache:
@@ -185,6 +186,7 @@ class EagleDrafter:
             rng_keys=rng_keys,
             settings=settings,
             vocab_size=self.config.target_vocab_size,
+            ids=params["ids"],
             min_confidence=self.min_confidence,
         )
         length = jnp.where(wanted > 0, num_pairs, cache.length)
@@ -199,13 +201,14 @@ class EagleDrafter:
         cache: KVCache,
         at: RowCounts,
     ) -> tuple[Float32[Array, "b u"], Float32[Array, "b t d"], KVCache]:
-        """Runs the head; its logits are spread over the ids that are really used."""
+        """Runs the head; ids that are not really used have no probability."""
         logits, hidden, cache = apply_head(
             self.config, params, look_up(embedding, tokens), features, cache, logits_at=at
         )
-        none = jnp.full([tokens.shape[0], self.config.target_vocab_size], -jnp.inf, jnp.float32)
-        spread = none.at[:, params["ids"]].set(logits[:, 0])
-        return spread[:, : self.vocab_size], hidden, cache
+        logits = logits[:, 0]
+        if self.vocab_size < self.config.target_vocab_size:
+            logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
+        return logits, hidden, cache
 
 
 def build_eagle(spec: DrafterSpec) -> BuiltDrafter:

@@ -47,8 +47,8 @@ class Llama(nn.Module):
         cfg = self.config
         layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
         embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
-        x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
-        x = x.astype(jnp.float32)
+        is_text = jnp.issubdtype(tokens.dtype, jnp.integer)
+        x = look_up(embedding, tokens) if is_text else tokens.astype(jnp.float32)
         num_tokens = x.shape[1]
         if block_mask is None:
             block_mask = causal_mask(num_tokens)
@@ -99,10 +99,9 @@ class Block(nn.Module):
         eps = self.config.norm_epsilon
         attention = Attention(self.config, name="attention")
         normed = RMSNorm(eps, name="attention_norm")(x)
-        mixed, cache = attention(normed, rope, visible, cache, block_offset)
-        x = x + mixed
+        x, cache = attention(normed, x, rope, visible, cache, block_offset)
         mlp = FeedForward(self.config, name="mlp")
-        return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
+        return mlp(RMSNorm(eps, name="mlp_norm")(x), x), cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset

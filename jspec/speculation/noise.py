@@ -19,6 +19,8 @@ from jaxtyping import Array, Bool, Float32, Key
 from jspec.speculation.types import AcceptanceNoise, RoundNoise
 from jspec.typing import RowCounts, RowSeeds
 
+KEY_TYPE = "threefry2x32"  # others draw by the batch's shape
+
 
 class Purpose(enum.IntEnum):
     """What a random number decides."""
@@ -42,7 +44,7 @@ def round_keys(
     """
 
     def one_key(seed: Array, position: Array, offset: Array) -> Key[Array, ""]:
-        key = jax.random.key(seed, impl="threefry2x32")  # others draw by the batch's shape
+        key = jax.random.key(seed, impl=KEY_TYPE)
         numbers = jnp.stack([jnp.int32(purpose), position, offset])
         return jax.lax.scan(fold, key, numbers, unroll=unroll)[0]
 

@@ -1,13 +1,15 @@
 """Plain decoding: one target call, one token. What speculation must equal and must beat."""
 
+import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float32
 
-from jspec.sampling import sample, sampling_probs
+from jspec.sampling import SamplingSettings, best_token, sample, sampling_probs
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.noise import plain_noise
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
-from jspec.typing import ApplyFn
+from jspec.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
 
 
 def plain_step(
@@ -26,9 +28,8 @@ def plain_step(
     cache = state.target_cache
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
     settings = state.settings.after(state.last_token)
-    probs = sampling_probs(logits, settings)
-    noise = plain_noise(state.seed, cache.length + 1, probs.shape[-1], settings.is_random)
-    token = sample(probs[:, 0], noise)[:, None]
+    token, probs = draw_next(logits[:, 0], settings, state.seed, cache.length + 1)
+    token = token[:, None]
     ones = jnp.ones_like(state.last_token)
     num_tokens, is_done = cut_at_end(state, token, ones)
     state = state.replace(
@@ -37,5 +38,36 @@ def plain_step(
         settings=settings,
     )
     zeros = jnp.zeros_like(num_tokens)
-    logprobs = token_logprobs(logits, probs, token) if settings.switches.logprobs else None
+    logprobs = None if probs is None else token_logprobs(logits, probs, token)
     return silence(state, is_done), StepInfo(token, num_tokens, zeros, zeros, zeros, logprobs)
+
+
+def draw_next(
+    logits: Float32[Array, "b v"], settings: SamplingSettings, seed: RowSeeds, position: RowCounts
+) -> tuple[RowTokens, Probs | None]:
+    """Draws each row's next token; a batch of temperature 0 only is spared its laws.
+
+    Args:
+      logits: at the position.
+      settings: likewise.
+      seed: of each row's request.
+      position: of the token.
+
+    Returns:
+      The tokens; their laws, [b 1 v], where log-probabilities are wanted.
+    """
+    logits, settings = settings.process(logits), settings.without_processors()
+    has_logprobs = settings.switches.logprobs
+
+    def law() -> Probs:
+        return sampling_probs(logits[:, None], settings)
+
+    def by_law() -> tuple[RowTokens, Probs | None]:
+        probs = law()
+        noise = plain_noise(seed, position, probs.shape[-1], settings.is_random)
+        return sample(probs[:, 0], noise), probs if has_logprobs else None
+
+    def by_best() -> tuple[RowTokens, Probs | None]:
+        return best_token(logits), law() if has_logprobs else None
+
+    return jax.lax.cond(settings.is_random, by_law, by_best)

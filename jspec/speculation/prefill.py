@@ -4,9 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from jspec.sampling import sample, sampling_probs
 from jspec.speculation.logprobs import token_logprobs
-from jspec.speculation.noise import plain_noise
+from jspec.speculation.plain import draw_next
 from jspec.speculation.types import Drafter, ModelParams, SpecState, observed_layers
 from jspec.typing import ApplyFn, RowCounts, Tokens
 
@@ -42,16 +41,12 @@ def prefill_chunk(
     )
     valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]
     cache = cache.commit(num_tokens)
-    probs = sampling_probs(logits, state.settings)
-    is_random = state.settings.is_random
-    last = sample(probs[:, 0], plain_noise(state.seed, cache.length, probs.shape[-1], is_random))
+    last, probs = draw_next(logits[:, 0], state.settings, state.seed, cache.length)
     is_stop = (last[:, None] == state.stop_ids).any(axis=1) | (last < 0)
     draft = state.draft
     if drafter is not None:
         draft = drafter.observe(params.draft, draft, tokens, hidden, valid)
-    logprobs = None
-    if state.settings.switches.logprobs:
-        logprobs = token_logprobs(logits, probs, last[:, None])
+    logprobs = None if probs is None else token_logprobs(logits, probs, last[:, None])
     return state.replace(
         target_cache=cache,
         draft=draft,

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int32
+from jaxtyping import Array, Bool, Int32, Key
 
-from jspec.sampling import process_block, sample
+from jspec.sampling import SamplingSettings, process_block, sample
+from jspec.speculation.acceptance import is_match_at_zero
+from jspec.speculation.acceptance.chain import match
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
+from jspec.speculation.noise import KEY_TYPE
 from jspec.speculation.types import (
     AcceptanceNoise,
     AcceptanceRule,
@@ -24,7 +27,7 @@ from jspec.speculation.types import (
     lag_of,
     observed_layers,
 )
-from jspec.typing import ApplyFn, DraftTokens, RowCounts, TargetProbs
+from jspec.typing import ApplyFn, DraftTokens, Logits, RowCounts, RowSeeds, TargetProbs
 
 
 def speculative_step(
@@ -66,17 +69,14 @@ def propose(
     Returns:
       What is put forward, and the state that `verify` takes with it.
     """
+    settings = state.settings.after(state.last_token).replace(temperature=state.draft_temperature)
     proposal, draft = drafter.propose(
         params.draft,
         state.draft,
         state.last_token,
         limit=functools.partial(_wanted, state, drafter),
-        rng_keys=rule.noise.draft_keys(
-            state.seed, state.target_cache.length + 1, drafter.num_draft_tokens
-        ),
-        settings=state.settings.after(state.last_token).replace(
-            temperature=state.draft_temperature
-        ),
+        rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
+        settings=settings,
         view=TargetView(params.target, target, state.target_cache),
     )
     state = state.replace(draft=draft)
@@ -164,19 +164,12 @@ def _verify_and_commit(
             params.target, begun, cache, first_layer=first_layer, **options
         )
     processed = process_block(logits, state.settings, block, proposal.parents)
-    probs = rule.law(processed, state.settings.without_processors())
-    noise = rule.noise.acceptance(
-        state.seed,
-        cache.length + 1,
-        proposal.width,
-        probs.shape[-1],
-        state.settings.is_random,
-    )
-    verdict = _decide(rule, probs, proposal, noise)
+    settings = state.settings.without_processors()
+    verdict, probs = judge(rule, processed, settings, proposal, state.seed, cache.length + 1)
     if verdict.path is not None:
         rows = jnp.arange(block.shape[0])[:, None]
-        block, hidden, logits, probs = (
-            leaf[rows, verdict.path] for leaf in (block, hidden, logits, probs)
+        block, hidden, logits, probs = jax.tree.map(
+            lambda leaf: leaf[rows, verdict.path], (block, hidden, logits, probs)
         )
     tokens = emitted_tokens(block[:, 1:], verdict)
     num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
@@ -195,10 +188,47 @@ def _verify_and_commit(
             control=state.control.update(kind, *counts, is_running=~state.is_done)
         )
     state = silence(state, is_done)
-    logprobs = None
-    if state.settings.switches.logprobs:
-        logprobs = token_logprobs(logits, probs, tokens)
+    logprobs = None if probs is None else token_logprobs(logits, probs, tokens)
     return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs)
+
+
+def judge(
+    rule: AcceptanceRule,
+    logits: Logits,
+    settings: SamplingSettings,
+    proposal: Proposal,
+    seed: RowSeeds,
+    position: RowCounts,
+) -> tuple[Verdict, TargetProbs | None]:
+    """Decides which drafts stay, and what follows them.
+
+    A batch of temperature 0 only is spared all laws: they would take longer than the head's product
+    of a small model.
+
+    Args:
+      rule: what decides.
+      logits: the target's at each block token, processed, [b w+1 v].
+      settings: without processors.
+      proposal: the drafts.
+      seed: of each row's request.
+      position: of the round's first token.
+
+    Returns:
+      The verdict; the target's laws, [b w+1 v], where log-probabilities are wanted.
+    """
+    width, has_logprobs = proposal.width, settings.switches.logprobs
+
+    def by_law() -> tuple[Verdict, TargetProbs | None]:
+        probs = rule.law(logits, settings)
+        noise = rule.noise.acceptance(seed, position, width, probs.shape[-1], settings.is_random)
+        return _decide(rule, probs, proposal, noise), probs if has_logprobs else None
+
+    def by_match() -> tuple[Verdict, TargetProbs | None]:
+        return match(logits, proposal), rule.law(logits, settings) if has_logprobs else None
+
+    if proposal.parents is not None or not is_match_at_zero(rule):
+        return by_law()
+    return jax.lax.cond(settings.is_random, by_law, by_match)
 
 
 def _decide(
@@ -210,6 +240,20 @@ def _decide(
     none = jnp.zeros_like(proposal.num_tokens)
     gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]
     return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))
+
+
+def _draft_keys(
+    rule: AcceptanceRule, state: SpecState, width: int, is_random: Bool[Array, ""]
+) -> Key[Array, "b w"]:
+    """Returns the keys of the drafts; those of a batch without randomness are all the same."""
+
+    def derive() -> Key[Array, "b w"]:
+        return rule.noise.draft_keys(state.seed, state.target_cache.length + 1, width)
+
+    def skip() -> Key[Array, "b w"]:
+        return jnp.broadcast_to(jax.random.key(0, impl=KEY_TYPE), (state.seed.shape[0], width))
+
+    return jax.lax.cond(is_random, derive, skip)
 
 
 def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:

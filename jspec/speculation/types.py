@@ -32,8 +32,8 @@ class Proposal(struct.PyTreeNode):
     Attributes:
       tokens: the drafts, [b w].
       num_tokens: how many of each row's are meant, 0 to w, [b]; the rest is padding.
-      probs: the law each token was really drawn from, [b w v]; None when the tokens follow from the
-        context alone, which is a law with all probability on the token.
+      probs: the law each token was really drawn from, [b w v], zeros for padding; None when the
+        tokens follow from the context alone, which is a law with all probability on the token.
       kind: which of the drafter's kinds of proposal each row's is, [b]; None for the first.
       prefix: where the drafter has begun the target's call on [last token, drafts].
       parents: each draft's parent (-1 is the last committed token); None for a chain.

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from jspec.sampling import NO_TOKEN, sample
-from jspec.speculation.acceptance import RULES, candidates, get_rule
+from jspec.sampling import NO_TOKEN, SamplingSettings, sample
+from jspec.speculation.acceptance import RULES, candidates, get_rule, is_match_at_zero
 from jspec.speculation.noise import SHARED
+from jspec.speculation.step import judge
 from jspec.speculation.types import AcceptanceNoise, Proposal
 from tests.speculation.drive import QUICK
 
@@ -52,6 +53,30 @@ def rounds(draw, vocab):
     uniforms = jnp.asarray(draw(arrays.arrays(np.float32, (ROWS, WIDTH), elements=UNIFORMS)))
     gumbel = np.random.default_rng(draw(st.integers(0, 99))).gumbel(size=(ROWS, WIDTH + 1, vocab))
     return draw(laws(WIDTH + 1, vocab)), proposal, uniforms, jnp.asarray(gumbel, jnp.float32)
+
+
+VOCAB = 5
+NUMBERS = st.sampled_from([-np.inf, -np.inf, 0.0, 0.0, 1.0, 1.0, 2.0, np.nan]).map(np.float32)
+LOGITS = arrays.arrays(np.float32, (ROWS, WIDTH + 1, VOCAB), elements=NUMBERS, fill=st.nothing())
+TOKENS = arrays.arrays(np.int32, (ROWS, WIDTH), elements=st.integers(-1, VOCAB - 1))
+COUNTS = arrays.arrays(np.int32, (ROWS,), elements=st.integers(0, WIDTH))
+
+
+@functools.cache
+def both_ways(name):
+    """Returns (logits, proposal, seed) -> the verdict of `judge`, and the rule's own by laws."""
+    rule, zeros = get_rule(name), jnp.zeros([ROWS])
+    settings = SamplingSettings(zeros, zeros.astype(jnp.int32), zeros + 1, zeros)
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def call(logits, proposal, seed):
+        place = jnp.broadcast_to(seed, [ROWS]), jnp.full([ROWS], 7)
+        matched, probs = judge(rule, logits, settings, proposal, *place)
+        assert probs is None
+        noise = rule.noise.acceptance(*place, WIDTH, VOCAB, jnp.array(True))
+        return matched, rule.accept(rule.law(logits, settings), proposal, noise)
+
+    return call
 
 
 @functools.cache
@@ -158,3 +183,28 @@ def test_coupled_says_what_plain_decoding_draws(case):
         wanted = min(int(proposal.num_tokens[row]), WIDTH)
         if count < wanted:  # it stops only where the draft is something else
             assert drawn[row, count] != int(proposal.tokens[row, count])
+
+
+@pytest.mark.parametrize("name", ["greedy", "rejection", "block", "coupled"])
+@hypothesis.given(logits=LOGITS, tokens=TOKENS, counts=COUNTS, seed=st.integers(0, 99))
+@SETTINGS
+def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
+    """What `judge` decides without laws is what the rule decides with them: ties, -inf, NaN.
+
+    The drafts' laws are whatever they may be, a hot drafter's or certain.
+    """
+    drafts = Proposal(jnp.asarray(tokens), jnp.asarray(counts))
+    weights = np.random.default_rng(seed).dirichlet(np.ones(VOCAB), (ROWS, WIDTH))
+    hot = drafts.replace(probs=jnp.asarray(weights, jnp.float32))
+    for proposal in (drafts, hot):
+        matched, by_law = both_ways(name)(jnp.asarray(logits), proposal, jnp.uint32(seed))
+        np.testing.assert_array_equal(matched.num_accepted, by_law.num_accepted)
+        np.testing.assert_array_equal(matched.next_token, by_law.next_token)
+
+
+def test_rules_that_keep_more_do_not_match():
+    """A rule is matched only where that is known to be what it decides."""
+    assert all(is_match_at_zero(get_rule(name)) for name in ("greedy", "rejection", "block"))
+    wrong = get_rule("rejection")._replace(accept=get_rule("typical").accept)
+    for rule in (wrong, get_rule("typical"), get_rule("lenient_argmax"), get_rule("lenient")):
+        assert not is_match_at_zero(rule)

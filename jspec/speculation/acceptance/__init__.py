@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 from jspec.errors import InputError, check_numbers
+from jspec.sampling import sampling_probs
 from jspec.speculation.acceptance import (
     block,
     coupled,
@@ -51,6 +52,17 @@ TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
 }
 
 
+_MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.accept, rejection.accept)
+
+
+def is_match_at_zero(rule: AcceptanceRule) -> bool:
+    """Returns whether at temperature 0 a rule decides what `chain.match` does.
+
+    Lossless rules do; of one that is not known here it is not assumed.
+    """
+    return rule.law is sampling_probs and rule.accept in _MATCHING_AT_ZERO
+
+
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     """Returns the rule of that name; equal options give the same object.
 
@@ -68,4 +80,4 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     return rules[name]
 
 
-__all__ = ["RULES", "TIMING_RULES", "RuleOptions", "get_rule"]
+__all__ = ["RULES", "TIMING_RULES", "RuleOptions", "get_rule", "is_match_at_zero"]

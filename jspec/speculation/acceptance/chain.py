@@ -4,13 +4,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.speculation.types import AcceptanceNoise, Proposal
-from jspec.typing import RowCounts, TargetProbs
+from jspec.sampling import best_token
+from jspec.speculation.types import AcceptanceNoise, Proposal, Verdict
+from jspec.typing import Logits, RowCounts, TargetProbs
 
 
 def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCounts:
-    """Returns how many drafts come before the first one refused; padding is never accepted."""
+    """Returns how many drafts come before the first one refused.
+
+    Padding is never accepted, nor is NO_TOKEN, a drafter's failure.
+    """
     is_real = jnp.arange(proposal.width) < proposal.num_tokens[:, None]
+    is_real &= proposal.tokens >= 0
     return jnp.sum(jnp.cumprod(is_accepted & is_real, axis=1, dtype=jnp.int32), axis=1)
 
 
@@ -46,6 +51,20 @@ def draft_law_after(
     else:
         law = jnp.take_along_axis(proposal.probs, index[..., None], axis=1)[:, 0]
     return jnp.where((num_accepted < proposal.num_tokens)[:, None], law, 0.0)
+
+
+def match(logits: Logits, proposal: Proposal) -> Verdict:
+    """Keeps drafts while each is the most likely token, which then follows them.
+
+    What every lossless rule decides at temperature 0, without the laws.
+
+    Args:
+      logits: the target's at each block token, processed, [b w+1 v].
+      proposal: a chain.
+    """
+    best = best_token(logits)
+    num_accepted = count_accepted(best[:, : proposal.width] == proposal.tokens, proposal)
+    return Verdict(num_accepted, jnp.take_along_axis(best, num_accepted[:, None], axis=1)[:, 0])
 
 
 def uniforms_of(noise: AcceptanceNoise) -> Float32[Array, "b w"]:
