@@ -1,11 +1,12 @@
 """Measures what a round costs, by context, drafter and number of drafts.
 
-The compiled rounds of the run themselves are timed, at temperature 0, from rows whose text is one
-token over and over, so that a drafter that looks back always finds a match; draft models have
-consumed it. A visit of one round less a visit of none is the round; the numbers take turns, so that
-a machine that slows down slows all of them alike. A drafter that has nothing to say to such a text
-(`pattern`), or stops by itself (`draft_confidence`), is taken to cost what it then costs. What
-catching up takes is a round of a drafter that lags less the same round of one that does not.
+The compiled rounds of the run themselves are timed, at temperature 0, where no laws are made, from
+rows whose text is one token over and over, so that a drafter that looks back always finds a match;
+draft models have consumed it. A visit of one round less a visit of none is the round; the numbers
+take turns, so that a machine that slows down slows all of them alike. A drafter that has nothing to
+say to such a text (`pattern`), or stops by itself (`draft_confidence`), is taken to cost what it
+then costs. What catching up takes is a round of a drafter that lags less the same round of one that
+does not.
 """
 
 import statistics

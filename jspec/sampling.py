@@ -156,20 +156,26 @@ def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
     return jax.lax.cond(settings.is_random, _filtered_probs, _greedy_probs, logits, settings)
 
 
-def confidence(logits: Logits, probs: Probs, settings: SamplingSettings) -> Float32[Array, "b t"]:
+def likeliest(logits: Logits) -> Float32[Array, "b t"]:
+    """Returns how likely the most likely token is by logits at temperature 1."""
+    return jnp.max(jax.nn.softmax(logits, axis=-1), axis=-1)
+
+
+def confidence(
+    likely: Float32[Array, "b t"], probs: Probs, settings: SamplingSettings
+) -> Float32[Array, "b t"]:
     """Returns how likely the most likely token of each law is.
 
     At temperature 0, where every law is sure of its token, it is what the logits say at
     temperature 1.
 
     Args:
-      logits: before the processors.
+      likely: the `likeliest` of the logits, before the processors.
       probs: the laws that `sampling_probs` returns for them.
       settings: one row each.
     """
-    sureness = jnp.max(jax.nn.softmax(logits, axis=-1), axis=-1)
     is_greedy = settings.temperature[:, None] < _COLDEST
-    return jnp.where(is_greedy, sureness, jnp.max(probs, axis=-1))
+    return jnp.where(is_greedy, likely, jnp.max(probs, axis=-1))
 
 
 def _greedy_probs(logits: Logits, settings: SamplingSettings) -> Probs:

@@ -27,7 +27,7 @@ from jspec.drafters import (
 )
 from jspec.errors import InputError
 from jspec.models import KVCache
-from jspec.sampling import SamplingSettings, confidence, sampling_probs
+from jspec.sampling import SamplingSettings, confidence, likeliest, sampling_probs
 from jspec.speculation.types import Drafter, TargetView, observed_layers
 from jspec.typing import Params
 
@@ -188,7 +188,7 @@ def _draw_laws(
 ) -> FirstDrafts:
     """Returns the laws as `drafters.chain` draws from them, and where it would stop."""
     probs = sampling_probs(logits[None], settings)[0]
-    sureness = confidence(logits[None], probs[None], settings)[0]
+    sureness = confidence(likeliest(logits[None]), probs[None], settings)[0]
     is_proposed = (jnp.max(logits, axis=1) > -jnp.inf) & (sureness >= min_confidence)
     return FirstDrafts(jnp.where(is_proposed[:, None], probs, 0.0), is_proposed)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jspec.drafters import ModelDrafter
-from jspec.drafters.chain import draw_from_law
+from jspec.drafters.draw import draw_from_law
 from jspec.sampling import SamplingSettings, sample
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.noise import Purpose, acceptance_noise, round_keys

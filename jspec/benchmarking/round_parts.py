@@ -11,8 +11,8 @@ from jspec.generator import Generator
 from jspec.request import Request, Settings
 from jspec.sampling import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
+from jspec.speculation.judge import judge
 from jspec.speculation.plain import draw_next
-from jspec.speculation.step import judge
 from jspec.speculation.types import Proposal
 from jspec.typing import Logits, RowTokens
 

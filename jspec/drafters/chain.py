@@ -8,38 +8,19 @@ the output.)
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.sampling import SamplingSettings, best_token, confidence, sample, sampling_probs
-from jspec.speculation.noise import gumbel_noise
+from jspec.drafters.draw import DrawFn, Drawing, draw_from_law, draw_one
+from jspec.sampling import SamplingSettings
 from jspec.speculation.types import Proposal
 from jspec.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
 
 LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
-DrawFn = Callable[
-    [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
-    tuple[RowTokens, Float32[Array, "b v"]],
-]
-
-
-def draw_from_law(
-    logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
-) -> tuple[RowTokens, Float32[Array, "b v"]]:
-    """Draws one token a row; returns it with the law it was drawn from.
-
-    Args:
-      logits: of the position.
-      settings: at the position.
-      rng_keys: consumed.
-    """
-    probs = sampling_probs(logits[:, None], settings)[:, 0]
-    noise = gumbel_noise(rng_keys, probs.shape[-1], settings.is_random)
-    return sample(probs, noise), probs
 
 
 class _Drafting(struct.PyTreeNode):
@@ -66,22 +47,6 @@ class _Drafting(struct.PyTreeNode):
     is_going: RowFlags
 
 
-class _Drawn(NamedTuple):
-    """One more draft of each row.
-
-    Attributes:
-      is_open: whether it is still to be drawn by its law, [].
-      token: the draft, [b].
-      is_meant: rows that put it forward, [b].
-      probs: the chain's laws, [b w v].
-    """
-
-    is_open: Bool[Array, ""]
-    token: RowTokens
-    is_meant: RowFlags
-    probs: DraftProbs
-
-
 def draw_chain(
     first: LogitsFn,
     later: LogitsFn,
@@ -98,8 +63,6 @@ def draw_chain(
 ) -> tuple[Proposal, Any, Int32[Array, ""]]:
     """Draws a chain of drafts in loops that stop when no row wants more.
 
-    In a batch of temperature 0 only, a law is one number that is written.
-
     Args:
       first: (memory, last token [b]) -> the logits of the first draft [b u], and the memory.
       later: likewise for every other draft.
@@ -109,7 +72,7 @@ def draw_chain(
       rng_keys: one for each draft; consumed.
       settings: how to draw; the processors have seen `last_token`.
       vocab_size: of the laws, v >= u.
-      ids: of the tokens that the logits are of, each once; None for 0 to u-1. The others have
+      ids: of the tokens that the logits are of, rising; None for 0 to u-1. The others have
         probability 0.
       min_confidence: see the module.
       draw: draws a token and says which law it was drawn from.
@@ -118,6 +81,7 @@ def draw_chain(
       The proposal; the memory; how many calls were made, which fed the last token and then drafts.
     """
     batch_size, width = rng_keys.shape
+    drawing = Drawing(vocab_size, ids, min_confidence, draw)
     drafting = _Drafting(
         memory,
         last_token,
@@ -132,36 +96,15 @@ def draw_chain(
     def grow(call: LogitsFn, drafting: _Drafting) -> _Drafting:
         logits, memory = call(drafting.memory, drafting.token)
         index = drafting.count
-
-        def is_meant(token: RowTokens, logits: Array, probs: Array) -> RowFlags:
-            meant = drafting.is_going & (token >= 0)  # NO_TOKEN comes from no law only
-            if min_confidence > 0:
-                sureness = confidence(logits[:, None], probs[:, None], drafting.settings)[:, 0]
-                meant &= sureness >= min_confidence
-            return meant
-
-        def by_law(drawn: _Drawn) -> _Drawn:
-            keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
-            spread = _spread(logits, ids, vocab_size)
-            token, probs = draw(spread, drafting.settings, keys)
-            meant = is_meant(token, spread, probs)
-            probs = drawn.probs.at[:, index].set(jnp.where(meant[:, None], probs, 0.0))
-            return _Drawn(jnp.array(False), token, meant, probs)
-
-        def by_best() -> _Drawn:
-            best = best_token(logits)
-            token = best if ids is None else jnp.where(best >= 0, ids[best], best)
-            meant = is_meant(token, logits, jnp.ones_like(logits))
-            rows = jnp.arange(batch_size)
-            probs = drafting.probs.at[rows, index, token].set(meant.astype(jnp.float32))
-            return _Drawn(drafting.settings.is_random, token, meant, probs)
-
-        if draw is draw_from_law and not settings.switches.processors:
-            # A loop of zero or one trips: a `lax.cond` would copy the laws.
-            drawn = jax.lax.while_loop(lambda drawn: drawn.is_open, by_law, by_best())
-        else:
-            none = jnp.zeros_like(drafting.token), drafting.is_going
-            drawn = by_law(_Drawn(jnp.array(True), *none, drafting.probs))
+        drawn = draw_one(
+            drawing,
+            logits,
+            drafting.settings,
+            rng_keys,
+            index,
+            drafting.is_going,
+            drafting.probs,
+        )
         num_tokens = drafting.num_tokens + drawn.is_meant.astype(jnp.int32)
         token = jnp.maximum(drawn.token, 0)
         return drafting.replace(
@@ -187,12 +130,3 @@ def draw_chain(
     drafting = jax.lax.while_loop(is_wanted, lambda now: grow(later, now), drafting)
     proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
     return proposal, drafting.memory, drafting.count
-
-
-def _spread(
-    logits: Float32[Array, "b u"], ids: Int32[Array, "u"] | None, vocab_size: int
-) -> Float32[Array, "b v"]:
-    """Returns logits of all tokens, -inf of those that there are none of."""
-    none = jnp.full([logits.shape[0], vocab_size], -jnp.inf, jnp.float32)
-    places = jnp.arange(logits.shape[1]) if ids is None else ids
-    return none.at[:, places].set(logits)

@@ -23,7 +23,14 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.models import KVCache
-from jspec.sampling import SamplingSettings, confidence, process_drafts, sample, sampling_probs
+from jspec.sampling import (
+    SamplingSettings,
+    confidence,
+    likeliest,
+    process_drafts,
+    sample,
+    sampling_probs,
+)
 from jspec.speculation.noise import gumbel_noise
 from jspec.speculation.types import Drafter, Kind, LimitFn, Proposal, TargetView
 from jspec.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags, RowTokens, Tokens
@@ -248,7 +255,7 @@ class HierarchicalDrafter:
         """Marks laws whose most likely token is likely enough."""
         if self.model.min_confidence == 0:
             return jnp.ones(probs.shape[:2], bool)
-        return confidence(logits, probs, settings) >= self.model.min_confidence
+        return confidence(likeliest(logits), probs, settings) >= self.model.min_confidence
 
 
 def _laws(

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int32, Key
 
-from jspec.drafters.chain import DrawFn, draw_chain, draw_from_law
+from jspec.drafters.chain import draw_chain
+from jspec.drafters.draw import DrawFn, draw_from_law
 from jspec.drafters.history import History
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.errors import InputError

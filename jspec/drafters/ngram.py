@@ -19,7 +19,8 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.drafters.chain import DrawFn, draw_chain
+from jspec.drafters.chain import draw_chain
+from jspec.drafters.draw import DrawFn
 from jspec.drafters.history import History
 from jspec.drafters.memory import Remembering
 from jspec.drafters.ngram_draw import make_draw

@@ -11,7 +11,7 @@ choice are not coupled.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Key
 
-from jspec.drafters.chain import DrawFn
+from jspec.drafters.draw import DrawFn
 from jspec.drafters.ngram_matches import Window
 from jspec.sampling import NO_TOKEN, SamplingSettings, sample, sampling_probs
 from jspec.speculation.noise import gumbel_noise

@@ -15,7 +15,8 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Key
 
-from jspec.drafters.chain import DrawFn, draw_chain, draw_from_law
+from jspec.drafters.chain import draw_chain
+from jspec.drafters.draw import DrawFn, draw_from_law
 from jspec.drafters.memory import Stateless
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.errors import InputError

@@ -107,7 +107,7 @@ def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
     """Returns the rows of a table [v d], in float32."""
     if isinstance(table, QuantizedKernel):
         return quantized_rows(*jax.lax.optimization_barrier((table, ids)))
-    flat = ids.reshape(-1)
+    flat = ids.reshape(-1).astype(jnp.int32)
     if table.dtype in _READABLE and native.is_available():
         result = jax.ShapeDtypeStruct((flat.size, table.shape[1]), jnp.float32)
         rows = native.call("look_up", _look_up, result, table, flat)

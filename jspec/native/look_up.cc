@@ -1,5 +1,5 @@
-// Rows of a table as float32. XLA on CPU gathers bfloat16 in float32: it converts the whole table, or
-// counts that as the work and wakes threads for a row.
+// Rows of a table as float32. XLA on CPU gathers bfloat16 in float32: it converts the whole table,
+// or counts that as the work and wakes threads for a row.
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
-// Products of rows with a kernel of floats, and what is added to them: to XLA on CPU an addition is an
-// operation of its own, which takes microseconds to begin. Decoding is bound by the bytes of the weights: each is
-// read from memory once, in order, and serves all rows.
+// Products of rows with a kernel of floats, and what is added to them: to XLA on CPU an addition is
+// an operation of its own, which takes microseconds to begin. Decoding is bound by the bytes of the
+// weights: each is read from memory once, in order, and serves all rows.
 
 #include "tiles.h"
 

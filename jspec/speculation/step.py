@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, Key
 
-from jspec.sampling import SamplingSettings, process_block, sample
-from jspec.speculation.acceptance import is_match_at_zero
-from jspec.speculation.acceptance.chain import match
+from jspec.sampling import process_block
 from jspec.speculation.ends import cut_at_end, silence
+from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.noise import KEY_TYPE
 from jspec.speculation.types import (
-    AcceptanceNoise,
     AcceptanceRule,
     Drafter,
     ModelParams,
@@ -27,7 +25,7 @@ from jspec.speculation.types import (
     lag_of,
     observed_layers,
 )
-from jspec.typing import ApplyFn, DraftTokens, Logits, RowCounts, RowSeeds, TargetProbs
+from jspec.typing import ApplyFn, DraftTokens, RowCounts
 
 
 def speculative_step(
@@ -190,56 +188,6 @@ def _verify_and_commit(
     state = silence(state, is_done)
     logprobs = None if probs is None else token_logprobs(logits, probs, tokens)
     return state, StepInfo(tokens, num_tokens, *counts, kind, logprobs)
-
-
-def judge(
-    rule: AcceptanceRule,
-    logits: Logits,
-    settings: SamplingSettings,
-    proposal: Proposal,
-    seed: RowSeeds,
-    position: RowCounts,
-) -> tuple[Verdict, TargetProbs | None]:
-    """Decides which drafts stay, and what follows them.
-
-    A batch of temperature 0 only is spared all laws: they would take longer than the head's product
-    of a small model.
-
-    Args:
-      rule: what decides.
-      logits: the target's at each block token, processed, [b w+1 v].
-      settings: without processors.
-      proposal: the drafts.
-      seed: of each row's request.
-      position: of the round's first token.
-
-    Returns:
-      The verdict; the target's laws, [b w+1 v], where log-probabilities are wanted.
-    """
-    width, has_logprobs = proposal.width, settings.switches.logprobs
-
-    def by_law() -> tuple[Verdict, TargetProbs | None]:
-        probs = rule.law(logits, settings)
-        noise = rule.noise.acceptance(seed, position, width, probs.shape[-1], settings.is_random)
-        return _decide(rule, probs, proposal, noise), probs if has_logprobs else None
-
-    def by_match() -> tuple[Verdict, TargetProbs | None]:
-        return match(logits, proposal), rule.law(logits, settings) if has_logprobs else None
-
-    if proposal.parents is not None or not is_match_at_zero(rule):
-        return by_law()
-    return jax.lax.cond(settings.is_random, by_law, by_match)
-
-
-def _decide(
-    rule: AcceptanceRule, probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
-) -> Verdict:
-    """Applies the rule; where there is no draft at all, it only draws the next token."""
-    if proposal.width > 0:
-        return rule.accept(probs, proposal, noise)
-    none = jnp.zeros_like(proposal.num_tokens)
-    gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]
-    return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))
 
 
 def _draft_keys(

@@ -32,8 +32,9 @@ class Proposal(struct.PyTreeNode):
     Attributes:
       tokens: the drafts, [b w].
       num_tokens: how many of each row's are meant, 0 to w, [b]; the rest is padding.
-      probs: the law each token was really drawn from, [b w v], zeros for padding; None when the
-        tokens follow from the context alone, which is a law with all probability on the token.
+      probs: the law each token was really drawn from, [b w v], zeros where a drafter means none;
+        None when the tokens follow from the context alone, which is a law with all probability on
+        the token.
       kind: which of the drafter's kinds of proposal each row's is, [b]; None for the first.
       prefix: where the drafter has begun the target's call on [last token, drafts].
       parents: each draft's parent (-1 is the last committed token); None for a chain.
@@ -232,7 +233,8 @@ class Drafter(Protocol):
           last_token: the newest token, which no model has consumed yet, [b].
           limit: how many drafts of each row are wanted at most, 0 to w, from a proposal of the
             given kinds [b]: to be asked before the work is done.
-          rng_keys: one for each draft; consumed.
+          rng_keys: one for each draft; consumed. All the same where the settings draw nothing at
+            random.
           settings: how the drafter samples; the processors have seen `last_token`.
           view: the target, to read.
         """

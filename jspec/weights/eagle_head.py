@@ -107,7 +107,7 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
 
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
-    ids = _read_ids(folder, stored, config)
+    ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
         finish = functools.partial(quantize_head_leaf, dtype=dtype)
@@ -177,6 +177,15 @@ def _read_ids(
     if is_known is not None and not np.array_equal(np.flatnonzero(is_known), np.sort(ids)):
         raise InputError(f"{folder}: d2t and t2d disagree")
     return ids.astype(np.int32)
+
+
+def _in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
+    """Sorts the head's rows by the target's ids: of equal logits the first is the smallest id's."""
+    order = np.argsort(ids)
+    if not np.array_equal(order, np.arange(len(ids))):
+        heads = [name for name in tensors if name.startswith("lm_head.")]
+        tensors |= {name: tensors[name][order] for name in heads}
+    return ids[order]
 
 
 def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]) -> None:

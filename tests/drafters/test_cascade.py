@@ -9,7 +9,7 @@ import pytest
 
 from jspec.drafters import CascadeDrafter, ModelDrafter, PromptLookupDrafter
 from jspec.speculation.control import Control
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import Proposal, TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal
 
@@ -111,3 +111,23 @@ def test_the_targets_cache_is_handed_on(tiny_pair):
     (seen,) = witness.seen
     assert seen is prefix.cache
     assert (np.asarray(seen.keys[0]) != np.asarray(state.target_cache.keys[0])).any()
+
+
+def test_laws_of_all_members_are_added_up():
+    """Each row has one member's; certain drafts have all probability, what is no token none."""
+    law = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(SIZE), (3, WIDTH)), jnp.float32)
+    counts = [[2, 0, 0], [0, 3, 0], [0, 0, 2]]  # of three members, by row
+    tokens = jnp.asarray([[5, 6, 7], [1, 2, 3], [8, -1, 9]], jnp.int32)
+
+    def proposal(count, has_law):
+        is_meant = jnp.arange(WIDTH) < jnp.asarray(count)[:, None]
+        probs = jnp.where(is_meant[..., None], law, 0.0) if has_law else None
+        return Proposal(tokens, jnp.asarray(count, jnp.int32), probs, jnp.zeros([3], jnp.int32))
+
+    proposals = [proposal(count, index < 2) for index, count in enumerate(counts)]
+    turns = [jnp.asarray(count) > 0 for count in counts]
+    merged = CascadeDrafter((LOOKUP,) * 3)._merge(proposals, turns)
+    assert merged.num_tokens.tolist() == [2, 3, 2]
+    expected = np.zeros([3, WIDTH, SIZE], np.float32)
+    expected[0, :2], expected[1], expected[2, 0, 8] = law[0, :2], law[1], 1
+    np.testing.assert_array_equal(merged.probs, expected)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import HierarchicalParams, ModelDrafter
-from jspec.drafters.chain import draw_from_law
+from jspec.drafters.draw import draw_from_law
 from jspec.speculation.types import Proposal
 from tests import tiny
 from tests.cases import slow_unless

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as arrays
 
 from jspec.sampling import NO_TOKEN, SamplingSettings, sample
 from jspec.speculation.acceptance import RULES, candidates, get_rule, is_match_at_zero
+from jspec.speculation.judge import judge
 from jspec.speculation.noise import SHARED
-from jspec.speculation.step import judge
 from jspec.speculation.types import AcceptanceNoise, Proposal
 from tests.speculation.drive import QUICK
 
@@ -202,9 +202,10 @@ def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
         np.testing.assert_array_equal(matched.next_token, by_law.next_token)
 
 
-def test_rules_that_keep_more_do_not_match():
-    """A rule is matched only where that is known to be what it decides."""
-    assert all(is_match_at_zero(get_rule(name)) for name in ("greedy", "rejection", "block"))
+def test_rules_match_where_that_is_known_of_them():
+    """A rule whose decision was replaced, such as a negative control, is asked itself."""
+    lossless = "greedy", "rejection", "block", "coupled"
+    assert all(is_match_at_zero(get_rule(name)) for name in lossless)
     wrong = get_rule("rejection")._replace(accept=get_rule("typical").accept)
     for rule in (wrong, get_rule("typical"), get_rule("lenient_argmax"), get_rule("lenient")):
         assert not is_match_at_zero(rule)

@@ -51,6 +51,20 @@ def test_a_head_comes_back_as_it_was(folder):
     jax.tree.map(np.testing.assert_array_equal, head.params, tiny_eagle.params())
 
 
+def test_ids_are_sorted_with_their_rows(folder):
+    """A head whose ids do not rise says the same: of equal logits the smallest id's is the first."""
+    right = load_eagle(folder, tiny.CONFIG, "float32").params
+    order = np.random.default_rng(0).permutation(len(right["ids"]))
+
+    def shuffle(tensors):
+        tensors["d2t"] = np.asarray(right["ids"], np.int64)[order] - np.arange(len(order))
+        tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
+
+    rewrite(folder, shuffle)
+    loaded = load_eagle(folder, tiny.CONFIG, "float32").params
+    jax.tree.map(np.testing.assert_array_equal, loaded, right)
+
+
 def test_the_names_and_shapes_are_those_of_published_heads():
     """At full size, without an array."""
     target = get_preset("llama3.1-8b")

@@ -1,0 +1,136 @@
+"""One draft from its law, and the law on record.
+
+A batch of temperature 0 only draws the most likely tokens; of a law that is certain one number is
+written. A draft's law is on record only where the draft is put forward: the rest is zeros.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32, Key
+
+from jspec.sampling import (
+    SamplingSettings,
+    best_token,
+    confidence,
+    likeliest,
+    sample,
+    sampling_probs,
+)
+from jspec.speculation.noise import gumbel_noise
+from jspec.typing import DraftProbs, RowFlags, RowTokens
+
+DrawFn = Callable[
+    [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
+    tuple[RowTokens, Float32[Array, "b v"]],
+]
+
+
+def draw_from_law(
+    logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
+) -> tuple[RowTokens, Float32[Array, "b v"]]:
+    """Draws one token a row; returns it with the law it was drawn from.
+
+    Args:
+      logits: of the position.
+      settings: at the position.
+      rng_keys: consumed.
+    """
+    probs = sampling_probs(logits[:, None], settings)[:, 0]
+    noise = gumbel_noise(rng_keys, probs.shape[-1], settings.is_random)
+    return sample(probs, noise), probs
+
+
+class Drawing(NamedTuple):
+    """How the drafts of a chain are drawn; see `chain.draw_chain`.
+
+    Attributes:
+      vocab_size: of the laws.
+      ids: of the tokens that the logits are of, rising; None for the first ones.
+      min_confidence: a draft is put forward where its law is at least this sure.
+      draw: draws a token and says which law it was drawn from.
+    """
+
+    vocab_size: int
+    ids: Int32[Array, "u"] | None
+    min_confidence: float
+    draw: DrawFn
+
+
+class Drawn(NamedTuple):
+    """One more draft of each row.
+
+    Attributes:
+      is_open: whether it is still to be drawn by its law, [].
+      token: the draft, [b].
+      is_meant: rows that put it forward, [b].
+      probs: the chain's laws, [b w v].
+    """
+
+    is_open: Bool[Array, ""]
+    token: RowTokens
+    is_meant: RowFlags
+    probs: DraftProbs
+
+
+def draw_one(
+    drawing: Drawing,
+    logits: Float32[Array, "b u"],
+    settings: SamplingSettings,
+    rng_keys: Key[Array, "b w"],
+    index: Int32[Array, ""],
+    is_going: RowFlags,
+    probs: DraftProbs,
+) -> Drawn:
+    """Draws one draft of each row.
+
+    Args:
+      drawing: how.
+      logits: of the position.
+      settings: at the position.
+      rng_keys: one for each draft; the one at `index` is consumed.
+      index: of the draft.
+      is_going: rows that want it.
+      probs: laws so far, zeros at `index`.
+    """
+    # Of as many numbers in either way: a row's choice does not depend on its neighbours.
+    likely = likeliest(logits[:, None]) if drawing.min_confidence > 0 else None
+
+    def is_meant(token: RowTokens, law: Float32[Array, "b v"]) -> RowFlags:
+        meant = is_going & (token >= 0)  # NO_TOKEN comes from no law only
+        if likely is not None:
+            sureness = confidence(likely, law[:, None], settings)[:, 0]
+            meant &= sureness >= drawing.min_confidence
+        return meant
+
+    def by_law(drawn: Drawn) -> Drawn:
+        keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
+        token, law = drawing.draw(_spread(drawing, logits), settings, keys)
+        meant = is_meant(token, law)
+        law = jnp.where(meant[:, None], law, 0.0)
+        return Drawn(jnp.array(False), token, meant, drawn.probs.at[:, index].set(law))
+
+    def by_best() -> Drawn:
+        token = best_token(logits)
+        if drawing.ids is not None:
+            token = jnp.where(token >= 0, drawing.ids[token], token)
+        meant = is_meant(token, jnp.ones_like(logits))
+        place = jnp.arange(token.shape[0]), index, token
+        certain = probs.at[place].set(meant.astype(jnp.float32))
+        return Drawn(settings.is_random, token, meant, certain)
+
+    if drawing.draw is draw_from_law and not settings.switches.processors:
+        # A loop of zero or one trips: a `lax.cond` would copy the laws.
+        return jax.lax.while_loop(lambda drawn: drawn.is_open, by_law, by_best())
+    return by_law(Drawn(jnp.array(True), jnp.zeros_like(is_going, jnp.int32), is_going, probs))
+
+
+def _spread(drawing: Drawing, logits: Float32[Array, "b u"]) -> Float32[Array, "b v"]:
+    """Returns logits of all tokens, -inf of those that there are none of."""
+    if drawing.ids is None:
+        padding = ((0, 0), (0, drawing.vocab_size - logits.shape[1]))
+        return jnp.pad(logits, padding, constant_values=-jnp.inf)
+    none = jnp.full([logits.shape[0], drawing.vocab_size], -jnp.inf, jnp.float32)
+    return none.at[:, drawing.ids].set(logits)
