@@ -49,6 +49,26 @@ def test_a_row_alone_says_the_same(engine, prompts, sampled):
     assert alone.tokens[0] == sampled.tokens[3]
 
 
+@pytest.mark.parametrize("heats", [(0.0, 0.0), (0.0, 1.0), (1.0, 0.0)])
+def test_cold_rows_say_the_same_beside_hot_ones(engine, prompts, heats):
+    """A batch without randomness goes a shorter way; drafts and what is kept are the same."""
+    temperature, draft_temperature = heats
+    alone = engine.generate(
+        [prompts[1]] * 4, seeds=SEEDS[1].repeat(4), temperature=temperature,
+        draft_temperature=draft_temperature, max_length=MAX_LENGTH,
+    )  # fmt: skip
+    beside = engine.generate(
+        [prompts[0], prompts[1], prompts[2], prompts[3]], seeds=SEEDS,
+        temperature=[1.0, temperature, 0.5, 2.0],
+        draft_temperature=[1.0, draft_temperature, 0.5, 0.0], max_length=MAX_LENGTH,
+    )  # fmt: skip
+    assert beside.tokens[1] == alone.tokens[1]
+    kept = [
+        result.num_accepted[:, 1][result.infos.num_tokens[:, 1] > 0] for result in (alone, beside)
+    ]
+    np.testing.assert_array_equal(*kept)
+
+
 @pytest.mark.parametrize("rounds_per_call", [1, 2, 7])
 def test_tokens_do_not_depend_on_the_chunking(engine, prompts, sampled, rounds_per_call):
     """How often the host looks is no part of a request."""

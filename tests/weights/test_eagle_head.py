@@ -52,7 +52,7 @@ def test_a_head_comes_back_as_it_was(folder):
 
 
 def test_ids_are_sorted_with_their_rows(folder):
-    """A head whose ids do not rise says the same: of equal logits the smallest id's is the first."""
+    """A head whose ids do not rise says the same; of equal logits the smallest id is first."""
     right = load_eagle(folder, tiny.CONFIG, "float32").params
     order = np.random.default_rng(0).permutation(len(right["ids"]))
 
