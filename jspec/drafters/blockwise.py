@@ -23,7 +23,7 @@ from jspec.models import LlamaConfig
 from jspec.models.blockwise import BlockwiseConfig, inner_layer, place_output
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
-from jspec.sampling import NO_TOKEN, SamplingSettings, first_argmax
+from jspec.sampling import SamplingSettings, best_token
 from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
 from jspec.typing import Params, RowTokens
 from jspec.weights.blockwise_head import load_blockwise
@@ -122,8 +122,7 @@ def take_best(
       The tokens, `NO_TOKEN` where every one is forbidden; the laws, all probability on the token.
     """
     del rng_keys
-    best, highest = first_argmax(settings.process(logits))
-    best = jnp.where(jnp.isfinite(highest), best, NO_TOKEN)
+    best = best_token(settings.process(logits))
     return best, jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
 
 

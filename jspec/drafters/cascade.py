@@ -152,10 +152,12 @@ class CascadeDrafter:
         laws = [self._widen(p.probs) for p in proposals if p.probs is not None]
         if not laws:
             return None
-        certain = sum(p.num_tokens for p in proposals if p.probs is None)
         merged = sum(laws[1:], laws[0])
-        is_certain = jnp.arange(tokens.shape[1]) < jnp.asarray(certain)[..., None]
-        is_certain &= tokens >= 0
+        counts = [p.num_tokens for p in proposals if p.probs is None]
+        if not counts:
+            return merged
+        num_certain = sum(counts[1:], counts[0])
+        is_certain = (jnp.arange(tokens.shape[1]) < num_certain[:, None]) & (tokens >= 0)
         rows, slots = jnp.indices(tokens.shape)
         return merged.at[rows, slots, tokens].add(is_certain.astype(jnp.float32))
 

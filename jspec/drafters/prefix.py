@@ -22,5 +22,5 @@ def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> Tar
       drafts: what follows it, [b w].
     """
     block = jnp.concatenate([last_token[:, None], drafts], axis=1)
-    hidden = look_up(view.params["embedding"], block)
+    hidden = look_up(view.params["embedding"], block).astype(jnp.float32)
     return TargetPrefix(hidden, view.cache, 0)

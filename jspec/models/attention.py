@@ -1,5 +1,6 @@
 """Grouped-query attention (arXiv 2305.13245) over the KV cache."""
 
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float32
 
@@ -10,7 +11,7 @@ from jspec.models.rope import rotate_heads
 
 
 class Attention(nn.Module):
-    """One layer's attention, added to the stream. Keys and values live in the layer's cache alone.
+    """One layer's attention. Keys and values live in the cache alone, that of this layer.
 
     The kernel `qkv` [k g+2 h i], i the width of the inputs, holds, for each key/value head, its g
     query heads, its key head and its value head, so that the heads can be split over devices by its
@@ -26,17 +27,12 @@ class Attention(nn.Module):
     def __call__(
         self,
         inputs: Float32[Array, "b t i"],
-        stream: Float32[Array, "b t d"],
         rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
         visible: Bool[Array, "b t s"],
         cache: KVCache,
         block_offset: int,
     ) -> tuple[Float32[Array, "b t d"], KVCache]:
-        """Writes the block's keys and values, then attends to what is visible.
-
-        Returns:
-          The stream with the outputs added, and the cache.
-        """
+        """Writes the block's keys and values, then attends to what is visible."""
         cfg = self.config
         k, g, h, d = cfg.num_kv_heads, cfg.num_groups, cfg.head_dim, cfg.embed_dim
         b, t = inputs.shape[:2]
@@ -46,8 +42,9 @@ class Attention(nn.Module):
         queries, keys, values = rotate_heads(qkv, *rope)
         cache = cache.write(keys, values, block_offset)
         mixed = cache.attend(queries, visible)
-        out = kernel_param(self, "out", (d, k, g, h))
-        stream = linear(mixed.reshape(b, t, k, g, h), out, num_contracted=3, addend=stream)
+        outputs = linear(
+            mixed.reshape(b, t, k, g, h), kernel_param(self, "out", (d, k, g, h)), num_contracted=3
+        )
         if cfg.attention_bias:
-            stream += self.param("out_bias", nn.initializers.zeros, (d,))
-        return stream, cache
+            outputs += self.param("out_bias", nn.initializers.zeros, (d,))
+        return outputs.astype(jnp.float32), cache

@@ -87,8 +87,9 @@ class EagleHead(nn.Module):
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
         both = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
         attention = Attention(cfg, name="attention")
-        x, cache = attention(both, x, rope, visible, cache, 0)
-        x = FeedForward(cfg, name="mlp")(RMSNorm(eps, name="mlp_norm")(x), x)
+        mixed, cache = attention(both, rope, visible, cache, 0)
+        x = x + mixed
+        x = x + FeedForward(cfg, name="mlp")(RMSNorm(eps, name="mlp_norm")(x))
         outputs = x
         if logits_at is not None:
             outputs = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)

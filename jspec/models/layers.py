@@ -16,7 +16,7 @@ Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
 
 _FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 64}
 _MANY_ROWS = 512
-_READABLE = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)  # by C++
+_NORM_SCALES = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)  # that C++ reads
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
@@ -37,10 +37,7 @@ def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel
 
 
 def linear(
-    inputs: Float[Array, "b t *in"],
-    kernel: Kernel,
-    num_contracted: int = 1,
-    addend: Float32[Array, "b t *out"] | None = None,
+    inputs: Float[Array, "b t *in"], kernel: Kernel, num_contracted: int = 1
 ) -> Float32[Array, "b t *out"]:
     """Returns inputs · kernelᵀ, accumulated in float32.
 
@@ -49,7 +46,6 @@ def linear(
       kernel: the output axes and then the same `num_contracted` axes: rows are outputs, as in
         PyTorch, which is the faster layout for few rows. Or a quantised one of that shape.
       num_contracted: how many trailing axes are summed over.
-      addend: added to the outputs, if there is one.
 
     Returns:
       [b t] and then the kernel's output axes, float32.
@@ -57,17 +53,14 @@ def linear(
     b, t = inputs.shape[:2]
     out_axes = kernel.shape[:-num_contracted]
     rows = inputs.reshape(b * t, -1)
-    addends = () if addend is None else (addend.reshape(b * t, -1),)
     if isinstance(kernel, QuantizedKernel):
-        return sum(addends, quantized_product(rows, kernel)).reshape(b, t, *out_axes)
+        return quantized_product(rows, kernel).reshape(b, t, *out_axes)
     kernel = kernel.reshape(-1, rows.shape[1])
     if b * t <= most_native_rows(kernel.dtype) and native.is_available():
-        name = "product_and_sum" if addends else "product"
         result = jax.ShapeDtypeStruct((b * t, kernel.shape[0]), jnp.float32)
-        operands = rows.astype(jnp.float32), kernel, *addends
-        outputs = native.call(name, _product, result, *operands)
+        outputs = native.call("product", _product, result, rows.astype(jnp.float32), kernel)
     else:
-        outputs = _product(rows, kernel, *addends)
+        outputs = _product(rows, kernel)
     return outputs.reshape(b, t, *out_axes)
 
 
@@ -82,10 +75,8 @@ def most_native_rows(dtype: jnp.dtype) -> int:
     return _FEW_ROWS.get(dtype, 0)
 
 
-def _product(
-    rows: Float[Array, "r in"], kernel: Float[Array, "out in"], *addends: Float32[Array, "r out"]
-) -> Float32[Array, "r out"]:
-    """Returns rows, rounded to the kernel's type, · kernelᵀ + what is added, by XLA."""
+def _product(rows: Float[Array, "r in"], kernel: Float[Array, "out in"]) -> Float32[Array, "r out"]:
+    """Returns rows, rounded to the kernel's type, · kernelᵀ by XLA."""
     outputs = jax.lax.dot_general(
         _at_least_two_rows(rows.astype(kernel.dtype)),
         kernel,
@@ -93,7 +84,7 @@ def _product(
         precision=exact_float32(kernel.dtype),
         preferred_element_type=jnp.float32,
     )
-    return sum(addends, outputs[: rows.shape[0]])
+    return outputs[: rows.shape[0]]
 
 
 def _at_least_two_rows(rows: Float[Array, "r in"]) -> Float[Array, "r2 in"]:
@@ -103,28 +94,15 @@ def _at_least_two_rows(rows: Float[Array, "r in"]) -> Float[Array, "r2 in"]:
     return jnp.concatenate([rows, jnp.zeros_like(rows)])
 
 
-def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
-    """Returns the rows of a table [v d], in float32."""
-    if isinstance(table, QuantizedKernel):
-        return quantized_rows(*jax.lax.optimization_barrier((table, ids)))
-    flat = ids.reshape(-1).astype(jnp.int32)
-    if table.dtype in _READABLE and native.is_available():
-        result = jax.ShapeDtypeStruct((flat.size, table.shape[1]), jnp.float32)
-        rows = native.call("look_up", _look_up, result, table, flat)
-    else:
-        rows = _look_up(table, flat)
-    return rows.reshape(*ids.shape, -1)
+def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+    """Returns the rows of a table [v d], in its type; those of a quantised one in float32.
 
-
-def _look_up(table: Float[Array, "v d"], ids: Int[Array, "r"]) -> Float32[Array, "r d"]:
-    """Does it by XLA.
-
-    Which on CPU gathers bfloat16 in float32, and moves the conversion of the whole table out of the
+    XLA on CPU gathers bfloat16 in float32, and moves the conversion of the whole table out of the
     decoding loop, where it lives as a second copy. Behind the barrier the table depends on the ids:
     only the rows are converted.
     """
     table, ids = jax.lax.optimization_barrier((table, ids))
-    return table[ids].astype(jnp.float32)
+    return quantized_rows(table, ids) if isinstance(table, QuantizedKernel) else table[ids]
 
 
 class RMSNorm(nn.Module):
@@ -141,7 +119,7 @@ class RMSNorm(nn.Module):
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
         operands = inputs, scale, jnp.float32(self.epsilon)
-        if scale.dtype not in _READABLE or not native.is_available():
+        if scale.dtype not in _NORM_SCALES or not native.is_available():
             return _rms_norm(*operands)
         result = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
         return native.call("rms_norm", _rms_norm, result, *operands)
@@ -169,7 +147,7 @@ def _swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:
 
 
 class FeedForward(nn.Module):
-    """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x)), added to the stream.
+    """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x)).
 
     Attributes:
       config: the model's.
@@ -178,17 +156,16 @@ class FeedForward(nn.Module):
     config: LlamaConfig
 
     @nn.compact
-    def __call__(
-        self, inputs: Float32[Array, "b t d"], stream: Float32[Array, "b t d"]
-    ) -> Float32[Array, "b t d"]:
-        """Applies the layer to every token; returns the stream with its outputs added."""
+    def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
+        """Applies the layer to every token."""
         cfg = self.config
         gate_up = kernel_param(self, "gate_up", (2, cfg.hidden_dim, cfg.embed_dim))
         gate_up = linear(inputs, gate_up)
         if cfg.mlp_bias:
             gate_up += self.param("gate_up_bias", nn.initializers.zeros, (2, cfg.hidden_dim))
-        down = kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim))
-        stream = linear(swiglu(gate_up), down, addend=stream)
+        outputs = linear(
+            swiglu(gate_up), kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim))
+        )
         if cfg.mlp_bias:
-            stream += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))
-        return stream
+            outputs += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))
+        return outputs

@@ -47,8 +47,8 @@ class Llama(nn.Module):
         cfg = self.config
         layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
         embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
-        is_text = jnp.issubdtype(tokens.dtype, jnp.integer)
-        x = look_up(embedding, tokens) if is_text else tokens.astype(jnp.float32)
+        x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
+        x = x.astype(jnp.float32)
         num_tokens = x.shape[1]
         if block_mask is None:
             block_mask = causal_mask(num_tokens)
@@ -99,9 +99,10 @@ class Block(nn.Module):
         eps = self.config.norm_epsilon
         attention = Attention(self.config, name="attention")
         normed = RMSNorm(eps, name="attention_norm")(x)
-        x, cache = attention(normed, x, rope, visible, cache, block_offset)
+        mixed, cache = attention(normed, rope, visible, cache, block_offset)
+        x = x + mixed
         mlp = FeedForward(self.config, name="mlp")
-        return mlp(RMSNorm(eps, name="mlp_norm")(x), x), cache
+        return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
 
 
 @functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset

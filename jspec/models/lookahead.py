@@ -46,7 +46,7 @@ def embed_block(
       last_token: the newest token of each row, [b].
       num_ahead: how many of the embeddings follow it.
     """
-    last = look_up(table, last_token[:, None])
+    last = look_up(table, last_token[:, None]).astype(jnp.float32)
     later = params["embeddings"][:num_ahead].astype(jnp.float32)
     later = jnp.broadcast_to(later, (last.shape[0], *later.shape))
     return jnp.concatenate([last, later], axis=1)

@@ -22,9 +22,9 @@ from jspec.native.build import fingerprint, load_library
 _LOCK = threading.Lock()  # of the first call
 # And which of its operands a function returns, changed in place.
 _FUNCTIONS: dict[str, int | None] = {
-    "product": None, "product_and_sum": None, "int8_product": None, "int4_product": None,
-    "attention": None, "rms_norm": None, "rotate_heads": None, "swiglu": None,
-    "smallest_rank": None, "first_argmax": None, "look_up": None, "write_rows": 0,
+    "product": None, "int8_product": None, "int4_product": None, "attention": None,
+    "rms_norm": None, "rotate_heads": None, "swiglu": None, "smallest_rank": None,
+    "first_argmax": None, "write_rows": 0,
 }  # fmt: skip
 Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 

@@ -217,15 +217,6 @@ void MultiplyTile(int64_t count, const Rows<T>& rows, const Kernel& kernel, floa
   }
 }
 
-// Adds the addend to outputs begin to end of all rows, where there is one.
-inline void Add(const float* addend, float* outputs, const ProductShape& shape, int64_t begin,
-                int64_t end) {
-  for (int64_t r = 0; addend != nullptr && r < shape.rows; ++r) {
-    const int64_t row = r * shape.outputs;
-    for (int64_t o = row + begin; o < row + end; ++o) outputs[o] += addend[o];
-  }
-}
-
 // Runs work(begin, end) for tiles of the outputs, at most `tile` each, on all threads. Threads take
 // multiples of kOutputs.
 template <int kOutputs = 4, typename Work>

@@ -1,6 +1,5 @@
-// Products of rows with a kernel of floats, and what is added to them: to XLA on CPU an addition is
-// an operation of its own, which takes microseconds to begin. Decoding is bound by the bytes of the
-// weights: each is read from memory once, in order, and serves all rows.
+// Products of rows with a kernel of floats. Decoding is bound by the bytes of the weights: each is
+// read from memory once, in order, and serves all rows.
 
 #include "tiles.h"
 
@@ -9,60 +8,43 @@ namespace {
 using namespace jspec;
 
 template <typename T>
-void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, const float* addend,
-              float* outputs, const ProductShape& shape) {
+void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* outputs,
+              const ProductShape& shape) {
   static thread_local Space<RowNumber<T>> space;
   const FloatKernel<T> kernel{weights, shape.inputs};
   const auto rows = Arrange<FloatKernel<T>>(from, shape, space);
   const int64_t count = shape.rows, stride = shape.outputs;
   ForTiles(pool, shape, kTile, [=](int64_t begin, int64_t end) {
-    if (count > kMaxRows) {
-      MultiplyTile(count, rows, kernel, outputs, stride, begin, end);
-    } else {
-      MultiplyRows<kMaxRows, true>(count, rows, kernel, outputs, stride, begin, end);
-    }
-    Add(addend, outputs, shape, begin, end);
+    if (count > kMaxRows) return MultiplyTile(count, rows, kernel, outputs, stride, begin, end);
+    MultiplyRows<kMaxRows, true>(count, rows, kernel, outputs, stride, begin, end);
   });
 }
 
 // The rows in the type of the weights.
 void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* weights,
-                     const float* addend, float* outputs, const ProductShape& shape) {
+                     float* outputs, const ProductShape& shape) {
 #ifdef JSPEC_HAS_TILES
-  if (HasTiles()) return MultiplyInTiles(pool, rows, weights, addend, outputs, shape);
+  if (HasTiles()) return MultiplyInTiles(pool, rows, weights, outputs, shape);
 #endif
   static thread_local Space<BFloat16> space;
   const int64_t count = shape.rows * shape.inputs;
   BFloat16* rounded = space.Take(count);
   Convert(rows, count, rounded);
-  Multiply(pool, rounded, weights, addend, outputs, shape);
+  Multiply(pool, rounded, weights, outputs, shape);
 }
 
-ffi::Error Compute(ffi::ThreadPool& pool, const ffi::BufferR2<ffi::F32>& rows,
-                   const ffi::AnyBuffer& kernel, const float* addend,
-                   ffi::Result<ffi::BufferR2<ffi::F32>>& outputs) {
+ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
+                   ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], kernel.dimensions()[0]};
   const float* from = rows.typed_data();
   float* to = outputs->typed_data();
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
   if (kernel.element_type() == ffi::F32) {
-    Multiply(pool, from, static_cast<const float*>(kernel.untyped_data()), addend, to, shape);
+    Multiply(pool, from, static_cast<const float*>(kernel.untyped_data()), to, shape);
   } else {
-    const auto* weights = static_cast<const BFloat16*>(kernel.untyped_data());
-    MultiplyRounded(pool, from, weights, addend, to, shape);
+    MultiplyRounded(pool, from, static_cast<const BFloat16*>(kernel.untyped_data()), to, shape);
   }
   return ffi::Error::Success();
-}
-
-ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
-                   ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
-  return Compute(pool, rows, kernel, nullptr, outputs);
-}
-
-ffi::Error ProductAndSum(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
-                         ffi::BufferR2<ffi::F32> addend,
-                         ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
-  return Compute(pool, rows, kernel, addend.typed_data(), outputs);
 }
 
 }  // namespace
@@ -72,14 +54,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::BufferR2<ffi::F32>>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product_and_sum, ProductAndSum,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
                                   .Ret<ffi::BufferR2<ffi::F32>>());
 
 // Whether this processor multiplies bfloat16 numbers two by two: many rows are fast then, too.

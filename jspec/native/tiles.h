@@ -205,7 +205,7 @@ inline const BFloat16* WholeTiles(const BFloat16* weights, int64_t count, int64_
 
 // All outputs of all rows, on all threads.
 inline void MultiplyInTiles(ffi::ThreadPool& pool, const float* rows, const BFloat16* kernel,
-                            const float* addend, float* outputs, const ProductShape& shape) {
+                            float* outputs, const ProductShape& shape) {
   static thread_local TileInputs packed;
   packed.Pack(pool, rows, shape);
   const TileInputs& inputs = packed;
@@ -222,7 +222,6 @@ inline void MultiplyInTiles(ffi::ThreadPool& pool, const float* rows, const BFlo
                  count);
       }
     }
-    Add(addend, outputs, shape, begin, end);
   });
 }
 #endif

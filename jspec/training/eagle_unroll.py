@@ -12,7 +12,7 @@ section 3.2).
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def unroll(
       `head_logits`. The last 2 + s places of a text have no meaning.
     """
     visible = places.visible()
-    hidden: Any = fuse(params, features)
+    hidden = fuse(params, features)
     real, guesses, outputs = None, [], []
     for step in range(num_steps):
         tokens = _shift(embedded.astype(jnp.float32), 1 + step)
@@ -87,8 +87,7 @@ def unroll(
         normed = RMSNorm(config.layer.norm_epsilon).apply(
             {"params": params["head"]["mlp_norm"]}, hidden
         )
-        mlp = {"params": params["head"]["mlp"]}
-        hidden = FeedForward(config.layer).apply(mlp, normed, hidden)  # type: ignore[arg-type]
+        hidden = hidden + FeedForward(config.layer).apply({"params": params["head"]["mlp"]}, normed)  # type: ignore[operator, arg-type]
         final = RMSNorm(config.layer.norm_epsilon)
         outputs.append(final.apply({"params": params["head"]["final_norm"]}, hidden))
     return outputs

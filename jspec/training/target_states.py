@@ -83,8 +83,7 @@ def make_states(target: LoadedModel, ids: np.ndarray, feature_layers: tuple[int,
         outputs = read(params, rows) if rows.outputs is None else jnp.asarray(rows.outputs)
         outputs = outputs.astype(jnp.float32)
         hidden = normed_outputs(config, params, outputs[:, :, -1])
-        kernel = head_kernel(config, params)
-        head = look_up(kernel, jnp.asarray(ids)[None])[0].astype(kernel.dtype)
+        head = look_up(head_kernel(config, params), jnp.asarray(ids)[None])[0]
         tokens = jnp.asarray(rows.tokens)
         return TargetStates(
             tokens=tokens,

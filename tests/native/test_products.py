@@ -10,7 +10,7 @@ import pytest
 
 from jspec import native
 from jspec.engine import prefill_widths
-from jspec.models.layers import _product, linear, most_native_rows
+from jspec.models.layers import _product, linear
 from jspec.native import build
 from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
 from tests import tiny_models
@@ -56,31 +56,6 @@ def test_a_rows_result_does_not_depend_on_its_neighbours(dtype):
     for count in (*range(1, 19), 70):
         np.testing.assert_array_equal(product(rows[:count], kernel), together[:count])
         np.testing.assert_array_equal(product(rows[count : count + 1], kernel)[0], together[count])
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("count", [1, 3, 9, 40])
-@pytest.mark.parametrize("shape", SHAPES[:4])
-def test_what_is_added_is_added_last(shape, count, dtype):
-    """Bit for bit the sum of the product and the addend; without the latter nothing changes."""
-    rows, kernel = draw((1, count, shape[1]), 0, dtype), draw(shape, 1, dtype)
-    addend = draw((1, count, shape[0]), 2, "float32")
-    joined = jax.jit(lambda rows, kernel, addend: linear(rows, kernel, addend=addend))
-    expected = product(rows[0], kernel) + addend[0]
-    if count <= most_native_rows(kernel.dtype):
-        assert "jspec_product_and_sum" in joined.lower(rows, kernel, addend).as_text()
-        np.testing.assert_array_equal(joined(rows, kernel, addend)[0], expected)
-    else:
-        np.testing.assert_allclose(joined(rows, kernel, addend)[0], expected, atol=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_is_added_to_a_quantised_product(kind):
-    rows = draw((1, 3, 64), 0, "float32")
-    kernel = quantize(draw((8, 64), 1, "float32"), ("down",), kind, "bfloat16")
-    addend = draw((1, 3, 8), 2, "float32")
-    expected = linear(rows, kernel) + addend
-    np.testing.assert_array_equal(linear(rows, kernel, addend=addend), expected)
 
 
 def test_rows_are_rounded_to_the_weights_type():
