@@ -14,7 +14,7 @@ times as many, prompt_lookup:auto 1.06, 0.99, 0.94 and 0.98: no way clearly pays
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 
 def get_config() -> ConfigDict:

@@ -15,7 +15,7 @@ ways with eagle need `options.draft_head`.
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 
 def get_config() -> ConfigDict:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 _HEADS = "eagle", "medusa", "blockwise", "lookahead"
 _NUM_DRAFT_TOKENS = 1, 3

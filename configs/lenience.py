@@ -1,12 +1,12 @@
-"""Acceptance against lenience, and how far the law then is from the target's.
+"""Acceptance against lenience, and how far the distribution then is from the target's.
 
     python -m jspec.experiment --config=configs/lenience.py --workdir=runs/lenience
     python scripts/summarize.py runs/lenience
 
 In kind of Table 5 of arXiv 2211.17192: lenience 1 (none), 0.5, 0.3 and 0.1, at temperature 1, for
-drafts that are drawn from a law. The total variation is exact, summed over the vocabulary at every
-token of the target's own answers. The drafts are the target itself with rounded weights, its first
-layers, and a table of bigrams counted on other answers of it.
+drafts that are drawn from a distribution. The total variation is exact, summed over the vocabulary
+at every token of the target's own answers. The drafts are the target itself with rounded weights,
+its first layers, and a table of bigrams counted on other answers of it.
 
 Drafts kept / total variation, measured on the answers of SmolLM2 to 26 prompts of Spec-Bench
 (2026-11-23):
@@ -20,7 +20,7 @@ Drafts kept / total variation, measured on the answers of SmolLM2 to 26 prompts 
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 _TARGET = "smollm2-135m-instruct"
 _LAYERS = {"draft_layers": tuple(range(20))}

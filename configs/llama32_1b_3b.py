@@ -18,7 +18,7 @@ Expected on a GPU: not measured yet.
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, split_pair, way
+from jspec.evaluation.experiments.config import defaults, ordered, split_pair, way
 
 _TARGET = "meta-llama/Llama-3.2-3B-Instruct"
 _DRAFT = "meta-llama/Llama-3.2-1B-Instruct"

@@ -6,12 +6,13 @@
 In kind of Table 3 of arXiv 2211.17192, at temperatures 0 and 1, on the target's own answers, every
 token of them. Tables of unigrams and bigrams are counted first, on 10,000 tokens that the target
 says to other prompts (configs/table_prompts.jsonl); they are kept in the workdir. `hierarchical`
-has the law of its draft model, and is not listed apart. A cascade's law is that of its first member
-with something to say. `pattern` completes stock phrases, and is silent elsewhere.
+has the distribution of its draft model, and is not listed apart. A cascade's distribution is that
+of its first member with something to say. `pattern` completes stock phrases, and is silent
+elsewhere.
 
-Refused: `none`, which drafts nothing, and `eagle`, alone or in a cascade: its law at a token needs
-the hidden states of a round, which are not there without drafting. Numbers of drafts and acceptance
-rules are refused too: they have no part in alpha.
+Refused: `none`, which drafts nothing, and `eagle`, alone or in a cascade: its distribution at a
+token needs the hidden states of a round, which are not there without drafting. Numbers of drafts
+and acceptance rules are refused too: they have no part in alpha.
 
 The paper looked at 10K tokens: a file of 65 prompts gives as many where answers go on to the limit
 of 160 (`--config.prompts_file=FILE`), the 13 of configs/prompts.jsonl 2K.
@@ -30,7 +31,7 @@ tokens at T = 0, 9,103 at T = 1); where a drafter is silent now and then, alpha 
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 _TARGET = "smollm2-135m-instruct"
 _PHRASES = (
@@ -53,7 +54,7 @@ def get_config() -> ConfigDict:
         "unigram": way("unigram"),
         "bigram": way("bigram"),
         "ngram": way("ngram"),
-        "ngram sampled": way("ngram", options={"ngram_law": "sampled"}),
+        "ngram sampled": way("ngram", options={"ngram_probs": "sampled"}),
         "prompt_lookup": way("prompt_lookup"),
         "pattern": way("pattern", options={"pattern": "|".join(_PHRASES)}),
         "prompt_lookup+bigram": way("prompt_lookup+bigram"),

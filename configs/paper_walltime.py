@@ -17,7 +17,7 @@ is 11 to 15 % faster than expected. All of it took 13 minutes.
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 _TARGET = "smollm2-135m-instruct"
 _NUMBERS = {

@@ -11,7 +11,7 @@ timed once, say nothing about speed.
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 
 def get_config() -> ConfigDict:

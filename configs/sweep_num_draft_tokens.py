@@ -14,7 +14,7 @@ prompts foretells of the other by position is at most 7 % off.
 
 from ml_collections import ConfigDict
 
-from jspec.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, ordered, way
 
 _NUMBERS = (1, 2, 3, 4, 5, 7, 10)
 

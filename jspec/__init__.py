@@ -7,19 +7,19 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from jspec.errors import InputError
-    from jspec.generator import Generator
-    from jspec.request import Piece, Request, Result, Settings
-    from jspec.stats import Stats
+    from jspec.common.errors import InputError
+    from jspec.generation.generator import Generator
+    from jspec.generation.request import Piece, Request, Result, Settings
+    from jspec.generation.stats import Stats
 
 _HOMES = {
-    "Generator": "jspec.generator",
-    "InputError": "jspec.errors",
-    "Piece": "jspec.request",
-    "Request": "jspec.request",
-    "Result": "jspec.request",
-    "Settings": "jspec.request",
-    "Stats": "jspec.stats",
+    "Generator": "jspec.generation.generator",
+    "InputError": "jspec.common.errors",
+    "Piece": "jspec.generation.request",
+    "Request": "jspec.generation.request",
+    "Result": "jspec.generation.request",
+    "Settings": "jspec.generation.request",
+    "Stats": "jspec.generation.stats",
 }
 
 __all__ = ["Generator", "InputError", "Piece", "Request", "Result", "Settings", "Stats"]

@@ -1,10 +1,10 @@
 """Audits speculative decoding: `python -m jspec.audit --acceptance=block --temperature=0.8`.
 
 For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
-bfloat16, the joint law of what the compiled rounds emit against the target's own probabilities, a
-negative control that must be refused, how many drafts were proposed and kept, the caches, the
-seeds, and the smallest uniform. Ends with status 0 only if all of it is as it should be, which for
-a lossy rule it is not.
+bfloat16, the joint distribution of what the compiled rounds emit against the target's own
+probabilities, a negative control that must be refused, how many drafts were proposed and kept, the
+caches, the seeds, and the smallest uniform. Ends with status 0 only if all of it is as it should
+be, which for a lossy rule it is not.
 """
 
 import dataclasses
@@ -14,19 +14,20 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli, drafter_flags, generator, provenance, settings_flags
-from jspec.auditing.check import Check
-from jspec.auditing.subject import Subject
-from jspec.drafter_flags import read_drafter
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.errors import InputError
-from jspec.json_lines import JsonLinesWriter
-from jspec.request import Settings
-from jspec.row_checks import check_temperature
-from jspec.settings_flags import read_rule, read_settings
+from jspec.evaluation.auditing.check import Check
+from jspec.evaluation.auditing.subject import Subject
+from jspec.generation import drafter_flags, generator, provenance, settings_flags
+from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.request import Settings
+from jspec.generation.row_checks import check_temperature
+from jspec.generation.settings_flags import read_rule, read_settings
+from jspec.generation.validate_options import check_read
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.types import Temperatures
-from jspec.unread import check_read
+from jspec.speculation.acceptance.types import Temperatures
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -43,13 +44,19 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
 )
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "float32", ["float32", "bfloat16"], "Of the weights whose law and caches are checked."
+    "dtype",
+    "float32",
+    ["float32", "bfloat16"],
+    "Of the weights whose distribution and caches are checked.",
 )
-_NUM_ROWS = flags.DEFINE_integer("num_rows", 1024, "Independent rows of the test of the law.")
+_NUM_ROWS = flags.DEFINE_integer(
+    "num_rows", 1024, "Independent rows of the test of the distribution."
+)
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
 
-_INCONCLUSIVE = {  # a check that says nothing of the law when it fails, and what to do then
+# a check that says nothing of the distribution when it fails, and what to do then
+_INCONCLUSIVE = {
     "drafts": "the drafter proposed nothing",
     "negative control": "too few rows to tell: try --num_rows={more_rows}",
 }
@@ -62,8 +69,8 @@ def main() -> None:
         raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")
     subject = make_subject()
     if not subject.rule.is_lossless:
-        print(f"the rule {subject.acceptance!r} is lossy: the law is not expected to hold")
-    from jspec.auditing.checks import run_checks
+        print(f"the rule {subject.acceptance!r} is lossy: the distribution is not expected to hold")
+    from jspec.evaluation.auditing.checks import run_checks
 
     checks = []
     begin = time.perf_counter()
@@ -97,7 +104,7 @@ def make_subject() -> Subject:
     if settings.temperature > 0:
         check_temperature(acceptance, rule.temperatures, settings.temperature)
     if settings.temperature == 0 and rule.temperatures is not Temperatures.ZERO:
-        print("note: the law is audited at temperature 1; at 0 greedy parity says it all")
+        print("note: the distribution is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
     drafter, drafter_options = read_drafter()
     if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
@@ -164,7 +171,7 @@ def make_record(
     subject: Subject, checks: list[Check], has_passed: bool, seconds: float
 ) -> dict[str, object]:
     """Returns the whole audit as plain values."""
-    from jspec.auditing.law import FALSE_ALARM
+    from jspec.evaluation.auditing.distribution import FALSE_ALARM
 
     return {
         **provenance.environment(),

@@ -23,10 +23,15 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli, drafter_flags, generator, provenance
-from jspec.benchmarking.by_task import columns_by_way, format_columns, tasks_of
-from jspec.benchmarking.roofline import FULL, QUICK, format_lines, measure_roofline
-from jspec.benchmarking.sides import (
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.json_lines import JsonLinesWriter, title_of
+from jspec.drafters import DrafterOptions, choose_drafter
+from jspec.evaluation.benchmarking.by_task import columns_by_way, format_columns, tasks_of
+from jspec.evaluation.benchmarking.methods import Way, check_ways, parse_ways
+from jspec.evaluation.benchmarking.peers import check_peers, has_transformers
+from jspec.evaluation.benchmarking.roofline import FULL, QUICK, format_lines, measure_roofline
+from jspec.evaluation.benchmarking.sides import (
     JSPEC_PLAIN,
     PEER_PLAIN,
     greedy_ways,
@@ -34,18 +39,14 @@ from jspec.benchmarking.sides import (
     peer_ways,
     working_peers,
 )
-from jspec.benchmarking.summary import format_summary, summarise
-from jspec.benchmarking.synthetic import measure_synthetic, parse_rates
-from jspec.benchmarking.timing import measure, warm_up
-from jspec.drafter_flags import read_options
-from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.errors import InputError, check_range
-from jspec.generator import Generator
-from jspec.json_lines import JsonLinesWriter, title_of
-from jspec.peers import check_peers, has_transformers
-from jspec.prompts import read_prompts
-from jspec.request import Settings
-from jspec.ways import Way, check_ways, parse_ways
+from jspec.evaluation.benchmarking.summary import format_summary, summarise
+from jspec.evaluation.benchmarking.synthetic import measure_synthetic, parse_rates
+from jspec.evaluation.benchmarking.timing import measure, warm_up
+from jspec.generation import drafter_flags, generator, provenance
+from jspec.generation.drafter_flags import read_options
+from jspec.generation.generator import Generator
+from jspec.generation.prompts import read_prompts
+from jspec.generation.request import Settings
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them

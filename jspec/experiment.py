@@ -12,11 +12,12 @@ import sys
 
 from absl import flags
 
-from jspec import cli, config_flag
-from jspec.config_flag import CONFIG, WORKDIR, config_file
-from jspec.errors import InputError
-from jspec.experiments.config import to_plain
-from jspec.experiments.run import run_experiment
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.evaluation.experiments import config_flag
+from jspec.evaluation.experiments.config import to_plain
+from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR, config_file
+from jspec.evaluation.experiments.run import run_experiment
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 

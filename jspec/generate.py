@@ -9,19 +9,20 @@ import sys
 
 from absl import flags
 
-from jspec import cli, drafter_flags, generator, settings_flags
-from jspec.costs import read_costs
-from jspec.drafter_flags import read_drafter
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.common.json_lines import JsonLinesWriter, title_of
+from jspec.common.memory import Budget
 from jspec.drafters import choose_drafter
-from jspec.errors import InputError
-from jspec.generator import Generator
-from jspec.json_lines import JsonLinesWriter, title_of
-from jspec.memory import Budget
-from jspec.monitor import AcceptanceMonitor
-from jspec.prompts import Prompt, read_prompts
-from jspec.request import MAX_SEED, Piece, Request, Result, Settings
-from jspec.settings_flags import read_rule, read_settings
-from jspec.unread import check_read
+from jspec.generation import drafter_flags, generator, settings_flags
+from jspec.generation.costs import read_costs
+from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.generator import Generator
+from jspec.generation.monitor import AcceptanceMonitor
+from jspec.generation.prompts import Prompt, read_prompts
+from jspec.generation.request import MAX_SEED, Piece, Request, Result, Settings
+from jspec.generation.settings_flags import read_rule, read_settings
+from jspec.generation.validate_options import check_read
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(settings_flags)
@@ -180,7 +181,7 @@ def show_budget(budget: Budget) -> None:
 
 
 def list_notes(loaded: Generator) -> list[str]:
-    """Returns what a reader of the answers has to know about the law they follow."""
+    """Returns what a reader of the answers has to know about the distribution they follow."""
     settings = loaded.describe()
     notes = []
     if settings["target_quantization"] is not None:

@@ -14,11 +14,12 @@ import sys
 
 from absl import flags
 
-from jspec import cli, config_flag
-from jspec.config_flag import CONFIG, WORKDIR
-from jspec.errors import InputError
-from jspec.experiments.config import to_plain
-from jspec.experiments.config_file import check_or_write_config, write_json
+from jspec.common import cli
+from jspec.common.config_file import check_or_write_config, write_json
+from jspec.common.errors import InputError
+from jspec.evaluation.experiments import config_flag
+from jspec.evaluation.experiments.config import to_plain
+from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR
 from jspec.training.kinds import read_training
 from jspec.training.run import has_begun, run_training
 from jspec.training.trainee import describe

@@ -57,7 +57,7 @@ audit() {
 audit prompt_lookup --drafter=prompt_lookup
 audit prompt_lookup-auto --drafter=prompt_lookup --num_draft_tokens=auto
 audit ngram --drafter=ngram
-audit ngram-sampled --drafter=ngram --ngram_law=sampled
+audit ngram-sampled --drafter=ngram --ngram_probs=sampled
 audit unigram --drafter=unigram --draft_table="$table"
 audit bigram --drafter=bigram --draft_table="$table"
 audit random --drafter=random

@@ -19,22 +19,22 @@ from collections.abc import Callable, Sequence
 
 from absl import flags
 
-from jspec import cli
-from jspec.analysis.divergence import (
+from jspec.common import cli
+from jspec.drafters.heads.shipped import shipped_head
+from jspec.evaluation.analysis.divergence import (
     EXCUSED_GAPS,
     LogitsFn,
     find_divergence,
     largest_gap_change,
     make_logits_after,
 )
-from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS, DEFAULT_TARGET, Generator
+from jspec.evaluation.benchmarking.peers import Peer, has_transformers
+from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, DEFAULT_TARGET, Generator
+from jspec.generation.prompts import read_prompts
+from jspec.generation.request import Request, Settings
 from jspec.models import LlamaConfig
-from jspec.peers import Peer, has_transformers
-from jspec.prompts import read_prompts
-from jspec.request import Request, Settings
 from jspec.weights.random_weights import random_params
 from jspec.weights.resolver import LoadedModel, load_model
-from jspec.weights.shipped_heads import shipped_head
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model.")
 _PROMPTS_FILE = flags.DEFINE_string("prompts_file", "configs/prompts.jsonl", "JSONL of prompts.")

@@ -17,25 +17,26 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from absl import flags
 
-from jspec import cli, drafter_flags, provenance
-from jspec.analysis.ratios import speed_ratio
-from jspec.auto import MOST_DRAFT_TOKENS
-from jspec.capacity import capacity_for
-from jspec.drafter_flags import read_options
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DrafterOptions,
     needs_draft_model,
     without_unread,
 )
-from jspec.engine import NARROW_PROMPT
-from jspec.errors import InputError, check_range
-from jspec.generator import DEFAULT_TARGET, Generator
-from jspec.json_lines import JsonLinesWriter
-from jspec.prompts import Prompt, read_prompts
-from jspec.request import Request, Settings
-from jspec.stats import Stats, acceptance_rate
-from jspec.ways import Way, check_ways, parse_ways
+from jspec.evaluation.analysis.ratios import speed_ratio
+from jspec.evaluation.benchmarking.methods import Way, check_ways, parse_ways
+from jspec.generation import drafter_flags, provenance
+from jspec.generation.auto import MOST_DRAFT_TOKENS
+from jspec.generation.capacity import capacity_for
+from jspec.generation.drafter_flags import read_options
+from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.generator import DEFAULT_TARGET, Generator
+from jspec.generation.prompts import Prompt, read_prompts
+from jspec.generation.request import Request, Settings
+from jspec.generation.stats import Stats, acceptance_rate
 from jspec.weights.resolver import LoadedModel, load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them

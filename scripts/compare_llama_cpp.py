@@ -17,24 +17,25 @@ from collections.abc import Mapping
 import numpy as np
 from absl import flags
 
-from jspec import cli, provenance
-from jspec.benchmarking.llama_cpp import LlamaFn, llama_ways
-from jspec.benchmarking.sides import (
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.json_lines import JsonLinesWriter
+from jspec.drafters import DrafterOptions, choose_drafter
+from jspec.evaluation.benchmarking.llama_cpp import LlamaFn, llama_ways
+from jspec.evaluation.benchmarking.methods import parse_ways
+from jspec.evaluation.benchmarking.peers import has_transformers
+from jspec.evaluation.benchmarking.sides import (
     JSPEC_PLAIN,
     PEER_PLAIN,
     greedy_ways,
     jspec_generators,
     transformers_generators,
 )
-from jspec.benchmarking.summary import summarise
-from jspec.benchmarking.timing import Timings, measure, warm_up
-from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.errors import InputError, check_range
-from jspec.generator import DEFAULT_NUM_DRAFT_TOKENS, DEFAULT_TARGET, Generator
-from jspec.json_lines import JsonLinesWriter
-from jspec.peers import has_transformers
-from jspec.prompts import read_prompts
-from jspec.ways import parse_ways
+from jspec.evaluation.benchmarking.summary import summarise
+from jspec.evaluation.benchmarking.timing import Timings, measure, warm_up
+from jspec.generation import provenance
+from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, DEFAULT_TARGET, Generator
+from jspec.generation.prompts import read_prompts
 from jspec.weights.resolver import load_model
 
 _LLAMA_CPP = flags.DEFINE_string("llama_cpp", None, "Folder of llama.cpp's programs.")

@@ -18,12 +18,12 @@ import pathlib
 
 from absl import flags
 
-from jspec import cli
-from jspec.errors import InputError
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.common.new_folder import check_new
+from jspec.drafters.heads.folder import round_head
+from jspec.drafters.heads.speculators import save_speculators
 from jspec.weights import Tokenizer, load_model
-from jspec.weights.head_folder import round_head
-from jspec.weights.new_folder import check_new
-from jspec.weights.speculators_head import save_speculators
 from jspec.weights.torch_file import convert_torch, find_torch_files
 
 _SOURCE = flags.DEFINE_string(

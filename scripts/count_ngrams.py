@@ -11,15 +11,15 @@ import pathlib
 
 from absl import flags
 
-from jspec import cli
-from jspec.errors import InputError, check_range
-from jspec.generator import DEFAULT_TARGET
-from jspec.json_lines import check_output
-from jspec.token_texts import read_token_texts
-from jspec.vocabulary import used_vocab_size
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.json_lines import check_output
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import NgramTable, save_table
+from jspec.generation.generator import DEFAULT_TARGET
+from jspec.training.token_texts import read_token_texts
 from jspec.weights import load_model
-from jspec.weights.count_ngrams import count_ngrams
-from jspec.weights.ngram_table import NgramTable, save_table
+from jspec.weights.vocabulary import used_vocab_size
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target, for its tokenizer.")
 _INPUT = flags.DEFINE_string(

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One command for a machine with a GPU and no network, under 10 minutes: the laws, then the times.
+# One command for a machine with a GPU and no network, under 10 minutes: the distributions, then the times.
 # Without a GPU it rehearses for up to 30.
 #
 #   scripts/gpu_session.sh [RESULTS_FOLDER] [TARGET]
@@ -15,11 +15,11 @@
 # a machine on which JAX sees none.
 #
 #   LIMIT=550 (1800 without a GPU)
-#   STEPS="laws audits roofline synthetic peers options profile head drafters quantization"
+#   STEPS="distributions audits roofline synthetic peers options profile head drafters quantization"
 #
 # One call gives each step little. Where a call may take 10 minutes, make three:
 #
-#   STEPS="laws audits profile" BACKEND=gpu scripts/gpu_session.sh a
+#   STEPS="distributions audits profile" BACKEND=gpu scripts/gpu_session.sh a
 #   STEPS="roofline synthetic" BACKEND=gpu scripts/gpu_session.sh b
 #   STEPS="peers options drafters quantization" BACKEND=gpu scripts/gpu_session.sh c
 #
@@ -40,7 +40,7 @@ cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 # How much of the time a step gets beside the others; what one does not use goes to those after it.
-declare -A weights=([laws]=4 [audits]=3 [roofline]=6 [synthetic]=4 [peers]=3 [options]=3 [profile]=1
+declare -A weights=([distributions]=4 [audits]=3 [roofline]=6 [synthetic]=4 [peers]=3 [options]=3 [profile]=1
   [head]=4 [drafters]=3 [quantization]=2)
 fail() { echo "error: $*" >&2; exit 2; }
 case "${1:-}" in
@@ -48,7 +48,7 @@ case "${1:-}" in
   -*) fail "expected a folder for the results, got $1" ;;
 esac
 [[ "${LIMIT:-1}" =~ ^[0-9]+$ ]] || fail "expected LIMIT as a number of seconds, got $LIMIT"
-all_steps="laws audits roofline synthetic peers options profile head drafters quantization"
+all_steps="distributions audits roofline synthetic peers options profile head drafters quantization"
 steps=${STEPS:-$all_steps}
 [ -n "${steps// /}" ] || fail "expected STEPS among $all_steps, got none"
 for step in $steps; do
@@ -71,9 +71,9 @@ if [ "$backend" = none ] || [ "$backend" != "${BACKEND:-$backend}" ]; then
 fi
 "$python" -c '
 import importlib.util
-costs = {"beartype": "types go unchecked in the laws", "gguf": "no .gguf file can be read",
-         "hypothesis": "fewer laws", "matplotlib": "no pictures", "pytest": "no laws",
-         "ml_collections": "no head is trained", "scipy": "fewer laws",
+costs = {"beartype": "types go unchecked in the distributions", "gguf": "no .gguf file can be read",
+         "hypothesis": "fewer distributions", "matplotlib": "no pictures", "pytest": "no distributions",
+         "ml_collections": "no head is trained", "scipy": "fewer distributions",
          "torch": "nothing of transformers", "transformers": "nothing of it"}
 missing = [f"{name} ({cost})" for name, cost in costs.items() if not importlib.util.find_spec(name)]
 print("missing here:", ", ".join(missing) or "nothing")'
@@ -148,8 +148,8 @@ benchmark() { run "$python" -m jspec.benchmark "$@" || true; }
 
 short() { echo "${1#random:}"; }
 
-laws() { # compiled as users get it; a newer JAX may warn of what it is going to drop
-  local log=$out/laws.txt options="-v -rN --tb=short -W default"
+distributions() { # compiled as users get it; a newer JAX may warn of what it is going to drop
+  local log=$out/distributions.txt options="-v -rN --tb=short -W default"
   will_run gpu_tests tests
   : >"$log"
   JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options -m gpu $gpu_tests >>"$log" 2>&1 || true

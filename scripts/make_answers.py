@@ -15,14 +15,14 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli
-from jspec.errors import InputError, check_range
-from jspec.experiments.journal import Journal
-from jspec.experiments.progress import format_seconds
-from jspec.generator import DEFAULT_TARGET, Generator
-from jspec.json_lines import check_output
-from jspec.prompts import read_prompts
-from jspec.request import Request, Settings
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.journal import Journal
+from jspec.common.json_lines import check_output
+from jspec.common.progress import format_seconds
+from jspec.generation.generator import DEFAULT_TARGET, Generator
+from jspec.generation.prompts import read_prompts
+from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import load_model
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")

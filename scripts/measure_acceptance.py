@@ -4,10 +4,10 @@
 
 In theory: the target answers, and at every token of the answers the sum over the vocabulary of
 min(target, draft) is taken (Leviathan et al., arXiv 2211.17192, Cor. 3.6). In fact: it answers once
-more, one draft a round, and kept drafts are counted. Both follow the target's law. The means of
-drafters whose kept drafts do not come in runs (tables, models) should agree within the intervals,
-which resample prompts; those of drafters that copy (prompt_lookup, ngram) keep fewer in rounds, see
-jspec.analysis.estimates.
+more, one draft a round, and kept drafts are counted. Both follow the target's distribution. The
+means of drafters whose kept drafts do not come in runs (tables, models) should agree within the
+intervals, which resample prompts; those of drafters that copy (prompt_lookup, ngram) keep fewer in
+rounds, see jspec.evaluation.experiments.estimates.
 """
 
 import dataclasses
@@ -15,14 +15,15 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli, provenance
+from jspec.common import cli
+from jspec.common.errors import check_range
+from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions
-from jspec.errors import check_range
-from jspec.experiments.kept import KeptDrafts
-from jspec.generator import DEFAULT_TARGET
-from jspec.json_lines import JsonLinesWriter
-from jspec.prompts import read_prompts
-from jspec.request import Request, Settings
+from jspec.evaluation.experiments.kept import KeptDrafts
+from jspec.generation import provenance
+from jspec.generation.generator import DEFAULT_TARGET
+from jspec.generation.prompts import read_prompts
+from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import load_model
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")

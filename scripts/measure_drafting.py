@@ -18,16 +18,17 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from jspec import cli, provenance
+from jspec.common import cli
+from jspec.common.errors import check_range
+from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import Drafter, DrafterOptions, DrafterSpec, make_drafter
-from jspec.errors import check_range
-from jspec.generator import DEFAULT_TARGET, Generator
-from jspec.json_lines import JsonLinesWriter
+from jspec.generation import provenance
+from jspec.generation.generator import DEFAULT_TARGET, Generator
+from jspec.generation.request import Request, Settings
 from jspec.models import make_apply
 from jspec.models.config import PRESETS
-from jspec.request import Request, Settings
-from jspec.sampling import SamplingSettings
-from jspec.speculation.noise import independent_draft_keys
+from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.noise import independent_draft_keys
 from jspec.speculation.types import TargetView
 from jspec.weights.resolver import check_device
 
@@ -42,7 +43,7 @@ _ROUNDS = 64
 _WAYS = {  # drafter, options, temperature
     "prompt_lookup": ("prompt_lookup", DrafterOptions(), 0.0),
     "ngram": ("ngram", DrafterOptions(), 0.0),
-    "ngram, sampled law": ("ngram", DrafterOptions(ngram_law="sampled"), 1.0),
+    "ngram, sampled distribution": ("ngram", DrafterOptions(ngram_probs="sampled"), 1.0),
 }
 _PROMPT = "Tell me a long story about a dragon and a knight."
 

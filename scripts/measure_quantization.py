@@ -12,13 +12,14 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli, provenance
-from jspec.benchmarking.calls import call_loop
-from jspec.benchmarking.repeated import seconds_in_turn
-from jspec.errors import check_range
-from jspec.generator import DEFAULT_TARGET
-from jspec.json_lines import JsonLinesWriter
-from jspec.memory import tree_bytes
+from jspec.common import cli
+from jspec.common.errors import check_range
+from jspec.common.json_lines import JsonLinesWriter
+from jspec.common.memory import tree_bytes
+from jspec.evaluation.benchmarking.calls import call_loop
+from jspec.evaluation.benchmarking.repeated import seconds_in_turn
+from jspec.generation import provenance
+from jspec.generation.generator import DEFAULT_TARGET
 from jspec.weights.resolver import load_model
 
 _MODEL = flags.DEFINE_string("model", DEFAULT_TARGET, "The model, all of whose kinds fit memory.")

@@ -11,10 +11,10 @@ import dataclasses
 import numpy as np
 from absl import flags
 
-from jspec import cli
-from jspec.errors import check_range
-from jspec.generator import DEFAULT_TARGET, Generator
-from jspec.request import Request, Settings
+from jspec.common import cli
+from jspec.common.errors import check_range
+from jspec.generation.generator import DEFAULT_TARGET, Generator
+from jspec.generation.request import Request, Settings
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model.")
 _DRAFTER = flags.DEFINE_string("drafter", "none", "The drafter.")

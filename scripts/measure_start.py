@@ -19,10 +19,11 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli, provenance
-from jspec.errors import InputError, check_range
-from jspec.generator import DEFAULT_TARGET
-from jspec.json_lines import JsonLinesWriter
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.json_lines import JsonLinesWriter
+from jspec.generation import provenance
+from jspec.generation.generator import DEFAULT_TARGET
 
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model.")
 _DRAFTER = flags.DEFINE_string("drafter", None, "Default: what jspec.generate drafts with.")
@@ -53,7 +54,7 @@ mark("Python")
 import jax
 mark("import jax")
 import jspec
-from jspec.compile_clock import compile_clock
+from jspec.common.compile_clock import compile_clock
 mark("import jspec")
 clock = compile_clock()
 generator = jspec.Generator.load(options["target"], drafter=options["drafter"])

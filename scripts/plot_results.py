@@ -7,10 +7,10 @@ is passed over. Needs matplotlib: `pip install -e ".[report]"`.
 
 import pathlib
 
-from jspec import cli
-from jspec.benchmarking.figures import draw_record
-from jspec.errors import InputError
-from jspec.json_lines import read_json_lines
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.common.json_lines import read_json_lines
+from jspec.evaluation.benchmarking.figures import draw_record
 
 
 def main(*paths: str) -> None:

@@ -17,14 +17,15 @@ from typing import Any
 import jax
 from absl import flags
 
-from jspec import cli, drafter_flags, provenance
-from jspec.benchmarking.profile import read_trace, summarise_line
-from jspec.drafter_flags import read_drafter
+from jspec.common import cli
+from jspec.common.errors import InputError, check_range
+from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import choose_drafter
-from jspec.errors import InputError, check_range
-from jspec.generator import DEFAULT_TARGET, Generator
-from jspec.json_lines import JsonLinesWriter
-from jspec.request import Request, Settings
+from jspec.evaluation.benchmarking.profile import read_trace, summarise_line
+from jspec.generation import drafter_flags, provenance
+from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.generator import DEFAULT_TARGET, Generator
+from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them

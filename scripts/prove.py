@@ -4,11 +4,11 @@
 
 A tiny random Llama that has opinions, and a draft that is its first layer disturbed. For every
 lossless rule, drafter and way of sampling: as many rows as --num_rows, each with a seed of its own,
-run through the rounds that the Generator runs, and the joint law of the first tokens of each is
-compared by a chi-square with the law computed in float64 (`jspec.auditing.reference`). At
-temperature 0 every row has to take the one path. Seeds differ from cell to cell. A right library
-fails somewhere in the table for one in a million choices of seeds. The whole took 24 minutes on two
-busy cores.
+run through the rounds that the Generator runs, and the joint distribution of the first tokens of
+each is compared by a chi-square with the distribution computed in float64
+(`jspec.evaluation.auditing.reference`). At temperature 0 every row has to take the one path. Seeds
+differ from cell to cell. A right library fails somewhere in the table for one in a million choices
+of seeds. The whole took 24 minutes on two busy cores.
 
 Then the same for rules, drafters and a target that are wrong on purpose: each has to be refused.
 
@@ -28,27 +28,29 @@ import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from jspec import cli, provenance
-from jspec.analysis.goodness import Fit
-from jspec.auditing import controls
-from jspec.auditing.law import fit_rows, flattened, joint_law
-from jspec.auditing.rows import Context, Rows, build_drafter, path_logits
-from jspec.auditing.subject import Subject
+from jspec.common import cli
+from jspec.common.typing import Params
+from jspec.evaluation.analysis.goodness import Fit
+from jspec.evaluation.auditing import controls
+from jspec.evaluation.auditing.distribution import fit_rows, flattened, joint_distribution
+from jspec.evaluation.auditing.rows import Context, Rows, build_drafter, path_logits
+from jspec.evaluation.auditing.subject import Subject
+from jspec.generation import provenance
+from jspec.generation.request import Settings
 from jspec.models import LlamaConfig
-from jspec.request import Settings
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.types import AcceptanceRule, Drafter
-from jspec.typing import Params
-from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.speculation.acceptance.types import AcceptanceRule
+from jspec.speculation.types import Drafter
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.rules import make_rules, nest
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 200_000, "Independent rows of every cell.")
 _ROWS_PER_RUN = flags.DEFINE_integer("rows_per_run", 20_000, "Rows that run together.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write the table to this file.")
 
 FALSE_ALARM = 1e-6  # of the whole table
-NUM_TOKENS = 6  # of the joint law; a round emits 1 to 3
+NUM_TOKENS = 6  # of the joint distribution; a round emits 1 to 3
 _NUM_DRAFT_TOKENS = 2
 _STD = 0.5
 _DISTURBANCE = 0.2
@@ -149,7 +151,7 @@ def make_controls() -> list[Control]:
         for settings in ("penalties", "top_k"):
             here = model._replace(settings=settings)
             found += [
-                Control(f"draft law reported without {settings}", here, drafter=unsaid),
+                Control(f"draft distribution reported without {settings}", here, drafter=unsaid),
                 Control(f"drafts drawn without {settings}", here, drafter=undone),
             ]
         if rule == "block":
@@ -165,7 +167,8 @@ class Bench:
     Attributes:
       target: the target.
       draft: the draft model.
-      entropy: of the target's law, a share of that of the uniform one, mean over all paths.
+      entropy: of the target's distribution, a share of that of the uniform one, mean over all
+        paths.
       distance: total variation between draft and target, likewise.
     """
 
@@ -189,11 +192,11 @@ class Bench:
         self.distance = float(0.5 * np.abs(target - draft).sum(axis=-1).mean())
         assert self.entropy <= 0.7, self.entropy
         assert 0.2 <= self.distance <= 0.8, self.distance
-        self.expected_law = functools.cache(self._expected_law)
+        self.expected_distribution = functools.cache(self._expected_distribution)
         self._rows = functools.lru_cache(maxsize=1)(self._make_rows)
 
     def fit(self, cell: Cell, control: Control | None = None) -> Fit:
-        """Returns how well the rows of a cell fit the law."""
+        """Returns how well the rows of a cell fit the distribution."""
         settings = dataclasses.replace(
             SETTINGS[cell.settings], draft_temperature=cell.draft_temperature
         )
@@ -207,15 +210,15 @@ class Bench:
         return fit_rows(
             self._rows(cell.rule, cell.drafter, *change),
             _CONTEXT,
-            self.expected_law(cell.settings),
+            self.expected_distribution(cell.settings),
             num_rows,
             params=params,
             settings=settings,
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )
 
-    def _expected_law(self, settings: str) -> np.ndarray:
-        return joint_law(self._logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS)
+    def _expected_distribution(self, settings: str) -> np.ndarray:
+        return joint_distribution(self._logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS)
 
     def _make_rows(
         self,
@@ -297,7 +300,7 @@ def main() -> None:
     print(
         f"{num_cells} cells of {_NUM_ROWS.value} rows, {NUM_TOKENS} tokens; one fails below "
         f"p = {level:.2g}, the table by chance once in {1 / FALSE_ALARM:.0f}\n"
-        f"target entropy {bench.entropy:.2f} of the uniform law's, draft and target "
+        f"target entropy {bench.entropy:.2f} of the uniform distribution's, draft and target "
         f"{bench.distance:.2f} apart"
     )
     cells = list(run_table(bench, level))

@@ -15,11 +15,11 @@ import pathlib
 
 from absl import flags
 
-from jspec import cli
-from jspec.errors import InputError
-from jspec.reports.publish import publish
-from jspec.reports.report import make_report, write_report
-from jspec.reports.workdir import read_workdir
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.evaluation.reports.publish import publish
+from jspec.evaluation.reports.report import make_report, write_report
+from jspec.evaluation.reports.workdir import read_workdir
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder, if it is not given as DIR.")
 _PUBLISH = flags.DEFINE_string(

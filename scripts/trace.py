@@ -13,16 +13,17 @@ import sys
 
 from absl import flags
 
-from jspec import cli, drafter_flags, settings_flags
-from jspec.drafter_flags import read_drafter
+from jspec.common import cli
+from jspec.common.errors import InputError
+from jspec.common.json_lines import check_output
 from jspec.drafters import choose_drafter
-from jspec.errors import InputError
-from jspec.generator import DEFAULT_TARGET
-from jspec.json_lines import check_output
-from jspec.reports.trace import to_terminal
-from jspec.settings_flags import read_rule, read_settings
-from jspec.tracing import record_trace
-from jspec.unread import check_read
+from jspec.evaluation.benchmarking.tracing import record_trace
+from jspec.evaluation.reports.trace import to_terminal
+from jspec.generation import drafter_flags, settings_flags
+from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.generator import DEFAULT_TARGET
+from jspec.generation.settings_flags import read_rule, read_settings
+from jspec.generation.validate_options import check_read
 from jspec.weights.resolver import load_model
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them

@@ -11,7 +11,7 @@ texts and tokens: compare orders, not digits.
 
 At temperature 1 every answer goes on from BOS alone, with a seed of its own. At temperature 0 there
 is but one such text: each answer is given another first token, the most frequent of the corpus. An
-answer ends where the model ends it. See `jspec.experiments.kept` for what is measured.
+answer ends where the model ends it. See `jspec.evaluation.experiments.kept` for what is measured.
 
 The steps lie in the workdir; the same command goes on with the first that is missing:
 
@@ -23,7 +23,8 @@ The steps lie in the workdir; the same command goes on with the first that is mi
 Measured with Python 3.11.7 (2.1M and 0.17M parameters; 25 minutes on one core of an AMD EPYC that
 others used as well; benchmarks/results/2026-11-22-cpu-unconditional.json): alpha of the draft 0.61
 at temperature 0 and 0.63 at 1, of bigrams 0.36 and 0.49, of unigrams 0.07 and 0.24, of uniform
-drafts 0.00 and 0.17. The law of a small target at temperature 1 is flat: any draft is kept often.
+drafts 0.00 and 0.17. The distribution of a small target at temperature 1 is flat: any draft is kept
+often.
 """
 
 import dataclasses
@@ -33,8 +34,8 @@ from typing import Any
 
 from absl import flags
 
-from jspec import cli
-from jspec.experiments.unconditional import Plan, make_lines, run
+from jspec.common import cli
+from jspec.evaluation.experiments.unconditional import Plan, make_lines, run
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of all that is made.", required=True)
 _DEFINE: Mapping[Any, Any] = {int: flags.DEFINE_integer, float: flags.DEFINE_float}

@@ -6,7 +6,7 @@ import sys
 
 from absl.testing import flagsaver
 
-from jspec.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir
 
 
 def command(module, *flags):
@@ -44,7 +44,8 @@ def run(module, *flags, env, stdin=None, timeout=120):
 
 def call_generate(monkeypatch, capsys, *flags):
     """Runs jspec.generate in this process; returns its status, output and errors."""
-    from jspec import cli, generate
+    from jspec import generate
+    from jspec.common import cli
 
     monkeypatch.setattr(sys, "argv", ["generate", *flags])
     capsys.readouterr()

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jspec.weights.count_ngrams import count_ngrams
-from jspec.weights.ngram_table import save_table
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import save_table
 from tests.programs import call_generate, check_refusal, command, environment, run
 from tests.tiny_models import save_folder
-from tests.weights.test_tokenizer import make_tokenizer
+from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
 _TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 
@@ -101,7 +101,7 @@ def spoil(tmp_path):
         ("--drafter=", "or several joined by '+'; got ''"),
         (
             "--draft_temperature=0.5",
-            "draft_temperature with a drafter that draws from a law (model",
+            "draft_temperature with a drafter that draws from a distribution (model",
         ),
         ("--lenience=0.3", "expected lenience with a drafter that drafts and an acceptance rule"),
         ("--typical_delta=0.1", "rule that reads it (typical), got it with 'prompt_lookup' and"),
@@ -123,7 +123,7 @@ def spoil(tmp_path):
         ("--ngram_window=0", "ngram_window from 2 to 32768, got 0"),
         ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),
         ("--ngram_max_order=1", "ngram_max_order from 2 to 16, got 1"),
-        ("--ngram_law=martial", "<deterministic|sampled>"),
+        ("--ngram_probs=martial", "<deterministic|sampled>"),
         ("--draft_layers=1", "reads it (layer_skip), got it with 'prompt_lookup'"),
         ("--draft_pattern=a", "pattern (--draft_pattern) with a drafter that reads it (pattern)"),
         ("--acceptance=magic", "acceptance"),
@@ -143,7 +143,7 @@ def test_flags(refuse, folder, flag, message):
     [
         ("--num_draft_tokens=3", "num_draft_tokens with a drafter that drafts, got 3 with 'none'"),
         ("--num_draft_tokens=auto", "with a drafter that drafts, got 'auto' with 'none'"),
-        ("--draft_temperature=0.5", "ngram with ngram_law=sampled), got it with 'none'"),
+        ("--draft_temperature=0.5", "ngram with ngram_probs=sampled), got it with 'none'"),
         ("--lenience=0.3", "(lenient, lenient_argmax), got it with 'none' and 'rejection'"),
     ],
 )
@@ -307,8 +307,8 @@ def test_tokenizers(refuse, spoil, folder, tmp_path):
     inner = refuse(folder, f"--draft={folder}", "--drafter=hierarchical", "--inner_drafter=model")
     assert "expected an inner drafter without a model" in inner
     drafting = (f"--draft={folder}", "--drafter=model")
-    found = refuse(folder, *drafting, "--ngram_law=sampled")
-    assert "expected ngram_law with a drafter that reads it (ngram), got it with 'model'" in found
+    found = refuse(folder, *drafting, "--ngram_probs=sampled")
+    assert "expected ngram_probs with a drafter that reads it (ngram), got it with 'model'" in found
 
 
 def test_patterns(refuse, folder):

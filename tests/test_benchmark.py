@@ -13,7 +13,8 @@ from tests.tiny_models import save_folder
 _MANY = """
 import contextlib, io, json, sys
 from absl.testing import flagsaver
-from jspec import benchmark, cli
+from jspec import benchmark
+from jspec.common import cli
 outcomes = []
 benchmark.has_transformers = lambda: False
 for line in json.loads(sys.argv[1]):
@@ -48,7 +49,7 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert list(report["ways"]) == ["jspec plain", "jspec prompt_lookup"]
     assert report["peak_bytes"] > 1e7
     plain, lookup = report["ways"].values()
-    assert plain["same_answers"] == lookup["same_answers"] == 2  # float32, greedy: law 2
+    assert plain["same_answers"] == lookup["same_answers"] == 2  # float32, greedy: invariant 2
     ratio, inverse = lookup["ratio_to"]["jspec plain"], plain["ratio_to"]["jspec prompt_lookup"]
     assert ratio["low"] <= ratio["median"] <= ratio["high"]
     assert ratio["median"] * inverse["median"] == pytest.approx(1)
@@ -66,8 +67,10 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
 # The program, in a process in which some of transformers' ways fail.
 _FAILING = """
 import sys
-from jspec import benchmark, cli, peers
-from jspec.benchmarking import sides
+from jspec import benchmark
+from jspec.common import cli
+from jspec.evaluation.benchmarking import peers
+from jspec.evaluation.benchmarking import sides
 def way(name):
     def generate(prompt, count):
         if name == "transformers prompt_lookup:2":
@@ -109,9 +112,10 @@ def test_a_way_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
 # The program, where nothing is measured: it says how much would be.
 _SCOPES = """
 import sys
-from jspec import benchmark, cli
-from jspec.analysis.machine import Machine
-from jspec.benchmarking.roofline import FULL, QUICK, Line
+from jspec import benchmark
+from jspec.common import cli
+from jspec.evaluation.analysis.machine import Machine
+from jspec.evaluation.benchmarking.roofline import (FULL, QUICK, Line)
 def measure(*args):
     print("quick" if args[-1] is QUICK else "full" if args[-1] is FULL else args[-1])
     yield Machine(1.0, 1.0), [Line("a", 1.0)]

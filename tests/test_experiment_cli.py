@@ -9,7 +9,7 @@ import time
 import pytest
 from absl.testing import flagsaver
 
-from tests.experiments.tiny import (
+from tests.evaluation.experiments.tiny import (
     TEMPLATE,
     done_cells,
     plain_config,
@@ -17,8 +17,8 @@ from tests.experiments.tiny import (
     write_config,
     write_prompts,
 )
+from tests.evaluation.reports.test_document import check_page
 from tests.programs import check_refusal, environment, run
-from tests.reports.test_document import check_page
 from tests.tiny_models import save_folder
 
 
@@ -36,7 +36,8 @@ def config_file(folder, tmp_path):
 @pytest.fixture
 def experiment(monkeypatch, capsys, tmp_path):
     """Returns a function that runs the program in this process."""
-    from jspec import cli, experiment
+    from jspec import experiment
+    from jspec.common import cli
 
     def run_it(*flags):
         monkeypatch.setattr(sys, "argv", ["experiment", *flags])
@@ -122,7 +123,7 @@ BAD_FILES = {
     "def get_config(): raise ValueError('no\\nway')": "ValueError: no way",
     "def get_config(): raise OSError('no\\nway')": "OSError: no way",
     "def get_config(): return None": "expected get_config() to return a ConfigDict, got NoneType",
-    "from jspec.experiments.config import defaults\n"
+    "from jspec.evaluation.experiments.config import defaults\n"
     "def get_config():\n  c = defaults(); c.batch_size = 3; return c": "no field 'batch_size'",
 }
 

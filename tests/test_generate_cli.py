@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from jspec.memory import device_name
+from jspec.common.memory import device_name
 from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
@@ -104,7 +104,7 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
 
 
 def test_prompt_k_of_a_file_uses_seed_plus_k(generate, prompts_file, tmp_path):
-    """Guards law 5 through the program: alone with its seed, in a batch, streamed or not."""
+    """Guards invariant 5 through the program: alone with its seed, in a batch, streamed or not."""
     flags = ("--temperature=1", "--drafter=none", "--nostats")
     path = tmp_path / "out.jsonl"
     output, errors = generate(
@@ -216,7 +216,7 @@ def test_an_interrupt_is_heard_within_the_garbage_collectors_callbacks():
     """Guards against a Ctrl-C that Python drops there, printing that it ignores an exception."""
     program = """
 import gc, time
-from jspec import cli
+from jspec.common import cli
 
 def _xla_gc_callback(phase, info):  # as JAX has one
     print("collecting", flush=True)

@@ -1,4 +1,4 @@
-"""On a GPU: the laws that its other kernels, layouts and donated buffers could break.
+"""On a GPU: the distributions that its other kernels, layouts and donated buffers could break.
 
 They hold on a CPU, too, where `-m gpu` runs them to see that they can run.
 """
@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.auditing.checks import run_checks
-from jspec.auditing.subject import cast
-from jspec.models import causal_mask, fused_attention
+from jspec.evaluation.auditing.checks import run_checks
+from jspec.evaluation.auditing.subject import cast
+from jspec.generation.request import Request, Settings
+from jspec.kernels import fused_attention
+from jspec.models import causal_mask
 from jspec.models.cache import TAIL, KVCache, _attend
-from jspec.request import Request, Settings
-from tests.auditing.subjects import make_subject
+from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_models import make_generator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]
@@ -22,7 +23,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_greedy_output_is_plain_decodings(batch_size):
-    """Guards law 2 against TF32, which would round one token and several differently. Float32."""
+    """Guards invariant 2 against TF32, which would round one token and several differently.
+    Float32.
+    """
     prompts = [[1 + (7 * i + i * i) % 127 for i in range(n)] for n in (5, 40, 70)]
     requests = [Request(prompt, Settings(max_new_tokens=60)) for prompt in prompts]
     expected = [r.token_ids for r in make_generator("none").generate(requests)]
@@ -63,16 +66,17 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_an_audit_finds_nothing(rule, dtype):
-    """The joint law of what compiled rounds emit, parity, seeds, caches; wrong targets are refused.
+    """The joint distribution of what compiled rounds emit, parity, seeds, caches; wrong targets are
+    refused.
 
-    The models have opinions. False alarms: one in a million for each test of a law.
+    The models have opinions. False alarms: one in a million for each test of a distribution.
     """
     subject = make_subject(rule, "model")
     pair = {"target": cast(subject.target, dtype), "draft": cast(subject.draft, dtype)}
     subject = dataclasses.replace(subject, **pair)
     assert subject.dtype == dtype
     checks = list(run_checks(subject, num_rows=4096, max_new_tokens=24))
-    assert {"emitted law", "negative control", "seeds", "caches"} <= {
+    assert {"emitted distribution", "negative control", "seeds", "caches"} <= {
         check.name for check in checks
     }
     assert [check for check in checks if not check.has_passed] == []

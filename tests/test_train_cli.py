@@ -8,8 +8,8 @@ import pytest
 from absl.testing import flagsaver
 
 from jspec.drafters import DrafterOptions
-from jspec.generator import Generator
-from jspec.request import Request, Settings
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
 from jspec.training.texts import Text, write_texts
 from jspec.weights.resolver import load_model
 from tests.programs import check_refusal
@@ -27,7 +27,8 @@ def call(monkeypatch, capsys):
     """Returns a function that runs the program in this process: status, output, errors."""
     import jax
 
-    from jspec import cli, train
+    from jspec import train
+    from jspec.common import cli
 
     def run(*arguments):
         monkeypatch.setattr(sys, "argv", ["train", *map(str, arguments)])

@@ -1,4 +1,4 @@
-"""A pair of tiny Llamas that have opinions and disagree, for the laws of the core."""
+"""A pair of tiny Llamas that have opinions and disagree, for the distributions of the core."""
 
 from typing import NamedTuple
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import BlockwiseDrafter
-from jspec.models.blockwise import BlockwiseConfig, init_blockwise_params
+from jspec.drafters.heads.blockwise_checkpoint import save_blockwise
+from jspec.drafters.heads.blockwise_module import BlockwiseConfig, init_blockwise_params
 from jspec.models.outputs import head_kernel
-from jspec.weights.blockwise_head import save_blockwise
 from tests import tiny
 
 NAME = "blockwise"

@@ -7,8 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import EagleDrafter
-from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache, init_eagle_params
-from jspec.weights.eagle_head import save_eagle
+from jspec.drafters.heads.eagle_checkpoint import save_eagle
+from jspec.drafters.heads.eagle_module import (
+    EagleConfig,
+    apply_head,
+    fuse,
+    init_eagle_cache,
+    init_eagle_params,
+)
 from tests import tiny
 
 _LONGEST = 160  # text of a chain

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import LookaheadDrafter
+from jspec.drafters.heads.lookahead_checkpoint import save_lookahead
+from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models import init_cache, make_apply
-from jspec.models.lookahead import LookaheadConfig
-from jspec.weights.lookahead_head import save_lookahead
 from tests import tiny
 
 CONFIG = LookaheadConfig(tiny.CONFIG.embed_dim, num_tokens=3)

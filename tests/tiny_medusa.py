@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import MedusaDrafter
-from jspec.models.medusa import MedusaConfig, init_medusa_params
+from jspec.drafters.heads.medusa_checkpoint import save_medusa
+from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params
 from jspec.models.outputs import head_kernel
-from jspec.weights.medusa_head import save_medusa
 from tests import tiny
 
 NAME = "medusa"

@@ -1,8 +1,8 @@
 """Tiny models with opinions, and Generators of them that the tests share: compiling takes longest.
 
 Ids are ASCII bytes, so that texts are texts. Random weights of std 0.02 would give almost uniform
-laws, whose tests prove nothing: here the weights are large, some tokens are liked more than others,
-so that texts repeat themselves, and the draft is the target disturbed.
+distributions, whose tests prove nothing: here the weights are large, some tokens are liked more
+than others, so that texts repeat themselves, and the draft is the target disturbed.
 """
 
 import dataclasses
@@ -11,14 +11,14 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.generator import Generator
+from jspec.generation.generator import Generator
 from jspec.models import LlamaConfig
-from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.rules import make_rules, nest
-from jspec.weights.tokenizer import Tokenizer
-from tests.weights.test_tokenizer import make_backend
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.weights.tokenizers.test_tokenizer import make_backend
 
 CONFIG = LlamaConfig(
     vocab_size=128, embed_dim=32, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2,

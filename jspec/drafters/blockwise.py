@@ -16,17 +16,18 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32, Key
 
+from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
+from jspec.drafters.heads.blockwise_checkpoint import load_blockwise
+from jspec.drafters.heads.blockwise_module import BlockwiseConfig, inner_layer, place_output
 from jspec.drafters.last_output import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models import LlamaConfig
-from jspec.models.blockwise import BlockwiseConfig, inner_layer, place_output
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
-from jspec.sampling import SamplingSettings, best_token
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowTokens
-from jspec.weights.blockwise_head import load_blockwise
+from jspec.sampling.distribution import SamplingSettings, best_token
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _ASSUMED = 0.5, 0.4  # acceptance, before it is known
 
@@ -116,10 +117,11 @@ class BlockwiseDrafter(ReadingLastOutput):
 def take_best(
     logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
 ) -> tuple[RowTokens, Float32[Array, "b v"]]:
-    """Takes each row's most likely token, whatever its temperature; see `draw_from_law`.
+    """Takes each row's most likely token, whatever its temperature; see `draw_from_distribution`.
 
     Returns:
-      The tokens, `NO_TOKEN` where every one is forbidden; the laws, all probability on the token.
+      The tokens, `NO_TOKEN` where every one is forbidden; the distributions, all probability on the
+      token.
     """
     del rng_keys
     best = best_token(settings.process(logits))

@@ -5,7 +5,8 @@
 
 Every member sees every committed token. One that was not asked leaves its cache where it was and
 catches up when it is asked again: no member ever has a hole, and a draft model's prompt is only
-consumed when the cheaper members fall silent. A row's law is that of the member that proposed.
+consumed when the cheaper members fall silent. A row's distribution is that of the member that
+proposed.
 
 A member that calls the target hands its cache on to the next ones and to the verify call, whoever
 has proposed: to go back to the cache from before would copy it.
@@ -20,18 +21,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
-from jspec.drafters.prefix import hand_on
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import (
-    Drafter,
-    Kind,
-    LimitFn,
-    Proposal,
-    TargetView,
-    lag_of,
-    observed_layers,
+from jspec.common.typing import (
+    DraftProbs,
+    DraftTokens,
+    Params,
+    RowCounts,
+    RowFlags,
+    RowTokens,
+    Tokens,
 )
-from jspec.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags, RowTokens, Tokens
+from jspec.drafters.prefix import hand_on
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView, lag_of, observed_layers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,14 +147,18 @@ class CascadeDrafter:
             else:
                 merged = jax.tree.map(functools.partial(_choose, is_turn), own, merged)
         assert merged is not None
-        return merged.replace(probs=self._merge_laws(proposals, merged.tokens))
+        return merged.replace(probs=self._merge_distributions(proposals, merged.tokens))
 
-    def _merge_laws(self, proposals: Sequence[Proposal], tokens: DraftTokens) -> DraftProbs | None:
-        """Adds the laws up: one member alone proposes for a row, and those of padding are zeros."""
-        laws = [self._widen(p.probs) for p in proposals if p.probs is not None]
-        if not laws:
+    def _merge_distributions(
+        self, proposals: Sequence[Proposal], tokens: DraftTokens
+    ) -> DraftProbs | None:
+        """Adds the distributions up: one member alone proposes for a row, and those of padding are
+        zeros.
+        """
+        distributions = [self._widen(p.probs) for p in proposals if p.probs is not None]
+        if not distributions:
             return None
-        merged = sum(laws[1:], laws[0])
+        merged = sum(distributions[1:], distributions[0])
         counts = [p.num_tokens for p in proposals if p.probs is None]
         if not counts:
             return merged

@@ -1,10 +1,10 @@
-"""Drawing drafts one after another, each from a law of its own.
+"""Drawing drafts one after another, each from a distribution of its own.
 
-A row stops where it has as many as are wanted of it, where there is no law (all logits -inf: a
-table that has nothing to say, or only what the processors forbid), or where its law's most likely
-token is less likely than `min_confidence` (see `sampling.confidence`): the law is looked at
-*before* it is drawn from. (To take back a token that was drawn because it looks unlikely would bias
-the output.)
+A row stops where it has as many as are wanted of it, where there is no distribution (all logits
+-inf: a table that has nothing to say, or only what the processors forbid), or where its
+distribution's most likely token is less likely than `min_confidence` (see `sampling.confidence`):
+the distribution is looked at *before* it is drawn from. (To take back a token that was drawn
+because it looks unlikely would bias the output.)
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.drafters.draw import DrawFn, Drawing, draw_from_law, draw_one
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Proposal
-from jspec.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
+from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
+from jspec.drafters.draw import DrawFn, Drawing, draw_from_distribution, draw_one
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
 
 LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
 
@@ -27,12 +27,12 @@ class _Drafting(struct.PyTreeNode):
     """A chain in the making.
 
     Attributes:
-      memory: what the next law follows from, besides the token.
+      memory: what the next distribution follows from, besides the token.
       token: the newest, [b].
       settings: at its position.
       count: calls made so far.
       tokens: drawn so far, [b w].
-      probs: their laws, [b w v].
+      probs: their distributions, [b w v].
       num_tokens: of each row's that are meant, [b].
       is_going: rows that want more, [b].
     """
@@ -59,7 +59,7 @@ def draw_chain(
     vocab_size: int,
     ids: Int32[Array, "u"] | None = None,
     min_confidence: float = 0.0,
-    draw: DrawFn = draw_from_law,
+    draw: DrawFn = draw_from_distribution,
 ) -> tuple[Proposal, Any, Int32[Array, ""]]:
     """Draws a chain of drafts in loops that stop when no row wants more.
 
@@ -71,11 +71,11 @@ def draw_chain(
       limit: drafts wanted of each row, [b]; where it is 0 for all, no call is made.
       rng_keys: one for each draft; consumed.
       settings: how to draw; the processors have seen `last_token`.
-      vocab_size: of the laws, v >= u.
+      vocab_size: of the distributions, v >= u.
       ids: of the tokens that the logits are of, rising; None for 0 to u-1. The others have
         probability 0.
       min_confidence: see the module.
-      draw: draws a token and says which law it was drawn from.
+      draw: draws a token and says which distribution it was drawn from.
 
     Returns:
       The proposal; the memory; how many calls were made, which fed the last token and then drafts.

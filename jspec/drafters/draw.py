@@ -1,7 +1,8 @@
-"""One draft from its law, and the law on record.
+"""One draft from its distribution, and the distribution on record.
 
-A batch of temperature 0 only draws the most likely tokens; of a law that is certain one number is
-written. A draft's law is on record only where the draft is put forward: the rest is zeros.
+A batch of temperature 0 only draws the most likely tokens; of a distribution that is certain one
+number is written. A draft's distribution is on record only where the draft is put forward: the rest
+is zeros.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
-from jspec.sampling import (
+from jspec.common.typing import DraftProbs, RowFlags, RowTokens
+from jspec.sampling.distribution import (
     SamplingSettings,
     best_token,
     confidence,
@@ -19,8 +21,7 @@ from jspec.sampling import (
     sample,
     sampling_probs,
 )
-from jspec.speculation.noise import gumbel_noise
-from jspec.typing import DraftProbs, RowFlags, RowTokens
+from jspec.sampling.noise import gumbel_noise
 
 DrawFn = Callable[
     [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],
@@ -28,10 +29,10 @@ DrawFn = Callable[
 ]
 
 
-def draw_from_law(
+def draw_from_distribution(
     logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
 ) -> tuple[RowTokens, Float32[Array, "b v"]]:
-    """Draws one token a row; returns it with the law it was drawn from.
+    """Draws one token a row; returns it with the distribution it was drawn from.
 
     Args:
       logits: of the position.
@@ -47,10 +48,10 @@ class Drawing(NamedTuple):
     """How the drafts of a chain are drawn; see `chain.draw_chain`.
 
     Attributes:
-      vocab_size: of the laws.
+      vocab_size: of the distributions.
       ids: of the tokens that the logits are of, rising; None for the first ones.
-      min_confidence: a draft is put forward where its law is at least this sure.
-      draw: draws a token and says which law it was drawn from.
+      min_confidence: a draft is put forward where its distribution is at least this sure.
+      draw: draws a token and says which distribution it was drawn from.
     """
 
     vocab_size: int
@@ -63,10 +64,10 @@ class Drawn(NamedTuple):
     """One more draft of each row.
 
     Attributes:
-      is_open: whether it is still to be drawn by its law, [].
+      is_open: whether it is still to be drawn by its distribution, [].
       token: the draft, [b].
       is_meant: rows that put it forward, [b].
-      probs: the chain's laws, [b w v].
+      probs: the chain's distributions, [b w v].
     """
 
     is_open: Bool[Array, ""]
@@ -93,24 +94,24 @@ def draw_one(
       rng_keys: one for each draft; the one at `index` is consumed.
       index: of the draft.
       is_going: rows that want it.
-      probs: laws so far, zeros at `index`.
+      probs: distributions so far, zeros at `index`.
     """
     # Of as many numbers in either way: a row's choice does not depend on its neighbours.
     likely = likeliest(logits[:, None]) if drawing.min_confidence > 0 else None
 
-    def is_meant(token: RowTokens, law: Float32[Array, "b v"]) -> RowFlags:
-        meant = is_going & (token >= 0)  # NO_TOKEN comes from no law only
+    def is_meant(token: RowTokens, distribution: Float32[Array, "b v"]) -> RowFlags:
+        meant = is_going & (token >= 0)  # NO_TOKEN comes from no distribution only
         if likely is not None:
-            sureness = confidence(likely, law[:, None], settings)[:, 0]
+            sureness = confidence(likely, distribution[:, None], settings)[:, 0]
             meant &= sureness >= drawing.min_confidence
         return meant
 
-    def by_law(drawn: Drawn) -> Drawn:
+    def by_distribution(drawn: Drawn) -> Drawn:
         keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
-        token, law = drawing.draw(_spread(drawing, logits), settings, keys)
-        meant = is_meant(token, law)
-        law = jnp.where(meant[:, None], law, 0.0)
-        return Drawn(jnp.array(False), token, meant, drawn.probs.at[:, index].set(law))
+        token, distribution = drawing.draw(_spread(drawing, logits), settings, keys)
+        meant = is_meant(token, distribution)
+        distribution = jnp.where(meant[:, None], distribution, 0.0)
+        return Drawn(jnp.array(False), token, meant, drawn.probs.at[:, index].set(distribution))
 
     def by_best() -> Drawn:
         token = best_token(logits)
@@ -121,10 +122,12 @@ def draw_one(
         certain = probs.at[place].set(meant.astype(jnp.float32))
         return Drawn(settings.is_random, token, meant, certain)
 
-    if drawing.draw is draw_from_law and not settings.switches.processors:
-        # A loop of zero or one trips: a `lax.cond` would copy the laws.
-        return jax.lax.while_loop(lambda drawn: drawn.is_open, by_law, by_best())
-    return by_law(Drawn(jnp.array(True), jnp.zeros_like(is_going, jnp.int32), is_going, probs))
+    if drawing.draw is draw_from_distribution and not settings.switches.processors:
+        # A loop of zero or one trips: a `lax.cond` would copy the distributions.
+        return jax.lax.while_loop(lambda drawn: drawn.is_open, by_distribution, by_best())
+    return by_distribution(
+        Drawn(jnp.array(True), jnp.zeros_like(is_going, jnp.int32), is_going, probs)
+    )
 
 
 def _spread(drawing: Drawing, logits: Float32[Array, "b u"]) -> Float32[Array, "b v"]:

@@ -17,16 +17,17 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float, Float32, Key
 
+from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
+from jspec.drafters.heads.eagle_checkpoint import load_eagle
+from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse, init_eagle_cache
 from jspec.drafters.history import History
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models.cache import TAIL, KVCache, write_rows
-from jspec.models.eagle import EagleConfig, apply_head, fuse, init_eagle_cache
 from jspec.models.layers import look_up
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowCounts, RowTokens, Tokens
-from jspec.weights.eagle_head import load_eagle
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _CATCH_UP_WIDTH = 64
 _KINDS = (Kind("eagle", 0.6, 0.6),)

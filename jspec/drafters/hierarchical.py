@@ -3,14 +3,15 @@
     text     | ... previous  token |
     guesses  |                     | g1  g2  g3         the inner drafter's
     one call | previous  token  g1  g2  g3              of the draft model
-    draws    |            x0   x1  x2  x3               from its laws, with the round's own noise
+    draws    |            x0   x1  x2  x3               from its probs, with the round's own noise
     kept     | ... previous  token  x0  x1  x2          if g1 = x0, g2 = x1, g3 is not x2
 
-The draft model's token at each offset of a round is the one that the law there and the offset's own
-noise give: a guess is kept exactly if it is that token (the coupled rule, arXiv 2408.07978). So the
-drafts and their laws are those of the drafter `model` with the same keys, as far as a pass over
-several tokens rounds like one over a single token, and no randomness is added. Only the number of
-calls changes: one gives as many drafts as guesses were right, and one more.
+The draft model's token at each offset of a round is the one that the distribution there and the
+offset's own noise give: a guess is kept exactly if it is that token (the coupled rule, arXiv
+2408.07978). So the drafts and their distributions are those of the drafter `model` with the same
+keys, as far as a pass over several tokens rounds like one over a single token, and no randomness is
+added. Only the number of calls changes: one gives as many drafts as guesses were right, and one
+more.
 """
 
 import dataclasses
@@ -21,9 +22,18 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
+from jspec.common.typing import (
+    DraftProbs,
+    DraftTokens,
+    Params,
+    RowCounts,
+    RowFlags,
+    RowTokens,
+    Tokens,
+)
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.models import KVCache
-from jspec.sampling import (
+from jspec.sampling.distribution import (
     SamplingSettings,
     confidence,
     likeliest,
@@ -31,9 +41,9 @@ from jspec.sampling import (
     sample,
     sampling_probs,
 )
-from jspec.speculation.noise import gumbel_noise
-from jspec.speculation.types import Drafter, Kind, LimitFn, Proposal, TargetView
-from jspec.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags, RowTokens, Tokens
+from jspec.sampling.noise import gumbel_noise
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView
 
 _ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
 
@@ -66,7 +76,7 @@ class _Drafting(struct.PyTreeNode):
       settings: behind the newest token.
       newest: the last two tokens, [b 2].
       tokens: drawn so far, [b w].
-      probs: their laws, [b w v].
+      probs: their distributions, [b w v].
       num_tokens: of each row's, [b].
       fed: what stands in the cache behind the committed tokens, [b w].
       is_going: rows that want more, [b].
@@ -197,7 +207,7 @@ class HierarchicalDrafter:
         logits, hidden, cache = self.model.apply(params.draft, block, now.cache)
         block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
         logits = self._widen(logits[:, 1:])
-        probs = _laws(logits, now.settings, guess.tokens)
+        probs = _distributions(logits, now.settings, guess.tokens)
         rows = jnp.arange(block.shape[0])[:, None]
         offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
         tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
@@ -252,22 +262,24 @@ class HierarchicalDrafter:
         probs: Float32[Array, "b t v"],
         settings: SamplingSettings,
     ) -> Bool[Array, "b t"]:
-        """Marks laws whose most likely token is likely enough."""
+        """Marks distributions whose most likely token is likely enough."""
         if self.model.min_confidence == 0:
             return jnp.ones(probs.shape[:2], bool)
         return confidence(likeliest(logits), probs, settings) >= self.model.min_confidence
 
 
-def _laws(
+def _distributions(
     logits: Float32[Array, "b t v"], settings: SamplingSettings, guesses: DraftTokens
 ) -> Float32[Array, "b t v"]:
-    """Returns the laws behind the newest token and behind each guess."""
+    """Returns the distributions behind the newest token and behind each guess."""
     logits = process_drafts(logits, settings, guesses)
     return sampling_probs(logits, settings.without_processors())
 
 
 def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]:
-    """Marks the draws whose law is that of the chain: every guess before them was right."""
+    """Marks the draws whose distribution is that of the chain: every guess before them was
+    right.
+    """
     is_right = guess.tokens == tokens[:, :-1]
     is_right &= jnp.arange(guess.width) < guess.num_tokens[:, None]
     return _leading(jnp.pad(is_right, ((0, 0), (1, 0)), constant_values=True))

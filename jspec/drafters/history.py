@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int32
 
-from jspec.typing import RowCounts, RowTokens, Tokens
+from jspec.common.typing import RowCounts, RowTokens, Tokens
 
 
 class History(struct.PyTreeNode):

@@ -5,9 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
+from jspec.common.typing import Params, Tokens
 from jspec.models import LlamaConfig
 from jspec.models.outputs import normed_outputs
-from jspec.typing import Params, Tokens
 
 
 class ReadingLastOutput:

@@ -21,15 +21,16 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
+from jspec.common.errors import InputError
+from jspec.common.typing import ApplyFn, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.memory import Stateless
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.errors import InputError
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetPrefix, TargetView
-from jspec.typing import ApplyFn, Params, RowCounts, RowTokens, Tokens
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal, TargetPrefix
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _ASSUMED = 0.3, 0.5  # acceptance of a few of the layers, before it is known: not trained for it
 _KINDS = (Kind("layer_skip", *_ASSUMED),)
@@ -61,7 +62,7 @@ class FirstLayersDrafter(Stateless):
       embed_dim: width of the residual stream.
       num_draft_tokens: drafts a round.
       vocab_size: ids that are really used; the padding beyond them is cut.
-      target_vocab_size: width of the target's laws.
+      target_vocab_size: width of the target's distributions.
       min_confidence: it proposes no further where no token is this likely; 0 never stops it.
     """
 

@@ -4,8 +4,8 @@
     verify    | committed | last   d1    d2    d3   d4 |
 
 A round is two calls of the target, and gives at least two tokens: d1 comes from the target's own
-law. The first call works in the target's cache, behind what is committed; the second one writes its
-block over that, and nothing of the first is ever committed.
+distribution. The first call works in the target's cache, behind what is committed; the second one
+writes its block over that, and nothing of the first is ever committed.
 """
 
 import dataclasses
@@ -14,16 +14,17 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32, Key
 
+from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
+from jspec.drafters.heads.lookahead_checkpoint import load_lookahead
+from jspec.drafters.heads.lookahead_module import embed_block
 from jspec.drafters.memory import Stateless
 from jspec.drafters.prefix import hand_on
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models.cache import KVCache
-from jspec.models.lookahead import embed_block
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowTokens
-from jspec.weights.lookahead_head import load_lookahead
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _ASSUMED = 0.98, 0.5  # acceptance, before it is known; the first draft is the target's own
 
@@ -44,12 +45,12 @@ class _Looked(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class LookaheadDrafter(Stateless):
-    """Proposes a chain whose laws come from one call of the target. It has no state.
+    """Proposes a chain whose distributions come from one call of the target. It has no state.
 
     Attributes:
       num_draft_tokens: drafts a round: one, and one more for each embedding that is used.
       vocab_size: ids that are really used; the padding beyond them is cut.
-      target_vocab_size: width of the target's laws.
+      target_vocab_size: width of the target's distributions.
       min_confidence: it proposes no further where no token is this likely; 0 never stops it.
     """
 

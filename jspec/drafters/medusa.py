@@ -5,7 +5,7 @@
 
 Head i was trained for the token i + 2 places behind the one whose hidden state it reads. What it
 says does not depend on the drafts before, but it is drawn like any other draft, through the row's
-processors and settings, from a law that is known: the output is exact at any temperature.
+processors and settings, from a distribution that is known: the output is exact at any temperature.
 """
 
 import dataclasses
@@ -15,15 +15,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32, Key
 
+from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
+from jspec.drafters.heads.medusa_checkpoint import load_medusa
+from jspec.drafters.heads.medusa_module import MedusaConfig, medusa_logits
 from jspec.drafters.last_output import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models import LlamaConfig
-from jspec.models.medusa import MedusaConfig, medusa_logits
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowTokens
-from jspec.weights.medusa_head import load_medusa
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _ASSUMED = 0.6, 0.5  # acceptance, before it is known
 

@@ -2,8 +2,8 @@
 
 from jaxtyping import Array, Bool
 
+from jspec.common.typing import Params, Tokens
 from jspec.drafters.history import History
-from jspec.typing import Params, Tokens
 
 
 class Stateless:

@@ -21,15 +21,16 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Int32, Key
 
+from jspec.common.errors import InputError
+from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
-from jspec.drafters.draw import DrawFn, draw_from_law
+from jspec.drafters.draw import DrawFn, draw_from_distribution
 from jspec.drafters.history import History
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.errors import InputError
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 CATCH_UP_WIDTH = 64
 _FEW = 8  # width of the calls that read the last tokens, twice as many at most
@@ -60,7 +61,8 @@ class ModelDrafter:
       init_cache: (batch size, capacity) -> its empty cache.
       num_draft_tokens: drafts a round.
       vocab_size: ids that draft and target share; the draft's padding beyond them is cut.
-      target_vocab_size: width of the target's laws; the proposed laws are padded to it.
+      target_vocab_size: width of the target's distributions; the proposed distributions are padded
+        to it.
       min_confidence: it proposes no further where no token is this likely; 0 never stops it.
       draw: see `draw_chain`.
     """
@@ -71,7 +73,7 @@ class ModelDrafter:
     vocab_size: int
     target_vocab_size: int
     min_confidence: float = 0.0
-    draw: DrawFn = draw_from_law
+    draw: DrawFn = draw_from_distribution
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

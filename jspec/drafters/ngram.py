@@ -1,12 +1,12 @@
 """Counts of n-grams over prompt and output as they grow, as a drafter that needs no training.
 
 Of the n-grams in the last tokens of the text, those that begin with the n - 1 tokens at its end say
-what may follow; the longest n of which there is any decides. One of two laws:
+what may follow; the longest n of which there is any decides. One of two distributions:
 
 * deterministic: the most frequent continuation, of equals the most recent. Drafts follow from the
-  text alone, so that their law is one-hot.
+  text alone, so that their distribution is one-hot.
 * sampled: a continuation is drawn in proportion to its count (under the row's processors,
-  temperature and filters, as from any other law), and that law is reported.
+  temperature and filters, as from any other distribution), and that distribution is reported.
 
 The next draft is predicted likewise from a context that ends with this one; counts come from the
 committed text alone. No n-gram, no draft. Leviathan et al. (arXiv 2211.17192, §4.1) suggest such a
@@ -19,6 +19,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
+from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn
 from jspec.drafters.history import History
@@ -34,9 +35,9 @@ from jspec.drafters.ngram_matches import (
     most_frequent,
 )
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowCounts, RowTokens
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _ASSUMED = 0.4, 0.6  # acceptance of first and later drafts, before it is known
 
@@ -47,13 +48,13 @@ class NgramDrafter(Remembering):
 
     Attributes:
       num_draft_tokens: drafts a round.
-      vocab_size: width of the target's laws.
+      vocab_size: width of the target's distributions.
       min_order: n of the shortest n-grams.
       max_order: n of the longest.
       window: tokens of the text's end that are counted in.
-      is_sampled: which of the two laws.
-      min_confidence: of the sampled law: see `draw_chain`.
-      draw: of the sampled law: see `draw_chain`; None draws among the window's tokens.
+      is_sampled: which of the two distributions.
+      min_confidence: of the sampled distribution: see `draw_chain`.
+      draw: of the sampled distribution: see `draw_chain`; None draws among the window's tokens.
     """
 
     num_draft_tokens: int
@@ -152,7 +153,7 @@ def build_ngram(spec: DrafterSpec) -> BuiltDrafter:
         min_order=options.ngram_min_order,
         max_order=options.ngram_max_order,
         window=options.ngram_window,
-        is_sampled=options.ngram_law == "sampled",
+        is_sampled=options.ngram_probs == "sampled",
         min_confidence=options.draft_confidence,
     )
     return BuiltDrafter(drafter)

@@ -1,8 +1,8 @@
-"""Drawing from a law of few tokens, without noise for a whole vocabulary.
+"""Drawing from a distribution of few tokens, without noise for a whole vocabulary.
 
-Gumbel noise for 49,152 tokens takes a millisecond on two cores, twenty times as long as the law
-itself. What an n-gram law can say stands in the window: a place of it is drawn instead, each place
-of a token with an equal share of the token's probability.
+Gumbel noise for 49,152 tokens takes a millisecond on two cores, twenty times as long as the
+distribution itself. What an n-gram distribution can say stands in the window: a place of it is
+drawn instead, each place of a token with an equal share of the token's probability.
 
 The noise is not that of plain decoding: under the rule `coupled` these drafts and the target's own
 choice are not coupled.
@@ -11,15 +11,15 @@ choice are not coupled.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Key
 
+from jspec.common.typing import RowTokens
 from jspec.drafters.draw import DrawFn
 from jspec.drafters.ngram_matches import Window
-from jspec.sampling import NO_TOKEN, SamplingSettings, sample, sampling_probs
-from jspec.speculation.noise import gumbel_noise
-from jspec.typing import RowTokens
+from jspec.sampling.distribution import NO_TOKEN, SamplingSettings, sample, sampling_probs
+from jspec.sampling.noise import gumbel_noise
 
 
 def make_draw(window: Window, num_places: int) -> DrawFn:
-    """Returns a way to draw from laws of tokens that followed in the window.
+    """Returns a way to draw from distributions of tokens that followed in the window.
 
     Args:
       window: the texts.

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
+from jspec.common.typing import RowCounts, RowTokens
 from jspec.drafters.history import History
-from jspec.typing import RowCounts, RowTokens
 
 _NO_TEXT = -1
 

@@ -3,7 +3,7 @@
 An automaton follows the text, prompt included; where the pattern has begun and only one text can
 come next, the tokens of that text are proposed. Nothing is enforced: the target says what it says,
 and a text that leaves the pattern is looked at anew from the pattern's beginning. Drafts follow
-from the text alone, so their law is one-hot. (The automaton over tokens is that of arXiv
+from the text alone, so their distribution is one-hot. (The automaton over tokens is that of arXiv
 2307.09702, which constrains the model with it.)
 """
 
@@ -14,14 +14,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int16, Int32, Key
 
+from jspec.common.errors import InputError
+from jspec.common.typing import RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, option_title
-from jspec.errors import InputError
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import RowCounts, RowTokens, Tokens
-from jspec.weights.tokenizer import TokenizerLike
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.weights import TokenizerLike
 
 _ASSUMED = 0.8, 0.9  # acceptance of first and later drafts, before it is known
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jspec.common.errors import InputError
 from jspec.drafters.pattern_regex import ByteGraph
-from jspec.errors import InputError
 
 MAX_STATES = 512
 MAX_TABLE_BYTES = 64 * 2**20

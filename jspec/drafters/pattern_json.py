@@ -8,7 +8,7 @@ All but the placeholders stands as it is written, spaces and line breaks include
 import json
 import re
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
 _VALUES = {

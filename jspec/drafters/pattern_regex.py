@@ -10,7 +10,7 @@ import re._parser as parser  # type: ignore[import-untyped]
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 
 _MAX_NODES = 10_000
 _LAST = 0x10FFFF

@@ -8,9 +8,10 @@ and nobody sees slots that are in no block.
 
 import jax.numpy as jnp
 
+from jspec.common.typing import DraftTokens, RowTokens
 from jspec.models.layers import look_up
-from jspec.speculation.types import TargetPrefix, TargetView
-from jspec.typing import DraftTokens, RowTokens
+from jspec.speculation.acceptance.types import TargetPrefix
+from jspec.speculation.types import TargetView
 
 
 def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> TargetPrefix:

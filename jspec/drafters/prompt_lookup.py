@@ -4,7 +4,7 @@ After prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding) and
 2304.04487). The longest suffix of prompt and output that occurs earlier decides; among equally long
 matches, the most recent. A match so recent that the text runs out before enough tokens are copied
 goes on copying what it has proposed: a repetition is continued. Drafts follow from the text alone,
-so their law is one-hot. No match, no draft.
+so their distribution is one-hot. No match, no draft.
 """
 
 import dataclasses
@@ -12,12 +12,13 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Int32, Key
 
+from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.history import History
 from jspec.drafters.memory import Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowCounts, RowTokens
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 # How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.

@@ -4,15 +4,15 @@ import dataclasses
 import pathlib
 from typing import Any, NamedTuple
 
-from jspec.errors import InputError, check_numbers, check_range, whole_number
+from jspec.common.errors import InputError, check_numbers, check_range, whole_number
+from jspec.common.typing import Params
+from jspec.drafters.heads.shipped import find_head
 from jspec.models import LlamaConfig
 from jspec.speculation.types import Drafter
-from jspec.typing import Params
-from jspec.weights.shipped_heads import find_head
-from jspec.weights.tokenizer import TokenizerLike
+from jspec.weights import TokenizerLike
 
 DEFAULT_NUM_DRAFT_TOKENS = 2
-NGRAM_LAWS = ("deterministic", "sampled")
+NGRAM_PROBS = ("deterministic", "sampled")
 _FLAGS = {"pattern": "--draft_pattern", "json_skeleton": "--draft_json"}
 
 
@@ -21,8 +21,9 @@ class DrafterOptions:
     """Options of all drafters; each reads its own.
 
     Attributes:
-      draft_confidence: a drafter that samples proposes no further where its law's most likely token
-        is less likely than this, at temperature 0 before it is made one-hot; 0 never stops it.
+      draft_confidence: a drafter that samples proposes no further where its distribution's most
+        likely token is less likely than this, at temperature 0 before it is made one-hot; 0 never
+        stops it.
       lookup_min_match: tokens that must match for `prompt_lookup` to propose; 0 takes 1, and 2 in a
         cascade, where others have more to say than one token's match.
       draft_layers: the target's layers with which `layer_skip` drafts, rising; it expects some.
@@ -36,7 +37,8 @@ class DrafterOptions:
       ngram_max_order: n of the longest.
       ngram_window: tokens at the text's end in which it counts.
       ngram_max_tokens: its drafts a round, at most.
-      ngram_law: "deterministic", the most frequent token, or "sampled" in proportion to the counts.
+      ngram_probs: "deterministic", the most frequent token, or "sampled" in proportion to the
+        counts.
       draft_table: the file with the counts of `unigram` and `bigram`.
       draft_head: the folder with what was trained for `eagle`, `medusa`, `blockwise` or
         `lookahead`, or "shipped:" and the name of a head that comes with jspec; None takes that of
@@ -55,7 +57,7 @@ class DrafterOptions:
     ngram_max_order: int = 4
     ngram_window: int = 512
     ngram_max_tokens: int = 4
-    ngram_law: str = "deterministic"
+    ngram_probs: str = "deterministic"
     draft_table: str | None = None
     draft_head: str | None = None
 
@@ -74,9 +76,9 @@ class DrafterOptions:
             )
         check_range("ngram_window", self.ngram_window, 2, 32768)
         check_range("ngram_max_tokens", self.ngram_max_tokens, 1, 64)
-        if self.ngram_law not in NGRAM_LAWS:
+        if self.ngram_probs not in NGRAM_PROBS:
             raise InputError(
-                f"expected an ngram_law among {', '.join(NGRAM_LAWS)}; got {self.ngram_law!r}"
+                f"expected an ngram_probs among {', '.join(NGRAM_PROBS)}; got {self.ngram_probs!r}"
             )
 
     def _check_texts(self) -> None:
@@ -87,14 +89,14 @@ class DrafterOptions:
             whole_number("draft_layers", layer)
         for name in (
             "inner_drafter",
-            "ngram_law",
+            "ngram_probs",
             "draft_table",
             "draft_head",
             "pattern",
             "json_skeleton",
         ):
             value = getattr(self, name)
-            is_given = value is not None or name in ("inner_drafter", "ngram_law")
+            is_given = value is not None or name in ("inner_drafter", "ngram_probs")
             if is_given and not isinstance(value, str):
                 raise InputError(f"expected {name} as a text, got {value!r}")
             if value == "" and name != "inner_drafter":  # which has to be a drafter's name

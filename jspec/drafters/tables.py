@@ -2,9 +2,9 @@
 
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
 nothing, makes decoding a little faster, and that a model which says anything at random is the limit
-of no cost and no skill. A table's law for the next token follows from the last one alone; it goes
-through the row's processors, temperature and filters like any other. `scripts/count_ngrams.py`
-makes tables. They are parameters, not constants of the compiled program.
+of no cost and no skill. A table's distribution for the next token follows from the last one alone;
+it goes through the row's processors, temperature and filters like any other.
+`scripts/count_ngrams.py` makes tables. They are parameters, not constants of the compiled program.
 """
 
 import dataclasses
@@ -15,15 +15,16 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Key
 
+from jspec.common.errors import InputError
+from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
-from jspec.drafters.draw import DrawFn, draw_from_law
+from jspec.drafters.draw import DrawFn, draw_from_distribution
 from jspec.drafters.memory import Stateless
+from jspec.drafters.ngram_table import NgramTable, load_table
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.errors import InputError
-from jspec.sampling import SamplingSettings
-from jspec.speculation.types import Kind, LimitFn, Proposal, TargetView
-from jspec.typing import Params, RowTokens
-from jspec.weights.ngram_table import NgramTable, load_table
+from jspec.sampling.distribution import SamplingSettings
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, LimitFn, TargetView
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
 _ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, before it is known
@@ -31,13 +32,13 @@ _ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, befor
 
 @dataclasses.dataclass(frozen=True)
 class TableDrafter(Stateless):
-    """Proposes a chain drawn from laws of the last token alone. It has no state.
+    """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
       name: of the drafter.
       logits: (parameters, tokens [b]) -> logits of what follows each, [b u], u <= v.
       num_draft_tokens: drafts a round.
-      vocab_size: width of the target's laws; the ids from u on are never proposed.
+      vocab_size: width of the target's distributions; the ids from u on are never proposed.
       min_confidence: see `draw_chain`.
       draw: see `draw_chain`.
     """
@@ -47,7 +48,7 @@ class TableDrafter(Stateless):
     num_draft_tokens: int
     vocab_size: int
     min_confidence: float = 0.0
-    draw: DrawFn = draw_from_law
+    draw: DrawFn = draw_from_distribution
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

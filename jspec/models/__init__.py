@@ -1,10 +1,10 @@
 """Llama-family models as pure functions over a KV cache that is a value."""
 
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import PRESETS, LlamaConfig, RopeScaling, get_preset
+from jspec.models.decoder import Llama, init_cache, init_params, make_apply
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.models.llama import Llama, init_cache, init_params, make_apply
-from jspec.models.quantized import QuantizedKernel
 
 __all__ = [
     "PRESETS",

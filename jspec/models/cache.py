@@ -21,9 +21,9 @@ from flax import struct
 from jax.lax import Precision
 from jaxtyping import Array, Bool, Float, Int32
 
-from jspec import native
-from jspec.models import fused_attention
-from jspec.typing import BlockMask, RowCounts
+from jspec import kernels
+from jspec.common.typing import BlockMask, RowCounts
+from jspec.kernels import fused_attention
 
 TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
 _FEW_QUERIES = 16  # up to which attention on any CPU is faster without XLA
@@ -126,14 +126,14 @@ class KVCache(struct.PyTreeNode):
         if fused_attention.is_usable(_attend, queries, keys):
             return fused_attention.call(_attend, *operands)
         is_native = (
-            (t <= _FEW_QUERIES or native.has_pairs())
+            (t <= _FEW_QUERIES or kernels.has_pairs())
             and h in _NATIVE_DIMS
             and queries.dtype == jnp.float32
             and keys.dtype in _NATIVE_TYPES
         )
-        if is_native and native.is_available():
+        if is_native and kernels.is_available():
             result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-            return native.call("attention", _attend, result, *operands)
+            return kernels.call("attention", _attend, result, *operands)
         return _attend(*operands)
 
     def commit(self, num_tokens: RowCounts, path: Int32[Array, "b p"] | None = None) -> Self:
@@ -195,10 +195,10 @@ def write_rows(
 
     What falls behind them is lost, never shifted onto a good slot.
     """
-    if native.is_available() and layer.dtype in _NATIVE_TYPES:
+    if kernels.is_available() and layer.dtype in _NATIVE_TYPES:
         result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
         operands = layer, new.astype(jnp.float32), start
-        return native.call("write_rows", _write_rows, result, *operands)
+        return kernels.call("write_rows", _write_rows, result, *operands)
     return _write_rows(layer, new, start)
 
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int
 
-from jspec import native
+from jspec import kernels
+from jspec.kernels.precision import exact_float32
+from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
 from jspec.models.config import LlamaConfig
-from jspec.models.precision import exact_float32
-from jspec.models.quantized import QuantizedKernel, quantized_product, quantized_rows
 
 Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
 
@@ -56,9 +56,9 @@ def linear(
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel).reshape(b, t, *out_axes)
     kernel = kernel.reshape(-1, rows.shape[1])
-    if b * t <= most_native_rows(kernel.dtype) and native.is_available():
+    if b * t <= most_native_rows(kernel.dtype) and kernels.is_available():
         result = jax.ShapeDtypeStruct((b * t, kernel.shape[0]), jnp.float32)
-        outputs = native.call("product", _product, result, rows.astype(jnp.float32), kernel)
+        outputs = kernels.call("product", _product, result, rows.astype(jnp.float32), kernel)
     else:
         outputs = _product(rows, kernel)
     return outputs.reshape(b, t, *out_axes)
@@ -70,7 +70,7 @@ def most_native_rows(dtype: jnp.dtype) -> int:
     That is faster, but for some float32 products near the limit, and more exact: XLA's float32
     logits are twice as far from float64. A row's result does not depend on the rows beside it.
     """
-    if dtype == jnp.bfloat16 and native.has_pairs():
+    if dtype == jnp.bfloat16 and kernels.has_pairs():
         return _MANY_ROWS
     return _FEW_ROWS.get(dtype, 0)
 
@@ -119,10 +119,10 @@ class RMSNorm(nn.Module):
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
         operands = inputs, scale, jnp.float32(self.epsilon)
-        if scale.dtype not in _NORM_SCALES or not native.is_available():
+        if scale.dtype not in _NORM_SCALES or not kernels.is_available():
             return _rms_norm(*operands)
         result = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
-        return native.call("rms_norm", _rms_norm, result, *operands)
+        return kernels.call("rms_norm", _rms_norm, result, *operands)
 
 
 def _rms_norm(
@@ -135,10 +135,10 @@ def _rms_norm(
 
 def swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:
     """Returns silu(gate) * up (arXiv 2002.05202)."""
-    if not native.is_available():
+    if not kernels.is_available():
         return _swiglu(gate_up)
     b, t, _, f = gate_up.shape
-    return native.call("swiglu", _swiglu, jax.ShapeDtypeStruct((b, t, f), jnp.float32), gate_up)
+    return kernels.call("swiglu", _swiglu, jax.ShapeDtypeStruct((b, t, f), jnp.float32), gate_up)
 
 
 def _swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:

@@ -2,9 +2,9 @@
 
 from jaxtyping import Array, Float, Float32
 
+from jspec.common.typing import Params
 from jspec.models.config import LlamaConfig
 from jspec.models.layers import Kernel, RMSNorm
-from jspec.typing import Params
 
 
 def normed_outputs(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
-from jspec import native
+from jspec import kernels
 from jspec.models.config import LlamaConfig, RopeScaling
 
 
@@ -55,12 +55,12 @@ def rotate_heads(
       cos: of every position's angles.
       sin: of every position's angles.
     """
-    if not native.is_available():
+    if not kernels.is_available():
         return _rotate_heads(qkv, cos, sin)
     b, t, k, parts, h = qkv.shape
     shapes = (b, t, k * (parts - 2), h), (b, t, k, h), (b, t, k, h)
     results = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    queries, keys, values = native.call("rotate_heads", _rotate_heads, results, qkv, cos, sin)
+    queries, keys, values = kernels.call("rotate_heads", _rotate_heads, results, qkv, cos, sin)
     return queries, keys, values
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32
 
-from jspec.typing import RowCounts, RowFlags
+from jspec.common.typing import RowCounts, RowFlags
 
 _MEMORY = 0.97  # what is left of an observation a round later
 _PRIOR_WEIGHT = 1.5  # the assumption counts like so many observed drafts

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
+from jspec.common.typing import RowCounts, RowFlags
 from jspec.speculation.types import SpecState
-from jspec.typing import RowCounts, RowFlags
 
 
 def cut_at_end(
@@ -19,7 +19,7 @@ def cut_at_end(
     """
     index = jnp.arange(tokens.shape[1])
     is_stop = (tokens[:, :, None] == state.stop_ids[:, None, :]).any(axis=-1)
-    is_stop |= tokens < 0  # NO_TOKEN: there was no law to draw from
+    is_stop |= tokens < 0  # NO_TOKEN: there was no distribution to draw from
     is_stop &= index < num_tokens[:, None]
     first_stop = jnp.min(jnp.where(is_stop, index, tokens.shape[1]), axis=1)
     num_tokens = jnp.minimum(num_tokens, first_stop + 1)

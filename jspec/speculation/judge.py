@@ -3,11 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from jspec.sampling import SamplingSettings, sample
+from jspec.common.typing import Logits, RowCounts, RowSeeds, TargetProbs
+from jspec.sampling.distribution import SamplingSettings, sample
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import is_match_at_zero
 from jspec.speculation.acceptance.chain import match
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
-from jspec.typing import Logits, RowCounts, RowSeeds, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def judge(
@@ -20,7 +21,7 @@ def judge(
 ) -> tuple[Verdict, TargetProbs | None]:
     """Decides which drafts stay, and what follows them.
 
-    For a chain in a batch of temperature 0 only, no lossless rule needs a law.
+    For a chain in a batch of temperature 0 only, no lossless rule needs a distribution.
 
     Args:
       rule: what decides.
@@ -31,21 +32,23 @@ def judge(
       position: of the round's first token.
 
     Returns:
-      The verdict; the target's laws, [b w+1 v], where log-probabilities are wanted.
+      The verdict; the target's distributions, [b w+1 v], where log-probabilities are wanted.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
 
-    def by_law() -> tuple[Verdict, TargetProbs | None]:
-        probs = rule.law(logits, settings)
+    def by_distribution() -> tuple[Verdict, TargetProbs | None]:
+        probs = rule.distribution(logits, settings)
         noise = rule.noise.acceptance(seed, position, width, probs.shape[-1], settings.is_random)
         return _decide(rule, probs, proposal, noise), probs if has_logprobs else None
 
     def by_match() -> tuple[Verdict, TargetProbs | None]:
-        return match(logits, proposal), rule.law(logits, settings) if has_logprobs else None
+        return match(logits, proposal), rule.distribution(
+            logits, settings
+        ) if has_logprobs else None
 
     if proposal.parents is not None or not is_match_at_zero(rule):
-        return by_law()
-    return jax.lax.cond(settings.is_random, by_law, by_match)
+        return by_distribution()
+    return jax.lax.cond(settings.is_random, by_distribution, by_match)
 
 
 def _decide(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32
 
-from jspec.typing import Logits, Probs
+from jspec.common.typing import Logits, Probs
 
 
 class TokenLogprobs(struct.PyTreeNode):
@@ -13,9 +13,9 @@ class TokenLogprobs(struct.PyTreeNode):
 
     Attributes:
       raw: under the model itself, softmax(logits), [b t].
-      processed: under the law that was sampled from, after processors, temperature and filters;
-        0 at temperature 0, whose law is one-hot, [b t]. In rounds of the lossy rule
-        `lenient_argmax` under the law that it judges by, that of temperature 1.
+      processed: under the distribution that was sampled from, after processors, temperature and
+        filters; 0 at temperature 0, whose distribution is one-hot, [b t]. In rounds of the lossy
+        rule `lenient_argmax` under the distribution that it judges by, that of temperature 1.
     """
 
     raw: Float32[Array, "b t"]
@@ -27,7 +27,7 @@ def token_logprobs(logits: Logits, probs: Probs, tokens: Int32[Array, "b t"]) ->
 
     Args:
       logits: the target's at each token's position, unprocessed, [b t v].
-      probs: the law that was sampled from there, [b t v].
+      probs: the distribution that was sampled from there, [b t v].
       tokens: [b t].
     """
     index = tokens[..., None]

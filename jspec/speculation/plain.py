@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.sampling import SamplingSettings, best_token, sample, sampling_probs
+from jspec.common.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
+from jspec.sampling.distribution import SamplingSettings, best_token, sample, sampling_probs
+from jspec.sampling.noise import plain_noise
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
-from jspec.speculation.noise import plain_noise
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
-from jspec.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
 
 
 def plain_step(
@@ -45,7 +45,7 @@ def plain_step(
 def draw_next(
     logits: Float32[Array, "b v"], settings: SamplingSettings, seed: RowSeeds, position: RowCounts
 ) -> tuple[RowTokens, Probs | None]:
-    """Draws each row's next token; a batch of temperature 0 only is spared its laws.
+    """Draws each row's next token; a batch of temperature 0 only is spared its distributions.
 
     Args:
       logits: at the position.
@@ -54,20 +54,20 @@ def draw_next(
       position: of the token.
 
     Returns:
-      The tokens; their laws, [b 1 v], where log-probabilities are wanted.
+      The tokens; their distributions, [b 1 v], where log-probabilities are wanted.
     """
     logits, settings = settings.process(logits), settings.without_processors()
     has_logprobs = settings.switches.logprobs
 
-    def law() -> Probs:
+    def distribution() -> Probs:
         return sampling_probs(logits[:, None], settings)
 
-    def by_law() -> tuple[RowTokens, Probs | None]:
-        probs = law()
+    def by_distribution() -> tuple[RowTokens, Probs | None]:
+        probs = distribution()
         noise = plain_noise(seed, position, probs.shape[-1], settings.is_random)
         return sample(probs[:, 0], noise), probs if has_logprobs else None
 
     def by_best() -> tuple[RowTokens, Probs | None]:
-        return best_token(logits), law() if has_logprobs else None
+        return best_token(logits), distribution() if has_logprobs else None
 
-    return jax.lax.cond(settings.is_random, by_law, by_best)
+    return jax.lax.cond(settings.is_random, by_distribution, by_best)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
+from jspec.common.typing import ApplyFn, RowCounts, Tokens
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.plain import draw_next
 from jspec.speculation.types import Drafter, ModelParams, SpecState, observed_layers
-from jspec.typing import ApplyFn, RowCounts, Tokens
 
 
 def prefill_chunk(

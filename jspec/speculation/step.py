@@ -8,24 +8,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int32, Key
 
-from jspec.sampling import process_block
+from jspec.common.typing import ApplyFn, DraftTokens, RowCounts
+from jspec.sampling.distribution import process_block
+from jspec.sampling.noise import KEY_TYPE
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
-from jspec.speculation.noise import KEY_TYPE
 from jspec.speculation.types import (
-    AcceptanceRule,
     Drafter,
     ModelParams,
-    Proposal,
     SpecState,
     StepInfo,
     TargetView,
-    Verdict,
     lag_of,
     observed_layers,
 )
-from jspec.typing import ApplyFn, DraftTokens, RowCounts
 
 
 def speculative_step(

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 import jax
 from jaxtyping import Array, Float32
 
-from jspec.errors import check_range
-from jspec.models.blockwise import (
+from jspec.common.errors import check_range
+from jspec.common.typing import Params
+from jspec.drafters.heads.blockwise_checkpoint import save_blockwise
+from jspec.drafters.heads.blockwise_module import (
     BlockwiseConfig,
     init_blockwise_params,
     inner_layer,
@@ -24,8 +26,6 @@ from jspec.training.heads import make_heads_trainee
 from jspec.training.loop import Trainee
 from jspec.training.texts import Text
 from jspec.training.training import Training
-from jspec.typing import Params
-from jspec.weights.blockwise_head import save_blockwise
 from jspec.weights.resolver import LoadedModel
 
 

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32
 
+from jspec.common.typing import Params
 from jspec.models.outputs import head_kernel
 from jspec.training.draft_loss import PlaceMetrics, Sight, chain_metrics, compare, masked_mean
 from jspec.training.packed import packed_hidden
 from jspec.training.texts import Rows, Text, iterate_rows, pack, spans
 from jspec.training.trainee import COVERED, COVERED_BEFORE, SCORE
-from jspec.typing import Params
-from jspec.vocabulary import shared_vocab_size
 from jspec.weights.resolver import LoadedModel
+from jspec.weights.vocabulary import shared_vocab_size
 
 
 def make_marks(
@@ -81,7 +81,7 @@ def _make_reader(
 
     @jax.jit
     def read(target_params: Params, params: Sequence[Params], rows: Rows) -> Bool[Array, "b t"]:
-        tokens = jnp.asarray(rows.tokens)  # which came next does not matter to the laws
+        tokens = jnp.asarray(rows.tokens)  # which came next does not matter to the distributions
         of_target, is_known = see(target, target_params, rows), jnp.zeros(tokens.shape, bool)
         for draft, own, size in zip(earlier, params, sizes, strict=True):
             found = compare(see(draft, own, rows), of_target, tokens, {"kl": 1.0}, size)

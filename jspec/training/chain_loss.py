@@ -1,8 +1,8 @@
-"""What drafters of chains are trained for: the target's law at every step of every chain.
+"""What drafters of chains are trained for: the target's distribution at every step of every chain.
 
 Step s of the chain that begins behind place i of a text predicts token i + 2 + s: the target's own
-next token is i + 1, and its law of what follows token i + 1 + s, in the text, is what step s should
-say. All chains of a batch are scored at once.
+next token is i + 1, and its distribution of what follows token i + 1 + s, in the text, is what step
+s should say. All chains of a batch are scored at once.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Seen(NamedTuple):
     """One step of every chain, as the target sees it.
 
     Attributes:
-      probs: the target's law among the tokens that the drafter can propose, [b n u].
+      probs: the target's distribution among the tokens that the drafter can propose, [b n u].
       best: the most likely of those, [b n]; where a place can be hit, and texts are greedy, it is
         the most likely of all.
       is_scored: chains that go so far, whose token there belongs to an answer, [b n].
@@ -38,10 +38,10 @@ class StepMetrics(NamedTuple):
     """Of each step of a chain, over all places that count.
 
     Attributes:
-      loss: mean cross-entropy to the target's law, in nats, [s].
+      loss: mean cross-entropy to the target's distribution, in nats, [s].
       acceptance: mean of the sum over tokens of min(target, drafter), both at temperature 1, [s].
-        The target's law is taken among the tokens that the drafter can propose, at places whose
-        token is one of them: a drafter of few tokens is kept less often than this.
+        The target's distribution is taken among the tokens that the drafter can propose, at places
+        whose token is one of them: a drafter of few tokens is kept less often than this.
       agreement: how often both find the same token most likely, [s].
       length: tokens a round with a draft at each step would emit at temperature 0, scalar.
     """
@@ -62,8 +62,9 @@ def chain_loss(
 ) -> tuple[Float32[Array, ""], StepMetrics]:
     """Returns the loss of a batch, and what it is made of.
 
-    The sum over steps s of decay^s times the cross-entropy to the target's law at temperature 1,
-    both among the tokens that the drafter can propose; places whose token is another are left out.
+    The sum over steps s of decay^s times the cross-entropy to the target's distribution at
+    temperature 1, both among the tokens that the drafter can propose; places whose token is another
+    are left out.
 
     Args:
       say: step -> the drafter's logits.
@@ -123,8 +124,8 @@ def see_everywhere(
     def see(step: int) -> Seen:
         by = 2 + step
         is_scored = ahead(states.is_scored, by) & states.places.has_ahead(by)
-        law = ahead(probs, by - 1), ahead(best, by - 1)
-        return Seen(*law, is_scored, is_scored & ahead(can_hit, by))
+        distribution = ahead(probs, by - 1), ahead(best, by - 1)
+        return Seen(*distribution, is_scored, is_scored & ahead(can_hit, by))
 
     return see
 

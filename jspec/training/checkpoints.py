@@ -8,10 +8,10 @@ from typing import Any
 import jax
 from flax import struct
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.common.typing import Params
 from jspec.training.recipe import Recipe
 from jspec.training.trainee import SCORE
-from jspec.typing import Params
 
 CHECKPOINTS = "checkpoints"
 _STEP, _STEP_WEIGHT = "step", 1e-12

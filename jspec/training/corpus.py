@@ -3,10 +3,10 @@
 import pathlib
 from typing import Any
 
-from jspec.errors import InputError
-from jspec.json_lines import check_unicode, read_json_lines
+from jspec.common.errors import InputError
+from jspec.common.json_lines import check_unicode, read_json_lines
 from jspec.training.texts import Text
-from jspec.weights.tokenizer import TokenizerLike
+from jspec.weights import TokenizerLike
 
 _LINES = (".jsonl", ".json")
 

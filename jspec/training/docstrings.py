@@ -6,7 +6,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

@@ -1,7 +1,7 @@
 """A draft model beside its target, at every place of a text: losses, and how far chains would get.
 
-The laws of a large vocabulary are long: they are made for a few places at a time and forgotten, in
-the backward pass once more.
+The distributions of a large vocabulary are long: they are made for a few places at a time and
+forgotten, in the backward pass once more.
 """
 
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
+from jspec.common.typing import Tokens
 from jspec.models.layers import Kernel, linear
 from jspec.training.losses import LOSSES, overlap
-from jspec.typing import Tokens
 
 _CHUNK = 64  # places of a row at a time
 
@@ -31,7 +31,7 @@ class Sight(NamedTuple):
 
 
 class PlaceMetrics(NamedTuple):
-    """At each place i, of the law of token i + 1.
+    """At each place i, of the distribution of token i + 1.
 
     Attributes:
       loss: what is trained for, [b t].

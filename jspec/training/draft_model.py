@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jspec.errors import InputError, check_among, check_range
+from jspec.common.errors import InputError, check_among, check_range
+from jspec.common.typing import Params
 from jspec.models import LlamaConfig, init_params
 from jspec.training.boosting import boosted, make_marks
 from jspec.training.draft_loss import Sight, chain_metrics, compare
@@ -17,11 +18,10 @@ from jspec.training.packed import packed_hidden, places_of
 from jspec.training.texts import Rows, Text
 from jspec.training.trainee import Trainee
 from jspec.training.training import Training
-from jspec.typing import Params
-from jspec.vocabulary import used_vocab_size
+from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel, load_model
-from jspec.weights.tokenizer import Tokenizer
+from jspec.weights.vocabulary import used_vocab_size
 
 EMBEDDINGS = ("own", "copied", "shared")
 _SIZES = ("embed_dim", "hidden_dim", "num_heads", "num_kv_heads")

@@ -10,20 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.errors import InputError, check_range
+from jspec.common.errors import InputError, check_range
+from jspec.common.typing import Params
+from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_eagle
+from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import LlamaConfig
-from jspec.models.eagle import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.models.layers import look_up
 from jspec.models.outputs import head_kernel
-from jspec.models.quantized import QuantizedKernel
 from jspec.training.chain_loss import report, weigh
 from jspec.training.eagle_loss import eagle_loss, known_tokens
 from jspec.training.target_states import make_states, read_layers
 from jspec.training.texts import Rows, Text, most_frequent
 from jspec.training.trainee import Trainee
 from jspec.training.training import Training
-from jspec.typing import Params
-from jspec.weights.eagle_head import LoadedHead, load_eagle, save_eagle
 from jspec.weights.quantize import dequantize
 from jspec.weights.resolver import LoadedModel
 

@@ -1,13 +1,13 @@
-"""What a head of EAGLE-3 is trained for: the target's law at every step of every chain."""
+"""What a head of EAGLE-3 is trained for: the target's distribution at every step of every chain."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.models.eagle import EagleConfig
+from jspec.common.typing import Params
+from jspec.drafters.heads.eagle_module import EagleConfig
 from jspec.training.chain_loss import StepMetrics, chain_loss, see_everywhere
 from jspec.training.eagle_unroll import head_logits, unroll
 from jspec.training.target_states import TargetStates
-from jspec.typing import Params
 
 
 def eagle_loss(

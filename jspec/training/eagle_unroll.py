@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32, Int32
 
-from jspec.models.eagle import EagleConfig, fuse
+from jspec.common.typing import Params
+from jspec.drafters.heads.eagle_module import EagleConfig, fuse
 from jspec.models.layers import FeedForward, RMSNorm, linear
 from jspec.models.rope import apply_rope, rope_cos_sin
-from jspec.typing import Params
 
 _MASKED = -1e30
 
@@ -70,7 +70,7 @@ def unroll(
       num_steps: calls of each chain.
 
     Returns:
-      For each step s, [b t d]: at i what the law of token i + 2 + s follows from, through
+      For each step s, [b t d]: at i what the distribution of token i + 2 + s follows from, through
       `head_logits`. The last 2 + s places of a text have no meaning.
     """
     visible = places.visible()

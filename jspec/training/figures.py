@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jspec.errors import InputError
-from jspec.reports.figures_curves import Curves, draw
+from jspec.common.curves import Curves, draw
+from jspec.common.errors import InputError
 from jspec.training.metrics_log import read_metrics
 from jspec.training.trainee import SCORE
 

@@ -12,9 +12,9 @@ from jspec.models import LlamaConfig
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.recipe import Recipe
 from jspec.training.run import run_training
+from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.random_weights import random_params
-from jspec.weights.tokenizer import Tokenizer
 
 HEAD_DIM = 32
 _WIDTH = 8

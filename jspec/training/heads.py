@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
+from jspec.common.typing import Params
 from jspec.training.chain_loss import chain_loss, report, see_everywhere, weigh
 from jspec.training.loop import Trainee
 from jspec.training.target_states import make_states, read_layers
 from jspec.training.texts import Rows
-from jspec.typing import Params
 from jspec.weights.resolver import LoadedModel
 
 # (params, target's parameters, normed last hidden states [b t d]) -> the logits of each head
@@ -32,8 +32,8 @@ def make_heads_trainee(
 ) -> Trainee:
     """Returns heads to train on a target that stays as it is.
 
-    Papers take the cross-entropy to the texts' own tokens; this is the cross-entropy to the law
-    that they were drawn from, which is its mean over what might have been drawn.
+    Papers take the cross-entropy to the texts' own tokens; this is the cross-entropy to the
+    distribution that they were drawn from, which is its mean over what might have been drawn.
 
     Args:
       target: the frozen target.

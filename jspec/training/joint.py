@@ -3,10 +3,10 @@
     loss = KL(original || trained) + heads_weight · (the heads' loss)     arXiv 2401.10774, 2.2.2
 
 The first term is the paper's L_LM by self-distillation (its section 2.3.2): the frozen original's
-law of every token of its own answers, which keeps the change small. The heads' loss is that of
-`heads.make_heads_trainee`, to the law of the target as it is by then, without a gradient through
-that law: a target cannot make itself easier to foretell by what it says there, only by its hidden
-states. The paper takes the texts' own tokens for it.
+distribution of every token of its own answers, which keeps the change small. The heads' loss is
+that of `heads.make_heads_trainee`, to the distribution of the target as it is by then, without a
+gradient through that distribution: a target cannot make itself easier to foretell by what it says
+there, only by its hidden states. The paper takes the texts' own tokens for it.
 
 The trained target is `original + target_rate · change`, and the change begins at 0. The steps of
 AdamW do not depend on the size of gradients, so the target moves at `target_rate` times the
@@ -24,7 +24,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.common.new_folder import new_folder
+from jspec.common.typing import Params
 from jspec.models.outputs import head_kernel
 from jspec.training.chain_loss import chain_loss, report, see_everywhere, weigh
 from jspec.training.draft_loss import Sight, compare, masked_mean
@@ -33,12 +35,10 @@ from jspec.training.packed import packed_hidden, places_of
 from jspec.training.target_states import make_states
 from jspec.training.texts import Rows
 from jspec.training.trainee import Trainee
-from jspec.typing import Params
-from jspec.vocabulary import used_vocab_size
+from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
-from jspec.weights.new_folder import new_folder
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizer import Tokenizer
+from jspec.weights.vocabulary import used_vocab_size
 
 TARGET = "target"  # the folder of the trained target, beside that of its heads
 _HEADS, _CHANGE = "heads", "change"
@@ -152,7 +152,9 @@ def check_changeable(target: LoadedModel, states: str) -> None:
       InputError: it is noise, or what it says is taken from disk.
     """
     if target.is_random:
-        raise InputError(f"{target.name}: random weights have no law that is worth keeping")
+        raise InputError(
+            f"{target.name}: random weights have no distribution that is worth keeping"
+        )
     if states:
         raise InputError(
             f"expected no states with train_target, got {states}: what is on disk is what the "

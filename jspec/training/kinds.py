@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.errors import check_among
-from jspec.experiments.read_spec import take_fields
+from jspec.common.errors import check_among
+from jspec.common.plain_values import take_fields
 from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining

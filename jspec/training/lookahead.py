@@ -17,18 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.errors import check_range
+from jspec.common.errors import check_range
+from jspec.common.typing import Params
+from jspec.drafters.heads.lookahead_checkpoint import save_lookahead
+from jspec.drafters.heads.lookahead_module import LookaheadConfig, init_lookahead_params
 from jspec.models import init_cache, make_apply
 from jspec.models.cache import KVCache
-from jspec.models.lookahead import LookaheadConfig, init_lookahead_params
 from jspec.training.chain_loss import Seen, ahead, chain_loss, report, weigh
 from jspec.training.eagle_unroll import Places
 from jspec.training.packed import places_of
 from jspec.training.texts import Rows, Text
 from jspec.training.trainee import SCORE, Trainee
 from jspec.training.training import Training
-from jspec.typing import Params
-from jspec.weights.lookahead_head import save_lookahead
 from jspec.weights.resolver import LoadedModel
 
 
@@ -156,8 +156,8 @@ def see_at(
         is_scored = _take(ahead(is_answer, by) & places.has_ahead(by), anchors)
         at = anchors[..., None] + by - 1
         there = jnp.take_along_axis(logits, at, axis=1, mode="clip")
-        law = jax.nn.softmax(there), jnp.argmax(there, axis=-1)
-        return Seen(*law, is_scored, is_scored)
+        distribution = jax.nn.softmax(there), jnp.argmax(there, axis=-1)
+        return Seen(*distribution, is_scored, is_scored)
 
     return see
 

@@ -18,14 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jspec.errors import InputError
-from jspec.experiments.progress import format_seconds
+from jspec.common.errors import InputError
+from jspec.common.progress import format_seconds
+from jspec.common.typing import Params
 from jspec.training.checkpoints import Checkpoints, TrainState
 from jspec.training.metrics_log import MetricsLog
 from jspec.training.recipe import Recipe
 from jspec.training.texts import Batches, Rows
 from jspec.training.trainee import Trainee, describe
-from jspec.typing import Params
 
 _NORM = "gradient_norm"
 

@@ -1,6 +1,6 @@
-"""What a draft's law can be trained for, place by place: pure functions of logits.
+"""What a draft's distribution can be trained for, place by place: pure functions of logits.
 
-With p the target's law, q the draft's and x the text's next token:
+With p the target's distribution, q the draft's and x the text's next token:
 
     cross_entropy     -log q(x)                 on texts that the target wrote: to say the same
     kl                sum p log(p / q)          to believe the same of every token
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.typing import Logits, Tokens
+from jspec.common.typing import Logits, Tokens
 
 PlaceLoss: TypeAlias = Callable[[Logits, Logits, Tokens], Float32[Array, "b t"]]
 
@@ -23,7 +23,7 @@ PlaceLoss: TypeAlias = Callable[[Logits, Logits, Tokens], Float32[Array, "b t"]]
 def cross_entropy(
     draft_logits: Logits, target_logits: Logits, tokens: Tokens
 ) -> Float32[Array, "b t"]:
-    """Returns -log q(token) in nats, [b t]; the target's law does not matter.
+    """Returns -log q(token) in nats, [b t]; the target's distribution does not matter.
 
     Args:
       draft_logits: [b t v].
@@ -31,8 +31,8 @@ def cross_entropy(
       tokens: what came next, [b t].
     """
     del target_logits
-    laws = jax.nn.log_softmax(draft_logits)
-    return -jnp.take_along_axis(laws, tokens[..., None], axis=-1)[..., 0]
+    distributions = jax.nn.log_softmax(draft_logits)
+    return -jnp.take_along_axis(distributions, tokens[..., None], axis=-1)[..., 0]
 
 
 def kl(draft_logits: Logits, target_logits: Logits, tokens: Tokens) -> Float32[Array, "b t"]:
@@ -47,7 +47,7 @@ def total_variation(
 ) -> Float32[Array, "b t"]:
     """Returns the total variation between p and q, from 0 to 1, [b t]; see `cross_entropy`.
 
-    Its gradient vanishes where the two laws share nothing: begin with `kl`.
+    Its gradient vanishes where the two distributions share nothing: begin with `kl`.
     """
     del tokens
     return 1 - overlap(draft_logits, target_logits)

@@ -10,16 +10,16 @@ from collections.abc import Callable, Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.errors import InputError, check_range
-from jspec.models.medusa import MedusaConfig, init_medusa_params, medusa_logits
+from jspec.common.errors import InputError, check_range
+from jspec.common.typing import Params
+from jspec.drafters.heads.medusa_checkpoint import load_medusa, save_medusa
+from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params, medusa_logits
 from jspec.models.outputs import head_kernel
 from jspec.training.heads import make_heads_trainee
 from jspec.training.joint import TARGET, check_changeable, make_joint_trainee
 from jspec.training.loop import Trainee
 from jspec.training.texts import Text
 from jspec.training.training import Training
-from jspec.typing import Params
-from jspec.weights.medusa_head import load_medusa, save_medusa
 from jspec.weights.resolver import LoadedModel
 
 

@@ -5,8 +5,8 @@ import pathlib
 import time
 from typing import Any
 
-from jspec.errors import InputError
-from jspec.experiments.journal import Journal, Record
+from jspec.common.errors import InputError
+from jspec.common.journal import Journal, Record
 from jspec.training.events import first_record, scalars_of, scalars_record
 
 METRICS = "metrics.jsonl"

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
+from jspec.common.typing import Params
 from jspec.models import LlamaConfig, init_cache, make_apply
 from jspec.training.eagle_unroll import Places
 from jspec.training.texts import Rows
-from jspec.typing import Params
 
 
 def places_of(rows: Rows) -> Places:

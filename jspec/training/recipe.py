@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jspec.errors import check_among, check_range
+from jspec.common.errors import check_among, check_range
+from jspec.common.typing import Params
 from jspec.training.texts import Rows
 from jspec.training.trainee import Trainee
-from jspec.typing import Params
 
 _DTYPES = ("float32", "bfloat16")
 

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.errors import InputError
-from jspec.experiments.progress import format_seconds
+from jspec.common.errors import InputError
+from jspec.common.progress import format_seconds
 from jspec.training.target_states import make_reader
 from jspec.training.texts import Rows, Text, iterate_rows, pack, spans
 from jspec.weights.resolver import LoadedModel

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32
 
+from jspec.common.typing import Params, Tokens
 from jspec.models import LlamaConfig
 from jspec.models.layers import linear, look_up
 from jspec.models.outputs import head_kernel, normed_outputs
 from jspec.training.eagle_unroll import Places
 from jspec.training.packed import packed_hidden, places_of
 from jspec.training.texts import Rows
-from jspec.typing import Params, Tokens
 from jspec.weights.resolver import LoadedModel
 
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int32, Shaped
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 
 
 class Text(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jspec.common.typing import Params
 from jspec.training.texts import Rows
-from jspec.typing import Params
 
 SCORE = "tokens_per_call"
 # Of drafts trained in sequence: the share of places where one of them agrees with the target.

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from jspec.errors import check_range
+from jspec.common.errors import check_range
 from jspec.training.recipe import Recipe
 from jspec.training.texts import Rows, Text
 from jspec.training.trainee import Trainee

@@ -1,8 +1,13 @@
 """Weights and tokenizers: every format in, one parameter tree out."""
 
-from jspec.user_cache import cache_dir
+from jspec.common.user_cache import cache_dir
 from jspec.weights.resolver import LoadedModel, load_model
-from jspec.weights.tokenizer import Tokenizer, TokenizerLike, check_same_tokenizer
+from jspec.weights.tokenizers.tokenizer import (
+    Tokenizer,
+    TokenizerLike,
+    check_same_tokenizer,
+    vocabulary_digest,
+)
 
 __all__ = [
     "LoadedModel",
@@ -11,4 +16,5 @@ __all__ = [
     "cache_dir",
     "check_same_tokenizer",
     "load_model",
+    "vocabulary_digest",
 ]

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.quantize import check_kind, is_quantizable, quantize
 from jspec.weights.room import check_room

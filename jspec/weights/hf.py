@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import iterate_tensors, load_params
-from jspec.weights.new_folder import new_folder
 from jspec.weights.quantize import refuse_quantized
 from jspec.weights.rules import Shape, flatten
-from jspec.weights.tokenizer import Tokenizer
-from jspec.weights.tokenizer_files import check_readable, read_json
+from jspec.weights.tokenizers.files import check_readable, read_json
+from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"

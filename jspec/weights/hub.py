@@ -2,7 +2,7 @@
 
 import pathlib
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 
 _PATTERNS = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model", "merges.txt"]
 

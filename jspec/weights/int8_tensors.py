@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.weights.assemble import as_dtype
 
 _SUFFIX = "_scale"

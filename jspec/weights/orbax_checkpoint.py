@@ -13,16 +13,16 @@ import pathlib
 import warnings
 from typing import Any
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config
 from jspec.weights.assemble import as_dtype, check_params
 from jspec.weights.hf import read_config
-from jspec.weights.new_folder import new_folder
 from jspec.weights.quantize import check_kind, quantize_leaves, refuse_quantized
 from jspec.weights.room import check_room
 from jspec.weights.rules import flatten, make_rules, nest
-from jspec.weights.tokenizer import Tokenizer
+from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _PARAMS = "params"
 

@@ -10,14 +10,14 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.rules import Path, Rule, flatten, make_rules, nest
 
 if TYPE_CHECKING:
     import jax
 
-    from jspec.models.quantized import QuantizedKernel
+    from jspec.kernels.quantized import QuantizedKernel
 
 KINDS = ("int8", "int4")
 _TABLES = ("embedding", "head")
@@ -53,7 +53,7 @@ def num_bytes(rule: Rule, kind: str | None, float_bytes: int) -> int:
       kind: how kernels are quantised; None leaves them floats.
       float_bytes: of a float.
     """
-    from jspec.models.quantized import GROUP
+    from jspec.kernels.quantized import GROUP
 
     size = math.prod(rule.shape)
     if kind is None or not is_quantizable(rule):
@@ -71,7 +71,7 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
     Raises:
       InputError: no such kind, or a kernel's inputs do not divide into the groups of int4.
     """
-    from jspec.models.quantized import GROUP
+    from jspec.kernels.quantized import GROUP
 
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
@@ -153,7 +153,7 @@ def dequantize(kernel: "QuantizedKernel") -> "jax.Array":
     """Returns the float32 array [*out, *in] that a kernel stands for."""
     import jax.numpy as jnp
 
-    from jspec.models.quantized import quantized_rows
+    from jspec.kernels.quantized import quantized_rows
 
     ids = jnp.arange(kernel.scales.shape[0], dtype=jnp.int32)
     return quantized_rows(kernel, ids[None])[0].reshape(kernel.shape)
@@ -165,7 +165,7 @@ def refuse_quantized(params: dict[str, Any], where: Any) -> None:
     Raises:
       InputError: they are quantised.
     """
-    from jspec.models.quantized import QuantizedKernel
+    from jspec.kernels.quantized import QuantizedKernel
 
     if any(isinstance(leaf, QuantizedKernel) for leaf in flatten(params).values()):
         raise InputError(f"{where}: expected float weights to write, got quantised ones")
@@ -177,7 +177,7 @@ def _quantizer() -> Any:
     import jax
     import jax.numpy as jnp
 
-    from jspec.models.quantized import QuantizedKernel
+    from jspec.kernels.quantized import QuantizedKernel
 
     def run(kernel: jax.Array, num_contracted: int, kind: str, dtype: Any) -> QuantizedKernel:
         num_inputs = math.prod(kernel.shape[-num_contracted:])
@@ -210,7 +210,7 @@ def _to_int4(weights: "jax.Array") -> "tuple[jax.Array, jax.Array, jax.Array]":
     import jax
     import jax.numpy as jnp
 
-    from jspec.models.quantized import GROUP
+    from jspec.kernels.quantized import GROUP
 
     scales = _scales(weights, 7 * _LARGEST_MULTIPLIER)
     groups = (weights / scales[:, None]).reshape(len(weights), -1, GROUP)

@@ -7,10 +7,10 @@ import re
 import sys
 from typing import Any, NamedTuple
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models.config import PRESETS, LlamaConfig
 from jspec.weights import smollm2
-from jspec.weights.tokenizer import TokenizerLike
+from jspec.weights.tokenizers.tokenizer import TokenizerLike
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -65,15 +65,15 @@ def _make(
 
 
 def _load_gguf(name: str, source: str, path: pathlib.Path, form: _Form) -> LoadedModel:
-    from jspec.weights.gguf_file import load_gguf
-    from jspec.weights.gguf_tokenizer import build_tokenizer
+    from jspec.weights.gguf.tokenizer import build_tokenizer
+    from jspec.weights.gguf_parameters import load_gguf
 
     config, params, file = load_gguf(path, *form)
     return _make(name, source, config, params, build_tokenizer(file), form)
 
 
 def _load_folder(name: str, source: str, folder: pathlib.Path, form: _Form) -> LoadedModel:
-    from jspec.weights.tokenizer_files import load_tokenizer
+    from jspec.weights.tokenizers.files import load_tokenizer
 
     if (folder / "params").is_dir():
         from jspec.weights.orbax_checkpoint import load_orbax as load
@@ -86,8 +86,8 @@ def _load_folder(name: str, source: str, folder: pathlib.Path, form: _Form) -> L
 
 
 def _load_random(name: str, form: _Form) -> LoadedModel:
-    from jspec.weights.byte_tokenizer import ByteTokenizer
     from jspec.weights.random_weights import random_params
+    from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
     print(
         f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",

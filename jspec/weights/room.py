@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jspec.memory import check_memory
+from jspec.common.memory import check_memory
 from jspec.models.config import LlamaConfig
 from jspec.weights.quantize import num_bytes
 from jspec.weights.rules import make_rules

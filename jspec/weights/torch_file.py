@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.common.new_folder import new_folder
 from jspec.weights.assemble import as_dtype
-from jspec.weights.new_folder import new_folder
 
 _SUFFIXES = (".bin", ".pt", ".pth")
 _SHARDS = "pytorch_model*.bin"

@@ -1,4 +1,4 @@
-"""Several drafters in order: whose turn it is, and whose law it is."""
+"""Several drafters in order: whose turn it is, and whose distribution it is."""
 
 import dataclasses
 
@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jspec.drafters import CascadeDrafter, ModelDrafter, PromptLookupDrafter
+from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control
-from jspec.speculation.types import Proposal, TargetView
+from jspec.speculation.types import TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal
 
@@ -38,7 +39,9 @@ def with_limits(drafter, state, limits):
 
 
 def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, drafter):
-    """A repetitive row gets the lookup's drafts, with a one-hot law; another gets the model's."""
+    """A repetitive row gets the lookup's drafts, with a one-hot distribution; another gets the
+    model's.
+    """
     state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]], temperature=1.0)
     state = state.replace(last_token=jnp.array([23, 21], jnp.int32))
     keys = jax.random.split(jax.random.key(0), (2, WIDTH))
@@ -113,15 +116,17 @@ def test_the_targets_cache_is_handed_on(tiny_pair):
     assert (np.asarray(seen.keys[0]) != np.asarray(state.target_cache.keys[0])).any()
 
 
-def test_laws_of_all_members_are_added_up():
+def test_distributions_of_all_members_are_added_up():
     """Each row has one member's; certain drafts have all probability, what is no token none."""
-    law = jnp.asarray(np.random.default_rng(0).dirichlet(np.ones(SIZE), (3, WIDTH)), jnp.float32)
+    distribution = jnp.asarray(
+        np.random.default_rng(0).dirichlet(np.ones(SIZE), (3, WIDTH)), jnp.float32
+    )
     counts = [[2, 0, 0], [0, 3, 0], [0, 0, 2]]  # of three members, by row
     tokens = jnp.asarray([[5, 6, 7], [1, 2, 3], [8, -1, 9]], jnp.int32)
 
-    def proposal(count, has_law):
+    def proposal(count, has_distribution):
         is_meant = jnp.arange(WIDTH) < jnp.asarray(count)[:, None]
-        probs = jnp.where(is_meant[..., None], law, 0.0) if has_law else None
+        probs = jnp.where(is_meant[..., None], distribution, 0.0) if has_distribution else None
         return Proposal(tokens, jnp.asarray(count, jnp.int32), probs, jnp.zeros([3], jnp.int32))
 
     proposals = [proposal(count, index < 2) for index, count in enumerate(counts)]
@@ -129,5 +134,5 @@ def test_laws_of_all_members_are_added_up():
     merged = CascadeDrafter((LOOKUP,) * 3)._merge(proposals, turns)
     assert merged.num_tokens.tolist() == [2, 3, 2]
     expected = np.zeros([3, WIDTH, SIZE], np.float32)
-    expected[0, :2], expected[1], expected[2, 0, 8] = law[0, :2], law[1], 1
+    expected[0, :2], expected[1], expected[2, 0, 8] = distribution[0, :2], distribution[1], 1
     np.testing.assert_array_equal(merged.probs, expected)

@@ -1,4 +1,6 @@
-"""One draft: the short way of temperature 0 and the law's give the same, and what is no draft."""
+"""One draft: the short way of temperature 0 and the distribution's give the same, and what is no
+draft.
+"""
 
 import functools
 
@@ -7,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.draw import Drawing, draw_from_law, draw_one
-from jspec.sampling import SamplingSettings
+from jspec.drafters.draw import Drawing, draw_from_distribution, draw_one
+from jspec.sampling.distribution import SamplingSettings
 from tests.speculation.drive import QUICK
 
 ROWS, WIDTH, SIZE, FULL = 5, 3, 37, 50
@@ -16,7 +18,7 @@ IDS = jnp.asarray(np.random.default_rng(2).permutation(FULL)[:SIZE], jnp.int32).
 
 
 def logits():
-    """Returns rows with a tie, without a law, with NaN, and two of which one is unsure."""
+    """Returns rows with a tie, without a distribution, with NaN, and two of which one is unsure."""
     drawn = np.random.default_rng(0).normal(size=(ROWS, SIZE)).astype(np.float32)
     drawn[0, [7, 20]] = 9.0
     drawn[1] = -np.inf
@@ -28,15 +30,15 @@ def logits():
 @functools.cache
 def drawer(has_ids, min_confidence):
     """Returns (temperatures, going, index) -> what is drawn; the temperature is data."""
-    drawing = Drawing(FULL, IDS if has_ids else None, min_confidence, draw_from_law)
+    drawing = Drawing(FULL, IDS if has_ids else None, min_confidence, draw_from_distribution)
     ones, zeros = jnp.ones([ROWS]), jnp.zeros([ROWS])
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def call(temperature, is_going, index):
         settings = SamplingSettings(temperature, zeros.astype(jnp.int32), ones, zeros)
         keys = jax.random.split(jax.random.key(3), (ROWS, WIDTH))
-        laws = jnp.zeros([ROWS, WIDTH, FULL])
-        return draw_one(drawing, logits(), settings, keys, index, is_going, laws)
+        distributions = jnp.zeros([ROWS, WIDTH, FULL])
+        return draw_one(drawing, logits(), settings, keys, index, is_going, distributions)
 
     return call
 
@@ -44,7 +46,9 @@ def drawer(has_ids, min_confidence):
 @pytest.mark.parametrize("has_ids", [True, False])
 @pytest.mark.parametrize("min_confidence", [0.0, 0.5])
 def test_a_cold_row_draws_the_same_beside_a_hot_one(has_ids, min_confidence):
-    """The last row is cold or hot; the others are what they are without it, laws included."""
+    """The last row is cold or hot; the others are what they are without it, distributions
+    included.
+    """
     call, going = drawer(has_ids, min_confidence), jnp.ones([ROWS], bool)
     cold = jnp.zeros([ROWS])
     alone, beside = (call(t, going, 1) for t in (cold, cold.at[-1].set(1.0)))
@@ -63,8 +67,8 @@ def test_a_cold_row_draws_the_same_beside_a_hot_one(has_ids, min_confidence):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_rows_that_want_none_have_no_law(temperature):
-    """A cascade adds laws up, and relies on it."""
+def test_rows_that_want_none_have_no_distribution(temperature):
+    """A cascade adds distributions up, and relies on it."""
     going = jnp.asarray([True, True, True, False, True])
     drawn = drawer(True, 0.0)(jnp.full([ROWS], temperature), going, 0)
     assert drawn.is_meant.tolist() == [True, False, False, False, True]

@@ -1,4 +1,4 @@
-"""The head as drafter: its chains, its lag, and the laws through the whole step."""
+"""The head as drafter: its chains, its lag, and the distributions through the whole step."""
 
 import dataclasses
 import functools
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.models.eagle import apply_head, fuse, init_eagle_cache
-from jspec.speculation.noise import Purpose, round_keys
+from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from tests import tiny, tiny_eagle
 from tests.speculation.drive import Engine, settings_of
@@ -74,7 +74,9 @@ def test_a_lagging_head_says_what_a_fresh_one_says(tiny_pair, head, text, observ
         np.testing.assert_array_equal(proposal.tokens[row], drafts)
 
 
-def test_its_law_is_the_heads_softmax_over_what_it_can_propose(tiny_pair, head, text, observed):
+def test_its_distribution_is_the_heads_softmax_over_what_it_can_propose(
+    tiny_pair, head, text, observed
+):
     """At temperature 1; other tokens of the target have probability 0."""
     last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, temperature=1.0)
@@ -87,7 +89,9 @@ def test_its_law_is_the_heads_softmax_over_what_it_can_propose(tiny_pair, head, 
 
 @pytest.mark.parametrize("used", [20, 50])
 def test_the_padding_of_a_vocabulary_is_never_proposed(tiny_pair, head, text, observed, used):
-    """Ids that no tokenizer has, at the end of the target's table; the law is of the others."""
+    """Ids that no tokenizer has, at the end of the target's table; the distribution is of the
+    others.
+    """
     last = text[np.arange(len(LENGTHS)), LENGTHS]
     proposal, _ = propose(tiny_pair, head, observed, last, [WIDTH] * 3, 1.0, vocab_size=used)
     assert (np.asarray(proposal.tokens) < used).all()

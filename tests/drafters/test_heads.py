@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import scipy.special
 
+from jspec.common.errors import InputError
 from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.errors import InputError
-from jspec.request import Settings
-from jspec.speculation.noise import Purpose, round_keys
+from jspec.generation.request import Settings
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
 from tests.cases import slow_unless
@@ -100,7 +100,7 @@ def test_drafts_are_what_the_heads_say(kind, tiny_pair, heads, observed, last, l
     np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
 
 
-def test_the_law_is_what_was_drawn_from(kind, tiny_pair, heads, observed, last, logits):
+def test_the_distribution_is_what_was_drawn_from(kind, tiny_pair, heads, observed, last, logits):
     """At a temperature: each head's softmax, or none, where nothing is drawn."""
     drafter, settings = kind.drafter(WIDTH), settings_of(len(LENGTHS), 0.7)
     proposal = propose(tiny_pair, drafter, heads, observed, last, [WIDTH] * 3, settings)
@@ -130,9 +130,10 @@ def test_processors_see_the_drafts_before(kind, tiny_pair, heads, observed, last
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_unsure_head_ends_the_chain(tiny_pair, last, kind, heads, observed, logits, temperature):
-    """Where its law's largest probability is below the confidence, before it is drawn from.
+    """Where its distribution's largest probability is below the confidence, before it is drawn
+    from.
 
-    Also greedily, where the law that is drawn from is one-hot and thus sure of everything.
+    Also greedily, where the distribution that is drawn from is one-hot and thus sure of everything.
     """
     if kind is not tiny_medusa:
         pytest.skip("what is not drawn is never unsure")

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.batch import needed_switches
+from jspec.common.errors import InputError
 from jspec.drafters import (
     DrafterOptions,
     DrafterSpec,
@@ -19,11 +19,11 @@ from jspec.drafters import (
     PromptLookupDrafter,
     make_drafter,
 )
-from jspec.errors import InputError
-from jspec.request import Settings
-from jspec.speculation.noise import Purpose, round_keys
+from jspec.generation.batch import needed_switches
+from jspec.generation.request import Settings
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
-from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests import tiny
 from tests.cases import slow_unless
 from tests.speculation.drive import QUICK, assert_committed_equal, request_settings
@@ -165,7 +165,7 @@ def check_state(run, params, apply):
     ],
 )
 def test_drafts_are_those_of_the_draft_model(tiny_pair, name, min_confidence):
-    """Token for token and law for law, over rounds of random limits and verdicts.
+    """Token for token and distribution for distribution, over rounds of random limits and verdicts.
 
     Guards against keys, processors, filters and limits of a wrong offset, of which each row has its
     own, and against holes: both drafters are led through the same history.
@@ -186,7 +186,8 @@ def test_drafts_are_those_of_the_draft_model(tiny_pair, name, min_confidence):
 
 @pytest.mark.parametrize("num_guesses", [1, 3, 5])
 def test_repetitive_text_takes_fewer_calls(num_guesses):
-    """Greedy texts of a law of two tokens soon repeat themselves, and then guesses are right.
+    """Greedy texts of a distribution of two tokens soon repeat themselves, and then guesses are
+    right.
 
     Also that a call gives at most one draft more than it had guesses, and that the cache stays
     right where guesses are kept: a toy's keys are the tokens themselves.

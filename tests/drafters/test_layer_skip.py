@@ -10,10 +10,10 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from jspec.drafter_flags import read_drafter
+from jspec.common.errors import InputError
 from jspec.drafters import FirstLayersDrafter, LayerSubsetDrafter
-from jspec.errors import InputError
-from jspec.speculation.noise import Purpose, round_keys
+from jspec.generation.drafter_flags import read_drafter
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from tests import layered
 from tests.layered import ALL, FIRST, SUBSET, build

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import scipy.special
 
+from jspec.common.errors import InputError
 from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
-from jspec.errors import InputError
-from jspec.speculation.noise import Purpose, round_keys
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal, settings_of
@@ -82,7 +82,9 @@ def test_drafts_are_what_the_target_says(tiny_pair, embeddings, cache, text, log
     np.testing.assert_array_equal(proposal.tokens[meant], logits.argmax(axis=-1)[meant])
 
 
-def test_the_law_is_the_softmax_of_what_it_says(tiny_pair, embeddings, cache, text, logits):
+def test_the_distribution_is_the_softmax_of_what_it_says(
+    tiny_pair, embeddings, cache, text, logits
+):
     """At a temperature."""
     proposal = propose(tiny_pair, embeddings, cache, text, [WIDTH] * 3, temperature=0.7)
     expected = scipy.special.softmax(logits / 0.7, axis=-1)

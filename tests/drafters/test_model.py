@@ -7,7 +7,7 @@ import pytest
 
 from jspec.drafters import ModelDrafter
 from jspec.drafters.model import CATCH_UP_WIDTH
-from jspec.speculation.noise import Purpose, round_keys
+from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
 from tests import tiny
 from tests.speculation.drive import assert_committed_equal, settings_of
@@ -43,7 +43,9 @@ def observe(drafter, state, tokens, counts):
 @pytest.mark.parametrize("draft_vocab", [5, 8], ids=["draft unpadded", "draft padded further"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_padding_of_the_vocabulary_is_never_proposed(draft_vocab, temperature):
-    """Members of one family pad differently; laws come at the target's width, 0 on the padding."""
+    """Members of one family pad differently; distributions come at the target's width, 0 on the
+    padding.
+    """
     shared, target_vocab = 5, 7
     rng = np.random.default_rng(0)
     table = rng.normal(size=(draft_vocab,) * 3)
@@ -57,7 +59,7 @@ def test_padding_of_the_vocabulary_is_never_proposed(draft_vocab, temperature):
     assert (np.asarray(proposal.tokens) < shared).all()
     assert (np.asarray(proposal.probs)[..., shared:] == 0).all()
     np.testing.assert_allclose(proposal.probs.sum(axis=-1), 1, rtol=1e-5)
-    if temperature > 0:  # the law is the real one, renormalised over the shared part
+    if temperature > 0:  # the distribution is the real one, renormalised over the shared part
         expected = jax.nn.softmax(table[2, last][:, :shared])
         np.testing.assert_allclose(proposal.probs[:, 0, :shared], expected, rtol=1e-4)
 

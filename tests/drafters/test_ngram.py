@@ -1,4 +1,6 @@
-"""Counts of n-grams against plain Python: the choice, the chain, the window and the sampled law."""
+"""Counts of n-grams against plain Python: the choice, the chain, the window and the sampled
+distribution.
+"""
 
 import collections
 import functools
@@ -10,11 +12,11 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.analysis.goodness import goodness_of_fit
 from jspec.drafters.ngram import NgramDrafter
-from jspec.processors import Processor
-from jspec.sampling import Switches
-from jspec.speculation.noise import independent_draft_keys
+from jspec.evaluation.analysis.goodness import goodness_of_fit
+from jspec.sampling.distribution import Switches
+from jspec.sampling.noise import independent_draft_keys
+from jspec.sampling.processors import Processor
 from jspec.speculation.types import TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of
@@ -106,7 +108,7 @@ batches = st.lists(texts, min_size=BATCH, max_size=BATCH)
 def test_drafts_equal_plain_counting(rows, drafter, limit):
     """Three letters, so that every order, many ties and many counts occur."""
     proposal = propose(drafter, rows, limit=limit)
-    assert proposal.probs is None, "drafts that follow from the text have a one-hot law"
+    assert proposal.probs is None, "drafts that follow from the text have a one-hot distribution"
     assert drafts_of(proposal) == [reference_drafts(drafter, text, limit) for text in rows]
     orders = [reference_counts(drafter, text, [])[0] for text in rows]
     kinds = [max(order - drafter.min_order, 0) for order in orders]
@@ -150,26 +152,26 @@ def test_a_text_longer_than_the_window_is_counted_at_its_end():
 SAMPLED = NgramDrafter(WIDTH, VOCAB, 2, 3, 20, is_sampled=True)
 
 
-def law_of(counts, temperature):
+def distribution_of(counts, temperature):
     """Returns counts as probabilities, sharpened by the temperature."""
-    law = np.zeros(VOCAB)
+    distribution = np.zeros(VOCAB)
     for token, (count, _) in counts.items():
-        law[token] = count ** (1 / temperature)
-    return law / max(law.sum(), 1)
+        distribution[token] = count ** (1 / temperature)
+    return distribution / max(distribution.sum(), 1)
 
 
 @hypothesis.settings(deadline=None, max_examples=60, derandomize=True)
 @hypothesis.given(
     rows=batches, temperature=st.sampled_from([0.5, 1.0, 2.0]), seed=st.integers(0, 1000)
 )
-def test_the_reported_law_is_the_counts(rows, temperature, seed):
+def test_the_reported_distribution_is_the_counts(rows, temperature, seed):
     """At every draft, given those before it; the row ends where nothing was counted."""
     proposal = propose(SAMPLED, rows, temperature=temperature, seed=seed)
     for row, drafts in enumerate(drafts_of(proposal)):
         for i in range(len(drafts)):
             _, counts = reference_counts(SAMPLED, rows[row], drafts[:i])
             np.testing.assert_allclose(
-                proposal.probs[row, i], law_of(counts, temperature), rtol=1e-5, atol=1e-7
+                proposal.probs[row, i], distribution_of(counts, temperature), rtol=1e-5, atol=1e-7
             )
             assert drafts[i] in counts
         if len(drafts) < WIDTH:
@@ -178,8 +180,8 @@ def test_the_reported_law_is_the_counts(rows, temperature, seed):
 
 @hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
 @hypothesis.given(rows=batches)
-def test_the_sampled_law_at_temperature_zero_is_a_most_frequent_token(rows):
-    """With a one-hot law; of equals the smallest id, as everywhere."""
+def test_the_sampled_distribution_at_temperature_zero_is_a_most_frequent_token(rows):
+    """With a one-hot distribution; of equals the smallest id, as everywhere."""
     proposal = propose(SAMPLED, rows)
     for row, drafts in enumerate(drafts_of(proposal)):
         for i, token in enumerate(drafts):
@@ -200,25 +202,26 @@ def joint_counts(drafter, num_rows=20_000, temperature=1.0):
     return counts
 
 
-def joint_law(temperature):
-    """Returns the law of the first two drafts after TEXT, [v v]."""
-    law = np.zeros([VOCAB, VOCAB])
-    first = law_of(reference_counts(SAMPLED, TEXT, [])[1], temperature)
+def joint_distribution(temperature):
+    """Returns the distribution of the first two drafts after TEXT, [v v]."""
+    distribution = np.zeros([VOCAB, VOCAB])
+    first = distribution_of(reference_counts(SAMPLED, TEXT, [])[1], temperature)
     for token in np.flatnonzero(first):
-        second = law_of(reference_counts(SAMPLED, TEXT, [int(token)])[1], temperature)
-        law[token] = first[token] * second
-    return law
+        second = distribution_of(reference_counts(SAMPLED, TEXT, [int(token)])[1], temperature)
+        distribution[token] = first[token] * second
+    return distribution
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
-def test_draws_follow_the_reported_law(temperature):
-    """20,000 rows; one false alarm in a million. A place is drawn, a law of tokens reported.
+def test_draws_follow_the_reported_distribution(temperature):
+    """20,000 rows; one false alarm in a million. A place is drawn, a distribution of tokens
+    reported.
 
     Negative control: draws of another temperature are refused.
     """
     counts = joint_counts(SAMPLED, temperature=temperature)
-    assert goodness_of_fit(counts, joint_law(temperature)).p_value > FALSE_ALARM
-    assert goodness_of_fit(counts, joint_law(1.2 * temperature)).p_value < FALSE_ALARM
+    assert goodness_of_fit(counts, joint_distribution(temperature)).p_value > FALSE_ALARM
+    assert goodness_of_fit(counts, joint_distribution(1.2 * temperature)).p_value < FALSE_ALARM
 
 
 def test_draws_do_not_depend_on_the_capacity():
@@ -248,7 +251,7 @@ def forbid(*tokens):
     )  # fmt: skip
 
 
-def test_a_law_of_forbidden_tokens_only_is_no_law():
+def test_a_distribution_of_forbidden_tokens_only_is_no_distribution():
     """The row proposes nothing, rather than NaN or a token that cannot be kept."""
     rows = [[1, 0, 1], [3, 4, 3], TEXT, [2]]
     for temperature in (0.0, 1.0):
@@ -262,7 +265,7 @@ def test_a_law_of_forbidden_tokens_only_is_no_law():
 
 
 def test_a_processor_adds_no_token_to_what_was_counted():
-    """Guards against a draft that the law it is reported with cannot give."""
+    """Guards against a draft that the distribution it is reported with cannot give."""
     add = Processor(
         "add", lambda settings: True, init=lambda *_, **__: None,
         apply=lambda _, logits: jnp.where(jnp.arange(VOCAB) == 4, 1.0, logits),

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, PatternDrafter, make_drafter
 from jspec.drafters.pattern import make_tables
 from jspec.drafters.pattern_automaton import compile_pattern, forced_bytes, token_table
 from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.pattern_regex import utf8_ranges
-from jspec.errors import InputError
-from jspec.request import Request, Settings
+from jspec.generation.request import Request, Settings
 from jspec.speculation.types import TargetView
-from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG
 from tests.tiny_models import make_generator, shared_generator

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.history import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter, longest_match
-from jspec.sampling import SamplingSettings
+from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.types import TargetView
 
 CAPACITY = 24
@@ -75,7 +75,7 @@ def drafts_of(rows, min_match, growth=0.0):
     """Returns each row's drafts; the row's last token is the one not yet committed."""
     last = jnp.asarray([text[-1] for text in rows], jnp.int32)
     proposal, state = proposer(min_match, growth)(as_history([text[:-1] for text in rows]), last)
-    assert proposal.probs is None, "drafts that follow from the text have a one-hot law"
+    assert proposal.probs is None, "drafts that follow from the text have a one-hot distribution"
     assert state.length.tolist() == [len(text) - 1 for text in rows]
     return [
         tokens[:count]

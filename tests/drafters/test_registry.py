@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 from absl import flags
 
-import jspec.drafter_flags  # noqa: F401 (it defines the flags)
+import jspec.generation.drafter_flags  # noqa: F401 (it defines the flags)
+from jspec.common.errors import InputError
 from jspec.drafters import (
     DRAFTERS,
     Drafter,
@@ -24,11 +25,10 @@ from jspec.drafters import (
     options_read,
     without_unread,
 )
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import save_table
 from jspec.drafters.spec import option_title
-from jspec.errors import InputError
-from jspec.weights.byte_tokenizer import ByteTokenizer
-from jspec.weights.count_ngrams import count_ngrams
-from jspec.weights.ngram_table import save_table
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 from tests.tiny_heads import SAVE_HEAD
 
@@ -81,7 +81,7 @@ def test_ngram_reads_its_options():
     """Its width has a bound of its own; it has a kind for each order."""
     options = DrafterOptions(
         ngram_min_order=3, ngram_max_order=7, ngram_window=99, ngram_max_tokens=2,
-        ngram_law="sampled", draft_confidence=0.25,
+        ngram_probs="sampled", draft_confidence=0.25,
     )  # fmt: skip
     drafter = make_drafter("ngram", SPEC._replace(options=options)).drafter
     assert drafter == NgramDrafter(2, 61, 3, 7, 99, is_sampled=True, min_confidence=0.25)
@@ -128,7 +128,7 @@ def test_bigram_expects_bigrams(tmp_path):
         ({"ngram_max_order": 17}, "ngram_max_order from 2 to 16, got 17"),
         ({"ngram_window": 0}, "ngram_window from 2 to 32768, got 0"),
         ({"ngram_max_tokens": 0}, "ngram_max_tokens from 1 to 64, got 0"),
-        ({"ngram_law": "martial"}, "ngram_law among deterministic, sampled; got 'martial'"),
+        ({"ngram_probs": "martial"}, "ngram_probs among deterministic, sampled; got 'martial'"),
     ],
 )
 def test_options_out_of_range_are_named(options, message):
@@ -178,7 +178,7 @@ def test_a_cascade_has_one_trained_head(name, tmp_path):
         {"ngram_window": 10.5}, {"ngram_max_tokens": 2.5}, {"lookup_min_match": "2"},
         {"inner_num_draft_tokens": True}, {"draft_layers": 3}, {"draft_layers": "0,1"},
         {"draft_layers": (0.0, 1)}, {"draft_layers": (False, True)}, {"pattern": 3},
-        {"inner_drafter": None}, {"ngram_law": 1}, {"draft_table": 7},
+        {"inner_drafter": None}, {"ngram_probs": 1}, {"draft_table": 7},
     ],
     ids=str,
 )  # fmt: skip
@@ -223,7 +223,7 @@ def test_options_are_called_by_their_flags():
     ("name", "options"),
     [
         ("prompt_lookup", {"draft_layers": (0,)}),
-        ("model", {"ngram_law": "sampled"}),
+        ("model", {"ngram_probs": "sampled"}),
         ("none", {"draft_confidence": 0.5}),
         ("ngram", {"draft_confidence": 0.5}),  # what follows from the text is never unsure
         ("prompt_lookup+model", {"draft_table": "t"}),
@@ -249,7 +249,7 @@ def test_options_that_the_drafter_does_not_read_are_refused(name, options):
     [
         ("layer_skip", {"draft_layers": (0,), "draft_confidence": 0.5}),
         ("prompt_lookup+layer_skip", {"draft_layers": (0,), "lookup_growth": 1.0}),
-        ("ngram", {"draft_confidence": 0.5, "ngram_law": "sampled"}),
+        ("ngram", {"draft_confidence": 0.5, "ngram_probs": "sampled"}),
         ("hierarchical", {"lookup_min_match": 2, "draft_confidence": 0.5}),  # the inner one's
         ("hierarchical", {"inner_drafter": "ngram+bigram", "ngram_window": 9, "draft_table": "t"}),
         ("pattern", {"json_skeleton": "[]"}),
@@ -265,7 +265,7 @@ def test_options_are_read_by_members_and_inner_drafters(name, options):
 
 def test_every_option_is_read_by_some_drafter():
     """Guards against a new option that the registry does not know."""
-    options = DrafterOptions(inner_drafter="ngram", ngram_law="sampled")
+    options = DrafterOptions(inner_drafter="ngram", ngram_probs="sampled")
     read = set().union(*(options_read(name, options) for name in DRAFTERS))
     assert read == {field.name for field in dataclasses.fields(DrafterOptions)}
 

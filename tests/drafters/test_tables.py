@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.tables import (
     TableDrafter,
     bigram_logits,
@@ -14,16 +15,15 @@ from jspec.drafters.tables import (
     uniform_logits,
     unigram_logits,
 )
-from jspec.speculation.noise import independent_draft_keys
+from jspec.sampling.noise import independent_draft_keys
 from jspec.speculation.types import TargetView
-from jspec.weights.count_ngrams import count_ngrams
 from tests.speculation.drive import QUICK, settings_of
 
-VOCAB, TARGET_VOCAB, WIDTH = 5, 7, 3  # the target's laws are padded
+VOCAB, TARGET_VOCAB, WIDTH = 5, 7, 3  # the target's distributions are padded
 TEXT = [0, 1, 2, 0, 1, 0, 1, 2, 2, 3]  # 4 never comes, and nothing follows 3
 UNIGRAMS = np.array([3, 3, 3, 1, 0]) / 10
 BIGRAMS = np.array([[0, 3, 0, 0, 0], [1, 0, 2, 0, 0], [1, 0, 1, 1, 0]]) / 3
-LAWS = {
+DISTRIBUTIONS = {
     "unigram": np.tile(UNIGRAMS, [5, 1]),
     "bigram": np.concatenate([BIGRAMS, UNIGRAMS[None], UNIGRAMS[None]]),
     "random": np.full([5, 5], 0.2),
@@ -68,17 +68,17 @@ def propose(name, last_token, temperature, limit=None, **options):
     return proposer(name, **options)(parameters(name), last, jnp.float32(temperature), limit)
 
 
-@pytest.mark.parametrize("name", LAWS)
-def test_laws_are_the_counts(name):
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_distributions_are_the_counts(name):
     """Of every draft, given the one before; a token that nothing followed falls back."""
     for temperature in (1.0, 0.5):
         proposal = propose(name, np.arange(50) % 5, temperature)
         before = np.concatenate([(np.arange(50) % 5)[:, None], proposal.tokens[:, :-1]], axis=1)
-        law = LAWS[name][before] ** (1 / temperature)
-        law /= law.sum(axis=-1, keepdims=True)
-        np.testing.assert_allclose(proposal.probs[..., :VOCAB], law, rtol=1e-5, atol=1e-7)
+        distribution = DISTRIBUTIONS[name][before] ** (1 / temperature)
+        distribution /= distribution.sum(axis=-1, keepdims=True)
+        np.testing.assert_allclose(proposal.probs[..., :VOCAB], distribution, rtol=1e-5, atol=1e-7)
         assert (np.asarray(proposal.probs)[..., VOCAB:] == 0).all()
-        drawn = np.take_along_axis(law, np.asarray(proposal.tokens)[..., None], axis=2)
+        drawn = np.take_along_axis(distribution, np.asarray(proposal.tokens)[..., None], axis=2)
         assert (drawn > 0).all()
         assert (proposal.num_tokens == WIDTH).all()
 
@@ -99,14 +99,16 @@ def test_limits_are_kept_and_rows_differ():
 
 
 def test_an_unsure_row_is_silent():
-    """`draft_confidence` looks at each law before it is drawn from."""
+    """`draft_confidence` looks at each distribution before it is drawn from."""
     proposal = propose("bigram", np.arange(50) % 5, 1.0, min_confidence=0.9)
     assert proposal.num_tokens[:5].tolist() == [1, 0, 0, 0, 0]  # 0 is sure of 1, which is not
 
 
 def test_only_the_most_frequent_continuations_are_kept():
-    """Two of three: the law is renormalised among them."""
+    """Two of three: the distribution is renormalised among them."""
     table = count_ngrams([TEXT], VOCAB, num_continuations=2)
     logits = bigram_logits(table_params(table, "bigram"), jnp.array([2, 1], jnp.int32))
-    law = np.asarray(jax.nn.softmax(logits))
-    np.testing.assert_allclose(law, [[0.5, 0, 0.5, 0, 0], [1 / 3, 0, 2 / 3, 0, 0]], rtol=1e-5)
+    distribution = np.asarray(jax.nn.softmax(logits))
+    np.testing.assert_allclose(
+        distribution, [[0.5, 0, 0.5, 0, 0], [1 / 3, 0, 2 / 3, 0, 0]], rtol=1e-5
+    )

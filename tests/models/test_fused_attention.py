@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models import causal_mask, fused_attention, init_cache, make_apply
+from jspec.kernels import fused_attention
+from jspec.kernels.fused_attention import Shape, attend_fused
+from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache, _attend
-from jspec.models.fused_attention import Shape, attend_fused
 from tests.tiny import CONFIG, random_params
 
 SHAPES = [(1, 64, 9, 3, 112 + TAIL, 64), (3, 70, 4, 4, 96 + TAIL, 6), (2, 64, 8, 1, 96 + TAIL, 32)]
@@ -167,7 +168,7 @@ def test_its_derivatives_are_those_of_xlas_attention(stand_in, calls):
 
 
 def test_a_prompt_in_chunks_is_one_full_pass(stand_in, calls, monkeypatch):
-    """Law 3, within bfloat16's rounding: 64 and 64 tokens, and 128, and XLA's 128."""
+    """Invariant 3, within bfloat16's rounding: 64 and 64 tokens, and 128, and XLA's 128."""
     apply = make_apply(CONFIG)
     params = random_params(CONFIG, seed=0, std=0.4)
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)

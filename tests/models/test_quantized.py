@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import native
-from jspec.models import QuantizedKernel, init_cache, make_apply, quantized
+from jspec.kernels import quantized
+from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up
 from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
 from tests import tiny_models

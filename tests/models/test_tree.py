@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.models.test_cache_laws import assert_close, assert_same_committed, full
+from tests.models.test_cache_properties import assert_close, assert_same_committed, full
 from tests.tiny import empty_cache
 
 # Block tokens: 0 is the root; the others hang below the block token named here.

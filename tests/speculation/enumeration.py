@@ -1,8 +1,8 @@
-"""Exact laws of what a rule emits, by summing over every draft, verdict and next token.
+"""Exact distributions of what a rule emits, by summing over every draft, verdict and next token.
 
-Laws are tables [previous token, last token, next token]. A rule's own probabilities, which it gives
-in float32, are enumerated for every context of two tokens; all else is float64. Rounds are then
-composed, so that the joint law over several of them is exact.
+Distributions are tables [previous token, last token, next token]. A rule's own probabilities, which
+it gives in float32, are enumerated for every context of two tokens; all else is float64. Rounds are
+then composed, so that the joint distribution over several of them is exact.
 """
 
 import itertools
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.speculation.types import Proposal
+from jspec.speculation.acceptance.types import Proposal
 
-NUM_TOKENS = 6  # of the joint law
+NUM_TOKENS = 6  # of the joint distribution
 NUM_ROUNDS = 3
 
 
@@ -28,23 +28,27 @@ def all_counts(context, width):
     return (3 * context[0] + context[1]) % (width + 1)
 
 
-def random_laws(rng, shape, concentration=0.5, zeros=0.0):
-    """Returns random laws, float32 numbers in float64, with about that share of exact zeros."""
-    laws = rng.dirichlet([concentration] * shape[-1], shape[:-1])
+def random_distributions(rng, shape, concentration=0.5, zeros=0.0):
+    """Returns random distributions, float32 numbers in float64, with about that share of exact
+    zeros.
+    """
+    distributions = rng.dirichlet([concentration] * shape[-1], shape[:-1])
     keep = rng.uniform(size=shape) >= zeros
-    keep |= np.arange(shape[-1]) == laws.argmax(axis=-1)[..., None]
-    laws = laws * keep
-    return as_float32(laws / laws.sum(axis=-1, keepdims=True))
+    keep |= np.arange(shape[-1]) == distributions.argmax(axis=-1)[..., None]
+    distributions = distributions * keep
+    return as_float32(distributions / distributions.sum(axis=-1, keepdims=True))
 
 
-def as_float32(laws):
-    """Returns what a rule is told of the laws, in float64."""
-    return np.asarray(laws, np.float32).astype(np.float64)
+def as_float32(distributions):
+    """Returns what a rule is told of the distributions, in float64."""
+    return np.asarray(distributions, np.float32).astype(np.float64)
 
 
-def truncated(laws, top_k):
-    """Returns the laws of the `top_k` most likely tokens only."""
-    kept = np.where(laws >= -np.sort(-laws, axis=-1)[..., top_k - 1, None], laws, 0)
+def truncated(distributions, top_k):
+    """Returns the distributions of the `top_k` most likely tokens only."""
+    kept = np.where(
+        distributions >= -np.sort(-distributions, axis=-1)[..., top_k - 1, None], distributions, 0
+    )
     return as_float32(kept / kept.sum(axis=-1, keepdims=True))
 
 
@@ -72,13 +76,13 @@ def enumerate_paths(target, draft, width, kind="sampled", counts_of=full_width, 
     """Returns all `Paths`, also those of weight 0.
 
     Args:
-      target: laws.
-      draft: laws.
+      target: distributions.
+      draft: distributions.
       width: drafts a round.
       kind: "sampled" from `draft`; "deterministic", the token that `draft` likes least, so that
-        most are refused; or "one-hot", the same drafts with their law spelt out.
+        most are refused; or "one-hot", the same drafts with their distribution spelt out.
       counts_of: a row's number of valid drafts from its context.
-      stop_below: a row drafts no further where its law's maximum is below this.
+      stop_below: a row drafts no further where its distribution's maximum is below this.
     """
     vocab = target.shape[-1]
     contexts = list(itertools.product(range(vocab), repeat=2))
@@ -127,16 +131,16 @@ def one_round(rule, paths):
     emitted = {}
     for kept in range(width + 1):
         counts = jnp.full(len(paths.index), kept, jnp.int32)
-        law = rule.next_token_probs(paths.target_probs, paths.proposal, counts)
-        probs = (paths.weights * exactly[:, kept])[:, None] * np.asarray(law, np.float64)
+        distribution = rule.next_token_probs(paths.target_probs, paths.proposal, counts)
+        probs = (paths.weights * exactly[:, kept])[:, None] * np.asarray(distribution, np.float64)
         out = np.zeros((len(paths.contexts), *[vocab] * (kept + 1)))
         np.add.at(out, (paths.index, *paths.chains[:, 2 : 2 + kept].T), probs)
         emitted[kept + 1] = out
     return emitted
 
 
-def joint_law(emitted, target, start):
-    """Composes rounds from one context into the law of the first NUM_TOKENS tokens.
+def joint_distribution(emitted, target, start):
+    """Composes rounds from one context into the distribution of the first NUM_TOKENS tokens.
 
     After NUM_ROUNDS rounds, what is missing is drawn from the target.
     """
@@ -162,7 +166,7 @@ def joint_law(emitted, target, start):
 
 
 def extend(probs, by_context, length, start):
-    """Multiplies the law of `length` tokens with what follows their last two."""
+    """Multiplies the distribution of `length` tokens with what follows their last two."""
     new = (1,) * (by_context.ndim - 2)
     if length == 0:
         return probs * by_context[start]
@@ -172,7 +176,7 @@ def extend(probs, by_context, length, start):
 
 
 def target_joint(target, start):
-    """Returns the law of the first NUM_TOKENS tokens that the target itself gives."""
+    """Returns the distribution of the first NUM_TOKENS tokens that the target itself gives."""
     probs = np.ones(())
     for n in range(NUM_TOKENS):
         probs = extend(probs, target, n, start)
@@ -180,12 +184,12 @@ def target_joint(target, start):
 
 
 def worst_error(rule, target, draft, width, kind="sampled", **options):
-    """Returns how far the joint law of what is emitted is from the target's, at most."""
+    """Returns how far the joint distribution of what is emitted is from the target's, at most."""
     paths = enumerate_paths(target, draft, width, kind, **options)
     emitted = one_round(rule, paths)
     total = sum(probs.reshape(len(paths.contexts), -1).sum(axis=1) for probs in emitted.values())
     np.testing.assert_allclose(total, 1, atol=2e-6)  # every path is counted once
     return max(
-        np.abs(joint_law(emitted, target, start) - target_joint(target, start)).max()
+        np.abs(joint_distribution(emitted, target, start) - target_joint(target, start)).max()
         for start in paths.contexts
     )

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
 from jspec.models import make_apply
-from jspec.models.eagle import apply_head, fuse, init_eagle_cache
 from tests import layered
 
 

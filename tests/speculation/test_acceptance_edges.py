@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
-from jspec.sampling import NO_TOKEN
+from jspec.common.errors import InputError
+from jspec.sampling.distribution import NO_TOKEN
+from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
-from jspec.speculation.noise import SHARED
-from jspec.speculation.types import AcceptanceNoise, Proposal
+from jspec.speculation.acceptance.types import Proposal
 
 ALMOST_ONE = np.float32(1 - 2**-24)
 REJECTION = get_rule("rejection")
@@ -67,7 +67,7 @@ def test_a_draft_of_probability_zero_on_both_sides_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["rejection", "block", "lenient"])
-def test_equal_laws_accept_at_the_largest_uniform(name):
+def test_equal_distributions_accept_at_the_largest_uniform(name):
     """draft == target keeps every draft; an epsilon or a rounded division would refuse some."""
     probs = np.asarray(jax.nn.softmax(jnp.asarray(np.random.default_rng(0).normal(size=(3, 7)))))
     proposal = propose([0, 3], probs[:2])
@@ -85,26 +85,26 @@ def test_acceptance_turns_exactly_at_the_ratio():
 
 
 def test_a_deterministic_draft_is_kept_with_the_targets_probability():
-    """Its law is one-hot: u · 1 < target."""
+    """Its distribution is one-hot: u · 1 < target."""
     target, proposal = [[0.25, 0.75], [0.5, 0.5]], propose([0])
     assert accept(target, proposal, [np.nextafter(np.float32(0.25), np.float32(0))])[0] == 1
     assert accept(target, proposal, [0.25])[0] == 0
 
 
-def test_a_deterministic_draft_leaves_the_rest_of_the_law_as_residual():
+def test_a_deterministic_draft_leaves_the_rest_of_the_distribution_as_residual():
     """After its refusal the draft itself can no longer come."""
     target = jnp.array([[[0.5, 0.3, 0.2], [1.0, 0.0, 0.0]]])
-    law = REJECTION.next_token_probs(target, propose([0]), jnp.array([0]))
-    np.testing.assert_allclose(law, [[0, 0.6, 0.4]], rtol=1e-6)
+    distribution = REJECTION.next_token_probs(target, propose([0]), jnp.array([0]))
+    np.testing.assert_allclose(distribution, [[0, 0.6, 0.4]], rtol=1e-6)
 
 
-def test_without_residual_the_targets_law_stands_in():
+def test_without_residual_the_targets_distribution_stands_in():
     """Rounding may refuse where draft == target; 0 / 0 would draw NaN's argmax, token 0."""
     probs = [[0.0, 0.4, 0.6], [1.0, 0.0, 0.0]]
-    law = REJECTION.next_token_probs(
+    distribution = REJECTION.next_token_probs(
         jnp.array([probs], jnp.float32), propose([1], probs[:1]), jnp.array([0])
     )
-    np.testing.assert_allclose(law, [[0.0, 0.4, 0.6]])
+    np.testing.assert_allclose(distribution, [[0.0, 0.4, 0.6]])
 
 
 def test_nothing_after_a_refusal_is_kept():
@@ -122,16 +122,16 @@ def test_padding_is_never_accepted(name, num_tokens):
     rule = get_rule(name)
     kept, _ = accept(target, proposal, [0.0, 0.0], rule)
     assert kept == num_tokens
-    law = rule.next_token_probs(jnp.array([target]), proposal, jnp.array([num_tokens]))
+    distribution = rule.next_token_probs(jnp.array([target]), proposal, jnp.array([num_tokens]))
     expected = target[num_tokens]
     if name in ("greedy", "lenient_argmax"):
         expected = np.eye(2)[np.argmax(expected)]
-    np.testing.assert_allclose(law, [expected], rtol=1e-6)
+    np.testing.assert_allclose(distribution, [expected], rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if name not in ("block", "coupled")])
 def test_acceptance_agrees_with_its_probabilities(name):
-    """`accept` applies the probabilities that the enumeration of law 1 sums over.
+    """`accept` applies the probabilities that the enumeration of invariant 1 sums over.
 
     Every draft is decided by one uniform: keep iff u < probability, except within rounding. That of
     block verification, where more than one decides, is in test_block.py.
@@ -153,37 +153,39 @@ def test_acceptance_agrees_with_its_probabilities(name):
     expected = np.cumprod(kept, axis=1).sum(axis=1)
     clear = (np.abs(uniforms - probs) > 1e-6).all(axis=1)
     np.testing.assert_array_equal(np.asarray(verdict.num_accepted)[clear], expected[clear])
-    law = jax.jit(rule.next_token_probs)(target, proposal, verdict.num_accepted)
+    distribution = jax.jit(rule.next_token_probs)(target, proposal, verdict.num_accepted)
     with np.errstate(divide="ignore"):
-        expected = np.argmax(np.log(np.asarray(law)) + gumbel, axis=1)
+        expected = np.argmax(np.log(np.asarray(distribution)) + gumbel, axis=1)
     np.testing.assert_array_equal(verdict.next_token, expected)
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("law", [None, [0.0, 0.0], [np.nan, np.nan]], ids=str)
-def test_a_drafters_failure_costs_drafts_and_not_the_law(name, law):
-    """NO_TOKEN among the drafts counts as the end of them, whatever law comes with it.
+@pytest.mark.parametrize("distribution", [None, [0.0, 0.0], [np.nan, np.nan]], ids=str)
+def test_a_drafters_failure_costs_drafts_and_not_the_distribution(name, distribution):
+    """NO_TOKEN among the drafts counts as the end of them, whatever distribution comes with it.
 
     Guards against -1 read as the last token of the vocabulary, and against a prefix before it that
     `block` would judge by a residual of NaN.
     """
     target = jnp.array([[[0.2, 0.8], [0.4, 0.6], [0.1, 0.9]]])
-    probs = None if law is None else [[0.3, 0.7], law]
+    probs = None if distribution is None else [[0.3, 0.7], distribution]
     rule = get_rule(name)
     failed, short = propose([0, -1], probs), propose([0, 1], probs, num_tokens=1)
     expected = rule.acceptance_probs(target, short)[0, 0]
     np.testing.assert_allclose(rule.acceptance_probs(target, failed), [[expected, 0]], rtol=1e-6)
     assert accept(target[0], failed, [0.0, 0.0], rule) == accept(target[0], short, [0.0] * 2, rule)
-    laws = [rule.next_token_probs(target, proposal, jnp.array([1])) for proposal in (failed, short)]
-    np.testing.assert_allclose(*laws, rtol=1e-6)
+    distributions = [
+        rule.next_token_probs(target, proposal, jnp.array([1])) for proposal in (failed, short)
+    ]
+    np.testing.assert_allclose(*distributions, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("law", [[0.0, 0.0], [np.nan, np.nan]], ids=str)
-def test_without_a_law_there_is_no_next_token(name, law):
+@pytest.mark.parametrize("distribution", [[0.0, 0.0], [np.nan, np.nan]], ids=str)
+def test_without_a_distribution_there_is_no_next_token(name, distribution):
     """A target that fails must be seen to fail: token 0 would look like an answer."""
-    assert accept([[0.9, 0.1], law], propose([0]), [0.0], get_rule(name)) == (1, NO_TOKEN)
-    assert accept([law, [0.9, 0.1]], propose([0]), [0.0], get_rule(name)) == (0, NO_TOKEN)
+    assert accept([[0.9, 0.1], distribution], propose([0]), [0.0], get_rule(name)) == (1, NO_TOKEN)
+    assert accept([distribution, [0.9, 0.1]], propose([0]), [0.0], get_rule(name)) == (0, NO_TOKEN)
 
 
 def test_greedy_needs_no_noise():

@@ -38,7 +38,7 @@ def deviation(rule):
 
 
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_acceptance_rate_is_the_overlap_of_the_laws(rule):
+def test_acceptance_rate_is_the_overlap_of_the_distributions(rule):
     """E[acceptance] = sum min(target, draft) (arXiv 2211.17192, Cor. 3.6), over 16,000 rounds.
 
     With one draft block verification is the same.

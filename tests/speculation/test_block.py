@@ -6,15 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.sampling import sample
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import block, get_rule
-from jspec.speculation.types import AcceptanceNoise, Verdict
+from jspec.speculation.acceptance.types import Verdict
 from tests.speculation.enumeration import (
     all_counts,
     enumerate_paths,
     expected_accepted,
     kept_probs,
-    random_laws,
+    random_distributions,
 )
 
 BLOCK, REJECTION = get_rule("block"), get_rule("rejection")
@@ -23,7 +24,7 @@ ALMOST_ONE = np.float32(1 - 2**-24)
 
 def random_paths(seed, vocab, width, kind="sampled", **options):
     rng = np.random.default_rng(seed)
-    target, draft = (random_laws(rng, (vocab,) * 3, zeros=0.2) for _ in range(2))
+    target, draft = (random_distributions(rng, (vocab,) * 3, zeros=0.2) for _ in range(2))
     return enumerate_paths(target, draft, width, kind, **options)
 
 
@@ -35,7 +36,10 @@ def test_the_papers_example(rule, expected):
 
     Guards against a rule that is lossless but gains nothing.
     """
-    target, draft = (np.broadcast_to(law, (2, 2, 2)) for law in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
+    target, draft = (
+        np.broadcast_to(distribution, (2, 2, 2))
+        for distribution in ([1 / 3, 2 / 3], [2 / 3, 1 / 3])
+    )
     accepted = expected_accepted(rule, enumerate_paths(target, draft, 2))
     np.testing.assert_allclose(accepted, expected, atol=1e-6)
 
@@ -57,10 +61,10 @@ def test_block_keeps_at_least_as_many_as_rejection(width):
 
 @pytest.mark.parametrize("width", [1, 3])
 @pytest.mark.parametrize("rule", [REJECTION, BLOCK], ids=["rejection", "block"])
-def test_the_first_draft_is_kept_with_the_overlap_of_the_laws(rule, width):
+def test_the_first_draft_is_kept_with_the_overlap_of_the_distributions(rule, width):
     """Guards against a rule that keeps too few: the sum of min(target, draft) is the most."""
     rng = np.random.default_rng(3)
-    target, draft = (random_laws(rng, (4,) * 3, zeros=0.2) for _ in range(2))
+    target, draft = (random_distributions(rng, (4,) * 3, zeros=0.2) for _ in range(2))
     paths = enumerate_paths(target, draft, width)
     kept = np.bincount(paths.index, paths.weights * (1 - kept_probs(rule, paths)[:, 0]))
     np.testing.assert_allclose(kept, np.minimum(target, draft).sum(-1).reshape(-1), atol=1e-6)
@@ -81,7 +85,7 @@ def test_each_prefix_is_kept_with_its_weight(counts_of):
         np.testing.assert_allclose(kept, expected, atol=1e-6)
 
 
-def test_deterministic_drafts_need_no_law_spelt_out():
+def test_deterministic_drafts_need_no_distribution_spelt_out():
     """Guards the path without a [b w v] one-hot: it is the same, and the same as rejection."""
     bare, spelt = (random_paths(5, 4, 3, kind) for kind in ("deterministic", "one-hot"))
     possible = bare.weights > 0
@@ -89,11 +93,11 @@ def test_deterministic_drafts_need_no_law_spelt_out():
     np.testing.assert_allclose(probs[0][possible], probs[1][possible], atol=1e-6)
     for kept in range(4):
         counts = jnp.full(len(bare.index), kept, jnp.int32)
-        laws = [
+        distributions = [
             BLOCK.next_token_probs(paths.target_probs, paths.proposal, counts)[possible]
             for paths in (bare, spelt)
         ]
-        np.testing.assert_array_equal(*laws)
+        np.testing.assert_array_equal(*distributions)
     accepted = [expected_accepted(rule, bare) for rule in (BLOCK, REJECTION)]
     np.testing.assert_allclose(*accepted, atol=1e-6)
 
@@ -106,27 +110,27 @@ def accept(rule, paths, uniforms):
 
 
 def test_acceptance_agrees_with_its_probabilities():
-    """Guards against an `accept` that is not what law 1 sums over.
+    """Guards against an `accept` that is not what invariant 1 sums over.
 
     Each prefix passes at u = 0 and fails at u = 1 - 2^-24 unless it is sure: weighed with h, the
-    eight patterns give the exact law of what `accept` keeps.
+    eight patterns give the exact distribution of what `accept` keeps.
     """
     paths = random_paths(6, 3, 3, counts_of=all_counts)
     good = np.asarray(block.good_prefix_probs(paths.target_probs, paths.proposal), np.float64)
-    law = np.zeros((len(paths.index), 4))
+    distribution = np.zeros((len(paths.index), 4))
     for passes in itertools.product([True, False], repeat=3):
         verdict = accept(BLOCK.accept, paths, np.where(passes, 0, ALMOST_ONE))
         weight = np.prod(np.where(passes, good, 1 - good), axis=1)
-        law[np.arange(len(law)), np.asarray(verdict.num_accepted)] += weight
-    np.testing.assert_allclose(law, kept_probs(BLOCK, paths), atol=1e-6)
+        distribution[np.arange(len(distribution)), np.asarray(verdict.num_accepted)] += weight
+    np.testing.assert_allclose(distribution, kept_probs(BLOCK, paths), atol=1e-6)
 
 
 def accept_at_most(target_probs, proposal, noise):
     """Takes `<=` for `<`."""
     is_good = noise.uniforms <= block.good_prefix_probs(target_probs, proposal)
     kept = jnp.max(jnp.where(is_good, jnp.arange(1, proposal.width + 1), 0), axis=1)
-    law = block.next_token_probs(target_probs, proposal, kept)
-    return Verdict(kept, sample(law, noise.gumbel))
+    distribution = block.next_token_probs(target_probs, proposal, kept)
+    return Verdict(kept, sample(distribution, noise.gumbel))
 
 
 def test_a_prefix_the_target_never_says_is_refused_at_u_zero():

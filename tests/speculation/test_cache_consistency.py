@@ -1,4 +1,4 @@
-"""Laws 3 and 4: caches hold the emitted prefix after any number of rounds; no draft hole."""
+"""Invariants 3 and 4: caches hold the emitted prefix after any number of rounds; no draft hole."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from jspec.drafters import HierarchicalParams, ModelDrafter
-from jspec.drafters.draw import draw_from_law
-from jspec.speculation.types import Proposal
+from jspec.drafters.draw import draw_from_distribution
+from jspec.speculation.acceptance.types import Proposal
 from tests import tiny
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, assert_committed_equal, emitted_in_row
@@ -117,9 +117,9 @@ class HoleyDrafter(ModelDrafter):
         for i in range(self.num_draft_tokens):
             logits, _, cache = self.apply(params, token[:, None], cache)
             cache = cache.commit(jnp.ones_like(token))
-            token, law = draw_from_law(logits[:, 0], settings, rng_keys[:, i])
+            token, distribution = draw_from_distribution(logits[:, 0], settings, rng_keys[:, i])
             tokens.append(token)
-            probs.append(law)
+            probs.append(distribution)
         tokens = jnp.stack(tokens, axis=1)
         fed = jnp.concatenate([last_token[:, None], tokens[:, :-1]], axis=1)
         num_tokens = jnp.full_like(last_token, self.num_draft_tokens)

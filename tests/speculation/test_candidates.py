@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.sampling import NO_TOKEN
+from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance import candidates, chain, classical
-from tests.speculation.enumeration import random_laws
+from tests.speculation.enumeration import random_distributions
 
 VOCAB = 4
 TOLERANCE = 1e-6
@@ -20,7 +20,7 @@ ALMOST_ONE = np.float32(1 - 2**-24)
 def draw_weights(draft, tokens, with_replacement):
     """Returns the probability of drawing each row of candidates, in float64.
 
-    Once a law without replacement is used up, token 0 is put forward all the same.
+    Once a distribution without replacement is used up, token 0 is put forward all the same.
     """
     weights = np.ones(len(tokens))
     for row, path in enumerate(tokens):
@@ -34,7 +34,9 @@ def draw_weights(draft, tokens, with_replacement):
 
 
 def enumerate_candidates(target, draft, with_replacement):
-    """Returns every row of candidates, its probability, and target and draft laws for it."""
+    """Returns every row of candidates, its probability, and target and draft distributions for
+    it.
+    """
     k = len(draft)
     tokens = np.array(list(itertools.product(range(VOCAB), repeat=k)))
     weights = draw_weights(draft, tokens, with_replacement)
@@ -46,8 +48,9 @@ def enumerate_candidates(target, draft, with_replacement):
     return weights, rows
 
 
-def emitted_law(target, draft, with_replacement, rule=candidates, told=None):
-    """Returns the law of the token that comes out, and the probability of keeping a candidate.
+def emitted_distribution(target, draft, with_replacement, rule=candidates, told=None):
+    """Returns the distribution of the token that comes out, and the probability of keeping a
+    candidate.
 
     `told` is what the rule is told of the replacement, if not the truth.
     """
@@ -55,18 +58,18 @@ def emitted_law(target, draft, with_replacement, rule=candidates, told=None):
     told = with_replacement if told is None else told
     accept = np.asarray(rule.acceptance_probs(*rows, with_replacement=told), np.float64)
     last = np.asarray(rule.next_token_probs(*rows, with_replacement=told), np.float64)
-    law = np.zeros(VOCAB)
+    distribution = np.zeros(VOCAB)
     for i in range(len(draft)):
-        np.add.at(law, np.asarray(rows[1])[:, i], weights * accept[:, i])
+        np.add.at(distribution, np.asarray(rows[1])[:, i], weights * accept[:, i])
         weights = weights * (1 - accept[:, i])
-    return law + weights @ last, 1 - weights.sum()
+    return distribution + weights @ last, 1 - weights.sum()
 
 
-def law_pair(seed, k, is_shared):
-    """Returns a target law and k draft laws, with exact zeros."""
+def distribution_pair(seed, k, is_shared):
+    """Returns a target distribution and k draft distributions, with exact zeros."""
     rng = np.random.default_rng(seed)
-    target = random_laws(rng, (VOCAB,), 0.7, zeros=0.2)
-    draft = random_laws(rng, (1 if is_shared else k, VOCAB), 0.7, zeros=0.2)
+    target = random_distributions(rng, (VOCAB,), 0.7, zeros=0.2)
+    draft = random_distributions(rng, (1 if is_shared else k, VOCAB), 0.7, zeros=0.2)
     return target, np.broadcast_to(draft, (k, VOCAB)).copy()
 
 
@@ -76,17 +79,17 @@ def law_pair(seed, k, is_shared):
     seed=st.integers(0, 2**32 - 1), k=st.sampled_from([1, 2, 3, 4]), is_shared=st.booleans()
 )
 def test_candidates_are_lossless(with_replacement, seed, k, is_shared):
-    """Same or different laws, zeros in them, more draws than a law has tokens."""
-    target, draft = law_pair(seed, k, is_shared)
-    law, _ = emitted_law(target, draft, with_replacement)
-    np.testing.assert_allclose(law, target, atol=TOLERANCE)
+    """Same or different distributions, zeros in them, more draws than a distribution has tokens."""
+    target, draft = distribution_pair(seed, k, is_shared)
+    distribution, _ = emitted_distribution(target, draft, with_replacement)
+    np.testing.assert_allclose(distribution, target, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
 def test_one_candidate_is_speculative_sampling(with_replacement):
     """It is kept with the sum of min(target, draft), exactly; more candidates only add to that."""
-    target, draft = law_pair(1, 4, is_shared=True)
-    rates = [emitted_law(target, draft[:k], with_replacement)[1] for k in (1, 2, 3, 4)]
+    target, draft = distribution_pair(1, 4, is_shared=True)
+    rates = [emitted_distribution(target, draft[:k], with_replacement)[1] for k in (1, 2, 3, 4)]
     np.testing.assert_allclose(rates[0], np.minimum(target, draft[0]).sum(), atol=TOLERANCE)
     assert (np.diff(rates) > -TOLERANCE).all()
     assert rates[3] > rates[0] + 1e-3
@@ -94,29 +97,34 @@ def test_one_candidate_is_speculative_sampling(with_replacement):
 
 @pytest.mark.parametrize("relation", ["equal", "disjoint"])
 @pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
-def test_equal_and_disjoint_laws(with_replacement, relation):
-    """All is kept where the laws agree, nothing where they share no token; no 0 / 0 in either."""
+def test_equal_and_disjoint_distributions(with_replacement, relation):
+    """All is kept where the distributions agree, nothing where they share no token; no 0 / 0 in
+    either.
+    """
     target = np.array([0.25, 0.75, 0.0, 0.0])
     draft = np.array([target if relation == "equal" else target[::-1]] * 2)
-    law, rate = emitted_law(target, draft, with_replacement)
-    np.testing.assert_allclose(law, target, atol=TOLERANCE)
+    distribution, rate = emitted_distribution(target, draft, with_replacement)
+    np.testing.assert_allclose(distribution, target, atol=TOLERANCE)
     np.testing.assert_allclose(rate, 1.0 if relation == "equal" else 0.0, atol=TOLERANCE)
 
 
 def test_without_replacement_exhausts_the_target():
     """As many candidates as tokens: one of them is always kept (2402.14160's reason to do it)."""
     target, draft = np.array([0.1, 0.2, 0.3, 0.4]), np.array([[0.4, 0.3, 0.2, 0.1]] * 4)
-    rates = [emitted_law(target, draft, flag)[1] for flag in (True, False)]
+    rates = [emitted_distribution(target, draft, flag)[1] for flag in (True, False)]
     assert rates[0] < 1 - 1e-3
     np.testing.assert_allclose(rates[1], 1, atol=TOLERANCE)
 
 
 class Stale:
-    """Compares every candidate with the target's own law, as if none had been refused."""
+    """Compares every candidate with the target's own distribution, as if none had been refused."""
 
     @staticmethod
     def acceptance_probs(target, tokens, draft_probs, **_):
-        probs = [jnp.take_along_axis(law, tokens, axis=1) for law in (target, draft_probs[:, 0])]
+        probs = [
+            jnp.take_along_axis(distribution, tokens, axis=1)
+            for distribution in (target, draft_probs[:, 0])
+        ]
         return chain.min_ratio(*probs)
 
     @staticmethod
@@ -126,42 +134,46 @@ class Stale:
 
 
 def test_a_residual_that_is_not_updated_is_caught():
-    """Negative control: the most natural mistake biases the law."""
-    target, draft = law_pair(1, 3, is_shared=True)
-    law, _ = emitted_law(target, draft, True, Stale)
-    assert np.abs(law - target).max() > 1e-3
+    """Negative control: the most natural mistake biases the distribution."""
+    target, draft = distribution_pair(1, 3, is_shared=True)
+    distribution, _ = emitted_distribution(target, draft, True, Stale)
+    assert np.abs(distribution - target).max() > 1e-3
 
 
 @pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
 def test_a_misreported_replacement_is_caught(with_replacement):
-    """Negative control: the law must be the one the candidates were really drawn from."""
-    target, draft = law_pair(1, 3, is_shared=True)
-    law, _ = emitted_law(target, draft, with_replacement, told=not with_replacement)
-    assert np.abs(law - target).max() > 1e-3
+    """Negative control: the distribution must be the one the candidates were really drawn from."""
+    target, draft = distribution_pair(1, 3, is_shared=True)
+    distribution, _ = emitted_distribution(
+        target, draft, with_replacement, told=not with_replacement
+    )
+    assert np.abs(distribution - target).max() > 1e-3
 
 
 def test_deterministic_candidates_are_lossless():
-    """Two tokens for certain: kept with their joint probability, the rest of the law otherwise."""
+    """Two tokens for certain: kept with their joint probability, the rest of the distribution
+    otherwise.
+    """
     target = jnp.array([[0.1, 0.2, 0.3, 0.4]])
     tokens = jnp.array([[3, 1]], jnp.int32)
     accept = candidates.acceptance_probs(target, tokens, None)
     np.testing.assert_allclose(accept, [[0.4, 0.2 / 0.6]], rtol=1e-6)
-    law = candidates.next_token_probs(target, tokens, None)
-    np.testing.assert_allclose(law, [[0.25, 0.0, 0.75, 0.0]], rtol=1e-6)
+    distribution = candidates.next_token_probs(target, tokens, None)
+    np.testing.assert_allclose(distribution, [[0.25, 0.0, 0.75, 0.0]], rtol=1e-6)
     repeated = candidates.acceptance_probs(target, jnp.array([[3, 3]], jnp.int32), None)
     np.testing.assert_allclose(repeated, [[0.4, 0.0]], rtol=1e-6)
 
 
 @pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
-def test_a_law_of_zeros_is_no_candidate(with_replacement):
+def test_a_distribution_of_zeros_is_no_candidate(with_replacement):
     """Padding for rows with fewer candidates: refused even at u = 0, and nothing is taken off."""
     target, tokens = jnp.array([[0.5, 0.5]]), jnp.array([[0, 1]], jnp.int32)
     draft = jnp.array([[[1.0, 0.0], [0.0, 0.0]]])
     options = {"with_replacement": with_replacement}
     accept = candidates.acceptance_probs(target, tokens, draft, **options)
     np.testing.assert_allclose(accept, [[0.5, 0.0]])
-    law = candidates.next_token_probs(target, tokens, draft, **options)
-    np.testing.assert_allclose(law, [[0.0, 1.0]])
+    distribution = candidates.next_token_probs(target, tokens, draft, **options)
+    np.testing.assert_allclose(distribution, [[0.0, 1.0]])
     uniforms = jnp.array([[0.5, 0.0]])
     verdict = candidates.accept(target, tokens, draft, uniforms, jnp.zeros([1, 2]), **options)
     assert verdict.index.tolist() == [2]
@@ -171,21 +183,21 @@ def test_a_law_of_zeros_is_no_candidate(with_replacement):
 def test_padding_takes_no_token_away():
     """A row's padding may stand anywhere; without replacement it must not use its token up."""
     target = jnp.array([[0.5, 0.3, 0.2]])
-    law = jnp.array([[[0.0, 0.0, 0.0], [0.2, 0.3, 0.5]]])
+    distribution = jnp.array([[[0.0, 0.0, 0.0], [0.2, 0.3, 0.5]]])
     emitted = np.zeros(3)
     for token in range(3):
         tokens, options = jnp.array([[0, token]], jnp.int32), {"with_replacement": False}
-        keep = float(candidates.acceptance_probs(target, tokens, law, **options)[0, 1])
-        rest = np.asarray(candidates.next_token_probs(target, tokens, law, **options)[0])
-        emitted += float(law[0, 1, token]) * (keep * np.eye(3)[token] + (1 - keep) * rest)
+        keep = float(candidates.acceptance_probs(target, tokens, distribution, **options)[0, 1])
+        rest = np.asarray(candidates.next_token_probs(target, tokens, distribution, **options)[0])
+        emitted += float(distribution[0, 1, token]) * (keep * np.eye(3)[token] + (1 - keep) * rest)
     np.testing.assert_allclose(emitted, target[0], atol=1e-6)
 
 
 def test_a_failed_draw_is_no_candidate():
     """NO_TOKEN, which a drafter of NaN gives, must not be read as the vocabulary's last token."""
-    target, law = jnp.array([[0.5, 0.5]]), jnp.array([[[0.5, 0.5]]])
+    target, distribution = jnp.array([[0.5, 0.5]]), jnp.array([[[0.5, 0.5]]])
     tokens = jnp.array([[NO_TOKEN]], jnp.int32)
-    verdict = candidates.accept(target, tokens, law, jnp.zeros([1, 1]), jnp.zeros([1, 2]))
+    verdict = candidates.accept(target, tokens, distribution, jnp.zeros([1, 1]), jnp.zeros([1, 2]))
     assert verdict.index.tolist() == [1]
     assert verdict.token.tolist() != [NO_TOKEN]
 
@@ -199,7 +211,11 @@ def test_acceptance_agrees_with_its_probabilities(with_replacement):
     tokens = np.stack([rng.permutation(VOCAB)[:k] for _ in range(rows)]).astype(np.int32)
     if with_replacement:
         tokens[::2, 1] = tokens[::2, 0]
-    args = jnp.asarray(target), jnp.asarray(tokens), jnp.asarray(draft)[:, None]  # one law for all
+    args = (
+        jnp.asarray(target),
+        jnp.asarray(tokens),
+        jnp.asarray(draft)[:, None],
+    )  # one distribution for all
     uniforms = rng.uniform(size=(rows, k)).astype(np.float32)
     gumbel = rng.gumbel(size=(rows, VOCAB)).astype(np.float32)
     options = {"with_replacement": with_replacement}
@@ -210,9 +226,9 @@ def test_acceptance_agrees_with_its_probabilities(with_replacement):
     assert clear.mean() > 0.99
     np.testing.assert_array_equal(np.asarray(verdict.index)[clear], expected[clear])
     assert set(expected) == {0, 1, 2, 3}
-    law = np.asarray(candidates.next_token_probs(*args, **options))
+    distribution = np.asarray(candidates.next_token_probs(*args, **options))
     with np.errstate(divide="ignore"):
-        last = np.argmax(np.log(law) + gumbel, axis=1)
+        last = np.argmax(np.log(distribution) + gumbel, axis=1)
     outcomes = np.concatenate([tokens, last[:, None]], axis=1)
     expected = outcomes[np.arange(rows), np.asarray(verdict.index)]
     np.testing.assert_array_equal(verdict.token, expected)
@@ -228,23 +244,27 @@ def test_a_token_the_target_lacks_nothing_of_is_refused_at_u_zero():
     assert verdict.token.tolist() == [1]
 
 
-def classical_law(target, draft):
-    """Returns the law that classical rejection sampling emits, and its acceptance."""
-    laws = jnp.asarray(target, jnp.float32)[None], jnp.asarray(draft, jnp.float32)[None]
-    kept = draft * np.asarray(classical.acceptance_probs(*laws), np.float64)[0]
-    return kept + (1 - kept.sum()) * target, kept.sum(), float(classical.acceptance_rate(*laws)[0])
+def classical_distribution(target, draft):
+    """Returns the distribution that classical rejection sampling emits, and its acceptance."""
+    distributions = jnp.asarray(target, jnp.float32)[None], jnp.asarray(draft, jnp.float32)[None]
+    kept = draft * np.asarray(classical.acceptance_probs(*distributions), np.float64)[0]
+    return (
+        kept + (1 - kept.sum()) * target,
+        kept.sum(),
+        float(classical.acceptance_rate(*distributions)[0]),
+    )
 
 
 @hypothesis.settings(deadline=None, max_examples=40, derandomize=True)
 @hypothesis.given(seed=st.integers(0, 2**32 - 1))
 def test_classical_is_lossless_and_keeps_less(seed):
     """Its acceptance is 1 / M exactly, and never more than that of the iterative rules."""
-    target, draft = law_pair(seed, 2, is_shared=True)
-    law, rate, stated = classical_law(target, draft[0])
-    np.testing.assert_allclose(law, target, atol=TOLERANCE)
+    target, draft = distribution_pair(seed, 2, is_shared=True)
+    distribution, rate, stated = classical_distribution(target, draft[0])
+    np.testing.assert_allclose(distribution, target, atol=TOLERANCE)
     np.testing.assert_allclose(rate, stated, atol=TOLERANCE)
     for k, flag in itertools.product((1, 2), (True, False)):
-        assert rate <= emitted_law(target, draft[:k], flag)[1] + TOLERANCE
+        assert rate <= emitted_distribution(target, draft[:k], flag)[1] + TOLERANCE
 
 
 def test_classical_accepts_by_its_probabilities():

@@ -1,4 +1,6 @@
-"""Law 6: other prompts, seeds, temperatures and limits compile nothing; rows can be replaced."""
+"""Invariant 6: other prompts, seeds, temperatures and limits compile nothing; rows can be
+replaced.
+"""
 
 import jax
 import jax.numpy as jnp

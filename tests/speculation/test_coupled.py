@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jspec.drafters import ModelDrafter, PromptLookupDrafter
-from jspec.sampling import sample
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import AcceptanceNoise, plain_noise, shared_noise
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.noise import plain_noise, shared_noise
-from jspec.speculation.types import AcceptanceNoise, Proposal
+from jspec.speculation.acceptance.types import Proposal
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
 
@@ -73,7 +73,8 @@ def test_shared_noise_is_that_of_plain_decoding():
 def test_agreement_reaches_its_bound():
     """Draft and target agree with probability at least (1 - TV) / (1 + TV) (arXiv 2408.07978).
 
-    Through the rule, 20,000 draws for each of 20 pairs of laws; six standard deviations of margin.
+    Through the rule, 20,000 draws for each of 20 pairs of distributions; six standard deviations of
+    margin.
     """
     rng = np.random.default_rng(0)
     rule, rows = get_rule("coupled"), 20_000

@@ -1,4 +1,6 @@
-"""Law 7: stop tokens and limits cut inside a block exactly where plain decoding would stop."""
+"""Invariant 7: stop tokens and limits cut inside a block exactly where plain decoding would
+stop.
+"""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The rules on laws that no model should give: extreme numbers, ties, one token, NaN.
+"""The rules on distributions that no model should give: extreme numbers, ties, one token, NaN.
 
 Shapes are fixed, so that each rule compiles once.
 """
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from jspec.sampling import NO_TOKEN, SamplingSettings, sample
+from jspec.sampling.distribution import NO_TOKEN, SamplingSettings, sample
+from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance import RULES, candidates, get_rule, is_match_at_zero
+from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.judge import judge
-from jspec.speculation.noise import SHARED
-from jspec.speculation.types import AcceptanceNoise, Proposal
 from tests.speculation.drive import QUICK
 
 ROWS, WIDTH = 3, 3
@@ -28,8 +28,10 @@ WEIGHTS = WEIGHTS | st.floats(0, 1, width=32)
 UNIFORMS = st.sampled_from([0.0, 2**-24, 0.5, 1 - 2**-24]).map(np.float32)
 
 
-def laws(length, vocab):
-    """Returns a strategy for laws [ROWS, length, vocab]; a law of zeros becomes a sure token 0."""
+def distributions(length, vocab):
+    """Returns a strategy for distributions [ROWS, length, vocab]; a distribution of zeros becomes a
+    sure token 0.
+    """
 
     def normalise(weights):
         weights = weights.astype(np.float64)
@@ -42,17 +44,22 @@ def laws(length, vocab):
 
 @st.composite
 def rounds(draw, vocab):
-    """Draws target laws, a proposal and its noise."""
+    """Draws target distributions, a proposal and its noise."""
     width = st.integers(0, WIDTH)
     tokens = draw(arrays.arrays(np.int32, (ROWS, WIDTH), elements=st.integers(0, vocab - 1)))
     proposal = Proposal(
         jnp.asarray(tokens),
         jnp.asarray(draw(arrays.arrays(np.int32, (ROWS,), elements=width))),
-        jnp.asarray(draw(laws(WIDTH, vocab))) if draw(st.booleans()) else None,
+        jnp.asarray(draw(distributions(WIDTH, vocab))) if draw(st.booleans()) else None,
     )
     uniforms = jnp.asarray(draw(arrays.arrays(np.float32, (ROWS, WIDTH), elements=UNIFORMS)))
     gumbel = np.random.default_rng(draw(st.integers(0, 99))).gumbel(size=(ROWS, WIDTH + 1, vocab))
-    return draw(laws(WIDTH + 1, vocab)), proposal, uniforms, jnp.asarray(gumbel, jnp.float32)
+    return (
+        draw(distributions(WIDTH + 1, vocab)),
+        proposal,
+        uniforms,
+        jnp.asarray(gumbel, jnp.float32),
+    )
 
 
 VOCAB = 5
@@ -64,7 +71,9 @@ COUNTS = arrays.arrays(np.int32, (ROWS,), elements=st.integers(0, WIDTH))
 
 @functools.cache
 def both_ways(name):
-    """Returns (logits, proposal, seed) -> the verdict of `judge`, and the rule's own by laws."""
+    """Returns (logits, proposal, seed) -> the verdict of `judge`, and the rule's own by
+    distributions.
+    """
     rule, zeros = get_rule(name), jnp.zeros([ROWS])
     settings = SamplingSettings(zeros, zeros.astype(jnp.int32), zeros + 1, zeros)
 
@@ -74,7 +83,7 @@ def both_ways(name):
         matched, probs = judge(rule, logits, settings, proposal, *place)
         assert probs is None
         noise = rule.noise.acceptance(*place, WIDTH, VOCAB, jnp.array(True))
-        return matched, rule.accept(rule.law(logits, settings), proposal, noise)
+        return matched, rule.accept(rule.distribution(logits, settings), proposal, noise)
 
     return call
 
@@ -90,8 +99,8 @@ def compiled(name):
             noise = AcceptanceNoise(None, gumbel)
         verdict = rule.accept(target_probs, proposal, noise)
         counts = jnp.minimum(verdict.num_accepted, proposal.num_tokens)
-        law = rule.next_token_probs(target_probs, proposal, counts)
-        return verdict, rule.acceptance_probs(target_probs, proposal), law
+        distribution = rule.next_token_probs(target_probs, proposal, counts)
+        return verdict, rule.acceptance_probs(target_probs, proposal), distribution
 
     return jax.jit(run, compiler_options=QUICK)
 
@@ -99,18 +108,18 @@ def compiled(name):
 @pytest.mark.parametrize("name", RULES)
 @SETTINGS
 @hypothesis.given(data=st.data())
-def test_extreme_laws_give_a_sound_verdict(name, data):
+def test_extreme_distributions_give_a_sound_verdict(name, data):
     """Guards against NaN, a count or token out of range, and drafts the target never says."""
     vocab = data.draw(st.sampled_from([1, 5]))
     target, proposal, uniforms, gumbel = data.draw(rounds(vocab))
-    verdict, accept, law = compiled(name)(jnp.asarray(target), proposal, uniforms, gumbel)
+    verdict, accept, distribution = compiled(name)(jnp.asarray(target), proposal, uniforms, gumbel)
     kept, tokens = np.asarray(verdict.num_accepted), np.asarray(proposal.tokens)
     assert ((kept >= 0) & (kept <= np.asarray(proposal.num_tokens))).all()
     assert ((np.asarray(verdict.next_token) >= 0) & (verdict.next_token < vocab)).all()
-    accept, law = np.asarray(accept), np.asarray(law)
+    accept, distribution = np.asarray(accept), np.asarray(distribution)
     assert ((accept >= 0) & (accept <= 1)).all()
-    assert (law >= 0).all()
-    np.testing.assert_allclose(law.sum(axis=1), 1, atol=1e-5)
+    assert (distribution >= 0).all()
+    np.testing.assert_allclose(distribution.sum(axis=1), 1, atol=1e-5)
     for row in range(ROWS):
         for i in range(kept[row]):
             assert target[row, i, tokens[row, i]] > 0
@@ -125,7 +134,8 @@ def test_extreme_laws_give_a_sound_verdict(name, data):
 def test_nan_in_a_row_stays_there(name, data):
     """Guards against an error, against a reduction that carries it to other rows, and its hiding.
 
-    Where the law of the next token is NaN, there is no next token: the row is to end, saying so.
+    Where the distribution of the next token is NaN, there is no next token: the row is to end,
+    saying so.
     """
     target, proposal, uniforms, gumbel = data.draw(rounds(5))
     spoilt = target.copy()
@@ -156,8 +166,8 @@ def compiled_candidates(with_replacement):
 def test_extreme_candidates_give_a_sound_verdict(with_replacement, data):
     """Guards the same for several candidates; NaN in one row again stays there."""
     target, proposal, uniforms, gumbel = data.draw(rounds(5))
-    laws = proposal.probs
-    args = proposal.tokens, laws, uniforms, gumbel[:, 0]
+    distributions = proposal.probs
+    args = proposal.tokens, distributions, uniforms, gumbel[:, 0]
     run = compiled_candidates(with_replacement)
     verdict = jax.tree.map(np.asarray, run(jnp.asarray(target[:, 0]), *args))
     assert ((verdict.index >= 0) & (verdict.index <= WIDTH)).all()
@@ -173,7 +183,9 @@ def test_extreme_candidates_give_a_sound_verdict(with_replacement, data):
 @SETTINGS
 @hypothesis.given(rounds(5))
 def test_coupled_says_what_plain_decoding_draws(case):
-    """Pathwise, for any laws, drafts and noise: what is emitted is what the target draws."""
+    """Pathwise, for any distributions, drafts and noise: what is emitted is what the target
+    draws.
+    """
     target_probs, proposal, uniforms, gumbel = case
     verdict, *_ = compiled("coupled")(target_probs, proposal, uniforms, gumbel)
     drawn = np.asarray(jax.jit(sample)(jnp.asarray(target_probs), gumbel))
@@ -189,17 +201,18 @@ def test_coupled_says_what_plain_decoding_draws(case):
 @hypothesis.given(logits=LOGITS, tokens=TOKENS, counts=COUNTS, seed=st.integers(0, 99))
 @SETTINGS
 def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
-    """What `judge` decides without laws is what the rule decides with them: ties, -inf, NaN.
+    """What `judge` decides without distributions is what the rule decides with them: ties, -inf,
+    NaN.
 
-    The drafts' laws are whatever they may be, a hot drafter's or certain.
+    The drafts' distributions are whatever they may be, a hot drafter's or certain.
     """
     drafts = Proposal(jnp.asarray(tokens), jnp.asarray(counts))
     weights = np.random.default_rng(seed).dirichlet(np.ones(VOCAB), (ROWS, WIDTH))
     hot = drafts.replace(probs=jnp.asarray(weights, jnp.float32))
     for proposal in (drafts, hot):
-        matched, by_law = both_ways(name)(jnp.asarray(logits), proposal, jnp.uint32(seed))
-        np.testing.assert_array_equal(matched.num_accepted, by_law.num_accepted)
-        np.testing.assert_array_equal(matched.next_token, by_law.next_token)
+        matched, by_distribution = both_ways(name)(jnp.asarray(logits), proposal, jnp.uint32(seed))
+        np.testing.assert_array_equal(matched.num_accepted, by_distribution.num_accepted)
+        np.testing.assert_array_equal(matched.next_token, by_distribution.next_token)
 
 
 def test_rules_match_where_that_is_known_of_them():

@@ -1,4 +1,6 @@
-"""Law 2: at temperature 0 speculation says what plain decoding says, token for token (float32)."""
+"""Invariant 2: at temperature 0 speculation says what plain decoding says, token for token
+(float32).
+"""
 
 import itertools
 
@@ -54,7 +56,9 @@ def test_greedy_output_equals_plain_decoding(make_engine, prompts, plain, name, 
     ids=["plain", "prompt lookup", "model"],
 )
 def test_a_small_lead_decides(drafter):
-    """Guards against logits rounded on their way to a law: 8 and 8.001 are one bfloat16."""
+    """Guards against logits rounded on their way to a distribution: 8 and 8.001 are one
+    bfloat16.
+    """
     table = jnp.zeros([VOCAB] * 3).at[..., 0].set(8.0).at[..., 1].set(8.001)
     engine = Engine(toy_apply, toy_cache, (table, table), drafter, capacity=40, max_rounds=20)
     result = engine.generate([[2, 0, 3]], max_length=20)

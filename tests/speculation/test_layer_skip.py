@@ -136,7 +136,8 @@ def test_caches_are_right_whatever_is_wanted(prompts, name):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["all", "all, own cache"])
 def test_all_layers_accept_everything(prompts, name, temperature):
-    """Law 4. Sampled acceptance may fail where rounding differs, with odds of about 1e-6 a draft.
+    """Invariant 4. Sampled acceptance may fail where rounding differs, with odds of about 1e-6 a
+    draft.
 
     With the shared cache nothing is computed twice, and nothing can differ at all.
     """

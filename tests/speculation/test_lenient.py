@@ -5,20 +5,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.common.errors import InputError
 from jspec.drafters import ModelDrafter
-from jspec.errors import InputError
-from jspec.sampling import sample
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, chain, get_rule, rejection
-from jspec.speculation.types import AcceptanceNoise, Proposal, Temperatures, Verdict
+from jspec.speculation.acceptance.types import Proposal, Temperatures, Verdict
 from tests.speculation.drive import Engine, settings_of
 from tests.speculation.enumeration import (
     NUM_TOKENS,
     enumerate_paths,
     expected_accepted,
     extend,
-    joint_law,
+    joint_distribution,
     one_round,
-    random_laws,
+    random_distributions,
     target_joint,
 )
 from tests.speculation.toys import VOCAB, make_tables, softmax, toy_apply, toy_cache
@@ -28,9 +29,9 @@ def lenient(lenience, name="lenient"):
     return get_rule(name, RuleOptions(lenience=lenience))
 
 
-def law_pair(seed, vocab=3):
+def distribution_pair(seed, vocab=3):
     rng = np.random.default_rng(seed)
-    return [random_laws(rng, (vocab,) * 3, zeros=0.2) for _ in range(2)]
+    return [random_distributions(rng, (vocab,) * 3, zeros=0.2) for _ in range(2)]
 
 
 @pytest.mark.parametrize("lenience", [0.9, 0.5, 0.1])
@@ -38,24 +39,24 @@ def law_pair(seed, vocab=3):
 def test_no_token_comes_with_more_than_its_share(seed, lenience):
     """The bound target / l at each of six positions, given what came before, over three rounds.
 
-    Guards against a residual that is made lenient too, which has no such bound; and the law is off,
-    or the rule would do nothing.
+    Guards against a residual that is made lenient too, which has no such bound; and the
+    distribution is off, or the rule would do nothing.
     """
-    target, draft = law_pair(seed)
+    target, draft = distribution_pair(seed)
     paths = enumerate_paths(target, draft, 2)
     emitted = one_round(lenient(lenience), paths)
     for start in [(0, 0), (1, 2)]:
-        joint = joint_law(emitted, target, start)
+        joint = joint_distribution(emitted, target, start)
         for n in range(NUM_TOKENS):
-            before, law = (joint.sum(axis=tuple(range(m, NUM_TOKENS))) for m in (n, n + 1))
-            assert (law <= extend(before, target, n, start) / lenience + 1e-7).all()
+            before, distribution = (joint.sum(axis=tuple(range(m, NUM_TOKENS))) for m in (n, n + 1))
+            assert (distribution <= extend(before, target, n, start) / lenience + 1e-7).all()
         assert np.abs(joint - target_joint(target, start)).sum() / 2 > 1e-3
 
 
 @pytest.mark.parametrize("lenience", [1.0, 0.6, 0.2])
 def test_drafts_are_kept_with_the_lenient_overlap(lenience):
     """One draft is kept with the sum of min(draft, target / l), exactly: more for a smaller l."""
-    target, draft = law_pair(3, vocab=5)
+    target, draft = distribution_pair(3, vocab=5)
     accepted = expected_accepted(lenient(lenience), enumerate_paths(target, draft, 1))
     expected = np.minimum(draft, target / lenience).sum(axis=-1).reshape(-1)
     np.testing.assert_allclose(accepted, expected, atol=1e-6)
@@ -132,12 +133,14 @@ def test_argmax_form_keeps_what_is_nearly_the_best():
     assert accept(lenient(1.0, "lenient_argmax").accept, target, [1], [0.0]) == (0, 0)
 
 
-def test_argmax_form_is_told_the_law_of_temperature_one():
-    """At temperature 0 the sampled law is one-hot, and nothing but the best would ever pass."""
+def test_argmax_form_is_told_the_distribution_of_temperature_one():
+    """At temperature 0 the sampled distribution is one-hot, and nothing but the best would ever
+    pass.
+    """
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 5)), jnp.float32)
     rule = lenient(0.5, "lenient_argmax")
-    law = rule.law(logits, settings_of(2, 0.0))
-    np.testing.assert_allclose(law, softmax(logits), rtol=1e-5)
+    distribution = rule.distribution(logits, settings_of(2, 0.0))
+    np.testing.assert_allclose(distribution, softmax(logits), rtol=1e-5)
     assert rule.temperatures is Temperatures.ZERO
     assert lenient(0.5).temperatures is Temperatures.POSITIVE
 
@@ -155,18 +158,18 @@ def test_argmax_form_decodes_within_its_bound():
         engine = Engine(toy_apply, toy_cache, tables, drafter, rule, max_rounds=20)
         return engine.generate(prompts, max_length=22)
 
-    law = softmax(tables[0])
+    distribution = softmax(tables[0])
     strict, mild = (run(lenient(lenience, "lenient_argmax")) for lenience in (1.0, 0.2))
     for prompt, tokens in zip(prompts, strict.tokens, strict=True):
         text = [*prompt, *tokens]
         for a, b, token in zip(text, text[1:], text[2:], strict=False):
-            assert token == law[a, b].argmax()
+            assert token == distribution[a, b].argmax()
     assert mild.tokens != strict.tokens
     assert len(mild.num_accepted) < len(strict.num_accepted)  # fewer rounds
     for prompt, tokens in zip(prompts, mild.tokens, strict=True):
         text = [*prompt, *tokens]
         for a, b, token in zip(text, text[1:], text[2:], strict=False):
-            assert law[a, b, token] >= 0.2 * law[a, b].max() * (1 - 1e-6)
+            assert distribution[a, b, token] >= 0.2 * distribution[a, b].max() * (1 - 1e-6)
 
 
 @pytest.mark.parametrize("name", ["lenient", "lenient_argmax"])

@@ -1,7 +1,8 @@
-"""Law 1: the sum over all drafts, verdicts and next tokens is the target's law, exactly.
+"""Invariant 1: the sum over all drafts, verdicts and next tokens is the target's distribution,
+exactly.
 
-Jointly over three rounds, for every kind of draft law, to 1e-6: what float32 leaves. The coupled
-rule is not here: its text is plain decoding's own, token for token (test_coupled.py).
+Jointly over three rounds, for every kind of draft distribution, to 1e-6: what float32 leaves. The
+coupled rule is not here: its text is plain decoding's own, token for token (test_coupled.py).
 """
 
 import hypothesis
@@ -16,7 +17,7 @@ from tests.speculation.enumeration import (
     as_float32,
     enumerate_paths,
     kept_probs,
-    random_laws,
+    random_distributions,
     truncated,
     worst_error,
 )
@@ -30,8 +31,8 @@ TOLERANCE = 1e-6
 VISIBLE = 1e-3  # a wrong rule's error, at least
 
 
-def laws(temperature):
-    """Returns target and draft laws at a temperature."""
+def distributions(temperature):
+    """Returns target and draft distributions at a temperature."""
     if temperature == 0:
         return [np.eye(VOCAB)[np.argmax(np.asarray(table), axis=-1)] for table in TABLES]
     return [as_float32(softmax(table, temperature)) for table in TABLES]
@@ -40,7 +41,7 @@ def laws(temperature):
 def error(rule, width, kind, temperatures=(1.0, 1.0), **options):
     """Returns the worst error over the toy tables."""
     rule = get_rule(rule) if isinstance(rule, str) else rule
-    target, draft = laws(temperatures[0])[0], laws(temperatures[1])[1]
+    target, draft = distributions(temperatures[0])[0], distributions(temperatures[1])[1]
     return worst_error(rule, target, draft, width, kind, **options)
 
 
@@ -56,14 +57,14 @@ def test_rules_are_lossless(name, kind, width):
 @pytest.mark.parametrize("kind", ["sampled", "deterministic"])
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_rows_with_fewer_drafts_are_lossless(name, kind, width):
-    """After a row's last valid draft the target's own law applies, not the residual."""
+    """After a row's last valid draft the target's own distribution applies, not the residual."""
     assert error(name, width, kind, counts_of=all_counts) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_a_drafter_that_stops_when_unsure_is_lossless(name):
     """Guards against a number of drafts that depends on the drafts before: `block` looks ahead."""
-    paths = enumerate_paths(laws(1.0)[0], laws(1.0)[1], 3, stop_below=0.7)
+    paths = enumerate_paths(distributions(1.0)[0], distributions(1.0)[1], 3, stop_below=0.7)
     counts = np.asarray(paths.proposal.num_tokens).reshape(VOCAB**2, -1)
     assert (counts.min(axis=1) < counts.max(axis=1)).any()
     assert error(name, 3, "sampled", stop_below=0.7) < TOLERANCE
@@ -76,11 +77,11 @@ def test_a_draft_temperature_of_its_own_is_lossless(name, temperatures):
     assert error(name, 2, "sampled", temperatures) < TOLERANCE
 
 
-def law_pair(relation, seed, vocab):
-    """Returns target and draft laws with exact zeros that stand in some relation."""
+def distribution_pair(relation, seed, vocab):
+    """Returns target and draft distributions with exact zeros that stand in some relation."""
     rng = np.random.default_rng(seed)
-    target = random_laws(rng, (vocab,) * 3, zeros=0.3)
-    draft = random_laws(rng, (vocab,) * 3, zeros=0.3)
+    target = random_distributions(rng, (vocab,) * 3, zeros=0.3)
+    draft = random_distributions(rng, (vocab,) * 3, zeros=0.3)
     if relation == "equal":
         draft = target
     if relation == "truncated draft":
@@ -104,31 +105,31 @@ RELATIONS = ["any", "equal", "truncated draft", "truncated target", "disjoint"]
     seed=st.integers(0, 2**32 - 1),
     counts_of=st.sampled_from([all_counts, lambda _, width: width]),
 )
-def test_random_laws_with_zeros_are_lossless(name, relation, seed, counts_of):
+def test_random_distributions_with_zeros_are_lossless(name, relation, seed, counts_of):
     """Guards against 0 / 0, and against drafts that one of the two sides can never say."""
-    target, draft = law_pair(relation, seed, vocab=3)
+    target, draft = distribution_pair(relation, seed, vocab=3)
     assert worst_error(get_rule(name), target, draft, 3, counts_of=counts_of) < TOLERANCE
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_six_tokens_are_lossless(name, relation):
-    """A larger vocabulary has room for laws that overlap in part only."""
-    target, draft = law_pair(relation, seed=5, vocab=6)
+    """A larger vocabulary has room for distributions that overlap in part only."""
+    target, draft = distribution_pair(relation, seed=5, vocab=6)
     assert worst_error(get_rule(name), target, draft, 2) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_a_draft_law_equal_to_the_targets_keeps_everything(name):
-    """Guards against a rounding error or an epsilon that refuses good drafts (law 4)."""
-    target, draft = law_pair("equal", seed=2, vocab=4)
+def test_a_draft_distribution_equal_to_the_targets_keeps_everything(name):
+    """Guards against a rounding error or an epsilon that refuses good drafts (invariant 4)."""
+    target, draft = distribution_pair("equal", seed=2, vocab=4)
     paths = enumerate_paths(target, draft, 3)
     kept = kept_probs(get_rule(name), paths)[paths.weights > 0]
     np.testing.assert_array_equal(kept[:, 3], 1)
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_disjoint_laws_keep_nothing(name):
+def test_disjoint_distributions_keep_nothing(name):
     """Guards against a draft that the target never says."""
     target = np.broadcast_to(as_float32([0.0, 0.0, 0.3, 0.7]), (4, 4, 4))
     draft = np.broadcast_to(as_float32([0.6, 0.4, 0.0, 0.0]), (4, 4, 4))

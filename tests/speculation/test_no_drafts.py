@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from jspec.speculation.acceptance import get_rule
+from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.step import speculative_step
-from jspec.speculation.types import Proposal
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import make_tables, toy_apply, toy_cache
@@ -41,7 +41,9 @@ class SilentDrafter:
     ],
 )
 def test_the_width_of_the_verify_call_changes_no_token(rule, temperature):
-    """Law 5: a neighbour with drafts makes the call wider; a row without any must not notice."""
+    """Invariant 5: a neighbour with drafts makes the call wider; a row without any must not
+    notice.
+    """
     calls = []
 
     def counting(table, tokens, cache, **options):

@@ -6,13 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.speculation.noise import (
-    Purpose,
-    acceptance_noise,
-    gumbel_noise,
-    plain_noise,
-    round_keys,
-)
+from jspec.sampling.noise import Purpose, acceptance_noise, gumbel_noise, plain_noise, round_keys
 
 YES = jnp.array(True)
 noise_of = jax.jit(acceptance_noise, static_argnums=(2, 3))
@@ -65,7 +59,7 @@ def test_noise_of_an_offset_does_not_depend_on_the_width():
     np.testing.assert_array_equal(narrow.gumbel, wide.gumbel)
 
 
-def test_uniforms_and_gumbels_have_their_laws():
+def test_uniforms_and_gumbels_have_their_distributions():
     """N = 4,000: means within 5 standard errors; a false alarm has odds of 1e-6 (fixed seeds)."""
     seeds = jnp.arange(4_000, dtype=jnp.uint32)
     ones = jnp.ones([4_000], jnp.int32)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import ModelDrafter
-from jspec.sampling import SamplingSettings
+from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.step import speculative_step
 from jspec.speculation.types import ModelParams, SpecState

@@ -1,4 +1,5 @@
-"""Law 3 for every drafter with a memory: 200 rounds of random numbers and switches leave no hole.
+"""Invariant 3 for every drafter with a memory: 200 rounds of random numbers and switches leave no
+hole.
 
 In each round every row wants another number of drafts of each kind, 0 among them, and members of a
 cascade are switched off and on again for some rounds, each row by itself: they lag, and catch up.
@@ -61,7 +62,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "ngram, blockwise": ("ngram+blockwise", None),
 }
 QUICK = ("look-ahead", "other layers, ngram, hierarchical")
-HEAD_OPTIONS = {  # of laws so flat that the target often keeps what is drawn from them
+HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them
     "eagle": {"std": 0.1},
     "medusa": {"std": 0.1, "head": 0.3 * layered.params()["head"]},
 }

@@ -1,4 +1,4 @@
-"""Law 5: a request's tokens depend on its seed and prompt, not on company or chunking."""
+"""Invariant 5: a request's tokens depend on its seed and prompt, not on company or chunking."""
 
 import numpy as np
 import pytest

@@ -1,9 +1,9 @@
-"""Law 8: samples through the real compiled loop follow the target; wrong rules are rejected.
+"""Invariant 8: samples through the real compiled loop follow the target; wrong rules are rejected.
 
 Every test draws NUM_TOKENS tokens after a first one in NUM_ROWS requests with seeds of their own,
-from toy tables, and compares their joint counts with the exact joint law. Seeds are fixed, so a
-test passes or fails for good; by chance alone some of the NUM_RIGHT right cells would fail for one
-in 10^5 choices of seeds. `scripts/prove.py` is the same for every cell, on tiny Llamas.
+from toy tables, and compares their joint counts with the exact joint distribution. Seeds are fixed,
+so a test passes or fails for good; by chance alone some of the NUM_RIGHT right cells would fail for
+one in 10^5 choices of seeds. `scripts/prove.py` is the same for every cell, on tiny Llamas.
 """
 
 import dataclasses
@@ -14,11 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.analysis.goodness import goodness_of_fit
-from jspec.auditing import controls
-from jspec.auditing.law import joint_law
-from jspec.auditing.rows import Context, first_tokens
-from jspec.batch import needed_switches
 from jspec.drafters import (
     CascadeDrafter,
     HierarchicalDrafter,
@@ -29,11 +24,21 @@ from jspec.drafters import (
     TableDrafter,
     tables,
 )
-from jspec.request import Settings
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.evaluation.analysis.goodness import goodness_of_fit
+from jspec.evaluation.auditing import controls
+from jspec.evaluation.auditing.distribution import joint_distribution
+from jspec.evaluation.auditing.rows import Context, first_tokens
+from jspec.generation.batch import needed_switches
+from jspec.generation.request import Settings
+from jspec.sampling.noise import (
+    AcceptanceNoise,
+    Purpose,
+    acceptance_noise,
+    gumbel_noise,
+    round_keys,
+)
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.noise import Purpose, acceptance_noise, gumbel_noise, round_keys
-from jspec.speculation.types import AcceptanceNoise
-from jspec.weights.count_ngrams import count_ngrams
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
@@ -79,7 +84,10 @@ OTHERS = {
     "bigram": (BIGRAM, "block"),
     "unigram": (UNIGRAM, "coupled"),
     "random": (RANDOM, "rejection"),
-    "cascade": (CASCADE, "rejection"),  # rows with one-hot laws beside rows with sampled ones
+    "cascade": (
+        CASCADE,
+        "rejection",
+    ),  # rows with one-hot distributions beside rows with sampled ones
     "unsure model": (UNSURE, "block"),  # stops before it draws what it is not sure of
 }
 # Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all;
@@ -110,14 +118,14 @@ def engine_of(drafter, rule):
 
 
 @functools.cache
-def expected_law(name):
-    """Returns the exact joint law of the tokens after the first."""
+def expected_distribution(name):
+    """Returns the exact joint distribution of the tokens after the first."""
     table = np.asarray(TABLES[0])
     logits = np.zeros([VOCAB] * (NUM_TOKENS - 1) + [NUM_TOKENS, VOCAB])
     for path in itertools.product(range(VOCAB), repeat=NUM_TOKENS - 1):
         text = [CONTEXT.prompt[-1], CONTEXT.first, *path]
         logits[path] = table[text[:-1], text[1:]]
-    return joint_law(logits, CONTEXT, SETTINGS[name], NUM_TOKENS)
+    return joint_distribution(logits, CONTEXT, SETTINGS[name], NUM_TOKENS)
 
 
 def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, first_seed=0):
@@ -143,13 +151,13 @@ def count_tokens(drafter, rule, name, draft_temperature=None, switches=None, fir
 
 
 def p_value(drafter, rule=REJECTION, name="temperature", **options):
-    """Returns how likely counts as far from the target's law as those of a run are."""
+    """Returns how likely counts as far from the target's distribution as those of a run are."""
     counts = count_tokens(drafter, rule, name, **options)
-    return goodness_of_fit(counts, expected_law(name)).p_value
+    return goodness_of_fit(counts, expected_distribution(name)).p_value
 
 
 def check(drafter, rule, name, draft_temperature, first_seed):
-    """Asserts that the law is right; one program serves all settings."""
+    """Asserts that the distribution is right; one program serves all settings."""
     found = p_value(
         drafter, rule, name, draft_temperature=draft_temperature, first_seed=first_seed,
         switches=needed_switches(list(SETTINGS.values())),
@@ -161,7 +169,7 @@ def check(drafter, rule, name, draft_temperature, first_seed):
     ("rule", "drafter", "settings"),
     [slow_unless(index % 2 == 0, *cell) for index, cell in enumerate(RIGHT)],
 )
-def test_samples_follow_the_targets_law(rule, drafter, settings):
+def test_samples_follow_the_targets_distribution(rule, drafter, settings):
     """The whole path: noise, drafts, processors, filters, verdicts, caches, loop."""
     first_seed = NUM_ROWS * RIGHT.index((rule, drafter, settings))
     source, draft_temperature = (DRAFTERS | {n: (d, None) for n, (d, _) in OTHERS.items()})[drafter]
@@ -169,7 +177,7 @@ def test_samples_follow_the_targets_law(rule, drafter, settings):
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_plain_decoding_follows_the_targets_law(settings):
+def test_plain_decoding_follows_the_targets_distribution(settings):
     """What speculation is compared with has to be right by itself."""
     check(None, REJECTION, settings, None, first_seed=NUM_ROWS * len(RIGHT))
 
@@ -229,10 +237,12 @@ def test_block_with_noise_of_absolute_positions_is_rejected():
     Deterministic drafts show it best. The first token alone, always of the first round, is right.
     """
     counts = count_tokens(LOOKUP, controls.with_absolute_uniforms(BLOCK), "temperature")
-    law = expected_law("temperature")
+    distribution = expected_distribution("temperature")
     later = tuple(range(1, NUM_TOKENS))
-    assert goodness_of_fit(counts, law).p_value < FALSE_ALARM
-    assert goodness_of_fit(counts.sum(axis=later), law.sum(axis=later)).p_value > FALSE_ALARM
+    assert goodness_of_fit(counts, distribution).p_value < FALSE_ALARM
+    assert (
+        goodness_of_fit(counts.sum(axis=later), distribution.sum(axis=later)).p_value > FALSE_ALARM
+    )
 
 
 class DroppingDrafter(ModelDrafter):
@@ -266,6 +276,6 @@ class DroppingDrafter(ModelDrafter):
         "bigram reported unprocessed",
     ],
 )
-def test_drafters_that_misreport_their_law_are_rejected(drafter, settings):
-    """Negative control: the law must be the one the tokens were really drawn from."""
+def test_drafters_that_misreport_their_distribution_are_rejected(drafter, settings):
+    """Negative control: the distribution must be the one the tokens were really drawn from."""
     assert p_value(drafter, name=settings) < FALSE_ALARM

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, get_rule
-from jspec.speculation.types import AcceptanceNoise, Proposal
+from jspec.speculation.acceptance.types import Proposal
 
 ROWS, WIDTH, VOCAB = 300, 3, 6
 
@@ -22,7 +23,7 @@ def proposal_of(tokens):
 
 
 def random_round(rng):
-    """Returns target laws with zeros, a proposal and noise."""
+    """Returns target distributions with zeros, a proposal and noise."""
     target = rng.dirichlet([0.4] * VOCAB, (ROWS, WIDTH + 1))
     target[target < 0.02] = 0
     target = jnp.asarray(target / target.sum(axis=-1, keepdims=True), jnp.float32)
@@ -63,13 +64,15 @@ def test_just_enough_is_too_little():
 def test_a_surer_target_refuses_more():
     """The same probability passes where the target is unsure and fails where it is sure."""
     sure, unsure = [0.96, 0.02, 0.02] + [0.0] * 47, [0.02] * 50
-    target = jnp.array([[law] * 2 for law in (sure, unsure)], jnp.float32)
+    target = jnp.array([[distribution] * 2 for distribution in (sure, unsure)], jnp.float32)
     kept = typical(0.3, 0.09).acceptance_probs(target, proposal_of([[1], [1]]))
     assert kept[:, 0].tolist() == [0, 1]
 
 
 def test_temperature_zero_is_the_greedy_match():
-    """One-hot laws: token for token what `greedy` says, for every noise and every epsilon."""
+    """One-hot distributions: token for token what `greedy` says, for every noise and every
+    epsilon.
+    """
     rng = np.random.default_rng(1)
     target, proposal, noise = random_round(rng)
     target = jax.nn.one_hot(jnp.argmax(target, axis=-1), VOCAB, dtype=jnp.float32)
@@ -88,12 +91,12 @@ def test_the_next_token_is_drawn_from_the_target():
     """Never from a residual: after a refusal the refused draft may come again."""
     target, proposal, noise = random_round(np.random.default_rng(2))
     verdict = typical().accept(target, proposal, noise)
-    laws = np.asarray(target)[np.arange(ROWS), np.asarray(verdict.num_accepted)]
+    distributions = np.asarray(target)[np.arange(ROWS), np.asarray(verdict.num_accepted)]
     with np.errstate(divide="ignore"):
-        expected = np.argmax(np.log(laws) + np.asarray(noise.gumbel), axis=-1)
+        expected = np.argmax(np.log(distributions) + np.asarray(noise.gumbel), axis=-1)
     np.testing.assert_array_equal(verdict.next_token, expected)
     np.testing.assert_array_equal(
-        typical().next_token_probs(target, proposal, verdict.num_accepted), laws
+        typical().next_token_probs(target, proposal, verdict.num_accepted), distributions
     )
 
 

@@ -1,7 +1,7 @@
-"""Toy models of a few tokens, whose laws depend on the two tokens before.
+"""Toy models of a few tokens, whose distributions depend on the two tokens before.
 
 The context is read from the cache's slots, so that a hole, a shifted slot or a missed rollback
-changes the law. The algorithm knows models as functions only and takes these for a Llama.
+changes the distribution. The algorithm knows models as functions only and takes these for a Llama.
 """
 
 import jax.numpy as jnp

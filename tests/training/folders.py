@@ -4,8 +4,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from jspec.training.texts import write_texts
+from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
-from jspec.weights.tokenizer import Tokenizer
 
 
 def save_target(folder, model):

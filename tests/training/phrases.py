@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jspec.generator import Generator
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
 from jspec.models import LlamaConfig, init_cache, init_params, make_apply
-from jspec.request import Request, Settings
 from jspec.training.texts import Batches, Text, iterate_rows, pack, split
 from tests.tiny_models import make_model
 

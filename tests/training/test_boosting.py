@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models import init_cache, make_apply
 from jspec.training.boosting import boosted, make_marks
 from jspec.training.draft_loss import PlaceMetrics

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.training.corpus import read_texts
 from jspec.training.texts import Text, write_texts
-from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer(128, bos_id=1, eos_ids=(0,))
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.training.docstrings import read_docstrings
 
 _FILES = {

@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.auditing.checks import run_checks
-from jspec.errors import InputError
-from jspec.generator import Generator
+from jspec.common.errors import InputError
+from jspec.evaluation.auditing.checks import run_checks
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
 from jspec.models import LlamaConfig
-from jspec.request import Request, Settings
 from jspec.training.draft_model import DraftModelTraining, draft_config
 from jspec.training.loop import train
 from jspec.training.recipe import Recipe
 from jspec.training.trainee import SCORE
 from jspec.weights.resolver import LoadedModel
-from tests.auditing.subjects import make_subject
+from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_models import CONFIG, target
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
@@ -90,7 +90,9 @@ def test_the_trained_draft_drafts(learned):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cross_entropy", "total_variation"])
 def test_other_losses_teach_too(name, tmp_path):
-    """Total variation alone is the slowest: its gradient is small where the laws share little."""
+    """Total variation alone is the slowest: its gradient is small where the distributions share
+    little.
+    """
     weights = {"kl_weight": 0.0, f"{name}_weight": 1.0}
     _, after, before = learn(tmp_path, **weights)
     assert after["acceptance"][0] > before["acceptance"][0] + 0.3
@@ -100,14 +102,14 @@ def test_other_losses_teach_too(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("rule", "temperature"), [("greedy", 0.0), ("block", 1.0)])
 def test_the_trained_draft_passes_the_audit(learned, rule, temperature):
-    """Every check, the joint law of its rounds among them."""
+    """Every check, the joint distribution of its rounds among them."""
     subject = make_subject(
         rule, "model", target=grammar_target(), draft=learned[0], num_draft_tokens=4,
         settings=Settings(temperature=temperature),
     )  # fmt: skip
     with jax.numpy_dtype_promotion("strict"):
         checks = list(run_checks(subject, num_rows=1024, max_new_tokens=16))
-    assert {"emitted law", "negative control"} <= {check.name for check in checks}
+    assert {"emitted distribution", "negative control"} <= {check.name for check in checks}
     assert [f"{one.name}: {one.detail}" for one in checks if not one.has_passed] == []
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.models.eagle import apply_head, fuse, init_eagle_cache
+from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
 from jspec.training.eagle_unroll import Places, head_logits, unroll
 from tests import tiny_eagle
 

@@ -5,8 +5,8 @@ import runpy
 
 import pytest
 
-from jspec.errors import InputError
-from jspec.experiments.config import to_plain
+from jspec.common.errors import InputError
+from jspec.evaluation.experiments.config import to_plain
 from jspec.training.kinds import KINDS, read_training
 
 HEADS = ("medusa", "blockwise", "lookahead")

@@ -6,10 +6,10 @@ import json
 import jax
 import pytest
 
+from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.errors import InputError
-from jspec.generator import Generator
-from jspec.request import Request, Settings
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
 from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import Recipe, train

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.drafters.heads.eagle_checkpoint import load_eagle
+from jspec.drafters.heads.folder import round_head
 from jspec.training.eagle import EagleTraining, eagle_config, make_eagle_trainee
-from jspec.weights.eagle_head import load_eagle
-from jspec.weights.head_folder import round_head
 from tests.tiny_models import CONFIG
 from tests.training.grammar import grammar_target, grammar_texts
 

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.errors import InputError
-from jspec.generator import Generator
+from jspec.drafters.heads.medusa_checkpoint import save_medusa
+from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
 from jspec.models import init_cache, make_apply
-from jspec.models.medusa import MedusaConfig, init_medusa_params
-from jspec.request import Request, Settings
 from jspec.training.joint import moved
 from jspec.training.medusa import MedusaTraining
 from jspec.training.recipe import Recipe
 from jspec.training.run import run_training
 from jspec.training.trainee import SCORE
-from jspec.weights.medusa_head import save_medusa
 from jspec.weights.resolver import load_model
 from tests.tiny_models import CONFIG
 from tests.training.folders import save_target, save_texts
@@ -100,11 +100,15 @@ def test_the_target_is_another_one_but_not_by_much(folder, changed):
     assert min(jax.tree.leaves(apart)) > 0
     _, looks = entries(folder, "joint")
     tokens = jnp.array([text.ids for text in grammar_texts(16, 3)])
-    laws = []
+    distributions = []
     for model in (original, changed):
         cache = init_cache(CONFIG, batch_size=16, capacity=SEQ_LEN, dtype=jnp.float32)
-        laws.append(jax.nn.log_softmax(make_apply(CONFIG)(model.params, tokens, cache)[0]))
-    divergence = float(jnp.mean(jnp.sum(jnp.exp(laws[0]) * (laws[0] - laws[1]), axis=-1)))
+        distributions.append(jax.nn.log_softmax(make_apply(CONFIG)(model.params, tokens, cache)[0]))
+    divergence = float(
+        jnp.mean(
+            jnp.sum(jnp.exp(distributions[0]) * (distributions[0] - distributions[1]), axis=-1)
+        )
+    )
     print(divergence, looks[-1]["target_kl"], looks[-1]["target_agreement"])
     assert 1e-4 < divergence < 0.1
     assert looks[-1]["target_kl"] == pytest.approx(divergence, rel=0.5)
@@ -192,7 +196,7 @@ def test_bad_fields_are_refused(folder, fields, message):
 
 @pytest.mark.slow
 def test_a_random_target_is_refused(folder):
-    """Its law is worth nothing, and it has no tokenizer to save."""
+    """Its distribution is worth nothing, and it has no tokenizer to save."""
     noise = dataclasses.replace(grammar_target(), name="random:x", source="random")
     with pytest.raises(InputError, match="random:x: random weights"):
         joint_training(folder).make_trainee(noise, [])

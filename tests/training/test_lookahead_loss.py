@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models import init_cache, make_apply
-from jspec.models.lookahead import LookaheadConfig
 from jspec.training.lookahead import anchors_of, make_lookahead_trainee
 from jspec.training.texts import Text, pack
 from tests import tiny_lookahead
@@ -41,8 +41,8 @@ def test_the_loss_is_that_of_calls_on_each_text_by_itself():
             for step in range(2):
                 predicted = place + 2 + step
                 if len(text.prompt) <= predicted < LENGTH:
-                    law = np.exp(said[predicted - 1, 0])
-                    losses[step].append(-np.sum(law * said[place, 1 + step]))
+                    distribution = np.exp(said[predicted - 1, 0])
+                    losses[step].append(-np.sum(distribution * said[place, 1 + step]))
     expected = [np.mean(one) for one in losses]
     assert min(map(len, losses)) >= 12
     np.testing.assert_allclose(metrics["losses"], expected, rtol=1e-3)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.training.events import scalars_of
 from jspec.training.loop import train
 from jspec.training.metrics_log import MetricsLog, read_metrics

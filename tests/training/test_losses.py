@@ -14,9 +14,9 @@ DRAFT = [0.25, 0.5, 0.25]
 BY_HAND = {"cross_entropy": np.log(2), "kl": 0.25 * np.log(2), "total_variation": 0.25}
 
 
-def logits_of(*laws):
-    """Returns logits [1 t v] of laws, shifted, as logits may be."""
-    return jnp.log(jnp.asarray(laws, jnp.float32))[None] + 3.0
+def logits_of(*distributions):
+    """Returns logits [1 t v] of distributions, shifted, as logits may be."""
+    return jnp.log(jnp.asarray(distributions, jnp.float32))[None] + 3.0
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -76,11 +76,11 @@ def test_places_are_compared_a_few_at_a_time():
         return jnp.sum(found.loss), found
 
     def at_once(draft_head):
-        laws = [
+        distributions = [
             jnp.einsum("btd,vd->btv", x, y)[..., :7]
             for x, y in ((drafts, draft_head), (targets, head))
         ]
-        return jnp.sum(2 * LOSSES["kl"](*laws, tokens)), overlap(*laws)
+        return jnp.sum(2 * LOSSES["kl"](*distributions, tokens)), overlap(*distributions)
 
     (value, found), grads = jax.jit(jax.value_and_grad(in_parts, has_aux=True))(draft_head)
     (wanted, acceptance), wanted_grads = jax.value_and_grad(at_once, has_aux=True)(draft_head)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.training import state_store
 from jspec.training.eagle import EagleTraining
 from jspec.training.state_store import StateStore

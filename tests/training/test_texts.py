@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.training.texts import Batches, Text, iterate_rows, most_frequent, pack, split
 
 TEXTS = [Text((1, 2, 3), (4, 5)), Text((6,), (7, 8, 9, 10)), Text((11, 12), (13,) * 9)]

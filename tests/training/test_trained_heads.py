@@ -1,11 +1,13 @@
-"""Heads that have learned a grammar keep the law of their target, which has learned it before."""
+"""Heads that have learned a grammar keep the distribution of their target, which has learned it
+before.
+"""
 
 import jax
 import pytest
 
-from jspec.auditing.checks import run_checks
 from jspec.drafters import DrafterOptions
-from jspec.request import Settings
+from jspec.evaluation.auditing.checks import run_checks
+from jspec.generation.request import Settings
 from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.eagle import EagleTraining
 from jspec.training.lookahead import LookaheadTraining
@@ -13,7 +15,7 @@ from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
 from jspec.training.recipe import Recipe
 from jspec.training.trainee import SCORE
-from tests.auditing.subjects import make_subject
+from tests.evaluation.auditing.subjects import make_subject
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
 RECIPE = Recipe(
@@ -56,7 +58,7 @@ def test_it_is_lossless(trained, temperature):
         settings=Settings(temperature=temperature, **_PENALTIES),
     )  # fmt: skip
     checks = {one.name: one for one in run_checks(subject, num_rows=1024, max_new_tokens=16)}
-    assert {"emitted law", "negative control", "caches", "drafts"} <= set(checks)
+    assert {"emitted distribution", "negative control", "caches", "drafts"} <= set(checks)
     failed = [f"{name}: {one.detail}" for name, one in checks.items() if not one.has_passed]
     assert failed == []
     assert checks["drafts"].data["num_accepted"] > 0

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
-from jspec.models.eagle import init_eagle_params
+from jspec.common.errors import InputError
+from jspec.drafters.heads.eagle_module import init_eagle_params
 from jspec.training.eagle import eagle_config, make_eagle_trainee
 from jspec.training.loop import train
 from jspec.training.recipe import Recipe

@@ -10,18 +10,18 @@ import pytest
 import safetensors.numpy
 import torch
 
-from jspec.errors import InputError
-from jspec.models.quantized import QuantizedKernel
+from jspec.common.errors import InputError
+from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
+from jspec.drafters.heads.folder import round_head
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.weights import load_model
-from jspec.weights.eagle_head import load_eagle, save_eagle
-from jspec.weights.head_folder import round_head
 from jspec.weights.hf import save_hf
 from jspec.weights.quantize import dequantize
 from jspec.weights.random_weights import random_params
 from jspec.weights.rules import flatten
 from tests import tiny, tiny_eagle
 from tests.tiny_models import save_folder
-from tests.weights.test_tokenizer import make_tokenizer
+from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "convert_weights.py"

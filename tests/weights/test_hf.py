@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models.hf_config import to_hf_config
 from jspec.weights.assemble import iterate_tensors
 from jspec.weights.hf import load_hf, save_hf

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.weights.int8_tensors import FloatTensors, to_int8
 
 

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models.hf_config import to_hf_config
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from jspec.weights.random_weights import random_params
-from tests.weights.test_tokenizer import make_tokenizer
+from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS
 
 _CONFIG = CONFIGS["grouped"]

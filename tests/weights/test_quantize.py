@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
 from jspec.models import PRESETS, QuantizedKernel
-from jspec.weights.gguf_file import load_gguf
+from jspec.weights.gguf_parameters import load_gguf
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params

@@ -11,16 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
-from jspec.generator import Generator
+from jspec.common.errors import InputError
+from jspec.generation.generator import Generator
 from jspec.models import config as config_module
-from jspec.weights import load_model
-from jspec.weights.byte_tokenizer import ByteTokenizer
+from jspec.weights import Tokenizer, load_model
 from jspec.weights.hf import save_hf
 from jspec.weights.orbax_checkpoint import save_orbax
 from jspec.weights.random_weights import random_params
-from jspec.weights.tokenizer import Tokenizer
-from tests.weights.test_tokenizer import make_tokenizer
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS, GGUF_CONFIG, random_tensors, write_gguf
 
 _CONFIG = CONFIGS["grouped"]
@@ -133,7 +132,7 @@ def test_hub_names_load_from_the_downloaded_folder(tmp_path, params, monkeypatch
 def test_hub_failures_are_one_line():
     """Guards against pages of traceback without network; asks for nothing: offline mode."""
     code = (
-        "from jspec.errors import InputError\nfrom jspec.weights import load_model\n"
+        "from jspec.common.errors import InputError\nfrom jspec.weights import load_model\n"
         "try:\n    load_model('organisation/absent')\n"
         "except InputError as error:\n    print(error)"
     )

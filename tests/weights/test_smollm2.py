@@ -8,12 +8,12 @@ import zipfile
 import numpy as np
 import pytest
 
-from jspec.errors import InputError
+from jspec.common.errors import InputError
+from jspec.common.user_cache import cache_dir
 from jspec.models.config import PRESETS
-from jspec.user_cache import cache_dir
 from jspec.weights import load_model, smollm2
 from jspec.weights.assemble import iterate_tensors
-from tests.weights.test_tokenizer import ODD_TEXTS
+from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
 
 _MODEL = b"the model"
 

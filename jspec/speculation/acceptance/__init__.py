@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jspec.errors import InputError, check_numbers
-from jspec.sampling import sampling_probs
+from jspec.common.errors import InputError, check_numbers
+from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import (
     block,
     coupled,
@@ -14,7 +14,7 @@ from jspec.speculation.acceptance import (
     synthetic,
     typical,
 )
-from jspec.speculation.types import AcceptanceRule
+from jspec.speculation.acceptance.types import AcceptanceRule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def is_match_at_zero(rule: AcceptanceRule) -> bool:
 
     Lossless rules do; of one that is not known here it is not assumed.
     """
-    return rule.law is sampling_probs and rule.accept in _MATCHING_AT_ZERO
+    return rule.distribution is sampling_probs and rule.accept in _MATCHING_AT_ZERO
 
 
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:

@@ -5,12 +5,12 @@ draft(x_i)), a prefix of i drafts is good enough with probability
 
   h_i = S_i / (S_i + 1 - p_i),  S_i = sum over x of max(p_i · target(x) - draft(x), 0),
 
-the laws being those after the prefix; for a row's last draft h_n = p_n. The longest good prefix is
-kept, whatever became of the shorter ones. After i < n drafts the next token comes from
+the distributions being those after the prefix; for a row's last draft h_n = p_n. The longest good
+prefix is kept, whatever became of the shorter ones. After i < n drafts the next token comes from
 norm(max(p_i · target - draft, 0)), after all n from the target. Each prefix is then kept with
 probability p_i, the most that any lossless rule can reach without looking beyond the block, and so
 at least as many drafts are kept on average as by `rejection`. For deterministic drafts the two
-rules are the same law.
+rules are the same distribution.
 
 Every round needs noise of its own: where a prefix ends depends on the noise of later positions, and
 noise keyed by absolute position would meet those again in the next round.
@@ -19,9 +19,11 @@ noise keyed by absolute position would meet those again in the next round.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.sampling import sample
+from jspec.common.typing import RowCounts, TargetProbs
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.chain import (
-    draft_law_after,
+    draft_distribution_after,
     draft_probs_of_drafts,
     min_ratio,
     normalised_or,
@@ -29,16 +31,14 @@ from jspec.speculation.acceptance.chain import (
     probs_of_drafts,
     uniforms_of,
 )
-from jspec.speculation.noise import INDEPENDENT
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
-from jspec.typing import RowCounts, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b t"]:
     """Returns p_0 to p_w, the probability with which each prefix of drafts is to be kept.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
     """
     target, draft = probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal)
@@ -52,13 +52,13 @@ def good_prefix_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[
     """Returns h_1 to h_w, with which each prefix is found good enough; 0 for padding.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
     """
     weights = prefix_weights(target_probs, proposal)[:, 1:]
     residual = _residual_sums(target_probs, proposal, weights)
     rest = jnp.where(weights < 1, residual + (1 - weights), 1.0)
-    probs = jnp.where(weights < 1, residual / rest, 1.0)  # 0 / 0 only between equal laws
+    probs = jnp.where(weights < 1, residual / rest, 1.0)  # 0 / 0 only between equal distributions
     index, count = jnp.arange(1, proposal.width + 1), proposal.num_tokens[:, None]
     return jnp.where(index < count, probs, jnp.where(index == count, weights, 0.0))
 
@@ -74,7 +74,7 @@ def _residual_sums(
         residual = jnp.where(is_other, weights * target, 0.0)
     else:
         draft = proposal.probs[:, 1:]
-        draft = jnp.where(draft > 0, draft, 0.0)  # a law of NaN never says anything
+        draft = jnp.where(draft > 0, draft, 0.0)  # a distribution of NaN never says anything
         residual = jnp.maximum(weights * target - draft, 0.0)
     return jnp.pad(jnp.sum(residual, axis=2), ((0, 0), (0, 1)))
 
@@ -101,7 +101,7 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
     """Returns [b w], how likely each draft is kept once those before it are, on this path.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
     """
     return longest_probs(good_prefix_probs(target_probs, proposal))
@@ -110,17 +110,18 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the residual law, or the target's own after the last draft.
+    """Returns the residual distribution, or the target's own after the last draft.
 
-    Where rounding leaves no residual at all, draft and target agree: the target's law stands in.
+    Where rounding leaves no residual at all, draft and target agree: the target's distribution
+    stands in.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       num_accepted: drafts kept, [b].
     """
     target = probs_after(target_probs, num_accepted)
-    draft = draft_law_after(proposal, num_accepted, target.shape[1])
+    draft = draft_distribution_after(proposal, num_accepted, target.shape[1])
     weights = prefix_weights(target_probs, proposal)
     weight = jnp.take_along_axis(weights, num_accepted[:, None], axis=1)
     weight = jnp.where((num_accepted < proposal.num_tokens)[:, None], weight, 1.0)
@@ -131,15 +132,15 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     """Applies the rule: keep the longest prefix whose u_i < h_i, strictly.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       noise: uniforms [b w] for the prefixes, Gumbel noise [b v] for the next token.
     """
     is_good = uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
     lengths = jnp.arange(1, proposal.width + 1, dtype=jnp.int32)
     num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1)
-    law = next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(law, noise.gumbel))
+    distribution = next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
 RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT)

@@ -1,14 +1,16 @@
 """Several candidates for one position, tried in turn.
 
-Candidate i is kept with probability min(1, p_i(x) / q_i(x)): q_i is the law it was drawn from given
-those before it, p_1 the target's law, and p_(i+1) = norm(max(p_i - q_i, 0)) what the target still
-lacks after a refusal. After the last refusal the token is drawn from what is lacking then. The
-token that comes out follows the target's law, however many candidates there are.
+Candidate i is kept with probability min(1, p_i(x) / q_i(x)): q_i is the distribution it was drawn
+from given those before it, p_1 the target's distribution, and p_(i+1) = norm(max(p_i - q_i, 0))
+what the target still lacks after a refusal. After the last refusal the token is drawn from what is
+lacking then. The token that comes out follows the target's distribution, however many candidates
+there are.
 
 With replacement, candidates are independent draws: multi-step speculative sampling (SpecInfer, Miao
-et al., arXiv 2305.09781). Without, each is drawn from its law with the earlier candidates taken out
-and the rest normalised, as by the Gumbel-top-k trick: recursive rejection sampling (Jeon et al.,
-arXiv 2402.14160). Deterministic candidates are laws with all probability on the token.
+et al., arXiv 2305.09781). Without, each is drawn from its distribution with the earlier candidates
+taken out and the rest normalised, as by the Gumbel-top-k trick: recursive rejection sampling (Jeon
+et al., arXiv 2402.14160). Deterministic candidates are distributions with all probability on the
+token.
 """
 
 from typing import NamedTuple, TypeAlias
@@ -17,13 +19,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.sampling import sample
+from jspec.common.typing import RowCounts, RowTokens
+from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or
-from jspec.typing import RowCounts, RowTokens
 
-Law: TypeAlias = Float32[Array, "b v"]
+Distribution: TypeAlias = Float32[Array, "b v"]
 Candidates: TypeAlias = Int32[Array, "b k"]
-CandidateLaws: TypeAlias = Float32[Array, "b #k v"] | None
+CandidateDistributions: TypeAlias = Float32[Array, "b #k v"] | None
 
 
 class CandidateVerdict(NamedTuple):
@@ -38,45 +40,49 @@ class CandidateVerdict(NamedTuple):
     token: RowTokens
 
 
-def conditional_laws(
-    tokens: Candidates, draft_probs: CandidateLaws, vocab_size: int, with_replacement: bool
+def conditional_distributions(
+    tokens: Candidates, draft_probs: CandidateDistributions, vocab_size: int, with_replacement: bool
 ) -> Float32[Array, "b k v"]:
-    """Returns the law of each candidate given those before it.
+    """Returns the distribution of each candidate given those before it.
 
     Args:
       tokens: the candidates.
-      draft_probs: their laws, or one for all; None for deterministic candidates. A law of zeros
-        marks a candidate that is not meant.
-      vocab_size: of the laws.
+      draft_probs: their distributions, or one for all; None for deterministic candidates. A
+        distribution of zeros marks a candidate that is not meant.
+      vocab_size: of the distributions.
       with_replacement: whether the draws are independent.
     """
     one_hot = jax.nn.one_hot(tokens, vocab_size, dtype=jnp.float32)
     if draft_probs is None:
         return one_hot
-    laws = jnp.broadcast_to(draft_probs, one_hot.shape)
+    distributions = jnp.broadcast_to(draft_probs, one_hot.shape)
     if with_replacement:
-        return laws
+        return distributions
     one_hot = jnp.where(
-        jnp.sum(laws, axis=2, keepdims=True) > 0, one_hot, 0.0
+        jnp.sum(distributions, axis=2, keepdims=True) > 0, one_hot, 0.0
     )  # padding takes none
     is_taken = jnp.cumsum(one_hot, axis=1) - one_hot > 0
-    laws = jnp.where(is_taken, 0.0, laws)
-    total = jnp.sum(laws, axis=2, keepdims=True)
-    return laws / jnp.where(total > 0, total, 1.0)
+    distributions = jnp.where(is_taken, 0.0, distributions)
+    total = jnp.sum(distributions, axis=2, keepdims=True)
+    return distributions / jnp.where(total > 0, total, 1.0)
 
 
-def lacking_laws(target_probs: Law, laws: Float32[Array, "b k v"]) -> Float32[Array, "b k+1 v"]:
+def lacking_distributions(
+    target_probs: Distribution, distributions: Float32[Array, "b k v"]
+) -> Float32[Array, "b k+1 v"]:
     """Returns p_1 to p_(k+1), what the target lacks before each candidate and after the last.
 
-    Where rounding leaves nothing, the two laws agree and the one before stays.
+    Where rounding leaves nothing, the two distributions agree and the one before stays.
 
     Args:
-      target_probs: the target's law.
-      laws: of the candidates, given those before.
+      target_probs: the target's distribution.
+      distributions: of the candidates, given those before.
     """
     lacking = [target_probs]
-    for i in range(laws.shape[1]):
-        lacking.append(normalised_or(jnp.maximum(lacking[i] - laws[:, i], 0.0), lacking[i]))
+    for i in range(distributions.shape[1]):
+        lacking.append(
+            normalised_or(jnp.maximum(lacking[i] - distributions[:, i], 0.0), lacking[i])
+        )
     return jnp.stack(lacking, axis=1)
 
 
@@ -86,70 +92,76 @@ def _probs_of_tokens(probs: Float32[Array, "b k v"], tokens: Candidates) -> Floa
 
 
 def acceptance_probs(
-    target_probs: Law,
+    target_probs: Distribution,
     tokens: Candidates,
-    draft_probs: CandidateLaws,
+    draft_probs: CandidateDistributions,
     *,
     with_replacement: bool = True,
 ) -> Float32[Array, "b k"]:
     """Returns how likely each candidate is kept once those before it are refused.
 
-    A candidate that its own law could not give is refused: once a law without replacement is used
-    up, there is no further draw.
+    A candidate that its own distribution could not give is refused: once a distribution without
+    replacement is used up, there is no further draw.
 
     Args:
-      target_probs: the target's law.
+      target_probs: the target's distribution.
       tokens: the candidates.
-      draft_probs: see `conditional_laws`.
+      draft_probs: see `conditional_distributions`.
       with_replacement: likewise.
     """
-    laws = conditional_laws(tokens, draft_probs, target_probs.shape[1], with_replacement)
-    target = _probs_of_tokens(lacking_laws(target_probs, laws)[:, :-1], tokens)
-    draft = _probs_of_tokens(laws, tokens)
+    distributions = conditional_distributions(
+        tokens, draft_probs, target_probs.shape[1], with_replacement
+    )
+    target = _probs_of_tokens(lacking_distributions(target_probs, distributions)[:, :-1], tokens)
+    draft = _probs_of_tokens(distributions, tokens)
     return jnp.where(draft > 0, min_ratio(target, draft), 0.0)
 
 
 def next_token_probs(
-    target_probs: Law,
+    target_probs: Distribution,
     tokens: Candidates,
-    draft_probs: CandidateLaws,
+    draft_probs: CandidateDistributions,
     *,
     with_replacement: bool = True,
-) -> Law:
-    """Returns the law of the token once every candidate is refused.
+) -> Distribution:
+    """Returns the distribution of the token once every candidate is refused.
 
     Args:
-      target_probs: the target's law.
+      target_probs: the target's distribution.
       tokens: the candidates.
-      draft_probs: see `conditional_laws`.
+      draft_probs: see `conditional_distributions`.
       with_replacement: likewise.
     """
-    laws = conditional_laws(tokens, draft_probs, target_probs.shape[1], with_replacement)
-    return lacking_laws(target_probs, laws)[:, -1]
+    distributions = conditional_distributions(
+        tokens, draft_probs, target_probs.shape[1], with_replacement
+    )
+    return lacking_distributions(target_probs, distributions)[:, -1]
 
 
 def accept(
-    target_probs: Law,
+    target_probs: Distribution,
     tokens: Candidates,
-    draft_probs: CandidateLaws,
+    draft_probs: CandidateDistributions,
     uniforms: Float32[Array, "b k"],
-    gumbel: Law,
+    gumbel: Distribution,
     *,
     with_replacement: bool = True,
 ) -> CandidateVerdict:
     """Applies noise: the first candidate with u · q_i < p_i is kept, strictly.
 
     Args:
-      target_probs: the target's law.
+      target_probs: the target's distribution.
       tokens: the candidates.
-      draft_probs: see `conditional_laws`.
+      draft_probs: see `conditional_distributions`.
       uniforms: in [0, 1), one a candidate.
       gumbel: standard Gumbel noise for the token after the last refusal.
-      with_replacement: see `conditional_laws`.
+      with_replacement: see `conditional_distributions`.
     """
-    laws = conditional_laws(tokens, draft_probs, target_probs.shape[1], with_replacement)
-    lacking = lacking_laws(target_probs, laws)
-    draft = _probs_of_tokens(laws, tokens)
+    distributions = conditional_distributions(
+        tokens, draft_probs, target_probs.shape[1], with_replacement
+    )
+    lacking = lacking_distributions(target_probs, distributions)
+    draft = _probs_of_tokens(distributions, tokens)
     is_kept = (uniforms * draft < _probs_of_tokens(lacking[:, :-1], tokens)) & (draft > 0)
     index = jnp.sum(jnp.cumprod(~is_kept, axis=1, dtype=jnp.int32), axis=1)
     outcomes = jnp.concatenate([tokens, sample(lacking[:, -1], gumbel)[:, None]], axis=1)

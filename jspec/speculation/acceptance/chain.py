@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.sampling import best_token
-from jspec.speculation.types import AcceptanceNoise, Proposal, Verdict
-from jspec.typing import Logits, RowCounts, TargetProbs
+from jspec.common.typing import Logits, RowCounts, TargetProbs
+from jspec.sampling.distribution import best_token
+from jspec.sampling.noise import AcceptanceNoise
+from jspec.speculation.acceptance.types import Proposal, Verdict
 
 
 def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCounts:
@@ -27,7 +28,7 @@ def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Ar
 
 
 def probs_after(target_probs: TargetProbs, num_accepted: RowCounts) -> Float32[Array, "b v"]:
-    """Returns the target's law of the token after that many drafts."""
+    """Returns the target's distribution of the token after that many drafts."""
     return jnp.take_along_axis(target_probs, num_accepted[:, None, None], axis=1)[:, 0]
 
 
@@ -38,25 +39,27 @@ def draft_probs_of_drafts(proposal: Proposal) -> Float32[Array, "b w"]:
     return jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
 
 
-def draft_law_after(
+def draft_distribution_after(
     proposal: Proposal, num_accepted: RowCounts, vocab_size: int
 ) -> Float32[Array, "b v"]:
-    """Returns the law of the draft at index `num_accepted`; zeros where there is no such draft."""
+    """Returns the distribution of the draft at index `num_accepted`; zeros where there is no such
+    draft.
+    """
     if proposal.width == 0:
         return jnp.zeros([num_accepted.shape[0], vocab_size], jnp.float32)
     index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
     if proposal.probs is None:
         token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
-        law = jax.nn.one_hot(token, vocab_size, dtype=jnp.float32)
+        distribution = jax.nn.one_hot(token, vocab_size, dtype=jnp.float32)
     else:
-        law = jnp.take_along_axis(proposal.probs, index[..., None], axis=1)[:, 0]
-    return jnp.where((num_accepted < proposal.num_tokens)[:, None], law, 0.0)
+        distribution = jnp.take_along_axis(proposal.probs, index[..., None], axis=1)[:, 0]
+    return jnp.where((num_accepted < proposal.num_tokens)[:, None], distribution, 0.0)
 
 
 def match(logits: Logits, proposal: Proposal) -> Verdict:
     """Keeps drafts while each is the most likely token, which then follows them.
 
-    What every lossless rule decides at temperature 0, without the laws.
+    What every lossless rule decides at temperature 0, without the distributions.
 
     Args:
       logits: the target's at each block token, processed, [b w+1 v].

@@ -11,30 +11,30 @@ from typing import TypeAlias
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.sampling import sample
-from jspec.typing import RowFlags, RowTokens
+from jspec.common.typing import RowFlags, RowTokens
+from jspec.sampling.distribution import sample
 
-Law: TypeAlias = Float32[Array, "b v"]
+Distribution: TypeAlias = Float32[Array, "b v"]
 
 
-def acceptance_rate(target_probs: Law, draft_probs: Law) -> Float32[Array, "b"]:
+def acceptance_rate(target_probs: Distribution, draft_probs: Distribution) -> Float32[Array, "b"]:
     """Returns 1 / M, the smallest draft / target over the tokens that the target may say.
 
     Args:
-      target_probs: the target's law.
-      draft_probs: the law the draft is drawn from.
+      target_probs: the target's distribution.
+      draft_probs: the distribution the draft is drawn from.
     """
     is_possible = target_probs > 0
     ratio = draft_probs / jnp.where(is_possible, target_probs, 1.0)
     return jnp.min(jnp.where(is_possible, ratio, jnp.inf), axis=-1)
 
 
-def acceptance_probs(target_probs: Law, draft_probs: Law) -> Law:
+def acceptance_probs(target_probs: Distribution, draft_probs: Distribution) -> Distribution:
     """Returns target(x) / (M · draft(x)) for every token x; 0 for one that is never drafted.
 
     Args:
-      target_probs: the target's law.
-      draft_probs: the law the draft is drawn from.
+      target_probs: the target's distribution.
+      draft_probs: the distribution the draft is drawn from.
     """
     is_drafted = draft_probs > 0
     ratio = target_probs / jnp.where(is_drafted, draft_probs, 1.0)
@@ -43,18 +43,18 @@ def acceptance_probs(target_probs: Law, draft_probs: Law) -> Law:
 
 
 def accept(
-    target_probs: Law,
+    target_probs: Distribution,
     tokens: RowTokens,
-    draft_probs: Law,
+    draft_probs: Distribution,
     uniforms: Float32[Array, "b"],
-    gumbel: Law,
+    gumbel: Distribution,
 ) -> tuple[RowFlags, RowTokens]:
     """Returns whether each draft is kept, and the token that comes out.
 
     Args:
-      target_probs: the target's law.
+      target_probs: the target's distribution.
       tokens: the drafts, [b].
-      draft_probs: the law they were drawn from.
+      draft_probs: the distribution they were drawn from.
       uniforms: in [0, 1), [b].
       gumbel: standard Gumbel noise for the token after a refusal.
     """

@@ -1,20 +1,20 @@
 """Coupled sampling (Daliri et al., arXiv 2408.07978): draft and target share their noise.
 
 At every absolute position the target's token is the one that plain decoding draws there, from the
-same Gumbel noise. The drafter draws from its own law with that noise too, and so often agrees; its
-tokens are kept as long as they agree. What is emitted is plain decoding's text itself, token for
-token, whatever the drafter and the number of drafts. Draft and target agree with probability at
-least (1 - TV) / (1 + TV), TV being the total variation between their laws.
+same Gumbel noise. The drafter draws from its own distribution with that noise too, and so often
+agrees; its tokens are kept as long as they agree. What is emitted is plain decoding's text itself,
+token for token, whatever the drafter and the number of drafts. Draft and target agree with
+probability at least (1 - TV) / (1 + TV), TV being the total variation between their distributions.
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.sampling import sample
+from jspec.common.typing import RowCounts, TargetProbs
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
-from jspec.speculation.noise import SHARED
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
-from jspec.typing import RowCounts, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
@@ -29,7 +29,9 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the target's law after `num_accepted` [b] drafts; the noise picks from it."""
+    """Returns the target's distribution after `num_accepted` [b] drafts; the noise picks from
+    it.
+    """
     del proposal
     return probs_after(target_probs, num_accepted)
 
@@ -38,7 +40,7 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     """Applies the rule: keep drafts while they are what the target itself draws.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       noise: Gumbel noise [b w+1 v] of each position.
     """

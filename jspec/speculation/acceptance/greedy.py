@@ -6,11 +6,11 @@ Exact at temperature 0 and only there, where target_probs is one-hot.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.sampling import first_argmax, sample
+from jspec.common.typing import RowCounts, TargetProbs
+from jspec.sampling.distribution import first_argmax, sample
+from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
-from jspec.speculation.noise import INDEPENDENT
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
-from jspec.typing import RowCounts, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
@@ -23,9 +23,9 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the one-hot law of the most likely token after `num_accepted` [b] drafts.
+    """Returns the one-hot distribution of the most likely token after `num_accepted` [b] drafts.
 
-    Where the target has no law, NaN or all zeros, neither has the next token: zeros.
+    Where the target has no distribution, NaN or all zeros, neither has the next token: zeros.
     """
     del proposal
     probs = probs_after(target_probs, num_accepted)
@@ -38,14 +38,14 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     """Applies the rule; there is nothing for noise to decide.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       noise: unused.
     """
     del noise
     num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
-    law = next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(law, jnp.zeros_like(law)))
+    distribution = next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(distribution, jnp.zeros_like(distribution)))
 
 
 RULE = AcceptanceRule(

@@ -1,12 +1,13 @@
 """Lenience (Leviathan et al., arXiv 2211.17192, A.5): more drafts kept, at a stated price.
 
-Lossy. A lenience l from 0 to 1 says how much more often than the target's law allows a draft may
-come out; 1 is no lenience at all.
+Lossy. A lenience l from 0 to 1 says how much more often than the target's distribution allows a
+draft may come out; 1 is no lenience at all.
 
 When sampling, a draft is kept with probability min(1, target / (l · draft)), the residual staying
 what it is: no token is then emitted with more than target / l (how seldom it may come has no
-bound). At temperature 0 a draft is kept if target >= l · max(target), the target's law being that
-of temperature 1. The paper prints this inequality reversed, which would keep the unlikely.
+bound). At temperature 0 a draft is kept if target >= l · max(target), the target's distribution
+being that of temperature 1. The paper prints this inequality reversed, which would keep the
+unlikely.
 """
 
 import functools
@@ -14,8 +15,10 @@ import functools
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.errors import InputError
-from jspec.sampling import SamplingSettings, sample, sampling_probs
+from jspec.common.errors import InputError
+from jspec.common.typing import Logits, TargetProbs
+from jspec.sampling.distribution import SamplingSettings, sample, sampling_probs
+from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance import greedy, rejection
 from jspec.speculation.acceptance.chain import (
     count_accepted,
@@ -24,9 +27,7 @@ from jspec.speculation.acceptance.chain import (
     probs_of_drafts,
     uniforms_of,
 )
-from jspec.speculation.noise import INDEPENDENT
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
-from jspec.typing import Logits, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
 
 
 def acceptance_probs(
@@ -35,7 +36,7 @@ def acceptance_probs(
     """Returns min(1, target / (lenience · draft)) at each draft of [b w].
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       lenience: from 0 to 1.
     """
@@ -49,15 +50,15 @@ def accept(
     """Applies the sampling form: a draft is kept if u · lenience · draft < target, strictly.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       noise: uniforms [b w] for the drafts, Gumbel noise [b v] for the next token.
       lenience: from 0 to 1.
     """
     threshold = uniforms_of(noise) * (lenience * draft_probs_of_drafts(proposal))
     num_accepted = count_accepted(threshold < probs_of_drafts(target_probs, proposal), proposal)
-    law = rejection.next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(law, noise.gumbel))
+    distribution = rejection.next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
 def argmax_acceptance_probs(
@@ -68,7 +69,7 @@ def argmax_acceptance_probs(
     A token of probability 0, which the filters have removed, is never kept.
 
     Args:
-      target_probs: the target's law at temperature 1 at each block token, [b w+1 v].
+      target_probs: the target's distribution at temperature 1 at each block token, [b w+1 v].
       proposal: the drafts.
       lenience: from 0 to 1.
     """
@@ -83,7 +84,7 @@ def accept_argmax(
     """Applies the form for temperature 0; the next token is the target's most likely one.
 
     Args:
-      target_probs: the target's law at temperature 1 at each block token, [b w+1 v].
+      target_probs: the target's distribution at temperature 1 at each block token, [b w+1 v].
       proposal: the drafts.
       noise: unused.
       lenience: from 0 to 1.
@@ -91,12 +92,12 @@ def accept_argmax(
     del noise
     probs = argmax_acceptance_probs(target_probs, proposal, lenience=lenience)
     num_accepted = count_accepted(probs > 0, proposal)
-    law = greedy.next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(law, jnp.zeros_like(law)))
+    distribution = greedy.next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(distribution, jnp.zeros_like(distribution)))
 
 
-def law_at_temperature_one(logits: Logits, settings: SamplingSettings) -> TargetProbs:
-    """Returns the target's law, filters and all, as if it were sampled at temperature 1.
+def distribution_at_temperature_one(logits: Logits, settings: SamplingSettings) -> TargetProbs:
+    """Returns the target's distribution, filters and all, as if it were sampled at temperature 1.
 
     Args:
       logits: [b t v].
@@ -137,7 +138,7 @@ def make_argmax_rule(lenience: float) -> AcceptanceRule:
         greedy.next_token_probs,
         functools.partial(accept_argmax, lenience=lenience),
         INDEPENDENT,
-        law=law_at_temperature_one,
+        distribution=distribution_at_temperature_one,
         temperatures=Temperatures.ZERO,
         is_lossless=False,
     )

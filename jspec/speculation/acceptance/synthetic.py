@@ -11,11 +11,11 @@ how much is written in the request's seed (`seed_of`): so one compiled program s
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
-from jspec.sampling import sample
+from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, uniforms_of
-from jspec.speculation.noise import INDEPENDENT
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Temperatures, Verdict
-from jspec.typing import RowCounts, RowSeeds, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
 
 _HALF = 0.5
 _BITS = 16  # of a seed, for the rate; the others tell requests apart
@@ -46,7 +46,7 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the target's law after `num_accepted` [b] drafts."""
+    """Returns the target's distribution after `num_accepted` [b] drafts."""
     del proposal
     return probs_after(target_probs, num_accepted)
 
@@ -55,13 +55,13 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     """Keeps each draft if its uniform is below a half, up to the first that is not.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       noise: uniforms [b w] for the drafts, Gumbel noise [b v] for the next token.
     """
     num_accepted = count_accepted(uniforms_of(noise) < _HALF, proposal)
-    law = next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(law, noise.gumbel))
+    distribution = next_token_probs(target_probs, proposal, num_accepted)
+    return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
 def loaded_noise(

@@ -2,10 +2,12 @@
 
 Lossy. A draft is kept if the target finds it likely enough for how sure it is of itself:
 
-  target(x) > min(epsilon, delta · exp(-H)),  H the entropy of the target's law there, in nats.
+  target(x) > min(epsilon, delta · exp(-H)),  H the entropy of the target's distribution there, in
+  nats.
 
-After the last kept draft the next token is drawn from the target's own law, which guarantees one
-token a round. How the drafts were drawn plays no part. At temperature 0 this is the greedy match.
+After the last kept draft the next token is drawn from the target's own distribution, which
+guarantees one token a round. How the drafts were drawn plays no part. At temperature 0 this is the
+greedy match.
 """
 
 import functools
@@ -14,12 +16,12 @@ import jax.numpy as jnp
 from jax.scipy.special import entr
 from jaxtyping import Array, Float32
 
-from jspec.errors import InputError
-from jspec.sampling import sample
+from jspec.common.errors import InputError
+from jspec.common.typing import RowCounts, TargetProbs
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
-from jspec.speculation.noise import INDEPENDENT
-from jspec.speculation.types import AcceptanceNoise, AcceptanceRule, Proposal, Verdict
-from jspec.typing import RowCounts, TargetProbs
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def acceptance_probs(
@@ -28,7 +30,7 @@ def acceptance_probs(
     """Returns [b w], 1 where a draft is typical of the target.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       epsilon: a probability that is always enough.
       delta: how far below exp(-H), the probability of a token of average surprise, is enough.
@@ -41,7 +43,7 @@ def acceptance_probs(
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the target's law after `num_accepted` [b] drafts."""
+    """Returns the target's distribution after `num_accepted` [b] drafts."""
     del proposal
     return probs_after(target_probs, num_accepted)
 
@@ -57,7 +59,7 @@ def accept(
     """Applies the rule.
 
     Args:
-      target_probs: the target's law at each block token, [b w+1 v].
+      target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       noise: Gumbel noise [b v] for the next token.
       epsilon: see `acceptance_probs`.

@@ -1,6 +1,0 @@
-"""The proof that a target, a drafter and a rule are lossless, on the machine at hand."""
-
-from jspec.auditing.check import Check
-from jspec.auditing.subject import Subject
-
-__all__ = ["Check", "Subject"]

@@ -1,0 +1,44 @@
+"""Folders that appear only when they are complete."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+
+from jspec.common.errors import InputError
+
+
+def check_new(path: pathlib.Path) -> None:
+    """Checks that writing to `path` overwrites nothing.
+
+    Raises:
+      InputError: it exists and is no empty folder.
+    """
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise InputError(f"{path} exists: it is not overwritten")
+
+
+@contextlib.contextmanager
+def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a temporary sibling of `path`, renamed to it at the end and removed on failure.
+
+    Raises:
+      InputError: `path` exists and is no empty folder, or cannot be written.
+    """
+    path = path.absolute()
+    check_new(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        yield partial
+        partial.chmod(0o755)
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

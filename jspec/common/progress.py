@@ -1,0 +1,52 @@
+"""How far an experiment has come, on standard error."""
+
+import sys
+import time
+
+from jspec.common.counted import counted
+
+_SECONDS_APART = 5.0
+
+
+class Progress:
+    """Prints a line every few seconds: what is finished, and the time left.
+
+    The time left is what is still to do at the pace since this process began, whoever did it;
+    compilation makes the beginning slow.
+    """
+
+    def __init__(self, num_all: int, num_before: int, unit: str = "cell") -> None:
+        """Begins.
+
+        Args:
+          num_all: that there are.
+          num_before: of them finished already.
+          unit: what one of them is.
+        """
+        self._num_all, self._num_before, self._unit = num_all, num_before, unit
+        self._begun = time.monotonic()
+        self._printed: float | None = None
+
+    def show(self, num_finished: int, num_failed: int) -> None:
+        """Prints a line, unless the last one is fresh; the end always gets one."""
+        now = time.monotonic()
+        is_last = num_finished >= self._num_all
+        if self._printed is not None and now - self._printed < _SECONDS_APART and not is_last:
+            return
+        self._printed = now
+        line = f"{min(num_finished, self._num_all)} of {counted(self._num_all, self._unit)}"
+        if num_failed:
+            line += f", {num_failed} failed"
+        num_new = num_finished - self._num_before
+        if num_new > 0 and not is_last:
+            left = (now - self._begun) / num_new * (self._num_all - num_finished)
+            line += f", about {format_seconds(left)} left"
+        print(line, file=sys.stderr, flush=True)
+
+
+def format_seconds(seconds: float) -> str:
+    """Returns a time for people: "40 s", "12 min", "3 h 05 min"."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,1 @@
+"""Trained heads: module, checkpoint format and drafter of each, side by side."""

@@ -1,0 +1,38 @@
+"""Trained heads that come with jspec, each for one target; `jspec/heads/` holds their folders."""
+
+import pathlib
+
+from jspec.common.errors import InputError
+from jspec.weights import smollm2
+
+_PREFIX = "shipped:"
+_FOLDER = pathlib.Path(__file__).parent / "shipped_heads"
+_HEADS = {("eagle", smollm2.NAME): smollm2.NAME}  # of a drafter and what its target is asked for by
+
+
+def shipped_head(drafter: str, target: str) -> str | None:
+    """Returns the name of the head that comes with jspec, as `draft_head` takes it; None without.
+
+    Args:
+      drafter: the name of a drafter.
+      target: what the target was asked for by.
+    """
+    name = _HEADS.get((drafter, target))
+    return None if name is None else _PREFIX + name
+
+
+def find_head(head: str) -> pathlib.Path:
+    """Returns the folder that `draft_head` means: a path, or the name of a head that is shipped.
+
+    Raises:
+      InputError: no such folder, or no head of that name comes with jspec.
+    """
+    if not head.startswith(_PREFIX):
+        folder = pathlib.Path(head).expanduser()
+        if not folder.is_dir():
+            raise InputError(f"{head}: no such folder; expected one with a trained head")
+        return folder
+    if head.removeprefix(_PREFIX) not in _HEADS.values():
+        known = ", ".join(_PREFIX + name for name in _HEADS.values())
+        raise InputError(f"expected a head that comes with jspec, {known}; got {head!r}")
+    return _FOLDER / head.removeprefix(_PREFIX)

@@ -1,0 +1,119 @@
+"""A head of EAGLE-3 as vLLM's `speculators` write it: config.json says which target it is for.
+
+```
+  architectures                      ["Eagle3Speculator"]
+  speculators_model_type             "eagle3"
+  speculators_config                 algorithm, proposal_methods, default_proposal_method, verifier
+  transformer_layer_config           the layer's shape; its vocabulary is the target's
+  draft_vocab_size, norm_before_residual, eagle_aux_hidden_state_layer_ids
+```
+
+The tensors are those of `eagle_head`, with `layers.0.` for `midlayer.`; the embedding is the
+target's, and not there. vLLM reads the config in transformers_utils/configs/speculators/base.py and
+algos.py, the tensors in model_executor/models/llama_eagle3.py. Where `norm_before_residual` is
+true, as vLLM takes it to be if it is missing, the layer adds to the normed feature, not to the
+feature itself: another head than ours.
+"""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jspec.common.errors import InputError
+from jspec.drafters.heads.folder import read_tensors, write_head
+from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.weights.tokenizers.files import read_json
+
+_FILE = "model.safetensors"
+_TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
+_OWN = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+LAYERS_GROUP = "eagle_config"  # in which some published configs have the layers
+DEPTH = "target_num_hidden_layers"  # jspec's own key
+_PREFIX, _THEIR_PREFIX = "midlayer.", "layers.0."
+
+
+def save_speculators(
+    source: pathlib.Path, output: pathlib.Path, *, target: str, num_draft_tokens: int
+) -> None:
+    """Writes a head for vLLM.
+
+    Args:
+      source: folder with a head in the layout of `eagle_head`.
+      output: the new one.
+      target: the name or folder by which vLLM finds the target.
+      num_draft_tokens: that vLLM drafts a round.
+
+    Raises:
+      InputError: the source is no head of EAGLE-3; the output exists or cannot be written.
+    """
+    raw = read_json(source / "config.json")
+    own = {name: raw.pop(name) for name in _OWN if name in raw}
+    raw.pop(DEPTH, None)
+    own = {
+        name: one for name, one in (raw.pop(LAYERS_GROUP, None) or {}).items() if name in _OWN
+    } | own
+    try:
+        layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
+    except ValueError as error:
+        raise InputError(f"{source}: {error}") from None
+    if layer.num_layers != 1:
+        raise InputError(f"{source}: expected a head of one layer, got {layer.num_layers} layers")
+    tensors = {
+        name.replace(_PREFIX, _THEIR_PREFIX): tensor
+        for name, tensor in read_tensors(source / _FILE).items()
+    }
+    if "fc.weight" not in tensors:
+        raise InputError(f"{source}: expected a head of EAGLE-3; it has no fc.weight")
+    method = {"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}
+    text = {
+        "architectures": ["Eagle3Speculator"],
+        _TYPE: "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": target},
+        },
+        _LAYER: _old_rope(to_hf_config(layer)),
+        _NORM: False,
+        "tie_word_embeddings": False,
+        "dtype": str(tensors["fc.weight"].dtype),
+    }
+    write_head(output, _FILE, tensors, text | {"draft_vocab_size": layer.vocab_size} | own)
+
+
+def _old_rope(layer: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config with RoPE in the spelling that every version of transformers reads."""
+    rope = layer.pop("rope_parameters")
+    theta = rope.pop("rope_theta")
+    return layer | {
+        "rope_theta": theta,
+        "rope_scaling": None if rope["rope_type"] == "default" else rope,
+    }
+
+
+def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a config.json as published heads have it, also if it is one of `speculators`.
+
+    Raises:
+      ValueError: another kind of head, or one whose layer adds to the normed feature.
+    """
+    if _TYPE not in raw:
+        return dict(raw)
+    if raw[_TYPE] != "eagle3":
+        raise ValueError(f"expected {_TYPE} eagle3, got {raw[_TYPE]!r}")
+    if raw.get(_NORM, True):
+        raise ValueError(f"expected {_NORM} false: such heads cannot be run here")
+    if not isinstance(raw.get(_LAYER), dict):
+        raise ValueError(f"expected {_LAYER} to be an object, got {raw.get(_LAYER)!r}")
+    return raw[_LAYER] | {name: raw[name] for name in _OWN if name in raw}
+
+
+def published_names(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns tensors under the names of published heads."""
+    return {
+        _PREFIX + name.removeprefix(_THEIR_PREFIX) if name.startswith(_THEIR_PREFIX) else name: one
+        for name, one in tensors.items()
+    }

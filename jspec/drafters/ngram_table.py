@@ -1,0 +1,174 @@
+"""Tables of n-gram counts, as one safetensors file.
+
+```
+  unigrams  [v]    how often each token came
+  ids       [v k]  what followed each token most often, the most frequent first
+  counts    [v k]  how often; 0 where nothing more followed
+```
+
+The file's metadata says what it is: `format`, `kind` ("unigram", or "unigram+bigram" with the last
+two tensors), `vocab_size`, `num_tokens`, how many tokens were counted, and `vocabulary`, a checksum
+of what the ids mean.
+"""
+
+import os
+import pathlib
+import tempfile
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+
+from jspec.common.errors import InputError
+from jspec.weights import TokenizerLike, vocabulary_digest
+
+_FORMAT = "jspec n-gram table"
+_KINDS = {"unigram": {"unigrams"}, "unigram+bigram": {"unigrams", "ids", "counts"}}
+
+
+class NgramTable(NamedTuple):
+    """Counts of unigrams and, unless they were not counted, of bigrams.
+
+    Attributes:
+      unigrams: how often each token came, [v].
+      ids: what followed each token most often, [v k], int32; None without bigrams.
+      counts: how often, [v k], falling; 0 where nothing more followed. None without bigrams.
+    """
+
+    unigrams: Int[np.ndarray, "v"]
+    ids: Int[np.ndarray, "v k"] | None = None
+    counts: Int[np.ndarray, "v k"] | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that are counted."""
+        return len(self.unigrams)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were counted."""
+        return int(self.unigrams.sum())
+
+
+def save_table(
+    table: NgramTable, path: pathlib.Path, tokenizer: TokenizerLike | None = None
+) -> None:
+    """Writes a table; the file appears, or replaces an older one, when it is complete.
+
+    Args:
+      table: the counts.
+      path: the file.
+      tokenizer: what the ids mean, to be checked where the table is used.
+
+    Raises:
+      InputError: it cannot be written.
+    """
+    import safetensors.numpy
+
+    tensors = {name: leaf for name, leaf in table._asdict().items() if leaf is not None}
+    metadata = {
+        "format": _FORMAT,
+        "kind": next(kind for kind, names in _KINDS.items() if names == tensors.keys()),
+        "vocab_size": str(table.vocab_size),
+        "num_tokens": str(table.num_tokens),
+    }
+    digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    if digest is not None:
+        metadata["vocabulary"] = digest
+    content = safetensors.numpy.save(tensors, metadata)
+    partial = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            partial = pathlib.Path(file.name)
+            file.write(content)
+        partial.chmod(0o644)
+        os.replace(partial, path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+def load_table(
+    path: str, *, tokenizer: TokenizerLike | None = None, vocab_size: int | None = None
+) -> NgramTable:
+    """Reads a table.
+
+    Args:
+      path: the file.
+      tokenizer: the target's, which its ids must belong to where both are known.
+      vocab_size: ids that the target uses, as many as must have been counted; None for any.
+
+    Raises:
+      InputError: no such file, a folder, a damaged file, one that is no table, or one of another
+        vocabulary.
+    """
+    import safetensors
+
+    if os.path.isdir(path):
+        raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
+    if not os.path.isfile(path):
+        raise InputError(f"{path}: no such file; expected a table of n-gram counts")
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise InputError(f"{path}: expected a table of n-gram counts, got other tensors")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InputError(f"{path}: truncated or damaged table of n-gram counts ({error})") from None
+    problem = _find_problem(metadata, tensors)
+    problem = problem or _find_mismatch(metadata, vocab_size, tokenizer)
+    if problem is not None:
+        raise InputError(f"{path}: {problem}")
+    return NgramTable(**tensors)
+
+
+def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | None:
+    """Returns what is wrong with a file's content, or None."""
+    kind = metadata.get("kind")
+    if metadata.get("format") != _FORMAT or _KINDS.get(str(kind)) != tensors.keys():
+        return f"expected a table of n-gram counts, got tensors {', '.join(sorted(tensors))}"
+    if any(tensor.dtype.kind != "i" for tensor in tensors.values()):
+        return "expected whole numbers in a table of n-gram counts"
+    size = str(tensors["unigrams"].shape)
+    if size != f"({metadata.get('vocab_size')},)":
+        return f"expected unigrams of {metadata.get('vocab_size')} tokens, got shape {size}"
+    if any(tensor.size and tensor.min() < 0 for tensor in tensors.values()):
+        return "expected counts and ids of at least 0"
+    if (
+        str(tensors["unigrams"].sum()) != metadata.get("num_tokens")
+        or not tensors["unigrams"].any()
+    ):
+        return f"expected {metadata.get('num_tokens')} counted tokens, at least one"
+    return _find_bigram_problem(**tensors) if kind == "unigram+bigram" else None
+
+
+def _find_mismatch(
+    metadata: dict[str, str], vocab_size: int | None, tokenizer: TokenizerLike | None
+) -> str | None:
+    """Returns why a table is not of a target's vocabulary, or None."""
+    counted = metadata["vocab_size"]
+    if vocab_size is not None and counted != str(vocab_size):
+        return (
+            f"expected a table of the target's vocabulary of {vocab_size} tokens, got one of "
+            f"{counted}"
+        )
+    digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    if digest is not None and metadata.get("vocabulary", digest) != digest:
+        return "expected a table counted with the target's tokenizer, got one of another's tokens"
+    return None
+
+
+def _find_bigram_problem(unigrams: np.ndarray, ids: np.ndarray, counts: np.ndarray) -> str | None:
+    """Returns what is wrong with bigrams, or None."""
+    if ids.shape != counts.shape or ids.ndim != 2 or len(ids) != len(unigrams) or not ids.size:
+        return f"expected ids and counts of one shape, got {ids.shape} and {counts.shape}"
+    if ids.max() >= len(unigrams):
+        return f"expected ids below {len(unigrams)}, got {ids.max()}"
+    if (np.diff(counts, axis=1) > 0).any():
+        return "expected the most frequent bigrams first"
+    return None

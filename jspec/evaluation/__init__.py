@@ -1,0 +1,1 @@
+"""Measuring: theory, audits, benchmarks, experiments and their reports."""

@@ -1,0 +1,211 @@
+"""Will this draft pay for this target on this machine? What two configs and two rates tell of it.
+
+A call over w tokens a row reads every weight once, whatever w is, and the cache of every row; it
+computes with every weight for every token. It takes at least
+
+    seconds = max(bytes / bandwidth, operations / rate)
+
+(the roofline model, doi 10.1145/1498765.1498785). At small w the bytes decide: verifying is nearly
+free, and a draft costs its share of the target's bytes, the paper's c (Leviathan et al., arXiv
+2211.17192, Def. 3.7). Where w times the batch is large the operations decide, and speculation stops
+paying. Launches, norms, sampling and the like come on top of both sides and are left out.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from jspec.common.errors import InputError, whole_number
+from jspec.evaluation.analysis.call_cost import CallCost
+from jspec.evaluation.analysis.improvement import break_even_alpha, walltime_improvement
+from jspec.evaluation.analysis.machine import Machine, measure_machine
+from jspec.models.config import PRESETS, LlamaConfig
+from jspec.weights import smollm2
+from jspec.weights.hf import read_config
+
+_FIRST_CALL_WIDTH = 2  # a draft model's first call of a round; see `drafters.model`
+_FLOAT_BYTES = {"bfloat16": 2, "float32": 4}
+_SAME_SHAPE = {smollm2.NAME: "smollm2-135m"}
+
+
+@dataclasses.dataclass(frozen=True)
+class PairCost:
+    """What rounds of a draft model and a target cost at least on a machine.
+
+    Attributes:
+      target: the target's calls.
+      draft: the draft's.
+      machine: what it can do.
+      context: tokens in each row's caches.
+      batch_size: rows that run together.
+    """
+
+    target: CallCost
+    draft: CallCost
+    machine: Machine
+    context: int = 0
+    batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = [model.config.vocab_size for model in (self.target, self.draft)]
+        if sizes[0] != sizes[1]:
+            raise InputError(
+                f"expected draft and target of one vocabulary, got {sizes[1]} and {sizes[0]} ids"
+            )
+        for name, value in self.machine._asdict().items():
+            if not 0 < value < math.inf:
+                raise InputError(f"expected a {name} above 0, got {value}")
+        if whole_number("batch_size", self.batch_size) < 1:
+            raise InputError(f"expected a batch_size of at least 1, got {self.batch_size}")
+        if whole_number("context", self.context) < 0:
+            raise InputError(f"expected a context of at least 0, got {self.context}")
+
+    def seconds(self, model: CallCost, width: int) -> float:
+        """Returns the least seconds of a call of a model over `width` tokens a row."""
+        sizes = {"context": self.context, "batch_size": self.batch_size}
+        reading = model.call_bytes(width, **sizes) / self.machine.bandwidth
+        return max(reading, model.call_operations(width, **sizes) / self.machine.flop_rate)
+
+    @property
+    def plain_seconds(self) -> float:
+        """Of a plain decoding step."""
+        return self.seconds(self.target, 1)
+
+    @property
+    def cost_ratio(self) -> float:
+        """The paper's c: a decoding step of the draft, in plain steps."""
+        return self.seconds(self.draft, 1) / self.plain_seconds
+
+    def drafting_cost(self, number: int) -> float:
+        """Returns what drafting so many tokens costs, in plain steps: a call each."""
+        if number == 0:
+            return 0.0
+        first = self.seconds(self.draft, _FIRST_CALL_WIDTH)
+        return (first + (number - 1) * self.seconds(self.draft, 1)) / self.plain_seconds
+
+    def verify_cost(self, number: int) -> float:
+        """Returns what verifying so many drafts costs, in plain steps."""
+        return self.seconds(self.target, number + 1) / self.plain_seconds
+
+    def improvement(self, alpha: float, number: int) -> float:
+        """Returns the speed over plain decoding's (Thm 3.8 with these costs)."""
+        return walltime_improvement(alpha, number, *self._costs(number))
+
+    def break_even_alpha(self, number: int) -> float | None:
+        """Returns the acceptance from which on so many drafts pay; None if they never do."""
+        return break_even_alpha(number, *self._costs(number))
+
+    def _costs(self, number: int) -> tuple[float, float]:
+        """Returns what a draft costs, and what verifying them costs."""
+        return self.drafting_cost(number) / max(number, 1), self.verify_cost(number)
+
+
+def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns what to expect of a pair, one row for each number of drafts.
+
+    Args:
+      predict: `target` and `draft`, presets or Hugging Face folders; of each
+        `..._bytes_per_weight` or `..._quantization` ("int8", "int4", "none" or None); `bandwidth`
+        in bytes and `flop_rate` in operations a second, None to measure them here; `context` in
+        tokens; `batch_size`; `alphas`; `numbers` of drafts; and perhaps `dtype` of the floats.
+
+    Returns:
+      "columns", "units", "rows" and "notes"; the notes say whether it pays.
+
+    Raises:
+      InputError: no such model, models that do not fit, or a value out of range.
+    """
+    pair = _make_pair(predict)
+    alphas = [float(alpha) for alpha in predict["alphas"]]
+    numbers = [whole_number("numbers", number) for number in predict["numbers"]]
+    if not alphas or not numbers:
+        raise InputError("expected some alphas and numbers of drafts, got none")
+    rows = [
+        [
+            number,
+            pair.drafting_cost(number),
+            pair.verify_cost(number),
+            pair.break_even_alpha(number),
+            *(pair.improvement(alpha, number) for alpha in alphas),
+        ]
+        for number in numbers
+    ]
+    verdicts = [_verdict(pair, alpha, numbers) for alpha in alphas]
+    given = [predict["bandwidth"] is not None, predict["flop_rate"] is not None]
+    return {
+        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha",
+                    *(f"speed at alpha {alpha:g}" for alpha in alphas)],
+        "units": ["tokens", "plain steps", "plain steps", "",
+                  *["times plain decoding's"] * len(alphas)],
+        "rows": rows,
+        "notes": [*_describe(pair, predict, given), *verdicts],
+    }  # fmt: skip
+
+
+def load_config(name: str) -> LlamaConfig:
+    """Returns the config of a preset, or of a Hugging Face folder without its weights.
+
+    Raises:
+      InputError: neither.
+    """
+    preset = _SAME_SHAPE.get(name, name.removeprefix("random:"))
+    if preset in PRESETS:
+        return PRESETS[preset]
+    folder = pathlib.Path(name)
+    if not folder.is_dir():
+        raise InputError(f"expected a preset among {', '.join(PRESETS)} or a folder, got {name!r}")
+    return read_config(folder)
+
+
+def _make_pair(predict: Mapping[str, Any]) -> PairCost:
+    dtype = predict.get("dtype") or "bfloat16"
+    if dtype not in _FLOAT_BYTES:
+        raise InputError(f"expected a dtype among {', '.join(_FLOAT_BYTES)}, got {dtype!r}")
+    bandwidth, flop_rate = predict["bandwidth"], predict["flop_rate"]
+    if bandwidth is None or flop_rate is None:
+        measured = measure_machine(dtype)
+        bandwidth = measured.bandwidth if bandwidth is None else bandwidth
+        flop_rate = measured.flop_rate if flop_rate is None else flop_rate
+    machine = Machine(bandwidth, flop_rate)
+    target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
+    return PairCost(target, draft, machine, predict["context"], predict["batch_size"])
+
+
+def _make_cost(predict: Mapping[str, Any], side: str, dtype: str) -> CallCost:
+    kind = predict.get(f"{side}_quantization")
+    return CallCost(
+        load_config(predict[side]),
+        bytes_per_weight=predict.get(f"{side}_bytes_per_weight"),
+        quantization=None if kind == "none" else kind,
+        float_bytes=_FLOAT_BYTES[dtype],
+    )
+
+
+def _describe(pair: PairCost, predict: Mapping[str, Any], given: list[bool]) -> list[str]:
+    origin = ["given" if is_given else "measured here" for is_given in given]
+    return [
+        f"{side} {predict[side]}: {model.weight_bytes / 1e9:.3g} GB of weights a call, "
+        f"{model.slot_bytes / 1e3:.3g} kB of cache a token; "
+        f"{pair.seconds(model, 1) * 1e3:.3g} ms a decoding step at least"
+        for side, model in (("target", pair.target), ("draft", pair.draft))
+    ] + [
+        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origin[0]}), "
+        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origin[1]}); context of {pair.context} "
+        f"tokens, batch of {pair.batch_size}",
+        f"cost ratio c = {pair.cost_ratio:.3f}; plain decoding: at most "
+        f"{pair.batch_size / pair.plain_seconds:.4g} tokens/s",
+    ]
+
+
+def _verdict(pair: PairCost, alpha: float, numbers: list[int]) -> str:
+    """Says whether it pays at that acceptance."""
+    best = max(numbers, key=lambda number: pair.improvement(alpha, number))
+    speed = pair.improvement(alpha, best)
+    if best == 0 or speed <= 1:
+        return f"alpha {alpha:g}: does not pay"
+    drafts = "1 draft" if best == 1 else f"{best} drafts"
+    return (
+        f"alpha {alpha:g}: can pay, at most {speed:.2f} times plain decoding's speed with {drafts}"
+    )

@@ -1,0 +1,96 @@
+"""What a call of a model reads and computes at least, from its config alone."""
+
+import dataclasses
+import functools
+import math
+
+from jspec.common.errors import InputError
+from jspec.models.config import LlamaConfig
+from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
+from jspec.weights.rules import Rule, make_rules
+
+_EMBEDDING = ("embedding",)
+
+
+@dataclasses.dataclass(frozen=True)
+class CallCost:
+    """Bytes and operations of a model's calls.
+
+    Attributes:
+      config: its shape.
+      bytes_per_weight: of every weight; None for what `quantization` and `float_bytes` say.
+      quantization: "int8", "int4" or None; see `weights.quantize`.
+      float_bytes: of a float, the cache's among them: 2 for bfloat16, 4 for float32.
+    """
+
+    config: LlamaConfig
+    bytes_per_weight: float | None = None
+    quantization: str | None = None
+    float_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        check_kind(self.config, self.quantization)
+        if self.bytes_per_weight is None:
+            return
+        if self.quantization is not None:
+            raise InputError("expected bytes_per_weight or a quantization, got both")
+        if not 0 < self.bytes_per_weight < math.inf:
+            raise InputError(f"expected bytes_per_weight above 0, got {self.bytes_per_weight}")
+
+    @functools.cached_property
+    def weight_bytes(self) -> float:
+        """Bytes of the weights that every call reads.
+
+        An input embedding that is not the head as well is left out: only the tokens' rows of it are
+        looked up.
+        """
+        if self.bytes_per_weight is not None:
+            return self.bytes_per_weight * sum(
+                math.prod(rule.shape) for rule in streamed_rules(self.config)
+            )
+        return sum(
+            num_bytes(rule, self.quantization, self.float_bytes)
+            for rule in streamed_rules(self.config)
+        )
+
+    @functools.cached_property
+    def num_multiplied(self) -> int:
+        """Weights that every token is multiplied with: norms and biases are not."""
+        return sum(
+            math.prod(rule.shape) for rule in streamed_rules(self.config) if is_quantizable(rule)
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes that keys and values of one token take in the caches of all layers."""
+        config = self.config
+        width = config.num_kv_heads * config.head_dim
+        return 2 * config.num_layers * width * self.float_bytes
+
+    def call_bytes(self, width: int, *, context: int, batch_size: int = 1) -> float:
+        """Returns the bytes that a call reads and writes.
+
+        Args:
+          width: tokens a row.
+          context: tokens in each row's cache before them.
+          batch_size: rows.
+        """
+        return self.weight_bytes + batch_size * (context + width) * self.slot_bytes
+
+    def call_operations(self, width: int, *, context: int, batch_size: int = 1) -> float:
+        """Returns the floating-point operations of a call; see `call_bytes`.
+
+        For every token 2 a weight, and in attention, for every head and slot, 2 a dimension for the
+        score and 2 for the mean of the values.
+        """
+        config = self.config
+        attended = config.num_layers * config.num_heads * config.head_dim * (context + width)
+        return batch_size * width * (2 * self.num_multiplied + 4 * attended)
+
+
+def streamed_rules(config: LlamaConfig) -> list[Rule]:
+    """Returns the parameters that every call of a model reads."""
+    rules = make_rules(config)
+    if config.tie_embeddings:
+        return rules
+    return [rule for rule in rules if rule.path != _EMBEDDING]

@@ -1,0 +1,67 @@
+"""How well counts fit a distribution: Pearson's chi-square and the total variation."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+_SMALLEST_EXPECTATION = 25
+
+
+class Fit(NamedTuple):
+    """The outcome.
+
+    Attributes:
+      p_value: how likely counts at least as far off are if the distribution is right.
+      total_variation: between the observed frequencies and the distribution.
+      noise: what total variation the distribution itself gives on average at that many samples.
+      num_cells: cells of the test, after pooling.
+      num_samples: how many samples there were.
+    """
+
+    p_value: float
+    total_variation: float
+    noise: float
+    num_cells: int
+    num_samples: int
+
+
+def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
+    """Tests counts against a distribution (Pearson, 1900).
+
+    Cells of an expectation below 25 are pooled, so that the chi-square distribution holds far into
+    its tail. A sample in a cell of probability 0 refutes the distribution by itself.
+
+    Args:
+      counts: of any shape.
+      probs: of the same shape, summing to 1.
+
+    Raises:
+      ValueError: `probs` is no distribution.
+    """
+    if not (np.all(probs >= 0) and abs(probs.sum() - 1) < 1e-6):
+        raise ValueError(f"expected probabilities that sum to 1; they sum to {probs.sum()}")
+    import scipy.stats
+
+    counts = counts.ravel().astype(float)
+    probs = np.minimum(probs.ravel().astype(float), 1.0)  # a sum may be rounded up
+    num_samples = int(counts.sum())
+    expected = num_samples * probs
+    # The mean of |count - expected| (de Moivre): 2 v (1 - p) P(count = v), v the first above it.
+    above = np.floor(expected) + 1
+    deviation = 2 * above * (1 - probs) * scipy.stats.binom.pmf(above, num_samples, probs)
+    distance = 0.5 * np.abs(counts - expected).sum() / num_samples
+    noise = 0.5 * deviation.sum() / num_samples
+    is_large = expected >= _SMALLEST_EXPECTATION
+    pooled = [np.append(cells[is_large], cells[~is_large].sum()) for cells in (counts, expected)]
+    if pooled[1][-1] < _SMALLEST_EXPECTATION and is_large.any():  # the rest joins the smallest
+        smallest = np.argmin(np.where(is_large, expected, np.inf)[is_large])
+        for cells in pooled:
+            cells[smallest] += cells[-1]
+        pooled = [cells[:-1] for cells in pooled]
+    observed, wanted = pooled
+    statistic = np.sum((observed - wanted) ** 2 / wanted)
+    degrees = len(observed) - 1
+    p_value = float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0
+    if counts[probs == 0].any():
+        p_value = 0.0
+    return Fit(p_value, float(distance), float(noise), len(observed), num_samples)

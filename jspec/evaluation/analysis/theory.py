@@ -1,0 +1,146 @@
+"""The theory of Leviathan et al. (arXiv 2211.17192) under one roof, and what the paper plots of it.
+
+| | |
+|---|---|
+| Eq. 1, tokens a call | `expected_tokens` |
+| Def. 3.2, divergence of two distributions | `divergence` |
+| Thm 3.5, Cor. 3.6, acceptance | `expected_acceptance` |
+| Thm 3.8, with a verify call that costs more than a step | `walltime_improvement` |
+| Cor. 3.9, its minimum | `least_improvement` |
+| Thm 3.11, arithmetic operations | `operations_growth` |
+| §3.4, memory accesses | `memory_traffic` |
+| §3.5, the best number of drafts | `optimal_num_draft_tokens` |
+| §3.5, with an oracle that tells it round by round | `oracle_improvement` |
+| where drafting begins to pay | `break_even_alpha` |
+| A.2, classical rejection sampling | `classical_acceptance` |
+| A.5, how often lenience keeps a draft | `lenient_acceptance` |
+| A.5, the distribution that then comes out | `lenient_next_token_probs` |
+
+A table is {"columns", "units", "rows", "notes"} of plain values; of curves the first column is the
+horizontal axis, and what is infinite is None.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jspec.evaluation.analysis.acceptance import (
+    divergence,
+    expected_acceptance,
+    lenient_acceptance,
+    lenient_next_token_probs,
+)
+from jspec.evaluation.analysis.improvement import (
+    break_even_alpha,
+    expected_tokens,
+    least_improvement,
+    memory_traffic,
+    operations_growth,
+    optimal_num_draft_tokens,
+    oracle_improvement,
+    walltime_improvement,
+)
+from jspec.speculation.acceptance.classical import acceptance_rate as classical_acceptance
+
+_TABLE1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
+_ALPHAS = tuple(index / 50 for index in range(51))
+_NUMBERS = (1, 3, 5, 7, 10)
+_COST_RATIOS = (0.01, 0.05, 0.1, 0.2, 0.4)
+_RELATIVE = "times plain decoding's"
+
+Table = dict[str, list[Any]]
+
+
+def table1() -> Table:
+    """Returns Table 1: arithmetic operations and speed for free drafts (c = ĉ = 0)."""
+    rows = [
+        [
+            alpha,
+            number,
+            round(operations_growth(alpha, number, 0.0), 2),
+            round(walltime_improvement(alpha, number, 0.0), 2),
+        ]
+        for alpha, number in _TABLE1
+    ]
+    return {
+        "columns": ["alpha", "drafts a round", "operations", "speed"],
+        "units": ["", "tokens", _RELATIVE, _RELATIVE],
+        "rows": rows,
+        "notes": [
+            "Table 1 of arXiv 2211.17192 (Thms 3.11 and 3.8 with c = ĉ = 0). These are its digits: "
+            "it rounds to the nearest second decimal everywhere and truncates nowhere (operations "
+            "of 1.5792, 1.2295, 1.6263, 1.1070 are printed 1.58, 1.23, 1.63, 1.11, and a speed of "
+            "3.6893 is printed 3.69)."
+        ],
+    }
+
+
+def figure2() -> Table:
+    """Returns the curves of Figure 2: tokens a call against alpha, by number of drafts."""
+    numbers = (*_NUMBERS, math.inf)
+    rows = [[alpha, *(expected_tokens(alpha, number) for number in numbers)] for alpha in _ALPHAS]
+    names = [*map(_drafts, _NUMBERS), "no limit"]
+    notes = ["Figure 2 of arXiv 2211.17192: Eq. 1."]
+    return _curves(names, ["tokens a call"] * len(names), rows, notes)
+
+
+def figure3() -> Table:
+    """Returns the curves of Figure 3: the best number of drafts against alpha, by cost ratio."""
+    rows = [
+        [alpha, *(optimal_num_draft_tokens(alpha, ratio) for ratio in _COST_RATIOS)]
+        for alpha in _ALPHAS[:-1]  # at 1, more is always better
+    ]
+    names = [f"c = {ratio:g}" for ratio in _COST_RATIOS]
+    notes = ["Figure 3 of arXiv 2211.17192: what maximises Thm 3.8; 0 where no number pays."]
+    return _curves(names, ["tokens"] * len(names), rows, notes)
+
+
+def figure4() -> Table:
+    """Returns the curves of Figure 4: speed and operations against alpha, by number of drafts."""
+    rows = [
+        [
+            alpha,
+            *(walltime_improvement(alpha, number, 0.0) for number in _NUMBERS),
+            *(operations_growth(alpha, number, 0.0) for number in _NUMBERS),
+        ]
+        for alpha in _ALPHAS
+    ]
+    names = [
+        f"{kind}, {_drafts(number)}" for kind in ("speed", "operations") for number in _NUMBERS
+    ]
+    notes = ["Figure 4 of arXiv 2211.17192: Thms 3.8 and 3.11 with c = ĉ = 0."]
+    return _curves(names, [_RELATIVE] * len(names), rows, notes)
+
+
+def _curves(
+    names: Sequence[str], units: Sequence[str], rows: Sequence[Sequence[float]], notes: list[str]
+) -> Table:
+    """Returns a table whose first column is alpha."""
+    finite = [[value if math.isfinite(value) else None for value in row] for row in rows]
+    return {"columns": ["alpha", *names], "units": ["", *units], "rows": finite, "notes": notes}
+
+
+def _drafts(number: int) -> str:
+    return "1 draft" if number == 1 else f"{number} drafts"
+
+
+__all__ = [
+    "Table",
+    "break_even_alpha",
+    "classical_acceptance",
+    "divergence",
+    "expected_acceptance",
+    "expected_tokens",
+    "figure2",
+    "figure3",
+    "figure4",
+    "least_improvement",
+    "lenient_acceptance",
+    "lenient_next_token_probs",
+    "memory_traffic",
+    "operations_growth",
+    "optimal_num_draft_tokens",
+    "oracle_improvement",
+    "table1",
+    "walltime_improvement",
+]

@@ -1,0 +1,98 @@
+"""Negative controls: rules and drafters that are wrong on purpose, and have to be found out."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool
+
+from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
+from jspec.drafters import ModelDrafter
+from jspec.drafters.draw import draw_from_distribution
+from jspec.sampling.distribution import SamplingSettings, sample
+from jspec.sampling.noise import AcceptanceNoise, Purpose, acceptance_noise, round_keys
+from jspec.speculation.acceptance.chain import probs_after
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+
+
+def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but after a refusal the target's own distribution is drawn from."""
+
+    def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+        verdict = rule.accept(target_probs, proposal, noise)
+        distribution = probs_after(target_probs, verdict.num_accepted)
+        return verdict.replace(next_token=sample(distribution, noise.gumbel))
+
+    return rule._replace(accept=accept)
+
+
+def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but every draft is kept."""
+
+    def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+        verdict = rule.accept(target_probs, proposal, noise)
+        return verdict.replace(num_accepted=proposal.num_tokens)
+
+    return rule._replace(accept=accept)
+
+
+def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but each draft's uniform is keyed by its absolute position.
+
+    A round then meets uniforms again that have decided how far an earlier one came.
+    """
+
+    def noise(
+        seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
+    ) -> AcceptanceNoise:
+        keys = [round_keys(seed, position + i, Purpose.ACCEPT, 1) for i in range(width)]
+        draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))
+        uniforms = draw(jnp.concatenate(keys, axis=1))
+        right = acceptance_noise(seed, position, width, vocab_size, is_random)
+        return right.replace(uniforms=uniforms)
+
+    return rule._replace(noise=rule.noise._replace(acceptance=noise))
+
+
+SettingsFn = Callable[[SamplingSettings], SamplingSettings]
+
+
+def as_they_are(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings."""
+    return settings
+
+
+def hotter(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings at twice the temperature."""
+    return settings.replace(temperature=2 * settings.temperature)
+
+
+def greedily(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings at temperature 0."""
+    return settings.replace(temperature=0 * settings.temperature)
+
+
+def unprocessed(settings: SamplingSettings) -> SamplingSettings:
+    """Returns the settings without processors and filters."""
+    switches = settings.switches._replace(top_k=False, top_p=False, min_p=False)
+    return settings.replace(switches=switches).without_processors()
+
+
+def misreporting(
+    drafter: ModelDrafter, *, drawn: SettingsFn = as_they_are, reported: SettingsFn = as_they_are
+) -> ModelDrafter:
+    """Returns the drafter, but it reports another distribution than it draws from.
+
+    Args:
+      drafter: an honest one.
+      drawn: the settings that are drawn under.
+      reported: the settings whose distribution is reported.
+    """
+
+    def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
+        token, _ = draw_from_distribution(logits, drawn(settings), rng_keys)
+        _, probs = draw_from_distribution(logits, reported(settings), rng_keys)
+        return token, probs
+
+    return dataclasses.replace(drafter, draw=draw)

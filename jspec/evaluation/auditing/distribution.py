@@ -1,0 +1,121 @@
+"""Whether what the compiled loop emits follows the target's distribution: a test, and its
+control.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jspec.common.typing import Params
+from jspec.evaluation.analysis.goodness import Fit, goodness_of_fit
+from jspec.evaluation.auditing.check import Check
+from jspec.evaluation.auditing.reference import reference_distribution
+from jspec.evaluation.auditing.rows import Context, Rows, first_tokens, path_logits
+from jspec.evaluation.auditing.subject import Subject
+from jspec.generation.request import Settings
+
+NUM_TOKENS = 4  # of the joint distribution; rows whose drafts fail take as many rounds
+FALSE_ALARM = 1e-6
+_FLATTENING = 0.7
+_SMALLEST_DISTANCE = 0.02  # in total variation; what is closer is no fair control
+
+
+def joint_distribution(
+    logits: np.ndarray, context: Context, settings: Settings, num_tokens: int
+) -> np.ndarray:
+    """Returns the joint distribution of the tokens after the context's first one, [k, ..., k]
+    float64.
+
+    Args:
+      logits: of `path_logits`.
+      context: where the rows begin.
+      settings: how tokens are sampled.
+      num_tokens: how many.
+    """
+    joint = np.ones(())
+    for t in range(num_tokens):
+        distributions = [
+            _distribution_after(
+                path, logits[(*path, *[0] * (num_tokens - 1 - t), t)], context, settings
+            )
+            for path in itertools.product(range(len(context.alphabet)), repeat=t)
+        ]
+        joint = joint[..., None] * np.reshape(distributions, (*joint.shape, -1))
+    return joint
+
+
+def _distribution_after(
+    path: Sequence[int], logits: np.ndarray, context: Context, settings: Settings
+) -> np.ndarray:
+    output = [context.first, *(context.alphabet[i] for i in path)]
+    return reference_distribution(
+        logits, context.alphabet, settings, prompt=context.prompt, output=output
+    )
+
+
+def check_distribution(
+    subject: Subject, rows: Rows, context: Context, num_rows: int
+) -> tuple[Check, Check]:
+    """Tests the emitted distribution, and that the test would see a target whose logits are 30 %
+    flatter.
+
+    Args:
+      subject: what is audited.
+      rows: its compiled rounds, of `NUM_TOKENS` rounds.
+      context: of the rows.
+      num_rows: independent rows.
+    """
+    logits = path_logits(subject.target, context, NUM_TOKENS)
+    expected = joint_distribution(logits, context, rows.settings, NUM_TOKENS)
+    fit = fit_rows(rows, context, expected, num_rows)
+    distribution = Check(
+        "emitted distribution",
+        fit.p_value >= FALSE_ALARM,
+        f"p = {fit.p_value:.2g}, total variation {fit.total_variation:.4f} where sampling noise "
+        f"gives {fit.noise:.4f} ({fit.num_samples} rows, {NUM_TOKENS} tokens, {fit.num_cells} "
+        f"cells, {rows.num_draft_tokens} drafts a round)",
+        fit._asdict() | {"num_draft_tokens": rows.num_draft_tokens},
+    )
+    flat = joint_distribution(_FLATTENING * logits, context, rows.settings, NUM_TOKENS)
+    distance = 0.5 * float(np.abs(flat - expected).sum())
+    if distance < _SMALLEST_DISTANCE:
+        detail = f"none: flatter logits are only {distance:.2g} away under these settings"
+        return distribution, Check("negative control", True, detail, {"distance": distance})
+    control = fit_rows(rows, context, expected, num_rows, params=flattened(subject.target.params))
+    return distribution, Check(
+        "negative control",
+        control.p_value < FALSE_ALARM,
+        f"a target of 30 % flatter logits, {distance:.2g} away, gives p = {control.p_value:.2g} "
+        f"(expected below {FALSE_ALARM:g})",
+        control._asdict() | {"distance": distance},
+    )
+
+
+def flattened(params: Params) -> Params:
+    """Returns the target with logits times 0.7: the same programs run it."""
+    scale = params["final_norm"]["scale"]
+    return params | {"final_norm": {"scale": scale * _FLATTENING}}
+
+
+def fit_rows(
+    rows: Rows, context: Context, expected: np.ndarray, num_rows: int, **options: Any
+) -> Fit:
+    """Tests the joint distribution of the rows' first tokens; one outside the alphabet refutes it.
+
+    Args:
+      rows: compiled rounds, at least as many as `expected` has axes.
+      context: of the rows.
+      expected: the joint distribution, of `joint_distribution`.
+      num_rows: independent rows.
+      **options: of `Rows.run_infos`.
+    """
+    counts, num_outside = np.zeros_like(expected), 0
+    for infos, _ in rows.run_infos(num_rows, **options):
+        tokens = first_tokens(infos, expected.ndim)
+        is_place = tokens[..., None] == np.array(context.alphabet)
+        is_inside = is_place.any(axis=2).all(axis=1)
+        np.add.at(counts, tuple(is_place[is_inside].argmax(axis=2).T), 1)
+        num_outside += int((~is_inside).sum())
+    return goodness_of_fit(np.append(counts, num_outside), np.append(expected, 0.0))

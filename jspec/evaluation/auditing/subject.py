@@ -1,0 +1,81 @@
+"""What is audited: models, drafter, rule and settings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
+from jspec.generation.generator import Generator
+from jspec.generation.request import Settings
+from jspec.models import QuantizedKernel
+from jspec.speculation.acceptance import RuleOptions, get_rule
+from jspec.speculation.acceptance.types import AcceptanceRule
+from jspec.weights.resolver import LoadedModel
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is audited. Distribution and caches are those of the models as they are; `generator`
+    casts them.
+
+    Attributes:
+      target: the target.
+      draft: the draft model, if the drafter has one.
+      drafter: its name.
+      num_draft_tokens: drafts a round, or "auto".
+      acceptance: the rule's name.
+      settings: how tokens are sampled.
+      rule_options: numbers of the lossy rules.
+      drafter_options: options of the drafters.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    drafter: str
+    num_draft_tokens: int | str
+    acceptance: str
+    settings: Settings
+    rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)
+    drafter_options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
+
+    @property
+    def dtype(self) -> str:
+        """Name of the type of the target's floats."""
+        return self.target.params["embedding"].dtype.name
+
+    @property
+    def rule(self) -> AcceptanceRule:
+        """The acceptance rule."""
+        return get_rule(self.acceptance, self.rule_options)
+
+    def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
+        """Returns a Generator of the subject; `changes` replace its options."""
+        drafter = changes.pop("drafter", self.drafter)
+        options: dict[str, Any] = {
+            "drafter": drafter,
+            "acceptance": self.acceptance,
+            "drafter_options": without_unread(drafter, self.drafter_options),
+        }
+        if drafter != "none":  # which reads neither
+            options["num_draft_tokens"] = self.num_draft_tokens
+            options["rule_options"] = self.rule_options
+        options |= changes
+        draft = self.draft if needs_draft_model(drafter) else None
+        return Generator(
+            cast(self.target, dtype), None if draft is None else cast(draft, dtype), **options
+        )
+
+
+def cast(model: LoadedModel, dtype: str) -> LoadedModel:
+    """Returns the model with its weights in another dtype."""
+    wanted = jnp.dtype(dtype)
+    if model.params["embedding"].dtype == wanted:
+        return model
+    params = jax.tree.map(
+        lambda leaf: leaf.astype(wanted),
+        model.params,
+        is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
+    )
+    return dataclasses.replace(model, params=params)

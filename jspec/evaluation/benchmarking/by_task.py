@@ -1,0 +1,138 @@
+"""Spec-Bench's columns: speed-up and mean accepted tokens, by task and overall.
+
+As `evaluation/speed.py` of https://github.com/hemingkx/Spec-Bench (arXiv 2401.07851) has them: the
+speed of a way on a task is the mean over its prompts of each answer's tokens a second, so that
+every prompt weighs the same; the speed-up is that speed over the one of plain decoding in the same
+framework; mean accepted tokens are the mean over target calls of the tokens that a call gave, its
+own included. Overall is the same over all prompts, not a mean over tasks.
+
+What differs: speed-ups are the median over repeats, theirs the mean over runs; only the first turn
+of a prompt is answered; calls that read a prompt never count, theirs do with some of the methods;
+and plain decoding's tokens are counted as they came, theirs by encoding the text again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jspec.evaluation.analysis.ratios import Ratio, speed_ratio
+from jspec.evaluation.analysis.spec_bench import TASKS
+from jspec.evaluation.benchmarking.timing import Timings
+
+_NOTHING = "-"
+
+
+class Figures(NamedTuple):
+    """One way on some prompts.
+
+    Attributes:
+      num_prompts: how many.
+      speedup: over plain decoding in the same framework; None where that was not measured.
+      mean_accepted_tokens: tokens a target call; None without a call after those for the prompts.
+    """
+
+    num_prompts: int
+    speedup: Ratio | None
+    mean_accepted_tokens: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        speedup = None if self.speedup is None else self.speedup._asdict()
+        return self._asdict() | {"speedup": speedup}
+
+
+class Columns(NamedTuple):
+    """One way on all prompts.
+
+    Attributes:
+      tasks: by task.
+      overall: over all prompts, those without a task among them.
+    """
+
+    tasks: dict[str, Figures]
+    overall: Figures
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        tasks = {task: figures.to_json() for task, figures in self.tasks.items()}
+        return {"tasks": tasks, "overall": self.overall.to_json()}
+
+
+def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
+    """Returns the task of each prompt of a file.
+
+    Spec-Bench's categories are grouped to its six tasks if the file has prompts of all six; names
+    such as "coding" mean something else elsewhere. Other categories are tasks of their own.
+    """
+    task_of = {category: task for task, members in TASKS.items() for category in members}
+    if not set(TASKS) <= {task_of.get(category or "") for category in categories}:
+        return list(categories)
+    return [category and task_of.get(category, category) for category in categories]
+
+
+def columns_by_way(
+    timings: Mapping[str, Timings], plain_of: Mapping[str, str], tasks: Sequence[str | None]
+) -> dict[str, Columns]:
+    """Returns Spec-Bench's columns of every way.
+
+    Args:
+      timings: what was measured.
+      plain_of: for each way, plain decoding in the same framework, which may be missing.
+      tasks: of each prompt, None where it has none.
+    """
+    places = {
+        task: np.array([index for index, other in enumerate(tasks) if other == task])
+        for task in dict.fromkeys(tasks)
+        if task is not None
+    }
+    everything = np.arange(len(tasks))
+    columns = {}
+    for name, own in timings.items():
+        base = timings.get(plain_of[name])
+        own_tasks = {task: _figures(own, base, prompts) for task, prompts in places.items()}
+        columns[name] = Columns(own_tasks, _figures(own, base, everything))
+    return columns
+
+
+def _figures(own: Timings, base: Timings | None, prompts: np.ndarray) -> Figures:
+    calls = own.calls[:, prompts].sum()
+    accepted = float(own.round_tokens[:, prompts].sum() / calls) if calls else None
+    speedup = None if base is None else _speedup(own, base, prompts)
+    return Figures(len(prompts), speedup, accepted)
+
+
+def _speedup(own: Timings, base: Timings, prompts: np.ndarray) -> Ratio:
+    """Returns the ratio of mean speeds: each answer counts as one, whatever it took."""
+    speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (own, base))
+    ones = np.ones_like(speeds)
+    return speed_ratio(ones, speeds, ones, base_speeds)
+
+
+def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) -> str | None:
+    """Returns a table of the ways that draft, a line a task; None where there is no such way."""
+    ways = [name for name in columns if name != plain_of[name]]
+    if not ways:
+        return None
+    tasks = columns[ways[0]].tasks
+    lines = [["", "prompts", *ways]]
+    for task, figures in tasks.items():
+        cells = [_cell(columns[way].tasks[task]) for way in ways]
+        lines.append([task, str(figures.num_prompts), *cells])
+    overall = [columns[way].overall for way in ways]
+    lines.append(["overall", str(overall[0].num_prompts), *map(_cell, overall)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    rows = [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
+        for first, *rest in lines
+    ]
+    title = "speed-up over the framework's own plain decoding / mean accepted tokens (Spec-Bench's)"
+    return "\n".join([title, *rows])
+
+
+def _cell(figures: Figures) -> str:
+    speedup, accepted = figures.speedup, figures.mean_accepted_tokens
+    ratio = _NOTHING
+    if speedup is not None:
+        ratio = f"{speedup.median:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]"
+    return f"{ratio} / {_NOTHING if accepted is None else format(accepted, '.2f')}"

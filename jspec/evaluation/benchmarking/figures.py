@@ -1,0 +1,106 @@
+"""Figures of what `python -m jspec.benchmark` has written: rooflines, speed against acceptance."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from jspec.common.canvas import Picture
+from jspec.common.curves import Curves, draw
+from jspec.common.errors import InputError
+
+_CALL = re.compile(r"(\w+): call on (\d+) tokens, (\d+) before, (\d+) rows")
+_SECONDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
+    "measured": lambda line: line["seconds"],
+    "foretold": lambda line: line["seconds"] * line["expected_ratio"] / line["ratio"],
+    "at least": lambda line: line["least_seconds"],
+}
+_CAPTIONS = {
+    "roofline": "Calls of a model, by tokens a row, by tokens in the cache and by rows: the time "
+    "measured, the least possible one, and what the call's parts foretell from one token's.",
+    "synthetic_acceptance": "Decoding with drafts that are kept with a given probability, in the "
+    "speed of plain decoding: measured, and by Theorem 3.8 of Leviathan et al. (arXiv 2211.17192).",
+}
+
+
+def draw_record(name: str, record: Any) -> Picture | None:
+    """Returns the figure of a record; None where it is neither of a roofline nor synthetic.
+
+    Args:
+      name: of the figure's files.
+      record: what the benchmark has written.
+
+    Raises:
+      InputError: it is something else, or nothing was measured.
+    """
+    try:
+        kind = _kind_of(record)
+        curves = _CURVES[kind](record["lines"]) if kind else []
+    except (AttributeError, KeyError, TypeError):
+        raise InputError(f"{name}: expected a record of python -m jspec.benchmark") from None
+    if kind is None:
+        return None
+    if not curves[0].x:
+        raise InputError(f"{name}: expected lines of what was measured, got none")
+    return draw(name, curves, caption=_CAPTIONS[kind])
+
+
+def _kind_of(record: Any) -> str | None:
+    """Returns which of `_CURVES` the record has; every record of a measurement has versions."""
+    flags = record.get("flags", {}) if record["versions"] else {}
+    return next((kind for kind in _CURVES if flags.get(kind)), None)
+
+
+def roofline_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
+    """Returns what calls take by width, by context and by rows, in milliseconds.
+
+    Args:
+      lines: of `measure_roofline`, as JSON.
+    """
+    calls: dict[str, dict[tuple[int, ...], Mapping[str, Any]]] = {}
+    for line in lines:
+        if match := _CALL.fullmatch(line["name"]):
+            calls.setdefault(match[1], {})[tuple(map(int, match.groups()[1:]))] = line
+    panels = []
+    for axis, label in enumerate(("tokens a row", "tokens in the cache", "rows")):
+        along = {
+            role: {shape[axis]: line for shape, line in own.items() if _is_along(axis, shape, own)}
+            for role, own in calls.items()
+        }
+        places = sorted(set().union(*along.values()))
+        times: dict[str, Sequence[float | None]] = {}
+        for role, own in along.items():
+            for title, seconds in _SECONDS.items():
+                times[f"{role}, {title}"] = [
+                    1e3 * seconds(own[place]) if place in own else None for place in places
+                ]
+        panels.append(Curves(places, times, label, "milliseconds", begins_at_zero=True))
+    return panels
+
+
+def _is_along(axis: int, shape: Sequence[int], shapes: Iterable[Sequence[int]]) -> bool:
+    """Returns whether a shape differs from the first one along an axis only."""
+    first = next(iter(shapes))
+    return all(a == b for i, (a, b) in enumerate(zip(shape, first, strict=True)) if i != axis)
+
+
+def synthetic_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
+    """Returns the speed of each way of generating by the probability that a draft is kept.
+
+    Args:
+      lines: of `measure_synthetic`, as JSON.
+    """
+    rates = sorted({line["rate"] for line in lines})
+    by_way: dict[str, Sequence[float | None]] = {}
+    for name in dict.fromkeys(line["name"] for line in lines):
+        own = {line["rate"]: line for line in lines if line["name"] == name}
+        by_way[f"{name}, measured"] = [own[rate]["speedup"]["median"] for rate in rates]
+        if all(own[rate]["expected_speedup"] is not None for rate in rates):
+            by_way[f"{name}, Theorem 3.8"] = [own[rate]["expected_speedup"] for rate in rates]
+    x_label, y_label = "probability that a draft is kept", "times plain decoding"
+    return [Curves(rates, by_way, x_label, y_label, begins_at_zero=True)]
+
+
+_CURVES: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Curves]]] = {
+    "roofline": roofline_curves,
+    "synthetic_acceptance": synthetic_curves,
+}

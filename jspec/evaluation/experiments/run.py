@@ -1,0 +1,139 @@
+"""Runs an experiment: cell after cell, each kept at once."""
+
+import datetime
+import pathlib
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.common.counted import counted
+from jspec.common.progress import Progress
+from jspec.common.workdir_errors import WorkdirError, describe_error
+from jspec.evaluation.experiments.cells import Cell, make_cells
+from jspec.evaluation.experiments.check_files import check_files
+from jspec.evaluation.experiments.chosen_prompts import choose_prompts, digest
+from jspec.evaluation.experiments.kinds import Worker, make_worker
+from jspec.evaluation.experiments.prompt_files import find_prompts
+from jspec.evaluation.experiments.read_spec import read_experiment
+from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
+from jspec.generation.prompts import Prompt
+from jspec.generation.provenance import environment, git_state
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def run_experiment(
+    config: Mapping[str, Any],
+    workdir: str,
+    argv: Sequence[str] = (),
+    base: pathlib.Path | None = None,
+) -> int:
+    """Does the cells that a workdir does not have yet, and waits for those of other processes.
+
+    Args:
+      config: as plain JSON; see `config.to_plain`.
+      workdir: the folder of the results; it is made if need be.
+      argv: the command line, for the record.
+      base: where prompts files are looked for after the current folder.
+
+    Returns:
+      How many cells have failed; the next run tries them again.
+
+    Raises:
+      InputError: a bad config, no prompts, names of models or files that are not there, a target
+        that cannot be loaded.
+      WorkdirError: the workdir belongs to another config, is damaged, or cannot be written.
+    """
+    experiment = find_prompts(read_experiment(config), base)
+    prompts = choose_prompts(experiment) if experiment.needs_prompts else {}
+    cells = make_cells(experiment, list(prompts))
+    if not is_begun(workdir):  # a name spelled wrong leaves no workdir of another config
+        check_files(experiment)
+    with Store(workdir, config) as store:
+        _check_prompts(store, prompts, experiment.prompts_file)
+        if _remaining(store, cells):
+            worker = make_worker(experiment, prompts, store)
+            run = _new_run_id()
+            store.add_run(_describe_run(run, argv, prompts, worker, len(cells)))
+            _work(store, cells, worker, run)
+        failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
+    verb = "is" if len(cells) == 1 else "are"
+    print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
+          + f", {failed} failed" * bool(failed))  # fmt: skip
+    return failed
+
+
+def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
+    """Checks that the prompts are those with which the workdir was begun."""
+    before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
+    if before and before[0] != digest(prompts):
+        raise WorkdirError(
+            f"the prompts in {path} have changed since {store.folder} was begun; take another "
+            "--workdir"
+        )
+
+
+def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.name not in store.outcomes]
+
+
+def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None:
+    """Does cells until all are finished, here or elsewhere."""
+    progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
+    is_waiting = False
+    while remaining := _remaining(store, cells):
+        has_worked = False
+        for cell in remaining:
+            with store.claim(cell.name) as is_ours:
+                if is_ours:
+                    store.add(_do(cell, worker, run))
+                    has_worked = True
+            outcomes = [store.outcomes.get(one.name) for one in cells]
+            if is_ours or is_waiting:
+                progress.show(len(cells) - outcomes.count(None), outcomes.count(FAILED))
+        if not has_worked:
+            if not is_waiting:
+                print("waiting for the cells of other processes", file=sys.stderr, flush=True)
+            is_waiting = True
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+            store.refresh()
+
+
+def _do(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
+    """Returns the line of a cell: its record, or its error."""
+    line = {"cell": cell.name, "key": cell.key, "run": run}
+    try:
+        record = worker.run(cell)
+    except WorkdirError:
+        raise
+    except Exception as error:  # the error is kept, and the other cells may well succeed
+        text = describe_error(error)
+        print(f"cell {cell.name} failed: {text}", file=sys.stderr, flush=True)
+        return line | {"status": FAILED, "error": text, "record": None}
+    return line | {"status": DONE, "error": None, "record": record}
+
+
+def _new_run_id() -> str:
+    """Returns a name that no other process has: the time and something random."""
+    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+
+
+def _describe_run(
+    run: str,
+    argv: Sequence[str],
+    prompts: Mapping[int, Prompt],
+    worker: Worker,
+    num_cells: int,
+) -> dict[str, Any]:
+    record = {
+        "run": run,
+        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "argv": list(argv),
+        "environment": environment(),
+        "git": git_state(),
+        "described": worker.describe(),
+        "num_cells": num_cells,
+    }
+    return record | ({"prompts_digest": digest(prompts)} if prompts else {})

@@ -1,0 +1,1 @@
+"""Requests in, text out: the Python API and what it is made of."""

@@ -1,0 +1,165 @@
+"""Measures what a round costs, by context, drafter and number of drafts.
+
+The compiled rounds of the run themselves are timed, at temperature 0, where no distributions are
+made, from rows whose text is one token over and over, so that a drafter that looks back always
+finds a match; draft models have consumed it. A visit of one round less a visit of none is the
+round; the numbers take turns, so that a machine that slows down slows all of them alike. A drafter
+that has nothing to say to such a text (`pattern`), or stops by itself (`draft_confidence`), is
+taken to cost what it then costs. What catching up takes is a round of a drafter that lags less the
+same round of one that does not.
+"""
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jspec.common.typing import ApplyFn
+from jspec.generation.costs import RoundCosts
+from jspec.generation.engine import Engine, Row
+from jspec.generation.request import Settings
+from jspec.sampling.distribution import Switches
+from jspec.sampling.noise import INDEPENDENT
+from jspec.speculation.control import drafters_of
+from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView, lag_of
+
+_CONTEXTS = (512, 2048)
+PROMPT_TOKENS = 129
+_REPEATS = 9
+_READING_REPEATS = 5
+_TOKEN_ID = 1
+
+
+def measure_costs(
+    engine: Engine,
+    params: ModelParams,
+    *,
+    target: ApplyFn,
+    drafter: Drafter,
+    numbers: Sequence[int],
+    batch_size: int,
+    max_context: int,
+) -> RoundCosts:
+    """Measures rounds of a whole batch.
+
+    Args:
+      engine: the compiled programs; their rows choose among `numbers`.
+      params: both sides' parameters.
+      target: the target's ApplyFn.
+      drafter: what proposes.
+      numbers: of drafts, rising from 0.
+      batch_size: rows that run together.
+      max_context: slots of the largest cache that will be used.
+    """
+    drafters = drafters_of(drafter.kinds)
+    contexts = sorted({min(context, max_context) for context in _CONTEXTS})
+    seconds, reading = [], []
+    for context in contexts:
+        one = lagging = start_row(engine, params, context, numbers[-1])
+        for name in drafters:
+            one = catch_up(params, one, target, drafter, name)
+        ready, lagging = (
+            jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), row)
+            for row in (one, lagging)
+        )
+        seconds.append(_time_rounds(engine, params, ready, drafter, numbers))
+        reading.append(_time_reading(engine, params, ready, lagging, drafter, numbers[1]))
+    return RoundCosts(
+        tuple(contexts), tuple(numbers), tuple(drafters), tuple(seconds), tuple(reading)
+    )
+
+
+def start_row(engine: Engine, params: ModelParams, context: int, width: int) -> SpecState:
+    """Returns a row in the middle of its text."""
+    room = context - width - 1
+    prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
+    row = Row(Settings(), prompt, stop_ids=(), max_length=room)
+    one = engine.prefill(params, row, context, Switches())
+    return one.replace(last_token=jnp.full_like(one.last_token, _TOKEN_ID))
+
+
+def catch_up(
+    params: ModelParams, state: SpecState, target: ApplyFn, drafter: Drafter, name: str
+) -> SpecState:
+    """Returns the row with one drafter of a cascade caught up: it proposed, nothing came of it."""
+    width = drafter.num_draft_tokens
+    is_own = jnp.array([kind.drafter == name for kind in drafter.kinds])
+
+    @jax.jit
+    def propose(params: ModelParams, state: SpecState) -> Any:
+        return drafter.propose(
+            params.draft,
+            state.draft,
+            state.last_token,
+            limit=lambda kind: jnp.where(is_own[kind], width, 0),
+            rng_keys=INDEPENDENT.draft_keys(state.seed, state.target_cache.length, width),
+            settings=state.settings.after(state.last_token),
+            view=TargetView(params.target, target, state.target_cache),
+        )[1]
+
+    return state.replace(draft=propose(params, state))
+
+
+def _time_rounds(
+    engine: Engine,
+    params: ModelParams,
+    state: SpecState,
+    drafter: Drafter,
+    numbers: Sequence[int],
+) -> tuple[tuple[float, ...], ...]:
+    """Returns the median seconds of a round, [drafters][numbers]; more drafts never cost less."""
+    drafters = drafters_of(drafter.kinds)
+    samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
+    for repeat, row, column in np.ndindex(samples.shape):
+        wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
+        none, one = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
+        samples[repeat, row, column] = one - none
+    typical = np.median(samples[1:], axis=0)  # the first one may compile
+    plain = max(statistics.median(typical[:, 0]), 1e-6)
+    typical = np.maximum.accumulate(np.maximum(typical, plain), axis=1)
+    typical[:, 0] = plain
+    return tuple(map(tuple, typical.tolist()))
+
+
+def _time_reading(
+    engine: Engine,
+    params: ModelParams,
+    ready: SpecState,
+    lagging: SpecState,
+    drafter: Drafter,
+    number: int,
+) -> tuple[float, ...]:
+    """Returns the median seconds for each token that a drafter has missed, [drafters]."""
+    kinds, reading = [kind.drafter for kind in drafter.kinds], []
+    for name in drafters_of(drafter.kinds):
+        kind = jnp.full_like(lagging.last_token, kinds.index(name))
+        lag = int(lag_of(drafter, lagging.draft, kind)[0])
+        wanted = [number * (one == name) for one in kinds]
+        more = [0.0]
+        if lag > 0:
+            more = [
+                _time_visit(engine, params, lagging, wanted, 1)
+                - _time_visit(engine, params, ready, wanted, 1)
+                for _ in range(_READING_REPEATS)
+            ]
+        reading.append(max(statistics.median(more), 0.0) / max(lag, 1))
+    return tuple(reading)
+
+
+def _time_visit(
+    engine: Engine, params: ModelParams, state: SpecState, forced: Sequence[int], num_rounds: int
+) -> float:
+    """Returns the seconds of one visit to a copy of the state: a run takes its own."""
+    state = jax.tree.map(jnp.copy, state)
+    assert state.control is not None
+    rows = jnp.asarray(np.broadcast_to(np.array(forced, np.int32), state.control.forced.shape))
+    state = state.replace(control=state.control.replace(forced=rows))
+    jax.block_until_ready(state)
+    begin = time.perf_counter()
+    state, _ = engine.run(params, state, num_rounds)
+    jax.block_until_ready(state)
+    return time.perf_counter() - begin

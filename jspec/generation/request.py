@@ -1,0 +1,237 @@
+"""What a user asks for and what comes back."""
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from jspec.common.errors import InputError, check_number, check_numbers, whole_number
+from jspec.generation.stats import Stats
+
+MAX_SEED = 2**32 - 1
+_FLOAT32_MAX = 2.0**127
+_FLOAT32_TINY = 2.0**-126
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How one request is answered.
+
+    Attributes:
+      max_new_tokens: emit at most so many tokens.
+      temperature: 0 takes the most likely token; 1 samples the model's own distribution.
+      top_k: keep the so many most likely tokens; 0 keeps all.
+      top_p: keep the fewest most likely tokens that reach this probability; 1 keeps all.
+      min_p: keep tokens at least this likely relative to the most likely one; 0 keeps all.
+      draft_temperature: the drafter's own temperature; None takes `temperature`. The output's
+        distribution does not depend on it.
+      repetition_penalty: divides positive logits, and multiplies negative ones, of every token in
+        prompt or output; 1 changes nothing.
+      presence_penalty: taken off the logit of every token in the output, -2 to 2.
+      frequency_penalty: likewise, times its count in the output, -2 to 2.
+      logit_bias: (token id, number added to its logit) pairs; a dict will do.
+      allowed_token_ids: no other token may come; None allows all.
+      forbidden_token_ids: these may not come.
+      min_new_tokens: the model's end and stop tokens, but not stop strings, are suppressed until
+        the answer has so many tokens.
+      logprobs: report the log-probabilities of the emitted tokens.
+      seed: of all randomness of the request, 0 to 2^32 - 1.
+      stop: texts that end the answer; the answer is cut before them.
+      stop_token_ids: tokens that end the answer, besides the model's own.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    draft_temperature: float | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Iterable[tuple[int, float]] | Mapping[int, float] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    forbidden_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    logprobs: bool = False
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        bias = _pairs(self.logit_bias)
+        self._check_lists()
+        object.__setattr__(self, "logit_bias", tuple(bias.items()))  # hashable
+        draft_temperature = self.draft_temperature
+        _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)
+        _expect(
+            _is_temperature(self.temperature),
+            "a finite temperature of at least 0",
+            self.temperature,
+        )
+        _expect(
+            draft_temperature is None or _is_temperature(draft_temperature),
+            "a finite draft_temperature of at least 0",
+            draft_temperature,
+        )
+        _expect(0 <= self.top_k < 2**31, "top_k of at least 0", self.top_k)
+        _expect(0 < self.top_p <= 1, "top_p in (0, 1]", self.top_p)
+        _expect(0 <= self.min_p <= 1, "min_p in [0, 1]", self.min_p)
+        _expect(
+            _FLOAT32_TINY <= self.repetition_penalty <= _FLOAT32_MAX,
+            "a finite repetition_penalty above 0",
+            self.repetition_penalty,
+        )
+        _expect(
+            -2 <= self.presence_penalty <= 2, "presence_penalty in [-2, 2]", self.presence_penalty
+        )
+        _expect(
+            -2 <= self.frequency_penalty <= 2,
+            "frequency_penalty in [-2, 2]",
+            self.frequency_penalty,
+        )
+        _expect(
+            all(abs(value) <= _FLOAT32_MAX for value in bias.values()),
+            "finite numbers in logit_bias",
+            bias,
+        )
+        _expect(
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
+            self.min_new_tokens,
+        )
+        _expect(0 <= self.seed <= MAX_SEED, f"a seed from 0 to {MAX_SEED}", self.seed)
+        _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
+        _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
+        _expect(
+            all(0 <= token_id < 2**31 for token_id in self.stop_token_ids),
+            "stop token ids of at least 0",
+            list(self.stop_token_ids),
+        )
+
+    def _check_lists(self) -> None:
+        is_texts = _is_list(self.stop) and all(isinstance(text, str) for text in self.stop)
+        _expect(is_texts, "stop as a tuple of texts", repr(self.stop))
+        for name in ("allowed_token_ids", "forbidden_token_ids", "stop_token_ids"):
+            ids: Any = getattr(self, name)
+            is_list = _is_list(ids) or (ids is None and name == "allowed_token_ids")
+            _expect(is_list, f"{name} as a tuple of whole numbers", repr(ids))
+            for token_id in () if ids is None else ids:
+                whole_number(name, token_id)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes)
+
+
+def _pairs(bias: Any) -> dict[int, float]:
+    """Returns a logit bias as a dict."""
+    try:
+        pairs = dict(bias)
+    except (TypeError, ValueError):
+        expected = "logit_bias as (token id, number) pairs"
+        raise InputError(f"expected {expected}, got {bias!r}") from None
+    for token_id, value in pairs.items():
+        whole_number("a token id of logit_bias", token_id)
+        check_number("a value of logit_bias", value)
+    return pairs
+
+
+def _is_temperature(value: float) -> bool:
+    return 0 <= value <= _FLOAT32_MAX
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a text is one: bytes of the command line that are no UTF-8 become lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _expect(condition: bool, expected: str, found: object) -> None:
+    if not condition:
+        raise InputError(f"expected {expected}, got {found}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A prompt and how to answer it.
+
+    Attributes:
+      prompt: text, or token ids, which are taken as they are.
+      settings: how to answer.
+      category: of requests whose drafts are kept about equally often; for statistics only.
+    """
+
+    prompt: str | Sequence[int]
+    settings: Settings = Settings()
+    category: str | None = None
+
+    def __post_init__(self) -> None:
+        is_right = isinstance(self.settings, Settings)
+        _expect(is_right, "settings as jspec.Settings", repr(self.settings))
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One answer.
+
+    Attributes:
+      prompt: as it was asked.
+      prompt_token_ids: what the model was given.
+      token_ids: what it answered, the token that ended it included.
+      text: the answer as text, cut before a stop string, without special tokens.
+      finish_reason: "eos" (the model's own end), "stop" (a stop string or stop token) or "length"
+        (max_new_tokens or the context's end).
+      settings: how it was answered.
+      stats: counts and times.
+      logprobs: natural log-probability of each token under the distribution that was sampled from,
+        after processors, temperature and filters; None if not asked for.
+      raw_logprobs: likewise under the model itself.
+      category: of the request.
+    """
+
+    prompt: str | Sequence[int]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    settings: Settings
+    stats: Stats
+    logprobs: list[float] | None = None
+    raw_logprobs: list[float] | None = None
+    category: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Returns all of it as plain values."""
+        return {
+            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
+            "prompt_token_ids": self.prompt_token_ids,
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "seed": self.settings.seed,
+            "settings": dataclasses.asdict(self.settings),
+            "stats": self.stats.to_json(),
+            "logprobs": self.logprobs,
+            "raw_logprobs": self.raw_logprobs,
+            "category": self.category,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of an answer, as it comes.
+
+    Attributes:
+      index: of the request.
+      text: what there is to print; it may lag behind the tokens by an unfinished character or the
+        beginning of a stop string.
+      token_ids: the tokens that came.
+      num_drafted: how many of them the drafter had proposed.
+      result: the whole answer, with the last piece.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    num_drafted: int
+    result: Result | None = None

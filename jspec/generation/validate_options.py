@@ -1,0 +1,125 @@
+"""What a run would not read of what it is told: an error, and never ignored.
+
+`drafters.check_options` does this for the options of drafters. Here is the rest of what says how to
+draft: for whom there is a number of drafts, a temperature of the drafter's own, a number of a rule.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jspec.common.errors import InputError
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DRAFTERS,
+    DrafterOptions,
+    draws_from_distribution,
+)
+from jspec.generation.request import Settings
+from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
+
+
+def check_read(
+    drafter: str,
+    drafter_options: DrafterOptions,
+    settings: Settings,
+    *,
+    num_draft_tokens: int | str,
+    acceptance: str,
+    rule_options: RuleOptions,
+) -> None:
+    """Checks that a run reads what it is told and is not at its default.
+
+    Args:
+      drafter: its name.
+      drafter_options: of the drafters.
+      settings: of its requests.
+      num_draft_tokens: a round, or "auto".
+      acceptance: the rule's name.
+      rule_options: of the rules.
+
+    Raises:
+      InputError: something that neither drafter nor rule reads; it says what reads it.
+    """
+    check_num_draft_tokens(num_draft_tokens, drafter)
+    check_rule_options(rule_options, acceptance, drafter)
+    check_draft_temperature(settings, [(drafter, drafter_options)])
+
+
+def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
+    """Checks that there are drafts to count, unless their number is the default.
+
+    Raises:
+      InputError: there are none.
+    """
+    if drafter == "none" and num_draft_tokens != DEFAULT_NUM_DRAFT_TOKENS:
+        raise InputError(
+            f"expected num_draft_tokens with a drafter that drafts, got {num_draft_tokens!r} with "
+            "'none'"
+        )
+
+
+def rules_that_read(option: str) -> list[str]:
+    """Returns the acceptance rules that read an option: those that are others with another value.
+
+    Args:
+      option: a field of `RuleOptions`; each may be 0 and may be 1.
+    """
+    zero, one = (RuleOptions(**{option: value}) for value in (0.0, 1.0))
+    names = [*RULES, *TIMING_RULES]
+    return [name for name in names if get_rule(name, zero) is not get_rule(name, one)]
+
+
+def is_rule_option_read(option: str, acceptance: str, drafter: str) -> bool:
+    """Returns whether a rule reads an option, which it does where there are drafts to accept."""
+    return drafter != "none" and acceptance in rules_that_read(option)
+
+
+def check_rule_option(option: str, acceptance: str, drafter: str) -> None:
+    """Checks that a rule reads an option.
+
+    Raises:
+      InputError: it does not, or there are no drafts to accept.
+    """
+    if not is_rule_option_read(option, acceptance, drafter):
+        raise InputError(
+            f"expected {option} with a drafter that drafts and an acceptance rule that reads it "
+            f"({', '.join(rules_that_read(option))}), got it with {drafter!r} and {acceptance!r}"
+        )
+
+
+def check_rule_options(options: RuleOptions, acceptance: str, drafter: str) -> None:
+    """Checks that a rule reads each option that is not at its default; see `check_rule_option`."""
+    for field in dataclasses.fields(options):
+        if getattr(options, field.name) != field.default:
+            check_rule_option(field.name, acceptance, drafter)
+
+
+def check_draft_temperature(
+    settings: Settings, drafters: Sequence[tuple[str, DrafterOptions]]
+) -> None:
+    """Checks that a draft temperature, if there is one, is read by one of the drafters.
+
+    Args:
+      settings: of a request.
+      drafters: names and options of those that answer it.
+
+    Raises:
+      InputError: the drafts of all of them follow from the context, or there are none.
+    """
+    if settings.draft_temperature is None or any(draws_from_distribution(*one) for one in drafters):
+        return
+    readers = ", ".join(
+        name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())
+    )
+    names = ", ".join(repr(name) for name, _ in drafters)
+    raise InputError(
+        f"expected draft_temperature with a drafter that draws from a distribution "
+        f"({readers}, or ngram with ngram_probs=sampled), got it with {names}"
+    )
+
+
+def settings_read_by(drafter: str, options: DrafterOptions, settings: Settings) -> Settings:
+    """Returns the settings without a draft temperature that a drafter of that name ignores."""
+    if draws_from_distribution(drafter, options):
+        return settings
+    return dataclasses.replace(settings, draft_temperature=None)

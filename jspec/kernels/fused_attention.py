@@ -1,0 +1,158 @@
+"""Attention of many queries on a GPU by cuDNN, which never writes the scores to memory.
+
+`KVCache.attend` by XLA writes scores [t n s] in float32, and reads them several times: for 256
+queries of Llama-3.2-3B about nine times the bytes of one layer's keys and values being copied,
+which is what cuDNN costs besides: JAX hands it [b s k h] where the cache is [b k s h]. From 64
+queries on, the narrower of a prompt's chunks, the copy should pay; below it would not (counted in
+bytes, not measured).
+
+cuDNN is trusted with a shape only after it has been tried there: one call on random numbers, under
+a random mask, must agree with XLA's. Where it does not, or fails, XLA computes everything, and one
+warning says so. This has been run on CPU alone, with JAX's own `implementation="xla"` in cuDNN's
+place; `tests/test_gpu.py` compares the two where there is a GPU. `JSPEC_CUDNN=0` in the environment
+leaves everything to XLA.
+"""
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+Implementation: TypeAlias = Literal["cudnn", "xla"]
+
+_IMPLEMENTATION: Implementation = "cudnn"
+_MANY_QUERIES = 64
+_NUM_COMPARED = 16  # queries that XLA computes too, when a shape is tried
+_TOLERANCE = 0.02  # of a result's norm; bfloat16 rounds to 0.004
+_problems: list[str] = []  # of the shapes that were tried in vain
+
+
+class Shape(NamedTuple):
+    """What a compiled call depends on; see the axes in `jspec.common.typing`."""
+
+    b: int
+    t: int
+    n: int
+    k: int
+    s: int
+    h: int
+
+
+def is_usable(
+    reference: Callable[..., Any], queries: Float[Array, "b t n h"], keys: Float[Array, "b k s h"]
+) -> bool:
+    """Returns whether cuDNN computes such a call, rightly; tries it if that is not known yet.
+
+    Args:
+      reference: the same attention by XLA.
+      queries: float32.
+      keys: in the cache's type, of which cuDNN is asked for bfloat16 alone.
+    """
+    b, t, n, h = queries.shape
+    if t < _MANY_QUERIES or keys.dtype != jnp.bfloat16 or not _is_wanted():
+        return False
+    shape = Shape(b, t, n, keys.shape[1], keys.shape[2], h)
+    return _is_right(reference, _IMPLEMENTATION, shape)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def call(
+    reference: Callable[..., Any],
+    queries: Float[Array, "b t n h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t n h"]:
+    """Returns what the reference returns, up to rounding; its derivatives are the reference's."""
+    return attend_fused(_IMPLEMENTATION, queries, keys, values, visible)
+
+
+@call.defjvp
+def _jvp(
+    reference: Callable[..., Any], operands: tuple[Array, ...], tangents: tuple[Any, ...]
+) -> tuple[Any, Any]:
+    """Differentiates the reference, whose value comes with its derivative; a mask has none."""
+    return jax.jvp(reference, operands, tangents)
+
+
+def attend_fused(
+    implementation: Implementation,
+    queries: Float[Array, "b t n h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t n h"]:
+    """Attends by JAX's fused attention.
+
+    Args:
+      implementation: cuDNN's, or XLA's, which runs everywhere and takes the same arrays.
+      queries: already scaled; rounded to the type of the keys.
+      keys: of all slots.
+      values: of all slots.
+      visible: which slots each query may see; of one that sees none the result is finite.
+    """
+    with jax.numpy_dtype_promotion("standard"):  # within JAX's function types are mixed
+        mixed = jax.nn.dot_product_attention(
+            queries.astype(keys.dtype),
+            keys.transpose(0, 2, 1, 3),
+            values.transpose(0, 2, 1, 3),
+            mask=visible[:, None],
+            scale=1.0,
+            implementation=implementation,
+        )
+    return mixed.astype(queries.dtype)
+
+
+def _is_wanted() -> bool:
+    return jax.default_backend() == "gpu" and os.environ.get("JSPEC_CUDNN") != "0"
+
+
+@functools.cache
+def _is_right(reference: Callable[..., Any], implementation: Implementation, shape: Shape) -> bool:
+    """Tries a shape; what goes wrong is told once."""
+    try:
+        # While a program is being traced: what is computed here is no part of it.
+        with jax.ensure_compile_time_eval():
+            error = float(_largest_error(reference, implementation, shape, jnp.uint32(0)))
+        if error <= _TOLERANCE:
+            return True
+        problem = f"it differs from XLA's by {error:.3g} of the norm"  # or by NaN
+    except Exception as failure:  # no cuDNN, a shape it has no kernel for, no memory, ...
+        first = (str(failure).strip().splitlines() or [""])[0]
+        problem = f"{type(failure).__name__}: {first[:100]}"
+    if not _problems:
+        message = "jspec: cuDNN's attention is not used (%s); reading prompts takes longer"
+        logging.getLogger("jspec").warning(message, problem)
+    _problems.append(problem)
+    return False
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _largest_error(
+    reference: Callable[..., Any], implementation: Implementation, shape: Shape, seed: Array
+) -> Array:
+    """Returns the largest distance from the reference's result, as a part of its norm.
+
+    Keys and values of all slots are random, and so is which of them a query sees: the first one
+    none, the last one nearly all. NaN if any result is.
+    """
+    b, t, n, k, s, h = shape
+    query_key, key_key, value_key, mask_key = jax.random.split(jax.random.key(seed), 4)
+    queries = jax.random.normal(query_key, (b, t, n, h), jnp.float32) / jnp.sqrt(jnp.float32(h))
+    keys = jax.random.normal(key_key, (b, k, s, h), jnp.bfloat16)
+    values = jax.random.normal(value_key, (b, k, s, h), jnp.bfloat16)
+    density = jnp.square(jnp.arange(t, dtype=jnp.float32) / t)[None, :, None]
+    visible = jax.random.uniform(mask_key, (b, t, s), jnp.float32) < density
+    results = attend_fused(implementation, queries, keys, values, visible)
+    some = slice(None, None, max(t // _NUM_COMPARED, 1))
+    expected = reference(queries[:, some], keys, values, visible[:, some])
+    distance = jnp.linalg.norm(results[:, some] - expected, axis=-1)
+    errors = distance / jnp.linalg.norm(expected, axis=-1)
+    sees = visible[:, some].any(axis=-1, keepdims=True)
+    worst = jnp.max(jnp.where(sees, errors, 0.0))
+    return jnp.where(jnp.isfinite(results).all(), worst, jnp.nan)

@@ -1,0 +1,146 @@
+"""Llama as one pure function: tokens and a cache in, logits and a cache out."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Bool, Float, Float32, Int
+
+from jspec.common.typing import ApplyFn, Params
+from jspec.models.attention import Attention
+from jspec.models.cache import KVCache, causal_mask
+from jspec.models.config import LlamaConfig
+from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up
+from jspec.models.rope import rope_cos_sin
+
+
+class Llama(nn.Module):
+    """A Llama-family decoder. See `ApplyFn` for the call.
+
+    The residual stream is float32: it is small, and rounding it is what makes a bfloat16 model's
+    answers depend on how many tokens a call takes.
+
+    Attributes:
+      config: its shape.
+      layers: those of its layers that it consists of, rising; None for all. The cache holds one
+        entry for each.
+    """
+
+    config: LlamaConfig
+    layers: tuple[int, ...] | None = None
+
+    @nn.compact
+    def __call__(
+        self,
+        tokens: Int[Array, "b t"] | Float[Array, "b t d"],
+        cache: KVCache,
+        positions: Int[Array, "b t"] | None = None,
+        block_mask: Bool[Array, "#b t u"] | None = None,
+        hidden_layers: Sequence[int] = (),
+        logits_at: Int[Array, "b"] | None = None,
+        first_layer: int = 0,
+    ) -> tuple[Float32[Array, "b l v"], Array, KVCache]:
+        """Runs one block of tokens; see `ApplyFn`."""
+        cfg = self.config
+        layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
+        embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
+        x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
+        x = x.astype(jnp.float32)
+        num_tokens = x.shape[1]
+        if block_mask is None:
+            block_mask = causal_mask(num_tokens)
+        offset = block_mask.shape[-1] - num_tokens
+        if positions is None:
+            positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
+        positions = jnp.broadcast_to(positions, x.shape[:2])
+        rope = rope_cos_sin(cfg, positions)
+        visible = cache.visible(block_mask)
+        outputs = {first_layer: x}
+        for index, layer in list(enumerate(layers))[first_layer:]:
+            name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
+            if self.is_initializing():
+                x, own = Block(cfg, name=name)(*inputs)
+            else:
+                x, own = _apply_block(cfg, self.get_variable("params", name), *inputs)
+            cache = cache.with_layer(index, own)
+            outputs[index + 1] = x
+        x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
+        hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
+        if logits_at is not None:
+            x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
+        head = embedding
+        if not cfg.tie_embeddings:
+            head = kernel_param(self, "head", (cfg.vocab_size, cfg.embed_dim))
+        return linear(x, head), hidden, cache
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layer, each normed before and added to the stream.
+
+    Attributes:
+      config: the model's.
+    """
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float32[Array, "b t d"],
+        rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
+        visible: Bool[Array, "b t s"],
+        cache: KVCache,
+        block_offset: int,
+    ) -> tuple[Float32[Array, "b t d"], KVCache]:
+        """Applies the block, to the cache of its layer alone."""
+        eps = self.config.norm_epsilon
+        attention = Attention(self.config, name="attention")
+        normed = RMSNorm(eps, name="attention_norm")(x)
+        mixed, cache = attention(normed, rope, visible, cache, block_offset)
+        x = x + mixed
+        mlp = FeedForward(self.config, name="mlp")
+        return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset
+def _apply_block(config: LlamaConfig, params: Params, *inputs: Any) -> Any:
+    """Applies a `Block`; under jit because all layers look the same, and are traced once."""
+    return Block(config).apply({"params": params}, *inputs)
+
+
+def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:
+    """Returns the model of that config as a pure function of its parameters.
+
+    Args:
+      config: its shape.
+      layers: a model of these layers only, of the same parameters; None takes all.
+    """
+    module = Llama(config, None if layers is None else tuple(layers))
+
+    def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
+        return module.apply({"params": params}, tokens, cache, **options)
+
+    return apply
+
+
+def init_cache(
+    config: LlamaConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
+) -> KVCache:
+    """Returns an empty cache for a model of that config."""
+    return KVCache.init(
+        num_layers=config.num_layers,
+        batch_size=batch_size,
+        capacity=capacity,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=dtype,
+    )
+
+
+def init_params(config: LlamaConfig, rng_key: Array) -> Params:
+    """Returns freshly initialised float32 parameters; the key is consumed."""
+    cache = init_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
+    return Llama(config).init(rng_key, jnp.zeros([1, 1], jnp.int32), cache)["params"]

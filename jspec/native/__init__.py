@@ -1,5 +1,0 @@
-"""What XLA on CPU does too slowly, in C++ that is compiled on first use."""
-
-from jspec.native.library import call, has_pairs, has_tiles, is_available, version
-
-__all__ = ["call", "has_pairs", "has_tiles", "is_available", "version"]

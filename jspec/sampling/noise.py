@@ -1,0 +1,188 @@
+"""Where each random number of a request comes from.
+
+A number is a function of the request's seed, a purpose and a position: never of the batch, of the
+host's chunking or of a key that is split along the way. Plain decoding keys its noise by the
+absolute position of the token it draws. A round of `INDEPENDENT` noise keys its own by the position
+of the round's *first* token and the offset in the round: a round's acceptance must not meet noise
+that has already decided an earlier one, and after a rejection the same absolute positions come
+round again. `SHARED` noise is plain decoding's own, for draft and target alike: there a position's
+noise decides one thing only, the token that the target says there (arXiv 2408.07978).
+"""
+
+import enum
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Key
+
+from jspec.common.typing import RowCounts, RowSeeds
+
+KEY_TYPE = "threefry2x32"  # others draw by the batch's shape
+
+
+class AcceptanceNoise(struct.PyTreeNode):
+    """The randomness of one round's acceptance.
+
+    Attributes:
+      uniforms: in [0, 1), [b w]; None under shared noise.
+      gumbel: standard Gumbel noise for the next token, [b v]; under shared noise for every position
+        of the round, [b w+1 v].
+    """
+
+    uniforms: Float32[Array, "b w"] | None
+    gumbel: Float32[Array, "b *w v"]
+
+
+class RoundNoise(NamedTuple):
+    """Where a rule's randomness comes from.
+
+    Attributes:
+      draft_keys: (seed [b], position [b], w) -> [b w], the keys with which a drafter draws.
+      acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the rule's noise.
+    """
+
+    draft_keys: Callable[[RowSeeds, RowCounts, int], Key[Array, "b w"]]
+    acceptance: Callable[[RowSeeds, RowCounts, int, int, Bool[Array, ""]], AcceptanceNoise]
+
+
+class Purpose(enum.IntEnum):
+    """What a random number decides."""
+
+    PLAIN = 0
+    DRAFT = 1
+    ACCEPT = 2
+    NEXT = 3
+
+
+def round_keys(
+    seed: RowSeeds, position: RowCounts, purpose: Purpose, num_offsets: int
+) -> Key[Array, "b w"]:
+    """Returns one key for each row and offset of a round.
+
+    Args:
+      seed: of each row's request.
+      position: of the round's first token, counted from the start of the prompt.
+      purpose: what the keys are for.
+      num_offsets: how many keys a row.
+    """
+
+    def one_key(seed: Array, position: Array, offset: Array) -> Key[Array, ""]:
+        key = jax.random.key(seed, impl=KEY_TYPE)
+        numbers = jnp.stack([jnp.int32(purpose), position, offset])
+        return jax.lax.scan(fold, key, numbers, unroll=unroll)[0]
+
+    def fold(key: Key[Array, ""], number: Array) -> tuple[Key[Array, ""], None]:
+        return jax.random.fold_in(key, number), None
+
+    # On CPU a fold is a hundred instructions that must be compiled and kept for each; elsewhere it
+    # is a kernel at most, and a loop's turns are what costs.
+    unroll = jax.default_backend() != "cpu"
+    offsets = jnp.arange(num_offsets, dtype=jnp.int32)
+    return jax.vmap(jax.vmap(one_key, (None, None, 0)), (0, 0, None))(seed, position, offsets)
+
+
+def gumbel_noise(
+    keys: Key[Array, "b"], vocab_size: int, is_random: Bool[Array, ""]
+) -> Float32[Array, "b v"]:
+    """Returns standard Gumbel noise for one draw a row; the keys are consumed.
+
+    Args:
+      keys: one a row.
+      vocab_size: of the distribution to draw from.
+      is_random: whether any row needs it: a batch of temperature 0 is spared the work and gets 0.
+    """
+
+    def draw(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
+        # The low mode never draws a token less likely than about 1e-7.
+        one_row = functools.partial(
+            jax.random.gumbel, shape=[vocab_size], dtype=jnp.float32, mode="high"
+        )
+        return jax.vmap(one_row)(keys)
+
+    def skip(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
+        return jnp.zeros([keys.shape[0], vocab_size], jnp.float32)
+
+    return jax.lax.cond(is_random, draw, skip, keys)
+
+
+def plain_noise(
+    seed: RowSeeds, position: RowCounts, vocab_size: int, is_random: Bool[Array, ""]
+) -> Float32[Array, "b v"]:
+    """Returns the noise that draws the token at an absolute position in plain decoding.
+
+    Args:
+      seed: of each row's request.
+      position: of the token.
+      vocab_size: of its distribution.
+      is_random: see `gumbel_noise`.
+    """
+    keys = absolute_keys(seed, position, 1)[:, 0]
+    return gumbel_noise(keys, vocab_size, is_random)
+
+
+def absolute_keys(seed: RowSeeds, position: RowCounts, width: int) -> Key[Array, "b w"]:
+    """Returns the keys with which plain decoding draws at `width` positions in a row.
+
+    Args:
+      seed: of each row's request.
+      position: the first of them.
+      width: how many.
+    """
+    keys = [round_keys(seed, position + i, Purpose.PLAIN, 1) for i in range(width)]
+    return jnp.concatenate(keys, axis=1)
+
+
+def shared_noise(
+    seed: RowSeeds,
+    position: RowCounts,
+    width: int,
+    vocab_size: int,
+    is_random: Bool[Array, ""],
+) -> AcceptanceNoise:
+    """Returns plain decoding's noise for every position of a round, [b w+1 v].
+
+    Args:
+      seed: of each row's request.
+      position: of the round's first token.
+      width: drafts a round.
+      vocab_size: of the distributions.
+      is_random: see `gumbel_noise`.
+    """
+    keys = absolute_keys(seed, position, width + 1)
+    gumbel = gumbel_noise(keys.reshape(-1), vocab_size, is_random)
+    return AcceptanceNoise(None, gumbel.reshape(*keys.shape, vocab_size))
+
+
+def independent_draft_keys(seed: RowSeeds, position: RowCounts, width: int) -> Key[Array, "b w"]:
+    """Returns a drafter's own keys for one round; see `round_keys`."""
+    return round_keys(seed, position, Purpose.DRAFT, width)
+
+
+def acceptance_noise(
+    seed: RowSeeds,
+    position: RowCounts,
+    width: int,
+    vocab_size: int,
+    is_random: Bool[Array, ""],
+) -> AcceptanceNoise:
+    """Returns the noise of one round's acceptance.
+
+    Args:
+      seed: of each row's request.
+      position: of the round's first token.
+      width: drafts a round.
+      vocab_size: of the next token's distribution.
+      is_random: see `gumbel_noise`.
+    """
+    keys = round_keys(seed, position, Purpose.ACCEPT, width)
+    uniforms = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))(keys)
+    next_keys = round_keys(seed, position, Purpose.NEXT, 1)[:, 0]
+    return AcceptanceNoise(uniforms, gumbel_noise(next_keys, vocab_size, is_random))
+
+
+INDEPENDENT = RoundNoise(independent_draft_keys, acceptance_noise)
+SHARED = RoundNoise(absolute_keys, shared_noise)

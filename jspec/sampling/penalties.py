@@ -1,0 +1,78 @@
+"""Repetition, presence and frequency penalties.
+
+Repetition divides the positive logits, and multiplies the negative ones, of every token in prompt
+or output (CTRL, arXiv 1909.05858; as in transformers). Presence and frequency look at the output
+alone: logit - presence · (count > 0) - frequency · count. Repetition comes first.
+"""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.common.typing import RowTokens
+from jspec.sampling.processor import Processor
+
+
+class PenaltyState(NamedTuple):
+    """What a row has said, and the price of saying it again.
+
+    Attributes:
+      in_prompt: [b v].
+      counts: how often each token has been emitted, [b v].
+      repetition: [b].
+      presence: [b].
+      frequency: [b].
+    """
+
+    in_prompt: Bool[Array, "b v"]
+    counts: Int32[Array, "b v"]
+    repetition: Float32[Array, "b"]
+    presence: Float32[Array, "b"]
+    frequency: Float32[Array, "b"]
+
+
+def is_used(settings: Any) -> bool:
+    """Whether the request has any penalty."""
+    return (
+        settings.repetition_penalty != 1
+        or settings.presence_penalty != 0
+        or settings.frequency_penalty != 0
+    )
+
+
+def init(settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int) -> PenaltyState:
+    """Returns one row's state; see `InitFn`."""
+    del stop_ids
+    in_prompt = np.zeros([vocab_size], bool)
+    in_prompt[prompt] = True
+    return PenaltyState(
+        in_prompt=jnp.asarray(in_prompt),
+        counts=jnp.zeros([vocab_size], jnp.int32),
+        repetition=jnp.float32(settings.repetition_penalty),
+        presence=jnp.float32(settings.presence_penalty),
+        frequency=jnp.float32(settings.frequency_penalty),
+    )
+
+
+def apply(state: PenaltyState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+    """Returns the penalised logits."""
+    repetition, presence, frequency = (
+        leaf[:, None] for leaf in (state.repetition, state.presence, state.frequency)
+    )
+    is_emitted = state.counts > 0
+    repeated = jnp.where(logits < 0, logits * repetition, logits / repetition)
+    logits = jnp.where(state.in_prompt | is_emitted, repeated, logits)
+    price = presence * is_emitted.astype(jnp.float32)
+    price += frequency * state.counts.astype(jnp.float32)
+    return logits - price
+
+
+def update(state: PenaltyState, token: RowTokens) -> PenaltyState:
+    """Counts one more token."""
+    is_token = jnp.arange(state.counts.shape[1]) == token[:, None]  # fuses; a scatter would copy
+    return state._replace(counts=state.counts + is_token.astype(jnp.int32))
+
+
+PROCESSOR = Processor("penalties", is_used, init, apply, update)

@@ -1,0 +1,65 @@
+"""Tokens that may not come: outside an allowed set, forbidden, or an end before its time."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.common.typing import RowTokens
+from jspec.sampling.processor import Processor
+
+
+class SuppressionState(NamedTuple):
+    """What is suppressed.
+
+    Attributes:
+      is_forbidden: [b v], always.
+      is_stop: [b v], tokens that end the row: suppressed while `num_missing` is above 0.
+      num_missing: tokens still to be emitted before the row may end, [b].
+    """
+
+    is_forbidden: Bool[Array, "b v"]
+    is_stop: Bool[Array, "b v"]
+    num_missing: Int32[Array, "b"]
+
+
+def is_used(settings: Any) -> bool:
+    """Whether the request suppresses anything."""
+    return bool(
+        settings.allowed_token_ids is not None
+        or settings.forbidden_token_ids
+        or settings.min_new_tokens
+    )
+
+
+def init(
+    settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int
+) -> SuppressionState:
+    """Returns one row's state; see `InitFn`."""
+    del prompt
+    is_forbidden = np.zeros([vocab_size], bool)
+    if settings.allowed_token_ids is not None:
+        is_forbidden[:] = True
+        is_forbidden[list(settings.allowed_token_ids)] = False
+    is_forbidden[list(settings.forbidden_token_ids)] = True
+    is_stop = np.zeros([vocab_size], bool)
+    is_stop[[token_id for token_id in stop_ids if token_id < vocab_size]] = True
+    return SuppressionState(
+        jnp.asarray(is_forbidden), jnp.asarray(is_stop), jnp.int32(settings.min_new_tokens)
+    )
+
+
+def apply(state: SuppressionState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+    """Returns the logits, -inf where a token may not come."""
+    is_early = state.is_stop & (state.num_missing > 0)[:, None]
+    return jnp.where(state.is_forbidden | is_early, -jnp.inf, logits)
+
+
+def update(state: SuppressionState, token: RowTokens) -> SuppressionState:
+    """Counts one more token."""
+    del token
+    return state._replace(num_missing=state.num_missing - 1)
+
+
+PROCESSOR = Processor("suppression", is_used, init, apply, update)

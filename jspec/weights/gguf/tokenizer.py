@@ -1,0 +1,142 @@
+"""The tokenizer inside a GGUF file."""
+
+from typing import Any
+
+from jspec.common.errors import InputError
+from jspec.weights.gguf.reader import GgufFile
+from jspec.weights.tokenizers.tokenizer import Tokenizer
+
+_CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
+
+# Llama 3's way to cut text into words (its tokenizer.json).
+_LLAMA3_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3 = frozenset({"llama-bpe", "llama3", "llama-v3"})
+_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
+_GPT2 = frozenset({"gpt-2", "gpt2", "default"})
+
+
+def _get(file: GgufFile, key: str, default: Any = None) -> Any:
+    return file.metadata.get(f"tokenizer.ggml.{key}", default)
+
+
+def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Any:
+    """Builds byte-level BPE; what precedes it is named in the file."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as Backend
+
+    kind = _get(file, "pre", "default")
+    if kind in _LLAMA3:
+        words = [pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")]
+    elif kind in _SINGLE_DIGITS:
+        words = [pre_tokenizers.Digits(individual_digits=True)]
+    elif kind in _GPT2:
+        words = []
+    else:
+        known = ", ".join(sorted(_LLAMA3 | _SINGLE_DIGITS | _GPT2))
+        raise InputError(f"{file.path}: expected a pre-tokenizer among {known}; got {kind!r}")
+    merges = [tuple(merge.split(" ", 1)) for merge in _get(file, "merges")]
+    backend = Backend(models.BPE(vocab, merges, ignore_merges=kind in _LLAMA3))
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind not in _LLAMA3)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, cut])
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _merges_from_scores(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
+    """Returns every way to make a piece of two others, best scores first."""
+    scored = []
+    for (piece, token_id), score in zip(vocab.items(), _get(file, "scores"), strict=True):
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in vocab and right in vocab:
+                scored.append((-score, token_id, left, right))
+    return [(left, right) for _, _, left, right in sorted(scored)]
+
+
+def _sentencepiece(file: GgufFile, vocab: dict[str, int]) -> Any:
+    """Builds SentencePiece's BPE: spaces as U+2581, unknown characters as bytes."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, normalizers
+
+    unknown = _get(file, "tokens")[_get(file, "unknown_token_id", 0)]
+    merges = _merges_from_scores(file, vocab)
+    backend = Backend(
+        models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    )
+    has_prefix = _get(file, "add_space_prefix", True)
+    steps = [normalizers.Prepend("\u2581")] if has_prefix else []
+    backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
+    back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
+    strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    backend.decoder = decoders.Sequence([*back, *strip])
+    return backend
+
+
+def _add_special_tokens(file: GgufFile, backend: Any, tokens: list[str]) -> None:
+    """Marks control tokens as special (decoding skips them) and adds the user's own."""
+    from tokenizers import AddedToken
+
+    types = _get(file, "token_type") or [1] * len(tokens)
+    backend.add_tokens(
+        [
+            AddedToken(token, special=kind == _CONTROL, normalized=False)
+            for token, kind in zip(tokens, types, strict=True)
+            if kind in (_CONTROL, _USER_DEFINED)
+        ]
+    )
+
+
+def _add_bos(file: GgufFile, backend: Any, bos_token: str | None) -> None:
+    """Lets the encoder begin with BOS where the file says so, or by its kind's default."""
+    from tokenizers import processors
+
+    by_default = _get(file, "model") == "llama" or _get(file, "pre") in _LLAMA3
+    if bos_token is not None and _get(file, "add_bos_token", by_default):
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos_token, "$A"], special_tokens=[(bos_token, backend.token_to_id(bos_token))]
+        )
+
+
+def build_tokenizer(file: GgufFile) -> Tokenizer:
+    """Builds the tokenizer from a file's metadata.
+
+    Raises:
+      InputError: no tokenizer in the file, or of a kind that jspec cannot build.
+    """
+    tokens, kind = _get(file, "tokens"), _get(file, "model")
+    if not tokens:
+        raise InputError(f"{file.path}: no tokenizer in the file")
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if kind not in builders:
+        raise InputError(f"{file.path}: expected a gpt2 or llama tokenizer, got {kind!r}")
+    try:
+        backend = builders[kind](file, {token: i for i, token in enumerate(tokens)})
+        _add_special_tokens(file, backend, tokens)
+        special_tokens = {
+            f"{name}_token": tokens[token_id]
+            for name, key in (
+                ("bos", "bos"),
+                ("eos", "eos"),
+                ("unk", "unknown"),
+                ("pad", "padding"),
+            )
+            if (token_id := _get(file, f"{key}_token_id")) is not None
+        }
+        _add_bos(file, backend, special_tokens.get("bos_token"))
+    except InputError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself, damaged metadata any kind
+        raise InputError(f"{file.path}: the tokenizer is damaged ({error})") from None
+    return Tokenizer(
+        backend,
+        special_tokens=special_tokens,
+        eos_ids=[
+            token_id
+            for name in ("eos", "eot", "eom")
+            if (token_id := _get(file, f"{name}_token_id")) is not None
+        ],
+        chat_template=file.metadata.get("tokenizer.chat_template"),
+    )

@@ -1,0 +1,106 @@
+"""The cache of compiled programs: what a killed process, or another version, leaves behind."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import zlib
+
+import pytest
+
+from jspec.common.compile_cache import _rebuild_damaged_entries
+
+# Two programs, so that two entries are damaged; prints how many came from the cache.
+_PROGRAM = """
+import sys
+import jax
+from jax._src import cache_key
+from jspec.common.compile_cache import use_compile_cache
+
+use_compile_cache()
+if len(sys.argv) > 1:
+    cache_key.jaxlib_version_str = sys.argv[1]
+hits = []
+jax.monitoring.register_event_listener(
+    lambda event, **_: hits.append(1) if event.endswith("cache_hits") else None
+)
+for factor in (3, 5):
+    print(jax.jit(lambda x: factor * x)(jax.numpy.ones(7)))
+print("hits", len(hits))
+"""
+
+
+def start(folder, *arguments):
+    """Runs the program; returns its output, its hits and its errors."""
+    removed = ("JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
+    env = {name: value for name, value in os.environ.items() if name not in removed}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, *arguments], env=env | {"JSPEC_CACHE": str(folder)},
+        capture_output=True, text=True, timeout=100, check=True,
+    )  # fmt: skip
+    output, _, hits = done.stdout.partition("hits")
+    return output, int(hits), done.stderr
+
+
+def entries(folder):
+    """Returns what is in the cache, by name."""
+    return {path.name: path for path in pathlib.Path(folder, "xla").glob("*-cache")}
+
+
+def cut(path):
+    """Leaves what a process leaves that is killed while it writes."""
+    path.write_bytes(path.read_bytes()[:7])
+
+
+def spoil(path):
+    """Leaves a whole file in which XLA finds no program."""
+    path.write_bytes(zlib.compress(b"\0\0\0\0 no program"))
+
+
+@pytest.mark.parametrize("damage", [cut, spoil])
+def test_a_damaged_entry_is_rebuilt_with_one_line(tmp_path, damage):
+    """Guards against a warning in two lines, and a compilation, at every later start."""
+    expected, hits, errors = start(tmp_path)
+    found = entries(tmp_path)
+    assert (hits, errors) == (0, "")
+    assert len(found) >= 2
+    for path in found.values():
+        damage(path)
+    output, hits, errors = start(tmp_path)
+    assert (output, hits) == (expected, 0)
+    assert errors.startswith("jspec: the cache of compiled programs is damaged")
+    assert errors.count("\n") == 1
+    assert entries(tmp_path).keys() == found.keys()
+    assert start(tmp_path) == (expected, len(found), "")
+
+
+def test_what_another_version_has_left_is_not_read(tmp_path):
+    """JAX's key holds the version: entries of another one stay, beside those of this one."""
+    expected, _, _ = start(tmp_path, "0.0.1")
+    others = entries(tmp_path)
+    assert start(tmp_path) == (expected, 0, "")
+    assert entries(tmp_path).keys() > others.keys()
+    assert start(tmp_path) == (expected, len(others), "")
+
+
+def test_a_folder_of_the_users_own_is_left_to_jax(tmp_path, monkeypatch):
+    """Guards against an entry removed where other programs keep theirs; JAX is told once only."""
+    import jax
+    from jax._src import compilation_cache
+
+    def fail(cache_key, *_):
+        raise ValueError(cache_key)
+
+    monkeypatch.setattr(compilation_cache, "get_executable_and_time", fail)
+    _rebuild_damaged_entries()
+    wrapper = compilation_cache.get_executable_and_time
+    _rebuild_damaged_entries()
+    assert compilation_cache.get_executable_and_time is wrapper
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    entry = tmp_path / "xla" / "jit_f-00-cache"
+    entry.parent.mkdir()
+    entry.write_bytes(b"abc")
+    assert jax.config.values["jax_compilation_cache_dir"] != str(entry.parent)
+    with pytest.raises(ValueError, match="jit_f-00"):
+        wrapper("jit_f-00")
+    assert entry.exists()

@@ -1,0 +1,221 @@
+"""Memory: what is free, and a clear word before it is too late."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec.common import memory
+from jspec.common.compile_clock import compile_clock
+from jspec.common.errors import InputError
+from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.generation.request import Request, Settings
+from jspec.sampling.distribution import Switches
+from jspec.weights.resolver import load_model
+from tests import tiny_models
+from tests.programs import check_refusal
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Returns a function that says how many bytes are free."""
+
+    def say(num_bytes):
+        monkeypatch.setattr(memory, "available_bytes", lambda: num_bytes)
+
+    return say
+
+
+def test_what_fits_passes_and_what_does_not_is_named(free):
+    free(3_000_000_000)
+    check_memory({"weights": 2_000_000_000, "caches": 1_000_000_000}, "")
+    with pytest.raises(InputError) as caught:
+        check_memory({"weights": 2_000_000_000, "caches": 1_010_000_000}, "take less")
+    assert str(caught.value) == (
+        "not enough memory: expected 3.01 GB to be free (weights 2 GB, caches 1.01 GB), got 3 GB; "
+        "take less"
+    )
+
+
+def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
+    """Weights of target and draft, and the caches that are budgeted; once, before any answer."""
+    budgets = []
+    generator = tiny_models.make_generator("model", batch_size=2, on_start=budgets.append)
+    request = Request([1, 2, 3], Settings(max_new_tokens=2))
+    pieces = generator.run([request] * 3)
+    next(pieces)
+    (budget,) = budgets
+    list(pieces)
+    models = tiny_models.target(), tiny_models.draft()
+    state = generator._programs.engine.state_bytes(3, 512, Switches())
+    assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state))
+    assert budgets == [budget]
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    assert str(Budget(device_name(), 6_430_000_000, Room(1, 2048, 235_000_000))) == (
+        "gpu (NVIDIA H100 80GB HBM3): weights 6.43 GB, caches 0.23 GB (1 row of 2048 tokens)"
+    )
+
+
+def test_where_nobody_says_what_is_free_nothing_is_refused(free):
+    free(None)
+    check_memory({"weights": 1 << 60}, "")
+
+
+def test_weights_are_refused_before_any_is_made(free):
+    """70B in bfloat16 is 141 GB, and a quarter of it in int4 and its scales."""
+    free(30_000_000_000)
+    with pytest.raises(InputError, match=r"expected 141 GB to be free \(weights 141 GB\)"):
+        load_model("random:llama3.1-70b")
+    with pytest.raises(InputError, match=r"expected \d\d\.\d GB to be free"):
+        load_model("random:llama3.1-70b", quantization="int4")
+
+
+def test_weights_of_a_folder_are_refused(free, tmp_path):
+    folder = tiny_models.save_folder(tmp_path / "tiny")
+    free(1000)
+    with pytest.raises(InputError, match="int8 or int4 weights, or a smaller model"):
+        load_model(str(folder))
+
+
+def test_caches_are_refused_by_rows_and_tokens(free):
+    generator = tiny_models.make_generator("prompt_lookup")
+    request = Request([1, 2, 3], Settings(max_new_tokens=8))
+    free(1000)
+    with pytest.raises(InputError, match="caches of 1 row of 512 tokens"):
+        generator.generate(request)
+    batched = tiny_models.make_generator("prompt_lookup", batch_size=4)
+    with pytest.raises(InputError, match="caches of 4 rows and one prompt of 512 tokens"):
+        batched.generate([request] * 3)
+    free(1 << 40)
+    assert generator.generate(request).token_ids
+
+
+def test_a_single_stream_holds_one_cache_from_prompt_to_prompt(monkeypatch):
+    """Guards against a second cache beside the one in use, and one that is left from before.
+
+    Bytes of all arrays there are when the host looks at what a prompt or rounds have left.
+    """
+    requests = [Request([1 + index] * 9, Settings(max_new_tokens=20)) for index in range(3)]
+    generator = tiny_models.make_generator("model")
+    generator.generate(requests)  # what stays is there
+    get, found = jax.device_get, []
+
+    def look(tree):
+        found.append(sum(array.nbytes for array in jax.live_arrays()) - before)
+        return get(tree)
+
+    before = sum(array.nbytes for array in jax.live_arrays())
+    monkeypatch.setattr(jax, "device_get", look)
+    generator.generate(requests)
+    state = generator._programs.engine.state_bytes(1, 512, Switches())
+    assert len(found) > len(requests)
+    assert 0.95 * state <= min(found) <= max(found) <= 1.05 * state
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_rows_are_filled_anew_by_one_program(batch_size):
+    """Guards invariant 6: the rounds take a prompt's state, and a round's, for one and the same."""
+    generator = tiny_models.make_generator("model", batch_size=batch_size)
+    settings = [
+        Settings(max_new_tokens=number, temperature=temperature, seed=number)
+        for number, temperature in ((1, 0.0), (9, 0.7), (20, 0.0), (3, 1.0))
+    ]
+    requests = [Request([1 + number] * 70, one) for number, one in enumerate(settings)]
+    generator.generate([requests[1]] * batch_size)
+    before = compile_clock().num_programs
+    results = generator.generate(requests * 2)
+    assert [len(result.token_ids) for result in results] == 2 * [1, 9, 20, 3]
+    assert compile_clock().num_programs == before
+    assert generator._programs.engine._run._cache_size() == 1
+
+
+def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():
+    tree = {"a": jnp.zeros([3, 4], jnp.bfloat16), "b": jax.ShapeDtypeStruct([5], jnp.int8)}
+    assert tree_bytes(tree) == 24 + 5
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
+def test_what_the_system_says(monkeypatch, tmp_path):
+    """A system with 5 MB and 1 MB of swap; a group that may take 4 MB, 1 of 3 MB are files."""
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\nSwapFree: 1000 kB\nPages: 0\n")
+    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    assert memory.available_bytes() == 6000 * 1024  # no group
+    (tmp_path / "cgroup").write_text("4:cpu:/old\n0::/outer/own\n")
+    group = tmp_path / "outer" / "own"
+    group.mkdir(parents=True)
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("3000000\n")
+    (group / "memory.stat").write_text("anon 2000000\ninactive_file 400000\nactive_file 600000\n")
+    assert memory.available_bytes() == 6000 * 1024  # no limit
+    (group / "memory.max").write_text("4000000\n")
+    assert memory.available_bytes() == 2_000_000
+    for name, text in (("memory.max", "3500000"), ("memory.current", "3000000")):
+        (tmp_path / "outer" / name).write_text(text)  # the group around it is nearer its limit
+    (tmp_path / "outer" / "memory.stat").write_text("anon 1\n")
+    assert memory.available_bytes() == 500_000
+    meminfo.write_text("MemTotal: 9000 kB\n")
+    (tmp_path / "cgroup").unlink()
+    assert memory.available_bytes() is None
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
+def test_a_group_of_version_1(monkeypatch, tmp_path):
+    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "absent")
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    (tmp_path / "cgroup").write_text("5:cpuset:/\n4:memory:/own\n")
+    group = tmp_path / "memory" / "own"
+    group.mkdir(parents=True)
+    (group / "memory.limit_in_bytes").write_text("4000000\n")
+    (group / "memory.usage_in_bytes").write_text("3000000\n")
+    (group / "memory.stat").write_text("cache 1\ninactive_file 5\n")
+    assert memory.available_bytes() == 1_000_005
+
+
+def test_an_answer_asks_for_a_shape_it_knows_without_tracing(monkeypatch):
+    """Guards against a trace for every answer, which takes as long as a round."""
+    generator = tiny_models.make_generator("prompt_lookup")
+    request = Request([1, 2, 3], Settings(max_new_tokens=2))
+    generator.generate(request)
+    monkeypatch.setattr(jax, "eval_shape", None)
+    assert generator.generate(request).token_ids
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("jnp.zeros([2**40, 64], jnp.float32).block_until_ready()", "RESOURCE_EXHAUSTED"),
+        ("np.empty([2**50, 64])", "Unable to allocate"),
+    ],
+)
+def test_what_runs_out_on_the_way_is_one_line(tmp_path, action, said):
+    """XLA's and numpy's own complaints, of arrays that no machine can hold."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import jax.numpy as jnp\nimport numpy as np\nfrom jspec import cli\n"
+        f"cli.run_main(lambda: {action})\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, check=False)
+    line = check_refusal(done.returncode, done.stdout, done.stderr)
+    assert line.startswith(f"error: not enough memory: {said}")
+
+
+def test_what_compiling_has_freed_is_given_back(monkeypatch):
+    """Guards against another name of JAX's events; a second call must not listen twice."""
+    given = []
+    monkeypatch.setattr(memory, "give_back_freed", lambda: given.append(1))
+    monkeypatch.setattr(memory, "_LONG_COMPILATION", 3600.0)
+    memory.give_back_after_compiling()
+    memory.give_back_after_compiling()
+    jax.jit(lambda x: 3 * x + 1)(jnp.ones(7))
+    assert not given
+    monkeypatch.setattr(memory, "_LONG_COMPILATION", 0.0)
+    jax.jit(lambda x: 5 * x + 1)(jnp.ones(7))
+    assert 1 <= len(given) <= 3  # tracing, lowering, compiling

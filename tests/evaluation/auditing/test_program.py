@@ -1,0 +1,72 @@
+"""The program jspec.audit, from its flags to its exit status.
+
+In a process of its own: its flags have the names of jspec.generate's. What it audits is compiled as
+users get it, which most other tests' programs are not.
+"""
+
+import json
+
+import pytest
+
+from tests.programs import environment, run
+from tests.tiny_models import save_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model."""
+    return save_folder(tmp_path_factory.mktemp("audit") / "tiny", num_layers=1)
+
+
+@pytest.fixture
+def audit(folder, compile_cache, tmp_path):
+    """Returns a function from flags to the program's status, output and errors."""
+    quick = ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")  # of tests/conftest.py
+    inherited = environment(compile_cache, tmp_path).items()
+    env = {name: value for name, value in inherited if name not in quick}
+    flags = [f"--target={folder}", "--num_rows=1024", "--max_new_tokens=8", "--num_draft_tokens=2"]
+    return lambda *more: run("jspec.audit", *flags, *more, env=env, timeout=300)
+
+
+def test_a_lossy_rule_ends_with_status_1(audit, tmp_path):
+    """Its distribution is found out, every other line passes, and the record says the same."""
+    path = tmp_path / "audit.json"
+    flags = "--acceptance=lenient", "--lenience=0.2", "--temperature=1.2"
+    status, output, errors = audit(*flags, f"--output_json={path}")
+    assert (status, errors) == (1, "")
+    assert output.startswith("the rule 'lenient' is lossy")
+    assert "FAIL  emitted distribution: p = " in output
+    assert output.count("FAIL") == 1
+    assert "\nNOT lossless: " in output
+    record = json.loads(path.read_text())
+    assert record["is_lossless"] is False
+    assert [check["name"] for check in record["checks"] if not check["has_passed"]] == [
+        "emitted distribution"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_lossless_rule_ends_with_status_0(audit, dtype):
+    """Every line passes; greedy parity is among them, in both dtypes."""
+    status, output, errors = audit(
+        "--acceptance=rejection", "--temperature=1.2", f"--dtype={dtype}"
+    )
+    assert (status, errors) == (0, ""), output
+    assert f", {dtype}, drafter" in output
+    assert "FAIL" not in output
+    assert output.count("pass  greedy parity") == 2
+    assert "\nlossless: " in output
+
+
+def test_bad_flags_are_one_line(audit):
+    """Status 2, before a model is loaded."""
+    status, output, errors = audit("--num_rows=0")
+    assert (status, output) == (2, "")
+    assert errors == "error: expected num_rows of at least 1, got 0\n"
+    status, _, errors = audit("--temperature=1", "--lenience=0.3")
+    assert status == 2
+    assert errors.startswith(
+        "error: expected lenience with a drafter that drafts and an acceptance"
+    )
+    assert errors.count("\n") == 1

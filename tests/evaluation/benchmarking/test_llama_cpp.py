@@ -1,0 +1,74 @@
+"""llama.cpp's programs: what they are asked, and what is read from the times that they print."""
+
+import stat
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.evaluation.benchmarking import llama_cpp
+from jspec.evaluation.benchmarking.llama_cpp import llama_ways
+
+PLAIN = """\
+0.00.812.406 I common_perf_print: prompt eval time =     250.00 ms /    57 tokens
+0.01.313.508 I common_perf_print:        eval time =     500.00 ms /    63 runs   (    7.94 ms each)
+"""
+SPECULATIVE = """\
+encoded   57 tokens in    0.250 seconds, speed:  228.000 t/s
+decoded   64 tokens in    0.500 seconds, speed:  128.000 t/s
+"""
+PRINTED = {
+    "llama-completion": PLAIN,
+    "llama-lookup": SPECULATIVE,
+    "llama-speculative-simple": SPECULATIVE,
+}
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    """Returns a folder of programs that keep their arguments and print times."""
+    model = tmp_path / "SmolLM2.gguf"
+    model.write_bytes(b"weights")
+    monkeypatch.setattr(llama_cpp, "fetch", lambda: model)
+    for name, printed in PRINTED.items():
+        write_program(tmp_path / name, f'echo "$@" >"$0.args"\ncat >&2 <<"END"\n{printed}END\n')
+    write_program(tmp_path / "llama-quantize", 'echo x >>"$0.runs"\ncp "$2" "$3"\n')
+    return tmp_path
+
+
+def write_program(path, text):
+    path.write_text(f"#!/bin/sh\n{text}")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
+    """Plain decoding counts runs, which come after the first token; the others count tokens."""
+    prompt = programs / "prompt.txt"
+    prompt.write_text("Why?")
+    ways = llama_ways(programs, num_drafts=5)
+    assert len(ways) == 3
+    for answer in ways.values():
+        assert answer(prompt, 64) == (pytest.approx(0.75), 64)
+    for name in PRINTED:
+        arguments = (programs / f"{name}.args").read_text().split()
+        assert arguments[-4:] == ["-f", str(prompt), "-n", "64"]
+        assert "SmolLM2-135M-Instruct.BF16.gguf" in arguments[1]
+        assert arguments[arguments.index("--temp") + 1] == "0"
+    lookup = (programs / "llama-lookup.args").read_text()
+    assert "--spec-draft-n-max 5" in lookup
+
+
+def test_the_model_is_converted_once(programs):
+    for _ in range(2):
+        llama_ways(programs, num_drafts=5)
+    assert (programs / "llama-quantize.runs").read_text() == "x\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("echo hello", "expected times in what"), ("echo 'no model'; exit 3", "status 3.*no model")],
+)
+def test_a_program_that_fails_or_says_no_times_is_named(programs, text, said):
+    write_program(programs / "llama-lookup", text)
+    answer = llama_ways(programs, num_drafts=5)["llama.cpp lookup:5"]
+    with pytest.raises(InputError, match=said):
+        answer(programs / "SmolLM2.gguf", 8)

@@ -1,0 +1,136 @@
+"""transformers beside jspec: the same answers, and target calls counted as they are."""
+
+import dataclasses
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.evaluation.benchmarking.peers import Peer
+from tests.cases import slow_unless
+from tests.tiny_models import draft, make_model, shared_generator, target
+
+PROMPTS = ([5, 9, 77, 9, 5, 9], list(b"abcabcabcabcab"), [3])
+MAX_NEW_TOKENS = 23
+
+
+@pytest.fixture(scope="module")
+def peer():
+    return Peer(target(), draft())
+
+
+@pytest.fixture(scope="module")
+def plain_answers(peer):
+    return [peer.way("none")(prompt, MAX_NEW_TOKENS).token_ids for prompt in PROMPTS]
+
+
+@pytest.fixture
+def forward_calls(peer, monkeypatch):
+    """Returns how many ids each forward of the target reads, told by the forward itself."""
+    own, calls = peer._target.forward, []
+
+    def forward(*args, **options):
+        calls.append(options["input_ids"].shape[1])
+        return own(*args, **options)
+
+    monkeypatch.setattr(peer._target, "forward", forward)
+    return calls
+
+
+def test_plain_is_jspecs_plain_and_one_token_a_call(peer, plain_answers):
+    """The first token is the prefill's on both sides; each other one takes a call."""
+    generator = shared_generator("none")
+    for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
+        ours = generator.generate(_request(prompt))
+        assert answer == ours.token_ids
+        counted = peer.way("none")(prompt, MAX_NEW_TOKENS)[1:]
+        assert counted == (len(answer) - 1, len(answer) - 1)
+        assert counted == (ours.stats.num_round_tokens, ours.stats.num_rounds)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [slow_unless(False, 1), 4])
+@pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
+def test_answers_are_plain_ones_and_calls_are_forwards(
+    peer, plain_answers, forward_calls, drafter, num_draft_tokens
+):
+    """Guards against a count that is derived from something else than calls of the target."""
+    way = peer.way(drafter, num_draft_tokens)
+    for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
+        forward_calls.clear()
+        generated = way(prompt, MAX_NEW_TOKENS)
+        assert generated.token_ids == answer
+        assert generated.num_calls == len(forward_calls) - 1
+        assert max(forward_calls[1:]) == num_draft_tokens + 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # torch's compiler has some of its own
+def test_the_compiled_step_answers_likewise(peer, plain_answers):
+    """Its cache has one size for all prompts; calls are counted though no hook sees them."""
+    way = peer.compiled_way(max(map(len, PROMPTS)) + MAX_NEW_TOKENS)
+    for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
+        assert way(prompt, MAX_NEW_TOKENS) == (answer, len(answer) - 1, len(answer) - 1)
+
+
+def rounds_by_hand(peer_of_draft, prompt, answer, num_draft_tokens):
+    """Returns how many tokens each call gives: drafts that are right, and the target's own one."""
+    gives, done = [], 0
+    while done < len(answer):
+        width = min(num_draft_tokens, len(answer) - done - 1)
+        drafts = peer_of_draft([*prompt, *answer[:done]], width).token_ids if width else []
+        num_right = 0
+        while num_right < len(drafts) and drafts[num_right] == answer[done + num_right]:
+            num_right += 1
+        gives.append(num_right + 1)
+        done += num_right + 1
+    return gives
+
+
+@pytest.mark.parametrize("num_draft_tokens", [slow_unless(False, 1), 4])
+def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
+    peer, plain_answers, num_draft_tokens
+):
+    """Guards against another number of drafts, or a threshold or schedule that changes it.
+
+    The first call reads the prompt and checks drafts: neither it nor its tokens count.
+    """
+    of_draft = Peer(draft()).way("none")
+    mean_gains = []
+    for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
+        gives = rounds_by_hand(of_draft, prompt, answer, num_draft_tokens)
+        counted = peer.way("model", num_draft_tokens)(prompt, MAX_NEW_TOKENS)[1:]
+        assert counted == (sum(gives[1:]), len(gives) - 1)
+        mean_gains.append(sum(gives[1:]) / (len(gives) - 1))
+    assert max(mean_gains) > 1.2  # some drafts are kept,
+    assert min(mean_gains) < num_draft_tokens + 1  # and some are not
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "counts"), [(15, (10, 2)), (13, (8, 2)), (6, (1, 1)), (5, (0, 0))]
+)
+def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
+    """4 drafts and a token of its own a call: 5 of the first one, and of each that follows."""
+    model = dataclasses.replace(target(), config=dataclasses.replace(target().config, eos_ids=()))
+    generated = Peer(model, model).way("model", 4)(list(b"abcab"), max_new_tokens)
+    assert len(generated.token_ids) == max_new_tokens
+    assert generated[1:] == counts
+
+
+def test_ways_that_are_not_there_are_refused():
+    """Guards against plain decoding under another name."""
+    with pytest.raises(InputError, match="got 'model'"):
+        Peer(target()).way("model", 3)
+    with pytest.raises(InputError, match="got 'ngram'"):
+        Peer(target()).way("ngram", 3)
+
+
+def test_a_draft_of_another_vocabulary_is_refused():
+    """transformers would raise in the middle of the run."""
+    config = dataclasses.replace(target().config, vocab_size=64)
+    with pytest.raises(InputError, match=r"draft of 128 ids .* got 64 \(small\)"):
+        Peer(target(), make_model(config, name="small"))
+
+
+def _request(prompt):
+    from jspec.generation.request import Request, Settings
+
+    return Request(prompt, Settings(max_new_tokens=MAX_NEW_TOKENS))

@@ -1,0 +1,59 @@
+"""Many turns of a loop are timed at once, and those of several loops alternate."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.evaluation.benchmarking.repeated import seconds_each, seconds_in_turn, with_first
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Returns a clock in a list: it moves only where a test says so."""
+    now = [0.0]
+    monkeypatch.setattr("jspec.evaluation.benchmarking.repeated.time.perf_counter", lambda: now[0])
+    return now
+
+
+def make_loop(clock, begin, seconds, calls, name="it"):
+    """Returns a loop that notes its numbers of turns, and takes some seconds to begin."""
+
+    def loop(num_turns):
+        calls.append((name, int(num_turns)))
+        clock[0] += begin + seconds * int(num_turns)
+        return num_turns
+
+    return loop
+
+
+def test_a_loop_less_its_beginning_is_what_its_turns_take(clock):
+    assert seconds_each(make_loop(clock, 5, 0.01, [])) == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(1.0, 1), (0.0101, 11), (0.001, 32), (1e-4, 64), (1e-6, 8192)]
+)
+def test_turns_are_as_many_as_can_be_timed(seconds, expected, clock):
+    """An eighth of a second at most, 32 at most, but at least five milliseconds."""
+    calls = []
+    assert seconds_each(make_loop(clock, 0, seconds, calls), repeats=1) == pytest.approx(seconds)
+    assert [count for _, count in calls[-2:]] == [1 + expected, 1]
+
+
+def test_loops_take_turns_and_change_their_order(clock):
+    """Each is timed by itself, less its beginning."""
+    calls = []
+    loops = {
+        "a": make_loop(clock, 5, 0.25, calls, "a"),
+        "b": make_loop(clock, 1, 0.5, calls, "b"),
+    }
+    turns = list(seconds_in_turn(loops, repeats=3))
+    assert turns == [{"a": pytest.approx(0.25), "b": pytest.approx(0.5)}] * 3
+    assert [list(turn) for turn in turns] == [["a", "b"]] * 3
+    timed = [name for name, _ in calls[-12:]]
+    assert timed == ["a", "a", "b", "b", "b", "b", "a", "a", "a", "a", "b", "b"]
+
+
+def test_only_the_first_number_is_replaced():
+    array = with_first(jnp.ones([2, 3]), jnp.float32(7))
+    np.testing.assert_array_equal(array, [[7, 1, 1], [1, 1, 1]])

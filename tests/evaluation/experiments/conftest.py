@@ -1,0 +1,23 @@
+"""What the tests of experiments share."""
+
+import pytest
+
+from tests.evaluation.experiments.tiny import TEMPLATE, plain_config, write_prompts
+from tests.tiny_models import save_folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A tiny chat model."""
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=TEMPLATE)
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+    return write_prompts(tmp_path / "prompts.jsonl")
+
+
+@pytest.fixture
+def config(folder, prompts_file):
+    """Returns a function that gives a small config with changes."""
+    return lambda **changes: plain_config(folder, prompts_file, **changes)

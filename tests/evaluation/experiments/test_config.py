@@ -1,0 +1,150 @@
+"""Config files, and the configs that ship."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.evaluation.experiments.cells import make_cells
+from jspec.evaluation.experiments.chosen_prompts import choose_prompts
+from jspec.evaluation.experiments.config import defaults, load_config, ordered, pair, to_plain, way
+from jspec.evaluation.experiments.read_spec import read_experiment
+from jspec.generation.prompts import read_prompts
+
+CONFIGS = sorted(pathlib.Path("configs").glob("[!t]*.py"))  # not train_*.py
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_configs_that_ship(path):
+    """Guards against a config that says what the library does not know, and one without cells."""
+    experiment = read_experiment(to_plain(load_config(str(path))))
+    prompts = choose_prompts(experiment) if experiment.needs_prompts else {}
+    cells = make_cells(experiment, list(prompts))
+    assert cells
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert experiment.title
+    if experiment.kind == "generate":
+        first = next(iter(experiment.ways.values()))
+        assert first.drafter == "none"
+    text = path.read_text(encoding="utf-8")
+    assert re.search(rf"--config=configs/{path.name}\b", text.split('"""')[1])
+
+
+@pytest.mark.parametrize("name", ["prompts", "code_prompts", "table_prompts"])
+def test_the_prompts_that_ship(name):
+    """Guards against a broken line, and a table counted on what is measured."""
+    prompts = [prompt.text for prompt in read_prompts(f"configs/{name}.jsonl")]
+    assert len(set(prompts)) == len(prompts) >= 10
+    if name == "table_prompts":
+        assert set(prompts).isdisjoint(p.text for p in read_prompts("configs/prompts.jsonl"))
+
+
+def test_the_order_of_ways_is_kept():
+    """Guards against ConfigDict's own order: the first way is the base of all ratios."""
+    config = defaults()
+    config.ways = ordered({"z": way("none"), "a": way("ngram", 2), "T=0.7": way("random")})
+    plain = to_plain(config)
+    assert list(plain["ways"]) == ["z", "a", "T=0.7"]
+    assert list(read_experiment(plain).ways) == ["z", "a", "T=0.7"]
+    assert plain["ways"]["a"]["num_draft_tokens"] == 2
+    assert plain["ways"]["a"]["lenience"] == 1.0
+
+
+def test_fields_of_two_types_can_be_overridden():
+    """Guards against a number of drafts that cannot become "auto", nor a draft a name."""
+    config = defaults()
+    config.ways = ordered({"a": way("prompt_lookup", 3)})
+    config.lock()
+    config.ways.a.num_draft_tokens = "auto"
+    config.ways.a.drafter = "model"
+    config.ways.a.draft = "folder"
+    own = read_experiment(to_plain(config)).ways["a"]
+    assert (own.num_draft_tokens, own.draft) == ("auto", "folder")
+    with pytest.raises(TypeError):
+        config.max_new_tokens = "many"
+
+
+def test_ways_that_say_little_are_completed():
+    """Guards against a config.json in which a reader must guess."""
+    config = defaults()
+    config.ways = ordered({"a": {"drafter": "ngram"}})
+    assert to_plain(config)["ways"]["a"] == {
+        "drafter": "ngram", "num_draft_tokens": 2, "draft": None, "draft_quantization": "none",
+        "acceptance": "rejection", "lenience": 1.0, "options": {},
+    }  # fmt: skip
+
+
+def test_a_pair_has_all_its_fields():
+    """Guards against a field of predict_table that nobody sets."""
+    config = defaults()
+    config.predict = ordered({"x": pair("llama3.1-8b", "llama3.2-1b", bandwidth=1e12)})
+    plain = to_plain(config)["predict"]["x"]
+    assert plain["bandwidth"] == 1e12
+    assert plain["flop_rate"] is None
+    assert plain["alphas"]
+
+
+def test_a_config_file_may_take_an_argument():
+    """Guards against a pair of one's own that needs a config file of one's own."""
+    config = load_config("configs/predict.py:llama3.1-8b,llama3.2-1b")
+    assert list(config.predict) == ["mine"]
+    for text in ("x", "x,", ",x"):
+        with pytest.raises(InputError, match=f"TARGET,DRAFT behind the colon, got '{text}'"):
+            load_config(f"configs/predict.py:{text}")
+    with pytest.raises(InputError, match=r"smoke\.py: expected no text behind the colon, got 'x'"):
+        load_config("configs/smoke.py:x")
+
+
+def test_the_llama_config_takes_a_pair_of_folders():
+    """Guards against one way of eight that still wants the hub's weights."""
+    models = "random:llama3.2-3b", "random:llama3.2-1b:7"
+    plain = to_plain(load_config(f"configs/llama32_1b_3b.py:{','.join(models)}"))
+    own = read_experiment(plain)
+    assert own.target == models[0]
+    assert own.title == f"{models[1]} for {models[0]}"
+    drafts = [way.draft for way in own.ways.values() if way.drafter.endswith("model")]
+    assert drafts == [models[1]] * 8
+    hub = to_plain(load_config("configs/llama32_1b_3b.py"))
+    assert list(hub["ways"]) == list(plain["ways"])
+    assert "meta-llama/" in json.dumps(hub)
+    assert "meta-llama/" not in json.dumps(plain)
+
+
+BROKEN = {
+    "": r"expected a function get_config\(\), got none",
+    "def get_config(): return 3": r"expected get_config\(\) to return a ConfigDict, got int",
+    "def get_config(:": "SyntaxError",
+    "import no_such_module": "ModuleNotFoundError: No module named 'no_such_module'",
+    "def get_config(): raise RuntimeError('a\\nb')": "RuntimeError: a b",
+    "def get_config(): return 1 / 0": "ZeroDivisionError",
+    "from jspec.evaluation.experiments.config import defaults\n"
+    "def get_config():\n"
+    "  c = defaults(); c.num_prompts = 'x'; return c": "TypeError",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_broken_config_file_is_one_line(tmp_path, content):
+    """Guards against tracebacks of the user's file."""
+    path = tmp_path / "broken.py"
+    path.write_text(content)
+    with pytest.raises(InputError, match=BROKEN[content]) as caught:
+        load_config(str(path))
+    assert str(caught.value).startswith(str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_file_that_is_not_there():
+    """Guards against a traceback."""
+    with pytest.raises(InputError, match=r"no config file 'nowhere\.py'"):
+        load_config("nowhere.py")
+
+
+def test_values_that_json_does_not_have_are_refused():
+    """Guards against a config that cannot be recorded."""
+    config = defaults()
+    config.predict = ordered({"x": {"alphas": object()}})
+    with pytest.raises(InputError, match="expected a config of plain values"):
+        to_plain(config)

@@ -1,0 +1,152 @@
+"""The host's side of an answer: where it ends, what it counts, without any model."""
+
+import time
+
+import pytest
+
+from jspec.common.compile_clock import compile_clock
+from jspec.generation.answer import Answer, Round
+from jspec.generation.request import Request, Settings
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+
+_EOS = 300
+
+
+def make_answer(*, max_new_tokens=50, num_draft_tokens=3, **settings):
+    """Returns an answer that has just begun; ids are bytes."""
+    request = Request("ask", Settings(max_new_tokens=max_new_tokens, **settings))
+    return Answer(
+        0, request, list(b"ask"), tokenizer=ByteTokenizer(400, eos_ids=(_EOS,)), eos_ids=(_EOS,),
+        max_new_tokens=max_new_tokens, num_draft_tokens=num_draft_tokens,
+    )  # fmt: skip
+
+
+def finish(answer, rounds):
+    """Feeds rounds of (tokens, proposed, accepted); returns the result."""
+    for tokens, proposed, accepted in rounds:
+        assert answer.finish_reason is None
+        answer.add_round(Round(list(tokens), None, proposed, accepted))
+    return answer.take_piece().result
+
+
+def test_counts_add_up():
+    """Guards against metrics that mean different things in different places."""
+    answer = make_answer(max_new_tokens=9)
+    answer.add_first(Round([ord("a")], None))
+    result = finish(answer, [(b"bcde", 3, 3), (b"f", 0, 0), (b"gh", 3, 1), (b"i", 1, 0)])
+    stats = result.stats
+    assert (bytes(result.token_ids), result.finish_reason) == (b"abcdefghi", "length")
+    assert stats.accepted_per_round == (3, 0, 1, 0)
+    assert (stats.num_rounds, stats.num_proposed, stats.num_accepted) == (4, 7, 4)
+    assert stats.acceptance_rate == 4 / 7
+    assert stats.accepted_histogram == [2, 1, 0, 1]
+    assert sum(stats.accepted_histogram) == stats.num_rounds
+    assert stats.tokens_per_target_call == 8 / 4  # the first token is the prefill's
+    assert stats.num_accepted == sum(stats.accepted_per_round)
+    assert stats.to_json()["num_target_calls"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "ending", "reason", "text"),
+    [
+        ({}, _EOS, "eos", "abc"),
+        ({"stop_token_ids": (ord("X"),)}, ord("X"), "stop", "abcX"),
+        ({"stop": ("X",)}, ord("X"), "stop", "abc"),
+    ],
+)
+def test_drafts_past_the_end_count_neither_way(settings, ending, reason, text):
+    """Guards invariant 7: an end in the middle of a block of kept drafts, the rest of it
+    forgotten.
+    """
+    answer = make_answer(num_draft_tokens=5, **settings)
+    answer.add_first(Round([ord("a")], None))
+    result = finish(answer, [([*b"bc", ending, *b"de", 0], 5, 5)])
+    assert result.token_ids == [*b"abc", ending]
+    assert (result.finish_reason, result.text) == (reason, text)
+    assert (result.stats.num_proposed, result.stats.accepted_per_round) == (3, (3,))
+    assert result.stats.tokens_per_target_call == 3
+
+
+def test_an_end_that_is_the_first_token():
+    """Guards against a round run after the prefill has ended the answer."""
+    for first, settings in ((_EOS, {}), (ord("a"), {"stop": ("a",)})):
+        answer = make_answer(**settings)
+        answer.add_first(Round([first], None))
+        result = answer.take_piece().result
+        assert (result.token_ids, result.text) == ([first], "")
+        assert result.stats.tokens_per_second is None
+
+
+def test_the_models_end_goes_before_other_reasons():
+    """Guards against "length" or "stop" where the model ended by itself with the last token."""
+    answer = make_answer(max_new_tokens=1, stop_token_ids=(_EOS,))
+    answer.add_first(Round([_EOS], None))
+    assert answer.finish_reason == "eos"
+
+
+def test_a_stop_string_over_two_tokens_and_two_rounds():
+    """Guards against a search within one token or one round only."""
+    answer = make_answer(stop=("zzz", "cde"))
+    answer.add_first(Round([ord("a")], None))
+    result = finish(answer, [(b"bc", 1, 1), (b"def", 2, 2)])
+    assert (bytes(result.token_ids), result.text) == (b"abcde", "ab")
+    assert result.finish_reason == "stop"
+    assert result.stats.accepted_per_round == (1, 2)
+
+
+def test_pieces_hold_stop_beginnings_back_and_add_up():
+    """Guards against half of a stop string on the screen, or withheld text that never comes."""
+    answer = make_answer(stop=("cde",), max_new_tokens=9)
+    answer.add_first(Round([ord("a")], None))
+    pieces = [answer.take_piece()]
+    for block, accepted in ((b"bc", 1), (b"d", 0), (b"X", 0), (b"yc", 1), (b"de", 2)):
+        answer.add_round(Round(list(block), None, 3, accepted))
+        pieces.append(answer.take_piece())
+    assert [piece.text for piece in pieces] == ["a", "b", "", "cdX", "y", ""]
+    assert [piece.num_drafted for piece in pieces] == [0, 1, 0, 0, 1, 2]
+    assert [piece.result is None for piece in pieces] == [True] * 5 + [False]
+    result = pieces[-1].result
+    assert "".join(piece.text for piece in pieces) == result.text == "abcdXy"
+    assert [i for piece in pieces for i in piece.token_ids] == result.token_ids
+
+
+def test_a_stop_beginning_at_the_end_is_given_out():
+    """Guards against text that is lost because a stop string might have come."""
+    answer = make_answer(stop=("bcd",), max_new_tokens=3)
+    answer.add_first(Round([ord("a")], None))
+    answer.add_round(Round(list(b"bc"), None))
+    assert answer.take_piece().text == "abc"
+
+
+def test_broken_characters_wait_for_their_end():
+    """Guards against U+FFFD on the screen where the next token would have completed it."""
+    answer = make_answer(max_new_tokens=4)
+    smile = "é€".encode()
+    answer.add_first(Round([smile[0]], None))
+    texts = [answer.take_piece().text]
+    for block in (smile[1:3], smile[3:4]):
+        answer.add_round(Round(list(block), None))
+        texts.append(answer.take_piece().text)
+    assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit
+
+
+def test_compile_time_is_not_run_time(monkeypatch):
+    """Guards against a first answer that looks slow: what was compiled meanwhile is told apart."""
+    clock = compile_clock()
+    answer = make_answer(max_new_tokens=2)
+
+    def pass_time(seconds, compiling):
+        now = time.perf_counter() + seconds
+        monkeypatch.setattr(time, "perf_counter", lambda: now)
+        monkeypatch.setattr(clock, "seconds", clock.seconds + compiling)
+
+    pass_time(0, 0)
+    answer.start()
+    pass_time(50, 40)
+    answer.add_first(Round([ord("a")], None))
+    pass_time(7, 4)
+    answer.add_round(Round(list(b"b"), None))
+    stats = answer.take_piece().result.stats
+    assert stats.prefill_seconds == pytest.approx(10)
+    assert stats.decode_seconds == pytest.approx(3)
+    assert stats.compile_seconds == pytest.approx(44)

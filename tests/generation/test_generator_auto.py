@@ -1,0 +1,200 @@
+"""The number of draft tokens that adapts, through the Generator."""
+
+import dataclasses
+import json
+
+import pytest
+
+from jspec.common.compile_clock import compile_clock
+from jspec.common.errors import InputError
+from jspec.generation.costs import RoundCosts
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
+from tests.cases import slow_unless
+from tests.tiny_models import (
+    CONFIG,
+    draft,
+    make_generator,
+    make_model,
+    peaked_params,
+    shared_generator,
+    target,
+)
+
+PROMPTS = ["one two one two one", "abcabcabc", "z", "the cat and the dog and the cow"]
+NUMBERS = (0, 1, 3, 7)
+
+
+def costs_of(drafter, per_draft):
+    """Returns costs that grow with the drafts, as a made-up machine has them."""
+    rounds = tuple(0.01 * (1 + per_draft * number) for number in NUMBERS)
+    reading = 0.0001 * (drafter == "model")
+    return RoundCosts((512,), NUMBERS, (drafter,), ((rounds,),), ((reading,),))
+
+
+def both_costs():
+    """Returns the costs of a lookup, and of a model behind it."""
+    rounds = [CHEAP[name].seconds[0][0] for name in ("prompt_lookup", "model")]
+    return RoundCosts(
+        (512,), NUMBERS, ("prompt_lookup", "model"), (tuple(rounds),), ((0.0, 0.001),)
+    )
+
+
+CHEAP = {"prompt_lookup": costs_of("prompt_lookup", 0.1), "model": costs_of("model", 0.1)}
+
+
+def make_auto(drafter, **options):
+    costs = CHEAP.get("model" if drafter == "self" else drafter)
+    return make_generator(drafter, **{"num_draft_tokens": "auto", "costs": costs} | options)
+
+
+def requests(**settings):
+    return [Request(p, Settings(seed=k, **settings)) for k, p in enumerate(PROMPTS)]
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [
+        slow_unless(False, "prompt_lookup"),
+        slow_unless(False, "model"),
+        "prompt_lookup+model",
+    ],
+)
+def test_greedy_output_is_plain_decodings(drafter):
+    """Invariant 2, in a batch whose rows choose differently."""
+    costs = CHEAP.get(drafter) or both_costs()
+    options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
+    if "+" in drafter:
+        generator = Generator(target(), draft(), drafter=drafter, **options)
+    else:
+        generator = make_generator(drafter, **options)
+    plain = shared_generator("none").generate(requests(max_new_tokens=40))
+    for own, expected in zip(generator.generate(requests(max_new_tokens=40)), plain, strict=True):
+        assert own.token_ids == expected.token_ids
+        assert own.stats.num_proposed > 0
+
+
+def test_a_row_chooses_for_itself(monkeypatch):
+    """Invariant 5: sampled tokens do not depend on the batch, nor on a neighbour that needs more
+    room.
+
+    Costs are those of the row's own length: a longer neighbour has a cache of another size.
+    """
+    monkeypatch.setattr("jspec.generation.capacity._SMALLEST_CAPACITY", 256)
+    by_context = dataclasses.replace(
+        CHEAP["model"],
+        contexts=(256, 512),
+        seconds=(CHEAP["model"].seconds[0], costs_of("model", 2.0).seconds[0]),
+        reading=((0.001,), (0.01,)),
+    )
+    together = make_auto("model", batch_size=4, costs=by_context)
+    alone = make_auto("model", costs=by_context)
+    asked = requests(max_new_tokens=40, temperature=0.9)
+    long = Request(PROMPTS[0], Settings(max_new_tokens=170, seed=9, temperature=0.9))
+    batch = together.generate([*asked[:3], long])
+    for request, own in zip([*asked[:3], long], batch, strict=True):
+        assert own.token_ids == alone.generate(request).token_ids
+
+
+def test_a_costs_file_without_reading_is_refused():
+    """Guards against a draft model that is taken to read its prompt in no time."""
+    with pytest.raises(InputError, match="expected costs with the seconds of reading a token"):
+        make_auto("model", costs=dataclasses.replace(CHEAP["model"], reading=()))
+    make_auto("prompt_lookup", costs=dataclasses.replace(CHEAP["prompt_lookup"], reading=()))
+
+
+@pytest.mark.parametrize(("drafter", "low", "high"), [("self", 2.5, 7.0), ("model", 0.0, 2.5)])
+def test_it_follows_acceptance(drafter, low, high):
+    """A draft that is always right is asked for much; one of other weights soon for nothing."""
+    options = {"costs": costs_of("model", 0.4)}
+    if drafter == "model":
+        stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
+        generator = Generator(
+            target(), stranger, drafter="model", num_draft_tokens="auto", **options
+        )
+    else:
+        generator = make_auto(drafter, **options)
+    stats = generator.generate(requests(max_new_tokens=60)[0]).stats
+    late = stats.rounds[len(stats.rounds) // 3 :]
+    mean = sum(a_round.num_proposed for a_round in late) / len(late)
+    assert low <= mean <= high
+    if drafter == "model":
+        assert any(a_round.num_proposed == 0 for a_round in late)
+
+
+def test_other_costs_compile_nothing():
+    """Invariant 6: costs are data, and so is what follows from them."""
+    generator = make_auto("prompt_lookup")
+    generator.generate(requests(max_new_tokens=20)[0])
+    other = make_auto("prompt_lookup", costs=costs_of("prompt_lookup", 3.0))
+    other._programs = other._programs._replace(engine=generator._programs.engine)
+    begin = compile_clock().num_programs
+    result = other.generate(requests(max_new_tokens=25, temperature=0.5)[1])
+    assert compile_clock().num_programs == begin
+    assert result.stats.num_proposed < result.stats.num_rounds
+
+
+def test_costs_are_measured_once_and_recorded(tmp_path, monkeypatch, capsys):
+    """What decides belongs to the answer: `settings` hold it; a second start recalls the costs."""
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    generator = make_auto("prompt_lookup", costs=None, max_seq_len=64)
+    assert generator.describe()["costs"] is None
+    generator.generate(requests(max_new_tokens=10)[0])
+    assert "measuring what rounds cost" in capsys.readouterr().err
+    record = generator.describe()
+    assert record["num_draft_tokens"] == "auto"
+    costs = RoundCosts.from_json(json.loads(json.dumps(record["costs"])))
+    assert costs.numbers == NUMBERS
+    assert costs.drafters == ("prompt_lookup",)
+    again = make_auto("prompt_lookup", costs=None, max_seq_len=64)
+    assert again.costs == costs
+    assert "measuring" not in capsys.readouterr().err
+
+
+def test_what_catching_up_takes_is_measured(monkeypatch):
+    """On a made-up machine: 0.002 s for each token that the draft model has missed."""
+
+    def visit(engine, params, state, forced, num_rounds):
+        del engine, params
+        missed = int(state.draft.history.length[0] - 1 - state.draft.cache.length[0])
+        drafting = 0.01 * forced[0] + 0.002 * max(missed, 0) if forced[0] else 0.0
+        return num_rounds * (1 + drafting)
+
+    monkeypatch.setattr("jspec.generation.calibration._time_visit", visit)
+    auto = make_auto("model", costs=None, max_seq_len=200)._programs.auto
+    costs = auto.measure()
+    assert costs.reading[0] == pytest.approx((0.002,))
+    assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
+
+
+@pytest.mark.parametrize(
+    "costs", [costs_of("model", 0.1), RoundCosts((512,), (0, 1), ("prompt_lookup",), (((1, 2),),))]
+)
+def test_costs_of_something_else_are_refused(costs):
+    """Guards against a choice made by another drafter's costs."""
+    with pytest.raises(InputError, match=r"expected costs of rounds with \[0, 1, 3, 7\] drafts"):
+        make_auto("prompt_lookup", costs=costs)
+
+
+@pytest.mark.parametrize("number", ["many", 2.5, True, None])
+def test_a_number_of_drafts_is_a_whole_one_or_auto(number):
+    """Guards against True taken for 1 and against a traceback."""
+    with pytest.raises(InputError, match="num_draft_tokens to be a whole number or 'auto', got"):
+        make_generator("prompt_lookup", num_draft_tokens=number)
+
+
+@pytest.mark.parametrize("options", [{"drafter": "prompt_lookup"}, {"drafter": "none"}])
+def test_costs_without_a_choice_are_refused(options):
+    """Guards against an option that is silently ignored."""
+    with pytest.raises(InputError, match="expected num_draft_tokens='auto' and a drafter"):
+        make_generator(**options, costs=CHEAP["prompt_lookup"])
+
+
+def test_plain_decoding_has_nothing_to_choose():
+    """`auto` without a drafter would choose among no drafts, by no costs."""
+    with pytest.raises(InputError, match="expected num_draft_tokens with a drafter that drafts"):
+        make_auto("none", costs=None)
+    generator = shared_generator("none")
+    result = generator.generate(requests(max_new_tokens=5)[0])
+    assert (generator.costs, result.stats.num_proposed) == (None, 0)
+    assert generator.measure_costs() is None

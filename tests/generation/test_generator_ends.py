@@ -1,0 +1,295 @@
+"""Where answers end, what is streamed and counted, and that nothing is compiled twice."""
+
+import jax
+import pytest
+
+from jspec.common.compile_clock import compile_clock
+from jspec.common.errors import InputError
+from jspec.generation.request import Request, Settings
+from tests import tiny_models
+from tests.tiny_models import make_generator, shared_generator
+
+_PROMPT = list(b"an open end")
+_LONG = Settings(max_new_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def answer():
+    """Plain greedy decoding's 40 tokens."""
+    return shared_generator("none").generate(Request(_PROMPT, _LONG)).token_ids
+
+
+def ends(answer):
+    """Returns the first time of tokens that first come at index 2 or later, some apart."""
+    return [i for i, token in enumerate(answer) if i >= 2 and token not in answer[:i]][:6]
+
+
+def generate(drafter, **settings):
+    """Returns the answer under settings of its own."""
+    settings = Settings(**{"max_new_tokens": 40, **settings})
+    return shared_generator(drafter).generate(Request(_PROMPT, settings))
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self"])
+def test_stop_tokens_end_inside_a_block(answer, drafter):
+    """Guards invariant 7: a stop seen only at a block's end, or the rest of the block given out."""
+    for end in ends(answer):
+        result = generate(drafter, stop_token_ids=(answer[end], 127))
+        assert result.token_ids == answer[: end + 1]
+        assert result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self"])
+def test_stop_strings_end_inside_a_block(answer, drafter):
+    """Guards against stops of two tokens, over rounds, missed or cut at another place."""
+    for end in ends(answer):
+        result = generate(drafter, stop=("never", bytes(answer[end - 1 : end + 1]).decode()))
+        assert result.token_ids == answer[: end + 1]
+        assert result.finish_reason == "stop"
+        assert result.text == bytes(answer[: end - 1]).decode()
+
+
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self"])
+def test_every_limit_is_exact(answer, drafter):
+    """Guards against drafts emitted past max_new_tokens, or lost before it."""
+    for limit in range(1, 12):
+        result = generate(drafter, max_new_tokens=limit)
+        assert (result.token_ids, result.finish_reason) == (answer[:limit], "length")
+
+
+def test_the_models_own_end(answer):
+    """Guards against an end of text that is reported as a stop, or printed."""
+    end = ends(answer)[2]
+    model = tiny_models.with_eos(tiny_models.target(), answer[end], 126)
+    result = make_generator("self", model).generate(Request(_PROMPT, _LONG))
+    assert (result.token_ids, result.finish_reason) == (answer[: end + 1], "eos")
+
+
+def test_a_stop_counts_the_drafts_before_it_only(answer):
+    """Guards invariant 7 in the counts: every draft kept, and none counted behind the end.
+
+    Drafting for itself, all are right: so many kept, and so many proposed, as the answer has.
+    """
+    end = ends(answer)[3]
+    stats = generate("self", stop_token_ids=(answer[end],)).stats
+    assert stats.num_proposed == stats.num_accepted == sum(stats.accepted_per_round)
+    width = tiny_models.NUM_DRAFT_TOKENS + 1
+    full, rest = divmod(end, width)
+    expected = [width - 1] * full + ([rest] if rest else [])
+    assert list(stats.accepted_per_round) == expected
+    assert stats.num_rounds == sum(stats.accepted_histogram) == len(expected)
+    assert stats.tokens_per_target_call == end / len(expected)
+
+
+def test_pieces_add_up_to_the_result(answer):
+    """Guards against text or counts lost or doubled between pieces, greedy and sampled."""
+    for drafter in ("prompt_lookup", "self", "model"):
+        for temperature in (0.0, 0.8):
+            settings = Settings(max_new_tokens=40, temperature=temperature, stop=("zq",))
+            pieces = list(shared_generator(drafter).stream(Request(_PROMPT, settings)))
+            result = pieces[-1].result
+            assert [piece.result for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
+            assert len(pieces) > 1
+            assert "".join(piece.text for piece in pieces) == result.text
+            assert [i for piece in pieces for i in piece.token_ids] == result.token_ids
+            assert sum(piece.num_drafted for piece in pieces) == result.stats.num_accepted
+            assert all(0 <= piece.num_drafted <= len(piece.token_ids) for piece in pieces)
+            assert len(result.token_ids) == 40
+    assert generate("self").stats.num_accepted > 0
+
+
+@pytest.mark.parametrize(("drafter", "batch_size"), [("none", 1), ("model", 1), ("model", 3)])
+def test_a_second_request_compiles_nothing(drafter, batch_size):
+    """Guards invariant 6: other prompts, seeds, temperatures and limits are data, insertion too.
+
+    Each of the two widths of a prompt's chunks compiles once: a long prompt is among the first.
+    """
+    generator = shared_generator(drafter, batch_size=batch_size, rounds_per_visit=2)
+    first = Settings(max_new_tokens=5)
+    generator.generate([Request(_PROMPT, first)] * batch_size + [Request([5] * 129, first)])
+    clock = compile_clock()
+    assert clock.num_programs > 0
+    before = clock.num_programs
+    second = Settings(
+        max_new_tokens=17, temperature=0.7, draft_temperature=None if drafter == "none" else 0.3,
+        seed=9, stop=("x", "yy"), stop_token_ids=(3, 4),
+    )  # fmt: skip
+    lengths = range(1, 130, 128 // (batch_size + 1))
+    results = generator.generate([Request([5] * n, second) for n in lengths])
+    assert clock.num_programs == before
+    assert [result.stats.compile_seconds for result in results] == [0.0] * len(results)
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("", _LONG), "empty text"),
+        (Request([], _LONG), "at least one token, got none"),
+        (Request([1, 128], _LONG), "ids from 0 to 127, got some from 1 to 128"),
+        (Request([-1], _LONG), "ids from 0 to 127"),
+        (Request("é", _LONG), "beyond the vocabulary"),
+        (Request("\udcff", _LONG), "not valid UTF-8"),
+        (Request("a", Settings(stop_token_ids=tuple(range(1, 10)))), "at most 8 stop token ids"),
+    ],
+)
+def test_bad_requests_are_one_line_before_any_work(request_, message):
+    """Guards against tracebacks, silent clamps, and a batch that fails half way."""
+    generator = shared_generator("none")
+    with pytest.raises(InputError, match=message):
+        generator.generate(request_)
+    with pytest.raises(InputError, match=f"^prompt 1: .*{message}"):
+        next(generator.run([Request("good", _LONG), request_]))
+
+
+def test_what_is_no_prompt_is_refused():
+    """Guards against tracebacks, and numbers taken for a prompt: a list is one of prompts."""
+    generator = shared_generator("none")
+    with pytest.raises(InputError, match=r"^expected a prompt as a text, a list of .* got 5"):
+        generator.generate(5)
+    with pytest.raises(InputError, match=r"^prompt 0: expected a prompt as a text, .* got 1"):
+        generator.generate([1, 2, 3])
+    with pytest.raises(InputError, match="token id to be a whole number, got 'a'"):
+        generator.generate([["a"]])
+    with pytest.raises(InputError, match=r"settings as jspec\.Settings, got None"):
+        generator.generate("a", None)
+
+
+def test_chat_is_refused_without_a_template():
+    """Guards against a system message that is dropped, and a template that is made up."""
+    generator = shared_generator("none")
+    with pytest.raises(InputError, match="system message needs the chat template"):
+        generator.generate("a", system="be kind")
+    with pytest.raises(InputError, match="tiny has no chat template"):
+        generator.generate("a", chat=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens of at least 1, got 0"),
+        ({"temperature": -0.1}, "temperature of at least 0, got -0.1"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"draft_temperature": -1.0}, "draft_temperature"),
+        ({"top_p": 0.0}, r"top_p in \(0, 1\], got 0.0"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"seed": -1}, "seed from 0 to 4294967295, got -1"),
+        ({"seed": 2**32}, "seed"),
+        ({"stop": ("a", "")}, "not empty"),
+        ({"stop": ("\udcff",)}, "UTF-8"),
+        ({"stop_token_ids": (-1,)}, "stop token ids"),
+        ({"stop_token_ids": (2**31,)}, "stop token ids"),
+        ({"max_new_tokens": "5"}, "max_new_tokens to be a whole number, got '5'"),
+        ({"max_new_tokens": 4.5}, "max_new_tokens to be a whole number, got 4.5"),
+        ({"seed": 1.5}, "seed to be a whole number, got 1.5"),
+        ({"temperature": "1"}, "temperature to be a number, got '1'"),
+        ({"draft_temperature": "hot"}, "draft_temperature to be a number, got 'hot'"),
+        ({"top_p": None}, "top_p to be a number, got None"),
+        ({"stop": (5,)}, r"stop as a tuple of texts, got \(5,\)"),
+        ({"stop": "end"}, "stop as a tuple of texts, got 'end'"),
+        ({"stop_token_ids": 5}, "stop_token_ids as a tuple of whole numbers, got 5"),
+        ({"stop_token_ids": None}, "stop_token_ids as a tuple of whole numbers, got None"),
+        ({"forbidden_token_ids": ("a",)}, "forbidden_token_ids to be a whole number, got 'a'"),
+        ({"logit_bias": 5}, r"logit_bias as \(token id, number\) pairs, got 5"),
+        ({"logit_bias": {1: "a"}}, "a value of logit_bias to be a number, got 'a'"),
+    ],
+)
+def test_bad_settings_are_refused(settings, message):
+    """Guards against values that would be clamped, wrapped round or give NaN."""
+    with pytest.raises(InputError, match=message):
+        Settings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_draft_tokens": 0}, "num_draft_tokens from 1 to 198, got 0"),
+        ({"num_draft_tokens": 199}, "num_draft_tokens from 1 to 198, got 199"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 1.5}, "batch_size to be a whole number, got 1.5"),
+        ({"max_seq_len": "9"}, "max_seq_len to be a whole number, got '9'"),
+        ({"max_seq_len": 201}, "max_seq_len from 2 to 200, got 201"),
+        ({"max_seq_len": 1}, "max_seq_len"),
+        ({"rounds_per_visit": 17}, "rounds_per_visit"),
+        ({"acceptance": "magic"}, "acceptance rule among"),
+        ({"drafter": "magic"}, "drafter among"),
+    ],
+)
+def test_bad_options_are_refused(options, message):
+    """Guards against values that would fail inside a compiled program."""
+    with pytest.raises(InputError, match=message):
+        make_generator(**{"drafter": "prompt_lookup", **options})
+
+
+def test_the_greedy_rule_is_for_temperature_zero():
+    """Guards against a rule that is not lossless for what it is asked."""
+    generator = make_generator("none", acceptance="greedy")
+    with pytest.raises(InputError, match=r"'greedy' expects temperature 0, got 0.5"):
+        generator.generate("a", Settings(temperature=0.5))
+
+
+def test_counts_do_not_depend_on_the_visit(answer):
+    """Guards against rounds counted that the device ran after a stop string had ended the row."""
+    end = ends(answer)[-1]
+    settings = Settings(max_new_tokens=40, stop=(chr(answer[end]),))
+    counts = {
+        make_generator("self", rounds_per_visit=visit)
+        .generate(Request(_PROMPT, settings))
+        .stats.accepted_per_round
+        for visit in (1, 8)
+    }
+    assert len(counts) == 1
+
+
+def test_every_part_of_compiling_is_on_the_clock():
+    """Guards against tracing and lowering taken for run time, and one program counted thrice."""
+    clock = compile_clock()
+    seconds, num_programs = clock.seconds, clock.num_programs
+    parts = ("jaxpr_trace", "jaxpr_to_mlir_module", "backend_compile")
+    for name in (*(f"/jax/core/compile/{part}_duration" for part in parts), "/jax/other"):
+        jax.monitoring.record_event_duration_secs(name, 1.0)
+    assert clock.seconds - seconds == pytest.approx(3)
+    assert clock.num_programs - num_programs == 1
+
+
+def spy_on_rounds(monkeypatch, generator):
+    """Returns a list that will hold how many tokens each row emitted in each visit."""
+    visits, run = [], generator._programs.engine.run
+
+    def spy(*args):
+        state, infos = run(*args)
+        visits.append(infos.num_tokens.sum(axis=0).tolist())
+        return state, infos
+
+    monkeypatch.setattr(generator._programs.engine, "run", spy)
+    return visits
+
+
+def test_the_device_knows_the_ends_too(answer, monkeypatch):
+    """Guards against rounds run for nothing: the host would cut what comes after an end anyway."""
+    end = ends(answer)[2]
+    model = tiny_models.with_eos(tiny_models.target(), answer[end], 126)
+    for generator, stop in (
+        (make_generator("self", model), ()),
+        (shared_generator("self"), (answer[end],)),
+    ):
+        visits = spy_on_rounds(monkeypatch, generator)
+        settings = Settings(max_new_tokens=40, stop_token_ids=stop)
+        assert generator.generate(Request(_PROMPT, settings)).token_ids == answer[: end + 1]
+        assert sum(row for (row,) in visits) == end  # the first token is the prefill's
+
+
+def test_a_row_that_the_host_ended_is_silent(answer, monkeypatch):
+    """Guards against a device that goes on with what a stop string has ended."""
+    stopped = Settings(max_new_tokens=40, stop=(chr(answer[ends(answer)[0]]),))
+    generator = shared_generator("none", batch_size=3, rounds_per_visit=2)
+    visits = spy_on_rounds(monkeypatch, generator)
+    results = generator.generate([Request(_PROMPT, s) for s in (stopped, _LONG, _LONG)])
+    assert [result.finish_reason for result in results] == ["stop", "length", "length"]
+    first_row = [rows[0] for rows in visits]
+    num_visits = -(-(len(results[0].token_ids) - 1) // 2)
+    assert all(first_row[:num_visits])
+    assert not any(first_row[num_visits:])
+    assert len(first_row) > num_visits

@@ -1,0 +1,215 @@
+"""Processors and log-probabilities on their way from a request through speculation."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.compile_clock import compile_clock
+from jspec.common.errors import InputError
+from jspec.generation.request import Request, Settings
+from jspec.models import init_cache, make_apply
+from jspec.sampling.processors import Processor
+from tests.cases import slow_unless
+from tests.tiny_models import CONFIG, make_generator, shared_generator, target
+
+PROMPT = list(b"what is said again")
+PENALTIES = {
+    "repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.5,
+    "logit_bias": {97: 1.0, 98: -2.0}, "forbidden_token_ids": (101, 111), "min_new_tokens": 8,
+}  # fmt: skip
+# What most tests ask for: all processors and log-probabilities, so that they share programs.
+ALL = {"logprobs": True, **PENALTIES}
+DRAFTERS = ("prompt_lookup", "self", "model")
+
+
+def target_logits(answer):
+    """Returns the target's logits of each token of an answer, [t v], in one pass."""
+    tokens = jnp.asarray([PROMPT + answer[:-1]], jnp.int32)
+    cache = init_cache(CONFIG, batch_size=1, capacity=tokens.shape[1], dtype=jnp.float32)
+    return np.asarray(make_apply(CONFIG)(target().params, tokens, cache)[0][0, len(PROMPT) - 1 :])
+
+
+def processed(logits, output, stop_ids=(0,)):
+    """Returns one position's logits after PENALTIES, written out anew."""
+    logits = logits.astype(np.float64).copy()
+    for token, value in PENALTIES["logit_bias"].items():
+        logits[token] += value
+    for token in {*PROMPT, *output}:
+        factor = PENALTIES["repetition_penalty"]
+        logits[token] = logits[token] * factor if logits[token] < 0 else logits[token] / factor
+    for token in set(output):
+        logits[token] -= PENALTIES["presence_penalty"]
+        logits[token] -= PENALTIES["frequency_penalty"] * output.count(token)
+    logits[list(PENALTIES["forbidden_token_ids"])] = -np.inf
+    if len(output) < PENALTIES["min_new_tokens"]:
+        logits[list(stop_ids)] = -np.inf
+    return logits
+
+
+def test_greedy_answer_follows_the_processed_logits():
+    """Every token is the best one given its own prefix, prompt included."""
+    settings = Settings(max_new_tokens=30, **ALL)
+    answer = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
+    for i, logits in enumerate(target_logits(answer)):
+        assert answer[i] == np.argmax(processed(logits, answer[:i]))
+    free = shared_generator("none").generate(Request(PROMPT, Settings(max_new_tokens=30)))
+    assert answer != free.token_ids
+
+
+@pytest.mark.parametrize("drafter", [slow_unless(one != "prompt_lookup", one) for one in DRAFTERS])
+def test_speculation_keeps_processed_answers(drafter):
+    """Guards against states that a rejection does not take back."""
+    settings = Settings(max_new_tokens=40, **ALL)
+    expected = shared_generator("none").generate(Request(PROMPT, settings)).token_ids
+    result = shared_generator(drafter).generate(Request(PROMPT, settings))
+    assert result.token_ids == expected
+    if (
+        drafter == "self"
+    ):  # the draft's distribution is processed as the target's is: it agrees wholly
+        assert result.stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_rows_of_a_batch_keep_their_own_processors(drafter):
+    """Guards against one row's penalties, bias or counts in another's distribution."""
+    below_60 = {"forbidden_token_ids": (), "allowed_token_ids": tuple(range(60))}
+    settings = [
+        Settings(max_new_tokens=20, temperature=0.9, seed=1, **ALL),
+        Settings(max_new_tokens=20),
+        Settings(max_new_tokens=20, temperature=1.1, seed=2, **(ALL | below_60)),
+        Settings(max_new_tokens=20, **(ALL | {"frequency_penalty": 2.0})),
+    ]
+    requests = [Request(PROMPT[i:], one) for i, one in enumerate(settings)]
+    together = make_generator(drafter, batch_size=4).generate(requests)
+    alone = [shared_generator(drafter).generate(request) for request in requests]
+    assert [r.token_ids for r in together] == [r.token_ids for r in alone]
+    assert max(together[2].token_ids) < 60
+
+
+def test_an_answer_does_not_end_early():
+    """min_new_tokens holds back the model's own end and stop tokens, in every round."""
+    biased = ALL | {"logit_bias": {0: 60.0}, "max_new_tokens": 12}  # the end is the most likely
+    for drafter in ("none", "self"):
+        for minimum in (1, 7):
+            settings = Settings(**(biased | {"min_new_tokens": minimum}))
+            result = shared_generator(drafter).generate(Request(PROMPT, settings))
+            assert (len(result.token_ids), result.finish_reason) == (minimum + 1, "eos")
+
+
+@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_logprobs_are_the_targets_own(drafter, temperature):
+    """Guards against a neighbour position's distribution, the draft's distribution, or a
+    residual's.
+    """
+    settings = Settings(max_new_tokens=24, temperature=temperature, **ALL)
+    result = shared_generator(drafter).generate(Request(PROMPT, settings))
+    answer = result.token_ids
+    assert len(result.logprobs) == len(result.raw_logprobs) == len(answer)
+    for i, logits in enumerate(target_logits(answer)):
+        distributions = {
+            "raw": logits.astype(np.float64),
+            "processed": processed(logits, answer[:i]),
+        }
+        if temperature:
+            distributions["processed"] = distributions["processed"] / temperature
+        found = {"raw": result.raw_logprobs[i], "processed": result.logprobs[i]}
+        for name, distribution in distributions.items():
+            expected = distribution[answer[i]] - np.logaddexp.reduce(distribution)
+            if name == "processed" and temperature == 0:
+                expected = 0.0
+            np.testing.assert_allclose(found[name], expected, atol=2e-4)
+
+
+def test_logprobs_come_only_when_asked_for():
+    """Guards against work that nobody wants."""
+    result = shared_generator("none").generate(Request(PROMPT, Settings(max_new_tokens=2)))
+    assert result.logprobs is None
+    assert result.raw_logprobs is None
+
+
+def test_other_processor_settings_compile_nothing():
+    """Guards invariant 6: penalties, biases, allowed tokens and minimum lengths are data."""
+    generator = shared_generator("model")
+    settings = Settings(max_new_tokens=12, temperature=0.7, **ALL)
+    generator.generate(Request(PROMPT, settings))
+    before = compile_clock().num_programs
+    other = Settings(
+        max_new_tokens=9, temperature=0.3, seed=5, repetition_penalty=0.9, presence_penalty=-1.0,
+        logit_bias={5: 2.0}, allowed_token_ids=tuple(range(3, 90)), min_new_tokens=2, logprobs=True,
+    )  # fmt: skip
+    generator.generate(Request(PROMPT[3:], other))
+    assert compile_clock().num_programs == before
+
+
+def _nan_from_third(state, logits):
+    return jnp.where((state == 3)[:, None], jnp.nan, logits)
+
+
+def test_nan_is_an_error_and_never_a_token():
+    """Guards against NaN's argmax, token 0, emitted as if it meant something."""
+    nan = Processor(
+        "nan",
+        is_used=lambda settings: True,
+        init=lambda settings, **_: np.int32(0),
+        apply=_nan_from_third,
+        update=lambda state, token: state + 1,
+    )
+    for drafter in ("none", "prompt_lookup"):
+        generator = make_generator(drafter, processors=[nan])
+        for temperature in (0.0, 1.0):
+            settings = Settings(max_new_tokens=9, temperature=temperature)
+            with pytest.raises(InputError, match=r"NaN.*token 3"):
+                generator.generate(Request(PROMPT, settings))
+
+
+def test_a_users_own_processor_is_applied():
+    """The documented way to add one: three functions."""
+    only_seven = Processor(
+        "only seven",
+        is_used=lambda settings: settings.seed == 7,
+        init=lambda settings, **_: np.bool_(settings.seed == 7),
+        apply=lambda state, logits: jnp.where(
+            state[:, None] & (jnp.arange(logits.shape[1]) != 7), -jnp.inf, logits
+        ),
+        update=lambda state, token: state,
+    )
+    generator = make_generator("self", processors=[only_seven], batch_size=2)
+    settings = [Settings(max_new_tokens=6, seed=7), Settings(max_new_tokens=6, seed=8)]
+    results = generator.generate([Request(PROMPT, one) for one in settings])
+    assert results[0].token_ids == [7] * 6
+    expected = shared_generator("none").generate(Request(PROMPT, settings[1]))
+    assert results[1].token_ids == expected.token_ids
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"logit_bias": {128: 1.0}}, "logit_bias for token ids from 0 to 127"),
+        ({"forbidden_token_ids": (-1,)}, "forbidden_token_ids from 0 to 127"),
+        ({"allowed_token_ids": (500,)}, "allowed_token_ids from 0 to 127"),
+        ({"forbidden_token_ids": tuple(range(128))}, "every one forbidden"),
+        ({"allowed_token_ids": ()}, "every one forbidden"),
+        ({"allowed_token_ids": (0,), "min_new_tokens": 1}, "besides those that end"),
+    ],
+)
+def test_tokens_that_cannot_be_are_refused(options, message):
+    """One line that says what was expected."""
+    with pytest.raises(InputError, match=message) as error:
+        shared_generator("none").generate(Request(PROMPT, Settings(**options)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 0.0}, {"repetition_penalty": float("nan")},
+        {"repetition_penalty": 1e-46}, {"temperature": 1e39}, {"logit_bias": {1: 1e39}},
+        {"presence_penalty": 2.5}, {"frequency_penalty": -2.5}, {"logit_bias": {1: float("inf")}},
+        {"min_new_tokens": 300}, {"min_new_tokens": -1},
+    ],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(options):
+    """Guards against a typo that quietly samples another distribution."""
+    with pytest.raises(InputError, match="expected"):
+        Settings(**options)

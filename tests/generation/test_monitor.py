@@ -1,0 +1,81 @@
+"""Acceptance by category, and the recommendation that follows from it and from costs."""
+
+import dataclasses
+
+import pytest
+
+from jspec.generation.costs import RoundCosts
+from jspec.generation.monitor import AcceptanceMonitor
+from jspec.generation.request import Result, Settings
+from jspec.generation.stats import RoundCounts, Stats
+
+COSTS = RoundCosts((512,), (0, 1, 3, 7), ("x",), (((1.0, 1.1, 1.3, 1.7),),))
+
+
+def answer(category, rounds):
+    """Returns an answer of (proposed, accepted) rounds."""
+    counts = tuple(RoundCounts(*one, "x" if one[0] else "") for one in rounds)
+    stats = Stats(counts, 1, 0.0, 1.0, 1.0, 0.0, 7)
+    return Result("", [], [], "", "eos", Settings(), stats, category=category)
+
+
+def recommend(rounds, costs=COSTS):
+    monitor = AcceptanceMonitor()
+    monitor.add(answer("qa", rounds))
+    (one,) = monitor.recommend(costs)
+    return one
+
+
+@pytest.mark.parametrize(
+    ("rounds", "number", "speedup"),
+    [
+        ([(7, 7)] * 30, 7, 8 / 1.7),
+        ([(7, 0)] * 30, 0, 1.0),
+        ([(7, 1)] * 30, 1, 2 / 1.1),
+        ([(0, 0)] * 30, 0, 1.0),
+        ([(3, 3)] * 15 + [(0, 0)] * 15, 3, 2.5 / 1.15),
+    ],
+)
+def test_the_best_number(rounds, number, speedup):
+    """By hand: tokens a round over its cost; rounds without a proposal count as they are."""
+    one = recommend(rounds)
+    assert one.num_draft_tokens == number
+    assert one.speedup == pytest.approx(speedup)
+
+
+def test_a_draft_model_that_reads_the_prompts_may_not_pay():
+    """By hand: 30 rounds of 4 tokens are 120 plain steps; drafted they take 39, and the reading."""
+    for prompt, number, speedup in ((100, 3, 120 / (39 + 0.5 * 100)), (200, 0, 1.0)):
+        costs = dataclasses.replace(COSTS, numbers=(0, 3), seconds=(((1.0, 1.3),),),
+                                    reading=((0.5,),))  # fmt: skip
+        monitor = AcceptanceMonitor()
+        drafted = answer("qa", [(3, 3)] * 30)
+        monitor.add(dataclasses.replace(drafted, prompt_token_ids=[1] * prompt))
+        (one,) = monitor.recommend(costs)
+        assert (one.num_draft_tokens, one.speedup) == (number, pytest.approx(speedup))
+
+
+def test_too_little_is_no_reason():
+    """Guards against a recommendation from one answer of three rounds."""
+    one = recommend([(7, 7)] * 3)
+    assert (one.num_draft_tokens, one.speedup, one.acceptance_rate) == (None, None, 1.0)
+    assert str(one) == "qa: 100% of drafts kept in 3 rounds"
+
+
+def test_without_costs_there_is_no_number():
+    """Acceptance alone does not say whether drafting pays."""
+    one = recommend([(7, 7)] * 30, costs=None)
+    assert (one.num_draft_tokens, one.acceptance_rate) == (None, 1.0)
+
+
+def test_categories_are_apart():
+    """And those that have none are together."""
+    monitor = AcceptanceMonitor()
+    for category, kept in (("qa", 0), ("code", 7), ("qa", 0), (None, 7)):
+        monitor.add(answer(category, [(7, kept)] * 12))
+    found = {one.category: one for one in monitor.recommend(COSTS)}
+    assert list(found) == ["qa", "code", "all"]
+    assert (found["qa"].num_rounds, found["qa"].num_draft_tokens) == (24, 0)
+    assert (found["code"].num_rounds, found["code"].num_draft_tokens) == (12, None)
+    assert str(found["qa"]).endswith("off: drafting does not pay")
+    assert monitor.to_json(COSTS)[0] == dataclasses.asdict(found["qa"])

@@ -1,0 +1,201 @@
+"""What nobody would read is refused, and what somebody reads is not."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DRAFTERS,
+    DrafterOptions,
+    DrafterSpec,
+    draws_from_distribution,
+    make_drafter,
+)
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import save_table
+from jspec.generation.request import Request, Settings
+from jspec.generation.validate_options import check_read, rules_that_read, settings_read_by
+from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
+from jspec.speculation.types import TargetView
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.speculation.drive import settings_of
+from tests.tiny import CONFIG, empty_cache
+from tests.tiny_heads import SAVE_HEAD
+from tests.tiny_models import make_generator, shared_generator
+
+_NO_DRAFTS = r"expected num_draft_tokens with a drafter that drafts, got {} with 'none'$"
+_LENIENT = r"reads it \(lenient, lenient_argmax\), got it with '{}' and '{}'$"
+_TYPICAL = r"expected {} with .* rule that reads it \(typical\), got it with '{}' and '{}'$"
+_TEMPERATURE = (
+    r"expected draft_temperature with a drafter that draws from a distribution "
+    r"\(model, .*random, or ngram with ngram_probs=sampled\), got it with '{}'$"
+)
+_OPTIONS = DrafterOptions()
+_SAMPLED = DrafterOptions(ngram_probs="sampled")
+_SETTINGS = Settings()
+_COOL = Settings(draft_temperature=0.5)
+
+
+def check(drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, **changes):
+    """Checks a run of defaults and changes."""
+    run = {
+        "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS,
+        "acceptance": "rejection",
+        "rule_options": RuleOptions(),
+    }
+    check_read(drafter, options, settings, **(run | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"drafter": "none", "num_draft_tokens": 5}, _NO_DRAFTS.format(5)),
+        ({"drafter": "none", "num_draft_tokens": "auto"}, _NO_DRAFTS.format("'auto'")),
+        (
+            {"rule_options": RuleOptions(lenience=0.2)},
+            _LENIENT.format("prompt_lookup", "rejection"),
+        ),
+        (
+            {"acceptance": "typical", "rule_options": RuleOptions(lenience=1.0)},
+            _LENIENT.format("prompt_lookup", "typical"),
+        ),
+        (
+            {"drafter": "none", "acceptance": "lenient", "rule_options": RuleOptions(lenience=0.2)},
+            _LENIENT.format("none", "lenient"),
+        ),
+        (
+            {"rule_options": RuleOptions(typical_delta=0.2)},
+            _TYPICAL.format("typical_delta", "prompt_lookup", "rejection"),
+        ),
+        (
+            {"acceptance": "lenient", "rule_options": RuleOptions(typical_epsilon=0.2)},
+            _TYPICAL.format("typical_epsilon", "prompt_lookup", "lenient"),
+        ),
+        ({"drafter": "none", "settings": _COOL}, _TEMPERATURE.format("none")),
+        ({"settings": _COOL}, _TEMPERATURE.format("prompt_lookup")),
+        ({"drafter": "ngram", "settings": _COOL}, _TEMPERATURE.format("ngram")),
+        (
+            {"drafter": "pattern+ngram", "settings": Settings(draft_temperature=0.0)},
+            _TEMPERATURE.format(r"pattern\+ngram"),
+        ),
+    ],
+)
+def test_what_nobody_reads_is_refused(changes, message):
+    """Guards against a run of something else than was asked for."""
+    with pytest.raises(InputError, match=message) as caught:
+        check(**changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"drafter": "none"},
+        {"drafter": "none", "acceptance": "lenient"},
+        {"num_draft_tokens": "auto"},
+        {"acceptance": "lenient", "rule_options": RuleOptions(lenience=0.2)},
+        {"acceptance": "lenient_argmax", "rule_options": RuleOptions(lenience=0.2)},
+        {"acceptance": "typical", "rule_options": RuleOptions(0.5, 0.2, 0.1)},
+        {"drafter": "random", "settings": _COOL},
+        {"drafter": "prompt_lookup+model", "settings": _COOL},
+        {"drafter": "ngram", "settings": _COOL, "options": _SAMPLED},
+    ],
+    ids=str,
+)
+def test_what_somebody_reads_passes(changes):
+    """Guards against a refusal of what is read, and of defaults, which are nobody's wish."""
+    check(**changes)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_that_read_an_option_are_others_by_it(rule):
+    """Every option has a reader; guards against a rule whose object is made anew at each call."""
+    for field in dataclasses.fields(RuleOptions):
+        readers = rules_that_read(field.name)
+        assert readers
+        other = get_rule(rule, RuleOptions(**{field.name: 0.25}))
+        assert (other is not get_rule(rule)) == (rule in readers)
+
+
+SPEC = DrafterSpec(3, CONFIG, 61, CONFIG, jnp.float32, tokenizer=ByteTokenizer(61))
+CASES = [
+    (name, distribution)
+    for name in DRAFTERS
+    if name != "none"
+    for distribution in ("deterministic", "sampled")
+]
+CASES += [(f"prompt_lookup+{name}", "deterministic") for name in ("random", "pattern")]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Returns the name of a table of bigrams."""
+    path = tmp_path_factory.mktemp("table") / "table.safetensors"
+    save_table(count_ngrams([[1, 2, 3, 1, 2]], 61), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(("name", "distribution"), CASES)
+def test_who_draws_is_who_reports_a_distribution(name, distribution, table, tiny_pair, tmp_path):
+    """Guards against a draft temperature that is refused and read, or taken and not read.
+
+    Traced only: drafts that follow from the context have no distribution.
+    """
+    options = DrafterOptions(
+        draft_layers=(0,) if name == "layer_skip" else None, pattern="ab|c", draft_table=table,
+        draft_head=SAVE_HEAD[name](tmp_path / "head", CONFIG) if name in SAVE_HEAD else None,
+        ngram_probs=distribution,
+    )  # fmt: skip
+    spec = SPEC._replace(draft_params=tiny_pair.draft, options=options)
+    drafter, params = make_drafter(name, spec)
+    propose = functools.partial(
+        drafter.propose,
+        limit=lambda kind: jnp.full_like(kind, drafter.num_draft_tokens),
+        rng_keys=jax.random.split(jax.random.key(0), (1, drafter.num_draft_tokens)),
+        settings=settings_of(1, 1.0),
+        view=TargetView(tiny_pair.target, tiny_pair.apply, empty_cache(1, 32)),
+    )
+    proposal, _ = jax.eval_shape(propose, params, drafter.init(1, 32), jnp.zeros([1], jnp.int32))
+    assert draws_from_distribution(name, options) == (proposal.probs is not None)
+
+
+def test_settings_lose_what_a_drafter_does_not_read():
+    """Settings are shared by the ways of an experiment, one of which is plain decoding."""
+    assert settings_read_by("none", _OPTIONS, _COOL) == Settings()
+    assert settings_read_by("ngram", _OPTIONS, _COOL) == Settings()
+    assert settings_read_by("ngram", _SAMPLED, _COOL) == _COOL
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS + 1}, _NO_DRAFTS.format(3)),
+        ({"rule_options": RuleOptions(lenience=0.2)}, _LENIENT.format("none", "rejection")),
+    ],
+)
+def test_a_generator_refuses_what_it_would_not_read(options, message):
+    """In Python as in the program; the default number of drafts is nobody's wish."""
+    with pytest.raises(InputError, match=message):
+        make_generator("none", **options)
+    make_generator("none", num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS)
+
+
+def test_plain_decoding_has_no_room_to_leave_for_drafts():
+    """Guards against a short context refused for a number of drafts that none may change."""
+    generator = make_generator("none", max_seq_len=4)
+    assert len(generator.generate(Request([1, 2], Settings(max_new_tokens=9))).token_ids) == 2
+
+
+def test_a_request_with_a_draft_temperature_that_is_not_read_is_refused():
+    """It is named, and nothing is answered before."""
+    generator = shared_generator("prompt_lookup")
+    with pytest.raises(InputError, match="^" + _TEMPERATURE.format("prompt_lookup")):
+        generator.generate("ab", _COOL)
+    with pytest.raises(InputError, match=r"^prompt 1: expected draft_temperature"):
+        generator.generate(["ab", Request("cd", _COOL)])

@@ -1,0 +1,62 @@
+"""The largest number in C++: the place and the value that XLA finds."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.sampling.distribution import _first_argmax, first_argmax
+
+pytestmark = pytest.mark.usefixtures("library")
+
+
+def check(values):
+    index, largest = jax.jit(first_argmax)(values)
+    expected = _first_argmax(values.reshape(-1, values.shape[-1]))
+    np.testing.assert_array_equal(index.reshape(-1), expected[0])
+    np.testing.assert_array_equal(largest.reshape(-1), expected[1])
+    assert index.shape == largest.shape == values.shape[:-1]
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 49152), (2, 3, 1000), (37, 70), (5, 3), (1,), (0, 9)])
+def test_it_is_the_first_of_the_largest(shape):
+    values = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    assert "jspec_first_argmax" in jax.jit(first_argmax).lower(values).as_text()
+    check(values)
+
+
+@pytest.mark.parametrize("shape", [(40, 3000), (3, 70), (1, 9000)])
+def test_of_several_it_is_the_first(shape):
+    """Four numbers only: one in four is the largest of its row. Rows enough for all threads."""
+    check(jnp.asarray(np.random.default_rng(0).integers(0, 4, size=shape), jnp.float32))
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 9.0])
+@pytest.mark.parametrize(
+    ("width", "place"),
+    [
+        *((130, place) for place in (0, 1, 63, 64, 99, 129)),
+        *((3000, place) for place in (0, 1023, 1024, 2047, 2048, 2999)),
+    ],
+)
+def test_one_that_stands_out_is_found(odd, width, place):
+    """At the edges of vectors and of the blocks that are searched one after the other."""
+    values = np.random.default_rng(0).normal(size=(3, width)).astype(np.float32)
+    values[1, place] = odd
+    check(jnp.asarray(values))
+
+
+@pytest.mark.parametrize("width", [200, 3000])
+@pytest.mark.parametrize("number", [-np.inf, np.inf, 0.0, -1.0])
+def test_rows_of_equals(width, number):
+    check(jnp.full([2, width], number, jnp.float32))
+
+
+@pytest.mark.parametrize("place", [0, 5, 1999, 2999])
+def test_without_the_library_no_number_is_overlooked(place):
+    """XLA's own maximum is, on CPU."""
+    values = np.random.default_rng(0).normal(size=(3, 3000)).astype(np.float32)
+    values[1, place] = np.nan
+    index, largest = jax.jit(_first_argmax)(jnp.asarray(values))
+    assert index.tolist() == [values[0].argmax(), 3000, values[2].argmax()]
+    assert np.isnan(largest).tolist() == [False, True, False]

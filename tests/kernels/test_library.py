@@ -1,0 +1,81 @@
+"""The library: built once, built again when damaged, and done without where it cannot be built."""
+
+import logging
+import subprocess
+
+import pytest
+
+from jspec.kernels import build
+from jspec.kernels.library import _prepare
+
+is_available = _prepare.__wrapped__  # without the memory of the process
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, damaged):
+    runs = []
+    run = subprocess.run
+
+    def counted(command, **kwargs):
+        runs.append("-shared" in command)
+        return run(command, **kwargs)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))  # soon done
+    path = cache / "native" / f"jspec-{build.fingerprint()}.so"
+    if damaged:
+        build.load_library()
+        runs.clear()
+        whole = path.read_bytes()
+        path.unlink()  # the one that is loaded lives on
+        path.write_bytes(whole[:5000])  # of a killed process, say: to load it would end this one
+    for _ in range(2):
+        build.load_library()
+    assert sum(runs) == 1
+    assert path.stat().st_size > 10_000
+    assert sorted(path.parent.iterdir()) == [path.with_suffix(".sha256"), path]  # nothing besides
+
+
+def test_another_processor_gets_a_library_of_its_own(monkeypatch):
+    own = build.fingerprint()
+    monkeypatch.setattr(build, "_processor", lambda: "another")
+    assert build.fingerprint() != own
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("/nowhere/c++", r"no C++ compiler /nowhere/c++ ($CXX)"),
+        ("false", "false failed: status 1"),
+        (None, "no C++ compiler"),
+    ],
+)
+def test_without_a_compiler_xla_computes_and_one_line_says_so(
+    cache, monkeypatch, caplog, compiler, reason
+):
+    monkeypatch.setattr(build, "_compiler", lambda: compiler)
+    with caplog.at_level(logging.WARNING, logger="jspec"):
+        assert not is_available()
+    (record,) = caplog.records
+    assert reason in record.getMessage()
+    assert "XLA computes everything" in record.getMessage()
+    assert not list((cache / "native").glob("*")) or compiler is None
+
+
+def test_a_cache_folder_that_cannot_be_written(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "file"))
+    with caplog.at_level(logging.WARNING, logger="jspec"):
+        assert not is_available()
+    assert "XLA computes everything" in caplog.text
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setenv("JSPEC_NATIVE", "0")
+    assert not is_available()

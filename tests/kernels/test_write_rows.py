@@ -1,0 +1,79 @@
+"""Writing a block of each row into a cache layer in C++: in place, and never on a good slot."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec import kernels
+from jspec.models.cache import TAIL, _write_rows, write_rows
+
+pytestmark = pytest.mark.usefixtures("library")
+SLOTS = 40
+
+
+def overflowing(starts, num_tokens, num_slots):
+    """Returns a layer, a block, and the layer as it should be after the write."""
+    rng = np.random.default_rng(0)
+    layer = rng.normal(size=(len(starts), 2, num_slots, 8))
+    block = rng.normal(size=(len(starts), num_tokens, 2, 8))
+    expected = layer.copy()
+    for row, start in enumerate(starts):
+        count = max(0, min(num_tokens, num_slots - start))
+        expected[row, :, start : start + count] = block[row, :count].swapaxes(0, 1)
+    return layer, block, expected
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("num_tokens", [1, 6, TAIL])
+def test_each_row_is_written_at_its_own_slot_and_what_falls_behind_is_lost(dtype, num_tokens):
+    """Starts at the first slot, inside, at the last one, and behind it."""
+    starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 5], np.int32)
+    leaves = overflowing(starts, num_tokens, SLOTS)
+    layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)
+    layer, expected = layer.astype(dtype), expected.astype(dtype)
+    written = jax.jit(write_rows)(layer, block, jnp.asarray(starts))
+    np.testing.assert_array_equal(written, expected)
+    assert not np.array_equal(layer, expected)  # what goes in and is not donated stays
+
+
+@pytest.mark.parametrize("write", [write_rows, _write_rows])
+@pytest.mark.parametrize("num_tokens", [1, 6, TAIL, TAIL + 5])  # the last one by XLA's scatter
+def test_what_falls_behind_the_capacity_moves_onto_no_good_slot(write, num_tokens):
+    """By XLA, too: the tail of the layer may change, what stands before it may not."""
+    starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS], np.int32)
+    leaves = overflowing(starts, num_tokens, SLOTS + TAIL)
+    layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)
+    written = jax.jit(write)(layer, block, jnp.asarray(starts))
+    np.testing.assert_array_equal(written[:, :, :SLOTS], expected[:, :, :SLOTS])
+
+
+def test_a_loop_writes_in_place():
+    """Guards against a copy of the whole layer for every token."""
+    layer = jnp.zeros([2, 2, 200_000, 8])
+    block, start = jnp.ones([2, 1, 2, 8]), jnp.array([3, 5], jnp.int32)
+
+    def loop(layer):
+        return jax.lax.fori_loop(0, 9, lambda i, layer: write_rows(layer, block, start + i), layer)
+
+    compiled = jax.jit(loop, donate_argnums=0).lower(layer).compile()
+    text = compiled.as_text()
+    assert "jspec_write_rows" in text
+    assert compiled.memory_analysis().temp_size_in_bytes < layer.nbytes / 100
+    out = compiled(layer)
+    assert out[0, 0, :, 0].sum() == out[1, 1, :, 0].sum() == 9
+
+
+def test_derivatives_are_those_of_xlas_write():
+    layer, block = jnp.zeros([2, 2, SLOTS, 8]), jnp.ones([2, 3, 2, 8])
+    start = jnp.array([3, 5], jnp.int32)
+
+    def loss(write, layer, block):
+        return jnp.sum(
+            jnp.sin(write(layer, block, start)) * jnp.arange(SLOTS, dtype=jnp.float32)[:, None]
+        )
+
+    own = jax.grad(loss, (1, 2))(write_rows, layer, block)
+    for ours, theirs in zip(own, jax.grad(loss, (1, 2))(_write_rows, layer, block), strict=True):
+        np.testing.assert_allclose(ours, theirs)
+    assert kernels.is_available()

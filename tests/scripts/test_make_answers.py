@@ -1,0 +1,69 @@
+"""scripts/make_answers.py: what was answered before is neither done again nor mixed with others."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.programs import check_refusal, environment
+from tests.tiny_models import save_folder
+
+_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "make_answers.py"
+
+
+@pytest.fixture
+def call(compile_cache, tmp_path):
+    """Returns a function that runs the script on five prompts: status, output, errors."""
+    folder = save_folder(tmp_path / "target")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"number {i}"}) + "\n" for i in range(5)))
+    fixed = [f"--target={folder}", f"--prompts_file={prompts}", "--max_new_tokens=6",
+             f"--output_json={tmp_path / 'answers.jsonl'}", "--chunk=2", "--batch_size=2",
+             "--max_prompt_tokens=40", "--dtype=float32"]  # fmt: skip
+
+    def run(*arguments):
+        done = subprocess.run(
+            [sys.executable, str(_SCRIPT), *fixed, *arguments], capture_output=True, text=True,
+            env=environment(compile_cache, tmp_path / "home"), timeout=120,
+        )  # fmt: skip
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_torn_run_goes_on(call, tmp_path):
+    """The answers are those of an undisturbed run, each prompt once."""
+    path = tmp_path / "answers.jsonl"
+    assert call("--temperature=1")[0] == 0
+    whole = sorted(read(path), key=lambda one: one["index"])
+    assert [one["index"] for one in whole] == list(range(5))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]) + lines[2][:20])
+    assert call("--temperature=1")[0] == 0
+    assert sorted(read(path), key=lambda one: one["index"]) == whole
+    before = path.read_bytes()
+    assert call("--temperature=1")[0] == 0
+    assert path.read_bytes() == before
+
+
+def test_other_answers_are_not_mixed(call, tmp_path):
+    """One line that names what differs, and the file stays."""
+    assert call("--num_prompts=2")[0] == 0
+    before = (tmp_path / "answers.jsonl").read_bytes()
+    message = check_refusal(*call("--temperature=0.5"))
+    assert "temperature of prompt 0 is 0.0 there and 0.5 here" in message
+    assert (tmp_path / "answers.jsonl").read_bytes() == before
+
+
+def test_prompts_are_no_answers(call, tmp_path):
+    """Guards against prompts that are cut off as a torn line, or among the answers to them."""
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a"}')
+    assert "than is read" in check_refusal(*call(f"--output_json={path}"))
+    assert path.read_text() == '{"prompt": "a"}'

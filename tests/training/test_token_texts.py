@@ -1,0 +1,96 @@
+"""Texts to count in, and scripts/count_ngrams.py."""
+
+import json
+
+import pytest
+import safetensors
+
+from jspec.common.errors import InputError
+from jspec.drafters.ngram_table import load_table
+from jspec.training.token_texts import read_token_texts
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.programs import check_refusal, environment, run
+from tests.tiny_models import save_folder
+
+TOKENIZER = ByteTokenizer(128, bos_id=127)
+ANSWER = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "x", "prompt": "y"}
+
+
+def write(path, *records):
+    """Writes JSONL; returns its path."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.mark.parametrize("with_prompts", [True, False])
+def test_answers_and_texts(tmp_path, with_prompts):
+    """Ids go before text, text before prompt; a text gets no BOS; turns are texts of their own."""
+    path = write(
+        tmp_path / "i.jsonl", ANSWER, {"token_ids": [5]}, {"text": "ab", "prompt": "c"},
+        {"prompt": "d"}, {"turns": ["e", "fg"]},
+    )  # fmt: skip
+    texts = list(read_token_texts(path, TOKENIZER, with_prompts=with_prompts))
+    first = [1, 2, 3, 4] if with_prompts else [3, 4]
+    assert texts == [first, [5], [97, 98], [100], [101], [102, 103]]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([1], "expected an object"),
+        ({"token_ids": "abc"}, "token_ids to be a list of whole numbers"),
+        ({"token_ids": [1, 2.5]}, "token_ids to be a list of whole numbers"),
+        ({"token_ids": [1], "prompt_token_ids": None}, "prompt_token_ids to be a list"),
+        ({"answer": "a"}, 'expected "token_ids", or a text'),
+        ({"text": 5}, 'expected "token_ids", or a text'),
+        ({"turns": ["a", None]}, 'expected "token_ids", or a text'),
+        ({"text": "\ud800"}, "expected UTF-8"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path, record, message):
+    """What came before has been yielded."""
+    path = write(tmp_path / "i.jsonl", ANSWER, record)
+    texts = read_token_texts(path, TOKENIZER, with_prompts=True)
+    assert next(texts) == [1, 2, 3, 4]
+    with pytest.raises(InputError, match=rf"i\.jsonl:2: .*{message}"):
+        next(texts)
+
+
+@pytest.fixture
+def count(compile_cache, tmp_path):
+    """Returns a function that runs the script on a tiny model of 258 tokens."""
+    target = save_folder(tmp_path / "m")
+    env = environment(compile_cache, tmp_path / "home")
+    return lambda *flags: run("scripts.count_ngrams", f"--target={target}", *flags, env=env)
+
+
+def test_the_script_counts_answers(count, tmp_path):
+    """Of the target's own output, with and without prompts, with and without bigrams."""
+    source = write(tmp_path / "i.jsonl", ANSWER, {"token_ids": [3, 3, 4], "prompt_token_ids": [9]})
+    output = tmp_path / "t.safetensors"
+    status, printed, errors = count(f"--input={source}", f"--output={output}")
+    assert (status, errors) == (0, "")
+    assert printed == f"wrote {output}: 8 tokens counted\n"
+    table = load_table(str(output))
+    assert (table.vocab_size, table.num_tokens) == (258, 8)
+    with safetensors.safe_open(output, "np") as file:
+        assert len(file.metadata()["vocabulary"]) == 64
+    assert table.ids[3, :2].tolist() == [4, 3]
+    assert table.counts[3, :3].tolist() == [2, 1, 0]
+    flags = ("--nocount_prompts", "--order=1")
+    assert count(f"--input={source}", f"--output={output}", *flags)[0] == 0
+    table = load_table(str(output))
+    assert table.num_tokens == 5
+    assert table.ids is None
+
+
+@pytest.mark.parametrize(
+    ("token", "output", "message"),
+    [(258, "t", "ids from 0 to 257, got 258"), (1, "none/t", "there is no folder")],
+)
+def test_the_script_refuses_in_one_line(count, tmp_path, token, output, message):
+    """And writes nothing."""
+    source = write(tmp_path / "i.jsonl", {"token_ids": [token]})
+    refused = check_refusal(*count(f"--input={source}", f"--output={tmp_path / output}"))
+    assert message in refused
+    assert not (tmp_path / output).exists()

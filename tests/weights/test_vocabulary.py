@@ -1,0 +1,93 @@
+"""Vocabularies padded to different sizes, and different ones."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
+from tests import tiny_models
+from tests.tiny_models import CONFIG, make_model
+
+_REAL = 100
+
+
+def pad(params, num_rows):
+    """Returns parameters with rows added that would win every draw, were they not masked."""
+    padding = 9 * params["head"][:num_rows]
+    head = jnp.concatenate([params["head"], padding, -padding])
+    embedding = jnp.concatenate([params["embedding"], padding, padding])
+    return {**params, "head": head, "embedding": embedding}
+
+
+def padded_model(num_rows, disturbance=0.0, source="hf"):
+    """Returns a model of 100 real ids and twice so many rows of padding."""
+    real = dataclasses.replace(CONFIG, vocab_size=_REAL)
+    params = tiny_models.peaked_params(real, disturbance=disturbance)
+    config = dataclasses.replace(real, vocab_size=_REAL + 2 * num_rows)
+    tokenizer = ByteTokenizer(_REAL, eos_ids=CONFIG.eos_ids)
+    return make_model(
+        config, params=pad(params, num_rows), tokenizer=tokenizer, name="padded", source=source
+    )
+
+
+def test_padding_is_neither_emitted_nor_proposed():
+    """Guards against trained-looking padding in the target, and a draft distribution of another
+    width.
+    """
+    target, draft = padded_model(6), padded_model(3, 0.03)
+    plain = Generator(target, drafter="none")
+    drafted = Generator(target, draft, num_draft_tokens=4)
+    for settings in (Settings(max_new_tokens=60), Settings(max_new_tokens=60, temperature=1.2)):
+        request = Request([7, 8, 9], settings)
+        results = [generator.generate(request) for generator in (plain, drafted)]
+        assert all(max(result.token_ids) < _REAL for result in results)
+        if settings.temperature == 0:
+            assert results[0].token_ids == results[1].token_ids
+        assert 0 < results[1].stats.num_accepted < results[1].stats.num_proposed
+
+
+def test_sizes():
+    """Guards against padding counted as vocabulary, or random weights cut to bytes."""
+    target, draft = padded_model(6), padded_model(3)
+    assert used_vocab_size(target) == _REAL
+    assert shared_vocab_size(target, draft) == _REAL
+    assert shared_vocab_size(target, None) == _REAL
+    assert used_vocab_size(padded_model(6, source="random")) == _REAL + 12
+    small = make_model(tokenizer=ByteTokenizer(500))
+    assert used_vocab_size(small) == CONFIG.vocab_size  # a tokenizer may know more
+
+
+def test_the_shared_vocabulary_ends_with_the_smaller_model():
+    """Guards against drafts that are no ids of the target, and columns that a draft has not."""
+    config = dataclasses.replace(CONFIG, vocab_size=_REAL)
+    tokenizer = ByteTokenizer(500)
+    large, small = (make_model(c, tokenizer=tokenizer) for c in (CONFIG, config))
+    assert shared_vocab_size(large, small) == shared_vocab_size(small, large) == _REAL
+
+
+def test_different_tokenizers_are_refused():
+    """Guards against a draft that speaks another language: lossless, and useless."""
+    other = make_model(tokenizer=ByteTokenizer(120))
+    with pytest.raises(InputError, match="different tokenizers: 128 tokens and 120"):
+        Generator(tiny_models.target(), other)
+    random = padded_model(6, source="random")
+    with pytest.raises(InputError, match="one vocabulary, got 112 ids"):
+        Generator(tiny_models.target(), random)
+
+
+def test_a_draft_without_its_drafter_is_refused():
+    """Guards against a draft model that is loaded, and paid for, and never asked."""
+    target, draft = tiny_models.target(), tiny_models.draft()
+    for drafter in ("none", "prompt_lookup"):
+        with pytest.raises(InputError, match=f"drafter among model, hierarchical; got '{drafter}'"):
+            Generator(target, draft, drafter=drafter)
+    message = r"'model' expects a draft model \(--draft=MODEL, in Python draft\), got none"
+    with pytest.raises(InputError, match=message):
+        Generator(target, drafter="model")
+    assert Generator(target, draft).drafter == "model"
+    assert Generator(target).drafter == "prompt_lookup"
