@@ -14,19 +14,19 @@ times as many, prompt_lookup:auto 1.06, 0.99, 0.94 and 0.98: no way clearly pays
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Batch size"
-    config.ways = ordered(
+    config.methods = ordered(
         {
-            "plain": way("none"),
-            "prompt_lookup:1": way("prompt_lookup", 1),
-            "prompt_lookup:3": way("prompt_lookup", 3),
-            "prompt_lookup:auto": way("prompt_lookup", "auto"),
+            "plain": method("none"),
+            "prompt_lookup:1": method("prompt_lookup", 1),
+            "prompt_lookup:3": method("prompt_lookup", 3),
+            "prompt_lookup:auto": method("prompt_lookup", "auto"),
         }
     )
     config.batch_sizes = (1, 2, 4, 8)

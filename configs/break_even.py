@@ -14,7 +14,7 @@ clearly pays from 128 on.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 _LENGTHS = (8, 16, 32, 64, 128, 256)
 
@@ -23,11 +23,11 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Break-even length of an answer"
-    config.ways = ordered(
+    config.methods = ordered(
         {
-            "plain": way("none"),
-            "prompt_lookup:3": way("prompt_lookup", 3),
-            "prompt_lookup:auto": way("prompt_lookup", "auto"),
+            "plain": method("none"),
+            "prompt_lookup:3": method("prompt_lookup", 3),
+            "prompt_lookup:auto": method("prompt_lookup", "auto"),
         }
     )
     config.settings = ordered(

@@ -15,22 +15,22 @@ ways with eagle need `options.draft_head`.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Categories of prompts"
-    config.ways = ordered(
+    config.methods = ordered(
         {
-            "plain": way("none"),
-            "prompt_lookup:3": way("prompt_lookup", 3),
-            "prompt_lookup:auto": way("prompt_lookup", "auto"),
-            "ngram:3": way("ngram", 3),
-            "eagle:1": way("eagle", 1),
-            "prompt_lookup+eagle:2": way("prompt_lookup+eagle", 2),
-            "prompt_lookup+eagle:3": way("prompt_lookup+eagle", 3),
+            "plain": method("none"),
+            "prompt_lookup:3": method("prompt_lookup", 3),
+            "prompt_lookup:auto": method("prompt_lookup", "auto"),
+            "ngram:3": method("ngram", 3),
+            "eagle:1": method("eagle", 1),
+            "prompt_lookup+eagle:2": method("prompt_lookup+eagle", 2),
+            "prompt_lookup+eagle:3": method("prompt_lookup+eagle", 3),
         }
     )
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})

@@ -16,7 +16,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 _HEADS = "eagle", "medusa", "blockwise", "lookahead"
 _NUM_DRAFT_TOKENS = 1, 3
@@ -30,12 +30,12 @@ def get_config(folder: str = "runs/trained") -> ConfigDict:
     """
     config = defaults()
     config.title = "Trained drafters on equal footing"
-    ways: dict[str, Any] = {"plain": way("none")}
+    methods: dict[str, Any] = {"plain": method("none")}
     for number in _NUM_DRAFT_TOKENS:
         for name in _HEADS:
             options = {"draft_head": f"{folder}/{name}/head"}
-            ways[f"{name}:{number}"] = way(name, number, options=options)
-        ways[f"model:{number}"] = way("model", number, draft=f"{folder}/draft_model/draft")
-    config.ways = ordered(ways)
+            methods[f"{name}:{number}"] = method(name, number, options=options)
+        methods[f"model:{number}"] = method("model", number, draft=f"{folder}/draft_model/draft")
+    config.methods = ordered(methods)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     return config

@@ -20,7 +20,7 @@ Drafts kept / total variation, measured on the answers of SmolLM2 to 26 prompts 
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 _TARGET = "smollm2-135m-instruct"
 _LAYERS = {"draft_layers": tuple(range(20))}
@@ -32,13 +32,13 @@ def get_config() -> ConfigDict:
     config.kind = "estimate"
     config.title = "Lenience"
     config.target = _TARGET
-    ways = {
-        f"model {kind}": way("model", draft=_TARGET, draft_quantization=kind)
+    methods = {
+        f"model {kind}": method("model", draft=_TARGET, draft_quantization=kind)
         for kind in ("int8", "int4")
     }
-    ways["layer_skip:20 layers"] = way("layer_skip", options=_LAYERS)
-    ways["bigram"] = way("bigram")
-    config.ways = ordered(ways)
+    methods["layer_skip:20 layers"] = method("layer_skip", options=_LAYERS)
+    methods["bigram"] = method("bigram")
+    config.methods = ordered(methods)
     config.settings = ordered({"T=1": {"temperature": 1.0}})
     config.estimate.leniences = (1.0, 0.5, 0.3, 0.1)
     return config

@@ -18,7 +18,7 @@ Expected on a GPU: not measured yet.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, split_pair, way
+from jspec.evaluation.experiments.config import defaults, method, ordered, split_pair
 
 _TARGET = "meta-llama/Llama-3.2-3B-Instruct"
 _DRAFT = "meta-llama/Llama-3.2-1B-Instruct"
@@ -36,16 +36,16 @@ def get_config(models: str = "") -> ConfigDict:
     if models:
         config.title = f"{draft} for {target}"
     config.target = target
-    ways = {"plain": way("none")}
+    methods = {"plain": method("none")}
     for number in (1, 2, 3, 4, 6):
-        ways[f"model:{number}"] = way("model", number, draft=draft)
+        methods[f"model:{number}"] = method("model", number, draft=draft)
     for kind in ("int8", "int4"):
-        ways[f"model {kind}:4"] = way("model", 4, draft=draft, draft_quantization=kind)
-    ways["prompt_lookup:4"] = way("prompt_lookup", 4)
-    ways["prompt_lookup+model int4:auto"] = way(
+        methods[f"model {kind}:4"] = method("model", 4, draft=draft, draft_quantization=kind)
+    methods["prompt_lookup:4"] = method("prompt_lookup", 4)
+    methods["prompt_lookup+model int4:auto"] = method(
         "prompt_lookup+model", "auto", draft=draft, draft_quantization="int4"
     )
-    config.ways = ordered(ways)
+    config.methods = ordered(methods)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.max_new_tokens = 256
     config.repeats = 3

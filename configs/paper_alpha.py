@@ -31,7 +31,7 @@ tokens at T = 0, 9,103 at T = 1); where a drafter is silent now and then, alpha 
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 _TARGET = "smollm2-135m-instruct"
 _PHRASES = (
@@ -49,25 +49,25 @@ def get_config() -> ConfigDict:
     config.kind = "estimate"
     config.title = "Alpha of every drafter"
     config.target = _TARGET
-    ways = {
-        "random": way("random"),
-        "unigram": way("unigram"),
-        "bigram": way("bigram"),
-        "ngram": way("ngram"),
-        "ngram sampled": way("ngram", options={"ngram_probs": "sampled"}),
-        "prompt_lookup": way("prompt_lookup"),
-        "pattern": way("pattern", options={"pattern": "|".join(_PHRASES)}),
-        "prompt_lookup+bigram": way("prompt_lookup+bigram"),
+    methods = {
+        "random": method("random"),
+        "unigram": method("unigram"),
+        "bigram": method("bigram"),
+        "ngram": method("ngram"),
+        "ngram sampled": method("ngram", options={"ngram_probs": "sampled"}),
+        "prompt_lookup": method("prompt_lookup"),
+        "pattern": method("pattern", options={"pattern": "|".join(_PHRASES)}),
+        "prompt_lookup+bigram": method("prompt_lookup+bigram"),
     }
     for layers in (10, 20, 25):
         options = {"draft_layers": tuple(range(layers))}
-        ways[f"layer_skip:{layers} layers"] = way("layer_skip", options=options)
+        methods[f"layer_skip:{layers} layers"] = method("layer_skip", options=options)
     for kind in ("int4", "int8"):
-        ways[f"model {kind}"] = way("model", draft=_TARGET, draft_quantization=kind)
-    ways["prompt_lookup+model int4"] = way(
+        methods[f"model {kind}"] = method("model", draft=_TARGET, draft_quantization=kind)
+    methods["prompt_lookup+model int4"] = method(
         "prompt_lookup+model", draft=_TARGET, draft_quantization="int4"
     )
-    config.ways = ordered(ways)
+    config.methods = ordered(methods)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.max_new_tokens = 160
     return config

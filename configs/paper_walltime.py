@@ -17,7 +17,7 @@ is 11 to 15 % faster than expected. All of it took 13 minutes.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 _TARGET = "smollm2-135m-instruct"
 _NUMBERS = {
@@ -39,14 +39,14 @@ def get_config() -> ConfigDict:
     config = defaults()
     config.title = "Expected and measured speed-up"
     config.target = _TARGET
-    ways = {"plain": way("none")}
+    methods = {"plain": method("none")}
     for drafter, numbers in _NUMBERS.items():
         fields = {"options": {"draft_layers": _LAYERS}} if drafter == "layer_skip" else {}
         if "model" in drafter or drafter == "hierarchical":
             fields = {"draft": _TARGET, "draft_quantization": "int4"}
         for number in numbers:
-            ways[f"{drafter}:{number}"] = way(drafter, number, **fields)
-    config.ways = ordered(ways)
+            methods[f"{drafter}:{number}"] = method(drafter, number, **fields)
+    config.methods = ordered(methods)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.max_new_tokens = 32
     config.measure_costs = True

@@ -11,18 +11,18 @@ timed once, say nothing about speed.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Smoke test: prompt lookup and n-grams beside plain decoding"
-    config.ways = ordered(
+    config.methods = ordered(
         {
-            "plain": way("none"),
-            "prompt_lookup:3": way("prompt_lookup", 3),
-            "ngram:3": way("ngram", 3),
+            "plain": method("none"),
+            "prompt_lookup:3": method("prompt_lookup", 3),
+            "ngram:3": method("ngram", 3),
         }
     )
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})

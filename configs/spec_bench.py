@@ -17,20 +17,20 @@ Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, the first prompt of e
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 
 def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Spec-Bench"
-    config.ways = ordered(
+    config.methods = ordered(
         {
-            "plain": way("none"),
-            "prompt_lookup:3": way("prompt_lookup", 3),
-            "prompt_lookup:7": way("prompt_lookup", 7),
-            "prompt_lookup:auto": way("prompt_lookup", "auto"),
-            "ngram:3": way("ngram", 3),
+            "plain": method("none"),
+            "prompt_lookup:3": method("prompt_lookup", 3),
+            "prompt_lookup:7": method("prompt_lookup", 7),
+            "prompt_lookup:auto": method("prompt_lookup", "auto"),
+            "ngram:3": method("ngram", 3),
         }
     )
     config.turns = 0

@@ -14,7 +14,7 @@ prompts foretells of the other by position is at most 7 % off.
 
 from ml_collections import ConfigDict
 
-from jspec.evaluation.experiments.config import defaults, ordered, way
+from jspec.evaluation.experiments.config import defaults, method, ordered
 
 _NUMBERS = (1, 2, 3, 4, 5, 7, 10)
 
@@ -23,10 +23,10 @@ def get_config() -> ConfigDict:
     """Returns the config."""
     config = defaults()
     config.title = "Speed against the number of draft tokens"
-    ways = {"plain": way("none")}
+    methods = {"plain": method("none")}
     for number in (*_NUMBERS, "auto"):
-        ways[f"prompt_lookup:{number}"] = way("prompt_lookup", number)
-    config.ways = ordered(ways)
+        methods[f"prompt_lookup:{number}"] = method("prompt_lookup", number)
+    config.methods = ordered(methods)
     config.per_category = 1
     config.repeats = 3
     config.measure_costs = True

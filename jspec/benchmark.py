@@ -5,7 +5,7 @@
 `python -m jspec.benchmark --roofline`
 `python -m jspec.benchmark --target=TARGET --draft=DRAFT --synthetic_acceptance=0.6,0.8`
 
-Every way of generating answers every prompt in turn, repeat after repeat, after one round of
+Every method of generating answers every prompt in turn, repeat after repeat, after one round of
 warm-up: a machine that slows down slows all of them. Decoding is greedy. A time is that of a whole
 answer, prefill included, compilation excluded because everything has been compiled in the warm-up.
 
@@ -27,18 +27,18 @@ from jspec.common import cli
 from jspec.common.errors import InputError, check_range
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.evaluation.benchmarking.by_task import columns_by_way, format_columns, tasks_of
-from jspec.evaluation.benchmarking.methods import Way, check_ways, parse_ways
-from jspec.evaluation.benchmarking.peers import check_peers, has_transformers
-from jspec.evaluation.benchmarking.roofline import FULL, QUICK, format_lines, measure_roofline
-from jspec.evaluation.benchmarking.sides import (
+from jspec.evaluation.benchmarking.baselines import (
     JSPEC_PLAIN,
     PEER_PLAIN,
-    greedy_ways,
+    greedy_methods,
     jspec_generators,
-    peer_ways,
+    peer_methods,
     working_peers,
 )
+from jspec.evaluation.benchmarking.by_task import columns_by_method, format_columns, tasks_of
+from jspec.evaluation.benchmarking.methods import Method, check_methods, parse_methods
+from jspec.evaluation.benchmarking.peers import check_peers, has_transformers
+from jspec.evaluation.benchmarking.roofline import FULL, QUICK, format_lines, measure_roofline
 from jspec.evaluation.benchmarking.summary import format_summary, summarise
 from jspec.evaluation.benchmarking.synthetic import measure_synthetic, parse_rates
 from jspec.evaluation.benchmarking.timing import measure, warm_up
@@ -112,9 +112,9 @@ SaveFn = Callable[[dict[str, Any], bool], None]
 def main() -> None:
     """Reads the flags, measures, prints tables, writes JSON."""
     drafters = _default_drafters() if _DRAFTERS.value is None else _DRAFTERS.value
-    own_ways = parse_ways(drafters, _NUM_DRAFT_TOKENS.value)
+    own_methods = parse_methods(drafters, _NUM_DRAFT_TOKENS.value)
     drafter_options = read_options()
-    _check_flags(own_ways, drafter_options)
+    _check_flags(own_methods, drafter_options)
     rates = parse_rates(_SYNTHETIC_ACCEPTANCE.value or [])
     with_peers = not _ROOFLINE.value and not rates and _wants_transformers()
     if _COMPILED.value and not with_peers:
@@ -132,11 +132,11 @@ def main() -> None:
         check_peers(target, draft)
     save = _saver(output, drafter_options)
     if rates:
-        return _synthetic(target, draft, own_ways, drafter_options, rates, texts, save)
-    generators = jspec_generators(target, draft, own_ways, drafter_options)
+        return _synthetic(target, draft, own_methods, drafter_options, rates, texts, save)
+    generators = jspec_generators(target, draft, own_methods, drafter_options)
     if _ROOFLINE.value:
         return _roofline(target, draft, generators, drafter_options, save)
-    peers = peer_ways(own_ways) if with_peers else None
+    peers = peer_methods(own_methods) if with_peers else None
     _answers(target, draft, generators, peers, texts, tasks, save)
 
 
@@ -164,10 +164,10 @@ def _answers(
     save: SaveFn,
 ) -> None:
     """Times answers by jspec, and by transformers in the ways `peers`, if there are any."""
-    ways = greedy_ways(generators)
-    plain_of = dict.fromkeys(ways, JSPEC_PLAIN)
+    methods = greedy_methods(generators)
+    plain_of = dict.fromkeys(methods, JSPEC_PLAIN)
     prompts = [Generator(target, drafter="none").encode_prompt(text) for text in texts]
-    warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
+    warm_up(methods, prompts, _MAX_NEW_TOKENS.value)
     peak_bytes = _peak_bytes()
     left_out = {}
     if peers is not None:
@@ -177,17 +177,17 @@ def _answers(
             _peer_draft(draft),
             peers,
             compiled_length=longest if _COMPILED.value else None,
-            warm_up=lambda way: warm_up(way, prompts[:2], _MAX_NEW_TOKENS.value),
+            warm_up=lambda method: warm_up(method, prompts[:2], _MAX_NEW_TOKENS.value),
         )
-        ways |= working
+        methods |= working
         plain_of |= dict.fromkeys(working, PEER_PLAIN if PEER_PLAIN in working else JSPEC_PLAIN)
     record = {"peak_bytes": peak_bytes, "plain_of": plain_of, "tasks": tasks, "left_out": left_out}
     timings = {}
-    for timings in measure(ways, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value):
+    for timings in measure(methods, prompts, _MAX_NEW_TOKENS.value, _REPEATS.value):
         record |= {"timings": {name: own.to_json() for name, own in timings.items()}}
         save(record, False)
-    report = summarise(timings, base=next(iter(ways)))
-    columns = columns_by_way(timings, plain_of, tasks)
+    report = summarise(timings, base=next(iter(methods)))
+    columns = columns_by_method(timings, plain_of, tasks)
     print(format_summary(report))
     if table := format_columns(columns, plain_of):
         print(f"\n{table}\n")
@@ -199,7 +199,7 @@ def _answers(
             f"{draft.quantization}, so the two sides' drafts are not the same model"
         )
     by_task = {name: own.to_json() for name, own in columns.items()}
-    save(record | {"ways": report, "spec_bench": by_task}, True)
+    save(record | {"methods": report, "spec_bench": by_task}, True)
 
 
 def _roofline(
@@ -222,7 +222,7 @@ def _roofline(
 def _synthetic(
     target: LoadedModel,
     draft: LoadedModel | None,
-    ways: Mapping[str, Way],
+    methods: Mapping[str, Method],
     drafter_options: DrafterOptions,
     rates: list[float],
     texts: list[str],
@@ -231,7 +231,7 @@ def _synthetic(
     print("every draft is kept with a given probability: the text means nothing")
     lines, record = [], {}
     for lines in measure_synthetic(
-        target, draft, ways, drafter_options, rates, texts, _MAX_NEW_TOKENS.value, _REPEATS.value
+        target, draft, methods, drafter_options, rates, texts, _MAX_NEW_TOKENS.value, _REPEATS.value
     ):
         record = {"is_meaningless": True, "lines": [line.to_json() for line in lines]}
         save(record, False)
@@ -245,11 +245,11 @@ def _default_drafters() -> list[str]:
     return list(dict.fromkeys(["none", "prompt_lookup", usual]))
 
 
-def _check_flags(own_ways: Mapping[str, Way], drafter_options: DrafterOptions) -> None:
+def _check_flags(own_methods: Mapping[str, Method], drafter_options: DrafterOptions) -> None:
     """Refuses what can be refused before anything is loaded."""
     if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
         raise InputError("expected --draft with --draft_quantization")
-    check_ways(own_ways, drafter_options, has_draft=bool(_DRAFT.value))
+    check_methods(own_methods, drafter_options, has_draft=bool(_DRAFT.value))
     check_range("repeats", _REPEATS.value, 1, 10**6)
     check_range("num_prompts", _NUM_PROMPTS.value, 1, 10**6)
     Settings(max_new_tokens=_MAX_NEW_TOKENS.value)

@@ -54,7 +54,7 @@ def main() -> None:
     expected = answers(plain, prompts)
     compare = Comparison(prompts, make_logits_after(target), EXCUSED_GAPS[_DTYPE.value])
     print_rounding(target, prompts, expected)
-    for name, generate in greedy_ways(target).items():
+    for name, generate in greedy_methods(target).items():
         compare(name, generate(prompts), expected)
     if _DTYPE.value == "float32":
         for drafter in ("none", "prompt_lookup"):
@@ -64,7 +64,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def greedy_ways(target: LoadedModel) -> dict[str, Callable[[list[list[int]]], Answers]]:
+def greedy_methods(target: LoadedModel) -> dict[str, Callable[[list[list[int]]], Answers]]:
     """Returns functions from prompts to answers that should be plain decoding's."""
     size = _BATCH_SIZE.value
     generators = {
@@ -84,14 +84,14 @@ def greedy_ways(target: LoadedModel) -> dict[str, Callable[[list[list[int]]], An
     def run(make: Callable[[], Generator]) -> Callable[[list[list[int]]], Answers]:
         return lambda prompts: answers(make(), prompts)
 
-    ways = {name: run(make) for name, make in generators.items()}
+    methods = {name: run(make) for name, make in generators.items()}
     # In bfloat16 transformers rounds its residual stream, jspec does not: no bound is known.
     if _DTYPE.value == "float32" and has_transformers():
-        generate = Peer(target).way("none")
-        ways["transformers"] = lambda prompts: [
+        generate = Peer(target).method("none")
+        methods["transformers"] = lambda prompts: [
             generate(p, _MAX_NEW_TOKENS.value).token_ids for p in prompts
         ]
-    return ways
+    return methods
 
 
 def answers(loaded: Generator, prompts: Sequence[list[int]], **settings: float) -> Answers:

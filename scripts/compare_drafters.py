@@ -27,7 +27,7 @@ from jspec.drafters import (
     without_unread,
 )
 from jspec.evaluation.analysis.ratios import speed_ratio
-from jspec.evaluation.benchmarking.methods import Way, check_ways, parse_ways
+from jspec.evaluation.benchmarking.methods import Method, check_methods, parse_methods
 from jspec.generation import drafter_flags, provenance
 from jspec.generation.auto import MOST_DRAFT_TOKENS
 from jspec.generation.capacity import capacity_for
@@ -89,15 +89,17 @@ def main() -> None:
     check_range("per_category", _PER_CATEGORY.value, 1, 1000)
     inputs = (_PROMPTS_FILE.value,)
     output = JsonLinesWriter(_OUTPUT_JSON.value, *inputs) if _OUTPUT_JSON.value else None
-    ways = parse_ways(_DRAFTERS.value, str(DEFAULT_NUM_DRAFT_TOKENS))
+    methods = parse_methods(_DRAFTERS.value, str(DEFAULT_NUM_DRAFT_TOKENS))
     options = read_options()
-    check_ways(ways, options, has_draft=bool(_DRAFT.value))
+    check_methods(methods, options, has_draft=bool(_DRAFT.value))
     if _DRAFT_QUANTIZATION.value != "none" and not _DRAFT.value:
         raise InputError("expected --draft with --draft_quantization")
     prompts = choose_prompts(_PROMPTS_FILE.value, _PER_CATEGORY.value)
     target = _load(_TARGET.value, _TARGET_QUANTIZATION.value)
     draft = _load(_DRAFT.value, _DRAFT_QUANTIZATION.value) if _DRAFT.value else None
-    generators = {name: make_generator(target, draft, way, options) for name, way in ways.items()}
+    generators = {
+        name: make_generator(target, draft, method, options) for name, method in methods.items()
+    }
     common = provenance.environment() | {
         "flags": {flag.name: flag.value for flag in _RECORDED},
         "drafter_options": dataclasses.asdict(options),
@@ -107,7 +109,7 @@ def main() -> None:
     for repeat, measured in enumerate(measure(generators, prompts), 1):
         report = {name: summarise(name, measured, prompts) for name in measured}
         if output is not None:
-            output.rewrite(common | {"ways": report}, is_complete=repeat == _REPEATS.value)
+            output.rewrite(common | {"methods": report}, is_complete=repeat == _REPEATS.value)
     print_tables(report)
 
 
@@ -132,16 +134,16 @@ def choose_prompts(path: str, per_category: int) -> list[Prompt]:
 
 
 def make_generator(
-    target: LoadedModel, draft: LoadedModel | None, way: Way, options: DrafterOptions
+    target: LoadedModel, draft: LoadedModel | None, method: Method, options: DrafterOptions
 ) -> Generator:
     """Returns the Generator of one way."""
     return Generator(
         target,
-        draft if needs_draft_model(way.drafter) else None,
-        drafter=way.drafter,
-        num_draft_tokens=way.num_draft_tokens,
+        draft if needs_draft_model(method.drafter) else None,
+        drafter=method.drafter,
+        num_draft_tokens=method.num_draft_tokens,
         acceptance=_ACCEPTANCE.value,
-        drafter_options=without_unread(way.drafter, options),
+        drafter_options=without_unread(method.drafter, options),
         max_seq_len=_MAX_SEQ_LEN.value or min(_USUAL_SEQ_LEN, target.config.max_seq_len),
     )
 

@@ -21,16 +21,16 @@ from jspec.common import cli
 from jspec.common.errors import InputError, check_range
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.evaluation.benchmarking.llama_cpp import LlamaFn, llama_ways
-from jspec.evaluation.benchmarking.methods import parse_ways
-from jspec.evaluation.benchmarking.peers import has_transformers
-from jspec.evaluation.benchmarking.sides import (
+from jspec.evaluation.benchmarking.baselines import (
     JSPEC_PLAIN,
     PEER_PLAIN,
-    greedy_ways,
+    greedy_methods,
     jspec_generators,
     transformers_generators,
 )
+from jspec.evaluation.benchmarking.llama_cpp import LlamaFn, llama_methods
+from jspec.evaluation.benchmarking.methods import parse_methods
+from jspec.evaluation.benchmarking.peers import has_transformers
 from jspec.evaluation.benchmarking.summary import summarise
 from jspec.evaluation.benchmarking.timing import Timings, measure, warm_up
 from jspec.generation import provenance
@@ -64,16 +64,18 @@ def main() -> None:
     )
     target = load_model(DEFAULT_TARGET, dtype="bfloat16")
     usual = choose_drafter(None, has_draft=False, target=DEFAULT_TARGET)
-    own = parse_ways(["none", f"prompt_lookup:{_NUM_DRAFTS}", usual], str(DEFAULT_NUM_DRAFT_TOKENS))
-    ways = greedy_ways(jspec_generators(target, None, own, DrafterOptions()))
+    own = parse_methods(
+        ["none", f"prompt_lookup:{_NUM_DRAFTS}", usual], str(DEFAULT_NUM_DRAFT_TOKENS)
+    )
+    methods = greedy_methods(jspec_generators(target, None, own, DrafterOptions()))
     encode = Generator(target, drafter="none").encode_prompt
     prompts = [encode(text) for text in texts]
-    warm_up(ways, prompts, _MAX_NEW_TOKENS.value)
+    warm_up(methods, prompts, _MAX_NEW_TOKENS.value)
     if has_transformers():
         pairs = {PEER_PLAIN: ("none", 0), _PEER_LOOKUP: ("prompt_lookup", _NUM_DRAFTS)}
         peers = transformers_generators(target, None, pairs)
         warm_up(peers, prompts[:1], _MAX_NEW_TOKENS.value)
-        ways |= peers
+        methods |= peers
     parts = []
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -82,31 +84,34 @@ def main() -> None:
             file.write_text(target.tokenizer.chat_prompt([{"role": "user", "content": text}]))
         others = {}
         if _LLAMA_CPP.value is not None:
-            others = llama_ways(pathlib.Path(_LLAMA_CPP.value), num_drafts=_NUM_DRAFTS)
+            others = llama_methods(pathlib.Path(_LLAMA_CPP.value), num_drafts=_NUM_DRAFTS)
         for repeat in range(_REPEATS.value):
             print(f"repeat {repeat + 1} of {_REPEATS.value}", file=sys.stderr, flush=True)
-            (own_timings,) = measure(ways, prompts, _MAX_NEW_TOKENS.value, 1)
+            (own_timings,) = measure(methods, prompts, _MAX_NEW_TOKENS.value, 1)
             parts.append(own_timings | measure_files(others, files))
-    timings = {way: join([part[way] for part in parts]) for way in parts[0]}
+    timings = {method: join([part[method] for part in parts]) for method in parts[0]}
     report = summarise(timings, base=JSPEC_PLAIN)
-    for way in others:
-        del report[way]["same_answers"]  # its programs print texts, not ids
-    for way, row in report.items():
+    for method in others:
+        del report[method]["same_answers"]  # its programs print texts, not ids
+    for method, row in report.items():
         ratio = row["ratio_to"].get(JSPEC_PLAIN, {"median": 1.0, "low": 1.0, "high": 1.0})
         interval = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
-        print(f"{way}: {row['tokens_per_second']:.1f} tokens/s, {interval} times jspec plain")
+        print(f"{method}: {row['tokens_per_second']:.1f} tokens/s, {interval} times jspec plain")
     if output is not None:
         with output:
             output.write(
                 provenance.environment()
-                | {"ways": report, "timings": {way: t.to_json() for way, t in timings.items()}}
+                | {
+                    "methods": report,
+                    "timings": {method: t.to_json() for method, t in timings.items()},
+                }
             )
 
 
-def measure_files(ways: Mapping[str, LlamaFn], files: list[pathlib.Path]) -> dict[str, Timings]:
+def measure_files(methods: Mapping[str, LlamaFn], files: list[pathlib.Path]) -> dict[str, Timings]:
     """Times every way on every prompt once."""
     timings = {}
-    for name, answer in ways.items():
+    for name, answer in methods.items():
         pairs = [answer(file, _MAX_NEW_TOKENS.value) for file in files]
         seconds, tokens = np.array(pairs).T[:, None]
         nothing = np.zeros_like(tokens)

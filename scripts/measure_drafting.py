@@ -63,8 +63,8 @@ def main() -> None:
     output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
     check_device()
     times = {
-        name: {context: microseconds(*way, context) for context in _CONTEXTS.value}
-        for name, way in _WAYS.items()
+        name: {context: microseconds(*method, context) for context in _CONTEXTS.value}
+        for name, method in _WAYS.items()
     }
     round_ms = plain_step_ms() if _ROUND_MS.value is None else Times(*[_ROUND_MS.value] * 2)
     print(f"a round: {round_ms.median:.2f} ms, at least {round_ms.least:.2f}")

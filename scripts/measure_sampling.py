@@ -28,12 +28,12 @@ def main() -> None:
     """Times every way of sampling and prints the ratios."""
     check_range("repeats", _REPEATS.value, 1, 1000)
     generator = Generator.load(_TARGET.value, drafter=_DRAFTER.value)
-    ways = sampling_ways(_MAX_NEW_TOKENS.value)
-    for settings in ways.values():
+    methods = sampling_methods(_MAX_NEW_TOKENS.value)
+    for settings in methods.values():
         milliseconds_per_round(generator, settings)
-    times = {name: [] for name in ways}
+    times = {name: [] for name in methods}
     for seed in range(_REPEATS.value):
-        for name, settings in ways.items():
+        for name, settings in methods.items():
             settings = dataclasses.replace(settings, seed=seed)
             times[name].append(milliseconds_per_round(generator, settings))
     first = np.array(next(iter(times.values())))
@@ -42,7 +42,7 @@ def main() -> None:
         print(f"{name}: {np.median(values):.2f} ms a round, {ratio:.3f} times the first")
 
 
-def sampling_ways(max_new_tokens: int) -> dict[str, Settings]:
+def sampling_methods(max_new_tokens: int) -> dict[str, Settings]:
     """Returns settings by what they switch on."""
     plain = Settings(max_new_tokens=max_new_tokens, temperature=0.8)
     filters = dataclasses.replace(plain, top_k=50, top_p=0.95, min_p=0.02)

@@ -46,9 +46,9 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert status == 0, errors
     assert errors.index("warming up jspec prompt_lookup") < errors.index("repeat 1 of 3")
     report = json.loads(path.read_text())
-    assert list(report["ways"]) == ["jspec plain", "jspec prompt_lookup"]
+    assert list(report["methods"]) == ["jspec plain", "jspec prompt_lookup"]
     assert report["peak_bytes"] > 1e7
-    plain, lookup = report["ways"].values()
+    plain, lookup = report["methods"].values()
     assert plain["same_answers"] == lookup["same_answers"] == 2  # float32, greedy: invariant 2
     ratio, inverse = lookup["ratio_to"]["jspec plain"], plain["ratio_to"]["jspec prompt_lookup"]
     assert ratio["low"] <= ratio["median"] <= ratio["high"]
@@ -70,7 +70,7 @@ import sys
 from jspec import benchmark
 from jspec.common import cli
 from jspec.evaluation.benchmarking import peers
-from jspec.evaluation.benchmarking import sides
+from jspec.evaluation.benchmarking import baselines
 def way(name):
     def generate(prompt, count):
         if name == "transformers prompt_lookup:2":
@@ -82,13 +82,13 @@ def make(target, draft, ways, compiled_length):
         raise MemoryError("too much")
     return {name: way(name) for name in ways}
 benchmark.has_transformers = lambda: True
-sides.transformers_generators = make
+baselines.transformers_generators = make
 cli.run_main(lambda _: benchmark.main(), max_arguments=1)
 """
 
 
 @pytest.mark.parametrize("failing", ["one", "all"])
-def test_a_way_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
+def test_a_method_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
     """Guards against a record lost because torch's compiler lacks something; it says what."""
     path = tmp_path / "report.json"
     done = subprocess.run(
@@ -103,7 +103,7 @@ def test_a_way_that_fails_is_left_out(folder, compile_cache, tmp_path, failing):
     every = dict.fromkeys(["transformers plain", *one], "MemoryError: too much")
     assert record["left_out"] == (one if failing == "one" else every)
     measured = [] if failing == "all" else ["transformers plain"]
-    assert list(record["ways"]) == ["jspec plain", "jspec prompt_lookup", *measured]
+    assert list(record["methods"]) == ["jspec plain", "jspec prompt_lookup", *measured]
     assert record["is_complete"]
     for name, reason in record["left_out"].items():
         assert f"note: {name} is left out: {reason}\n" in done.stderr.decode()
@@ -169,11 +169,11 @@ def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
     )  # fmt: skip
     assert status == 0, errors
     report = json.loads(path.read_text())
-    assert list(report["ways"]) == [
+    assert list(report["methods"]) == [
         "jspec plain", "jspec model:3", "transformers plain", "transformers model:3",
         "transformers prompt_lookup:2",
     ]  # fmt: skip
-    assert all(way["same_answers"] == 2 for way in report["ways"].values())
+    assert all(method["same_answers"] == 2 for method in report["methods"].values())
     assert report["timings"]["transformers model:3"]["round_tokens"] == [[8, 8]] * 2
     assert report["timings"]["transformers model:3"]["calls"] == [[2, 2]] * 2
     columns = report["spec_bench"]
@@ -181,7 +181,7 @@ def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
     assert columns["transformers plain"]["overall"]["mean_accepted_tokens"] == 1
     assert 1 < columns["jspec model:3"]["tasks"]["x"]["mean_accepted_tokens"] <= 4
     ours, theirs = (
-        [report["timings"][f"{side} {way}"] for way in ("plain", "model:3")]
+        [report["timings"][f"{side} {method}"] for method in ("plain", "model:3")]
         for side in ("jspec", "transformers")
     )
     for side, (plain, drafting) in (("jspec", ours), ("transformers", theirs)):

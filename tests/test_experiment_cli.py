@@ -59,7 +59,7 @@ def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
     status, output, errors = run(
         "jspec.experiment", f"--config={config_file}", f"--workdir={work}",
         "--config.num_prompts=2", "--config.max_new_tokens=6", "--config.seeds=(0,5)",
-        '--config.ways["lookup"].num_draft_tokens=2',
+        '--config.methods["lookup"].num_draft_tokens=2',
         env=environment(compile_cache, tmp_path / "home"),
     )  # fmt: skip
     assert status == 0, errors
@@ -68,8 +68,8 @@ def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
     assert "Traceback" not in errors
     config = json.loads((work / "config.json").read_text())
     assert (config["num_prompts"], config["max_new_tokens"], config["seeds"]) == (2, 6, [0, 5])
-    assert config["ways"]["lookup"]["num_draft_tokens"] == 2
-    assert list(config["ways"]) == ["plain", "lookup"]
+    assert config["methods"]["lookup"]["num_draft_tokens"] == 2
+    assert list(config["methods"]) == ["plain", "lookup"]
     answers = [one for record in done_cells(work).values() for one in record["answers"]]
     assert all(len(one["token_ids"]) <= 6 for one in answers)
     (run_record,) = read_lines(work / "runs.jsonl")
@@ -91,18 +91,18 @@ BAD_FLAGS = {
     "--config.max_new_token=3": "no field 'max_new_token'; did you mean 'max_new_tokens'?",
     "--config.max_new_tokens=many": "expected max_new_tokens to be a whole number, got 'many'",
     "--config.table.temperature=hot": "expected table.temperature to be a number, got 'hot'",
-    "--config.ways=3": "expected ways to be a group of fields, got '3'",
-    "--config.ways.lookup.num_draft_token=3": "no field 'ways.lookup.num_draft_token'",
-    "--config.ways.lookup.num_draft_tokens=many": "or 'auto', got 'many'",
+    "--config.methods=3": "expected ways to be a group of fields, got '3'",
+    "--config.methods.lookup.num_draft_token=3": "no field 'methods.lookup.num_draft_token'",
+    "--config.methods.lookup.num_draft_tokens=many": "or 'auto', got 'many'",
     "--config.title.x=3": "no field 'title.x'; 'title' is no group",
     "--config.kind=magic": "expected kind among",
     "--config.num_prompts=1.5": "expected num_prompts to be a whole number, got '1.5'",
     "--config.seeds=(a b)": "seeds",
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
     "--config.target=nowhere": "target: no model 'nowhere'",
-    '--config.ways["lookup"].magic=3': "magic",
+    '--config.methods["lookup"].magic=3': "magic",
     "--workdir=": "expected --config=configs/NAME.py and --workdir=DIR",
-    '--config.ways["lookup"].draft=nowhere': "in Python draft) expects a drafter among model",
+    '--config.methods["lookup"].draft=nowhere': "in Python draft) expects a drafter among model",
     "--config.chat=3": "expected chat among auto, yes, no; got '3'",
     "--magic=3": "Unknown command line flag 'magic'",
     "positional": "expected flags only, got 'positional'",

@@ -1,4 +1,4 @@
-"""LlamaConfig in the spelling of Hugging Face's config.json, both ways."""
+"""LlamaConfig in the spelling of Hugging Face's config.json, both methods."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -195,7 +195,7 @@ def test_an_answer_asks_for_a_shape_it_knows_without_tracing(monkeypatch):
         ("np.empty([2**50, 64])", "Unable to allocate"),
     ],
 )
-def test_what_runs_out_on_the_way_is_one_line(tmp_path, action, said):
+def test_what_runs_out_on_the_method_is_one_line(tmp_path, action, said):
     """XLA's and numpy's own complaints, of arrays that no machine can hold."""
     program = tmp_path / "program.py"
     program.write_text(

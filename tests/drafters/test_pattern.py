@@ -109,13 +109,13 @@ def reference_state(automaton, texts, tokens):
     """Walks tokens: one that leads nowhere is tried from the start."""
     state = 0
     for token in tokens:
-        ways = []
+        methods = []
         for begin in (state, 0):
             here = begin
             for byte in texts[token] or b"":
                 here = int(automaton.next_state[here, byte]) if here >= 0 else -1
-            ways.append(here if texts[token] else -1)
-        state = next((way for way in ways if way >= 0), 0)
+            methods.append(here if texts[token] else -1)
+        state = next((method for method in methods if method >= 0), 0)
     return state
 
 

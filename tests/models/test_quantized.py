@@ -41,7 +41,7 @@ def _inputs(b, t, num_inputs, seed=0):
 
 
 @pytest.fixture(params=["c++", "digits", "floats"])
-def way(request, monkeypatch):
+def method(request, monkeypatch):
     """On CPU with and without a compiler, and on other devices."""
     if request.param == "c++":
         request.getfixturevalue("library")
@@ -56,7 +56,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", _SHAPES)
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("method")
 def test_products_are_those_of_the_dequantised_kernel(name, kind):
     """Guards against halves of groups swapped, blocks of outputs lost, a digit too few. Float32."""
     kernel, weights, num_contracted = _kernel(name, kind)
@@ -73,7 +73,7 @@ def test_products_are_those_of_the_dequantised_kernel(name, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("method")
 def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
     """Guards against activations of 8 bits, which would be ten times further off."""
     kernel, weights, _ = _kernel("down", kind, "bfloat16")
@@ -86,8 +86,8 @@ def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("way", ["c++", "digits"], indirect=True)
-def test_a_row_does_not_depend_on_its_neighbours(way, kind, dtype):
+@pytest.mark.parametrize("method", ["c++", "digits"], indirect=True)
+def test_a_row_does_not_depend_on_its_neighbours(method, kind, dtype):
     """Guards against what makes bfloat16 part: one token and several, rounded differently."""
     weights = np.random.default_rng(0).normal(size=(500, 160))
     kernel = quantize(jnp.asarray(weights, jnp.float32), ("down",), kind, dtype)
@@ -95,13 +95,13 @@ def test_a_row_does_not_depend_on_its_neighbours(way, kind, dtype):
     multiply = jax.jit(lambda inputs: linear(inputs, kernel))
     together = np.asarray(multiply(inputs))[0]
     assert np.std(together) > 0
-    for count in (*range(1, 10), 17, 70) if way == "c++" else (1, 7):
+    for count in (*range(1, 10), 17, 70) if method == "c++" else (1, 7):
         np.testing.assert_array_equal(multiply(inputs[:, :count])[0], together[:count])
         np.testing.assert_array_equal(multiply(inputs[:, count : count + 1])[0, 0], together[count])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.usefixtures("way")
+@pytest.mark.usefixtures("method")
 def test_activations_that_are_not_finite_give_nothing_finite(bad):
     """Guards against a NaN that becomes some integer, and a token after it."""
     kernel, weights, _ = _kernel("down", "int8")

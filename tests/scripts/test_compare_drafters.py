@@ -34,7 +34,7 @@ def test_what_nobody_reads_is_refused(compare, flags, message):
 
 @pytest.mark.slow
 def test_the_record_says_what_was_compared(compare, tmp_path):
-    """Options go to the ways that read them; weights are rounded as asked for."""
+    """Options go to the methods that read them; weights are rounded as asked for."""
     path = tmp_path / "record.json"
     flags = (
         "--drafters=none,ngram:2,prompt_lookup:2,model:2", "--ngram_window=99",

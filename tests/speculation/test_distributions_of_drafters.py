@@ -97,7 +97,9 @@ MORE = [("pattern", "block"), ("first layers", "rejection"), ("other layers", "b
 HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
          "lookahead cascade": "block", "eagle": "block", "eagle cascade": "rejection"}  # fmt: skip
 RIGHT = [
-    (name, rule, way) for name, rule in [*RULES.items(), *MORE, *HEADS.items()] for way in WAYS
+    (name, rule, method)
+    for name, rule in [*RULES.items(), *MORE, *HEADS.items()]
+    for method in WAYS
 ]
 RULES |= HEADS
 FALSE_ALARM = 1e-5 / (len(RIGHT) * len(CONTEXTS))
@@ -184,7 +186,7 @@ def make_lookahead():
 
 
 def make_lookahead_cascade():
-    """Returns them behind n-grams: rows of one round are drafted for in both ways."""
+    """Returns them behind n-grams: rows of one round are drafted for in both methods."""
     drafter, params = make_lookahead()
     return CascadeDrafter((NGRAM, drafter)), (None, params)
 
@@ -252,37 +254,37 @@ def sample(engine, name, settings, first_seed, num_rows):
 
 
 @functools.cache
-def expected_distribution(index, way):
+def expected_distribution(index, method):
     """Returns the exact joint distribution of the tokens after a context."""
     target = make_model(CONFIG, params=models()[0])
     logits = path_logits(target, CONTEXTS[index], NUM_TOKENS)
-    return joint_distribution(logits, CONTEXTS[index], WAYS[way], NUM_TOKENS)
+    return joint_distribution(logits, CONTEXTS[index], WAYS[method], NUM_TOKENS)
 
 
-def smallest_p_value(all_infos, way):
+def smallest_p_value(all_infos, method):
     """Returns the smaller of the two contexts' p-values."""
     counts = np.zeros([len(CONTEXTS), *[VOCAB] * NUM_TOKENS])
     for infos in all_infos:
         tokens = first_tokens(infos, NUM_TOKENS)
         for index in range(len(CONTEXTS)):
             np.add.at(counts[index], tuple(tokens[index :: len(CONTEXTS)].T), 1)
-    distributions = [expected_distribution(index, way) for index in range(len(CONTEXTS))]
+    distributions = [expected_distribution(index, method) for index in range(len(CONTEXTS))]
     return min(goodness_of_fit(*pair).p_value for pair in zip(counts, distributions, strict=True))
 
 
-def check_samples(name, rule, way, num_rows):
+def check_samples(name, rule, method, num_rows):
     """Asserts that the distribution is right, and that there was something to prove."""
-    first_seed = NUM_ROWS * RIGHT.index((name, rule, way))
-    infos = list(sample(make_engine(name, rule), name, WAYS[way], first_seed, num_rows))
-    assert smallest_p_value(infos, way) > FALSE_ALARM
+    first_seed = NUM_ROWS * RIGHT.index((name, rule, method))
+    infos = list(sample(make_engine(name, rule), name, WAYS[method], first_seed, num_rows))
+    assert smallest_p_value(infos, method) > FALSE_ALARM
     check_drafts(make_case(name), infos)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rule", "way"), RIGHT)
-def test_samples_follow_the_targets_distribution(name, rule, way):
+@pytest.mark.parametrize(("name", "rule", "method"), RIGHT)
+def test_samples_follow_the_targets_distribution(name, rule, method):
     """Rows of different lengths, and in most cases of different numbers of drafts, in one batch."""
-    check_samples(name, rule, way, NUM_ROWS)
+    check_samples(name, rule, method, NUM_ROWS)
 
 
 @pytest.mark.parametrize("name", [slow_unless(one != "blockwise", one) for one in QUICK])

@@ -70,7 +70,7 @@ COUNTS = arrays.arrays(np.int32, (ROWS,), elements=st.integers(0, WIDTH))
 
 
 @functools.cache
-def both_ways(name):
+def both_methods(name):
     """Returns (logits, proposal, seed) -> the verdict of `judge`, and the rule's own by
     distributions.
     """
@@ -210,7 +210,9 @@ def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
     weights = np.random.default_rng(seed).dirichlet(np.ones(VOCAB), (ROWS, WIDTH))
     hot = drafts.replace(probs=jnp.asarray(weights, jnp.float32))
     for proposal in (drafts, hot):
-        matched, by_distribution = both_ways(name)(jnp.asarray(logits), proposal, jnp.uint32(seed))
+        matched, by_distribution = both_methods(name)(
+            jnp.asarray(logits), proposal, jnp.uint32(seed)
+        )
         np.testing.assert_array_equal(matched.num_accepted, by_distribution.num_accepted)
         np.testing.assert_array_equal(matched.next_token, by_distribution.next_token)
 

@@ -41,9 +41,9 @@ def write_text(rng, length):
     while len(letters) < length:
         symbol = waiting.pop(0)
         if symbol in _RULES:
-            ways, odds = zip(*_RULES[symbol], strict=True)
-            way = rng.choice(len(ways), p=np.array(odds) / sum(odds))
-            waiting[:0] = ways[way].split()
+            methods, odds = zip(*_RULES[symbol], strict=True)
+            method = rng.choice(len(methods), p=np.array(odds) / sum(odds))
+            waiting[:0] = methods[method].split()
         else:
             letters += {"_": " ", ".": ". "}.get(symbol, symbol)
     return letters[:length]

@@ -30,7 +30,7 @@ def speed_ratio(
     num_samples: int = 2000,
     seed: int = 0,
 ) -> Ratio:
-    """Returns how many times faster one way of generating is than another.
+    """Returns how many times faster one method of generating is than another.
 
     Speed is all tokens over all seconds of a repeat (r), taken over the same prompts (p) on both
     sides; the ratio is the median over repeats. The interval resamples prompts and repeats; samples

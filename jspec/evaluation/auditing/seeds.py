@@ -25,18 +25,18 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
         Request(prompt, dataclasses.replace(settings, seed=(settings.seed + k) % 2**32))
         for k, prompt in enumerate(prompts)
     ]
-    ways: dict[str, dict[str, Any]] = {
+    methods: dict[str, dict[str, Any]] = {
         "in a batch": {"batch_size": len(prompts)},
         "other chunking": {"rounds_per_visit": 1},
     }
     if subject.acceptance == "coupled":
-        ways["plain"] = {"drafter": "none"}
-        ways["one draft a round"] = {"num_draft_tokens": 1}
+        methods["plain"] = {"drafter": "none"}
+        methods["one draft a round"] = {"num_draft_tokens": 1}
     alone = subject.generator()
     same_costs: dict[str, Any] = {"costs": alone.costs}
     expected = [alone.generate(request).token_ids for request in requests]
     num_different = {}
-    for name, options in ways.items():
+    for name, options in methods.items():
         own: dict[str, Any] = (
             {} if "drafter" in options or "num_draft_tokens" in options else same_costs
         )

@@ -71,7 +71,7 @@ def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
     return [category and task_of.get(category, category) for category in categories]
 
 
-def columns_by_way(
+def columns_by_method(
     timings: Mapping[str, Timings], plain_of: Mapping[str, str], tasks: Sequence[str | None]
 ) -> dict[str, Columns]:
     """Returns Spec-Bench's columns of every way.
@@ -110,16 +110,16 @@ def _speedup(own: Timings, base: Timings, prompts: np.ndarray) -> Ratio:
 
 
 def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) -> str | None:
-    """Returns a table of the ways that draft, a line a task; None where there is no such way."""
-    ways = [name for name in columns if name != plain_of[name]]
-    if not ways:
+    """Returns a table of the methods that draft, a line a task; None where there is no such way."""
+    methods = [name for name in columns if name != plain_of[name]]
+    if not methods:
         return None
-    tasks = columns[ways[0]].tasks
-    lines = [["", "prompts", *ways]]
+    tasks = columns[methods[0]].tasks
+    lines = [["", "prompts", *methods]]
     for task, figures in tasks.items():
-        cells = [_cell(columns[way].tasks[task]) for way in ways]
+        cells = [_cell(columns[method].tasks[task]) for method in methods]
         lines.append([task, str(figures.num_prompts), *cells])
-    overall = [columns[way].overall for way in ways]
+    overall = [columns[method].overall for method in methods]
     lines.append(["overall", str(overall[0].num_prompts), *map(_cell, overall)])
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     rows = [

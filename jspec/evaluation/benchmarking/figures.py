@@ -84,20 +84,20 @@ def _is_along(axis: int, shape: Sequence[int], shapes: Iterable[Sequence[int]]) 
 
 
 def synthetic_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
-    """Returns the speed of each way of generating by the probability that a draft is kept.
+    """Returns the speed of each method of generating by the probability that a draft is kept.
 
     Args:
       lines: of `measure_synthetic`, as JSON.
     """
     rates = sorted({line["rate"] for line in lines})
-    by_way: dict[str, Sequence[float | None]] = {}
+    by_method: dict[str, Sequence[float | None]] = {}
     for name in dict.fromkeys(line["name"] for line in lines):
         own = {line["rate"]: line for line in lines if line["name"] == name}
-        by_way[f"{name}, measured"] = [own[rate]["speedup"]["median"] for rate in rates]
+        by_method[f"{name}, measured"] = [own[rate]["speedup"]["median"] for rate in rates]
         if all(own[rate]["expected_speedup"] is not None for rate in rates):
-            by_way[f"{name}, Theorem 3.8"] = [own[rate]["expected_speedup"] for rate in rates]
+            by_method[f"{name}, Theorem 3.8"] = [own[rate]["expected_speedup"] for rate in rates]
     x_label, y_label = "probability that a draft is kept", "times plain decoding"
-    return [Curves(rates, by_way, x_label, y_label, begins_at_zero=True)]
+    return [Curves(rates, by_method, x_label, y_label, begins_at_zero=True)]
 
 
 _CURVES: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Curves]]] = {

@@ -15,8 +15,8 @@ LlamaFn = Callable[[pathlib.Path, int], tuple[float, int]]
 """(file with a prompt, max_new_tokens) -> seconds and tokens of the answer."""
 
 
-def llama_ways(programs: pathlib.Path, *, num_drafts: int) -> dict[str, LlamaFn]:
-    """Returns llama.cpp's ways of generating with SmolLM2, each a program of its own.
+def llama_methods(programs: pathlib.Path, *, num_drafts: int) -> dict[str, LlamaFn]:
+    """Returns llama.cpp's methods of generating with SmolLM2, each a program of its own.
 
     Args:
       programs: folder of them; the model in bfloat16 is put there, too.

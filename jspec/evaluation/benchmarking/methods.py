@@ -16,8 +16,8 @@ from jspec.drafters import (
 from jspec.generation.validate_options import check_num_draft_tokens
 
 
-class Way(NamedTuple):
-    """One of jspec's ways of generating.
+class Method(NamedTuple):
+    """One of jspec's methods of generating.
 
     Attributes:
       drafter: its name.
@@ -28,7 +28,7 @@ class Way(NamedTuple):
     num_draft_tokens: int | str
 
 
-def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]:
+def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
     """Returns the ways by the names that the table gives them.
 
     Args:
@@ -40,31 +40,33 @@ def parse_ways(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Way]
     """
     if not drafters or len(set(drafters)) < len(drafters):
         raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
-    ways = {}
+    methods = {}
     for text in drafters:
         drafter, _, number = text.partition(":")
         member_names(drafter)
         name = "jspec plain" if drafter == "none" else f"jspec {text}"
-        if name in ways:
+        if name in methods:
             raise InputError(f"expected each drafter once, got {','.join(drafters)}")
         usual = str(DEFAULT_NUM_DRAFT_TOKENS) if drafter == "none" else num_draft_tokens
-        ways[name] = Way(drafter, cli.parse_num_draft_tokens(number or usual))
-        check_num_draft_tokens(ways[name].num_draft_tokens, drafter)
-    return ways
+        methods[name] = Method(drafter, cli.parse_num_draft_tokens(number or usual))
+        check_num_draft_tokens(methods[name].num_draft_tokens, drafter)
+    return methods
 
 
-def check_ways(ways: Mapping[str, Way], options: DrafterOptions, *, has_draft: bool) -> None:
+def check_methods(
+    methods: Mapping[str, Method], options: DrafterOptions, *, has_draft: bool
+) -> None:
     """Checks that a draft model and options are there for somebody.
 
     Args:
-      ways: what will be compared.
+      methods: what will be compared.
       options: of all drafters; each is given those that it reads.
       has_draft: whether there is a draft model, which is given to those that draft with it.
 
     Raises:
       InputError: a draft model or an option that no way reads, or a draft model that one lacks.
     """
-    drafters = [way.drafter for way in ways.values()]
+    drafters = [method.drafter for method in methods.values()]
     if any(map(needs_draft_model, drafters)) != has_draft:
         names = ", ".join(WITH_DRAFT_MODEL)
         raise InputError(f"expected --draft with a drafter among {names}, and only with one")

@@ -73,8 +73,8 @@ class Peer:
         if not torch.compiler.is_compiling():
             self._starts.append(kwargs[_cache_name()].get_seq_length())
 
-    def way(self, drafter: str, num_draft_tokens: int = 0) -> GenerateFn:
-        """Returns one way of generating.
+    def method(self, drafter: str, num_draft_tokens: int = 0) -> GenerateFn:
+        """Returns one method of generating.
 
         Args:
           drafter: "none", "prompt_lookup", or "model": assisted generation, in which the draft
@@ -98,7 +98,7 @@ class Peer:
             prompt, max_new_tokens, num_draft_tokens
         )
 
-    def compiled_way(self, max_length: int) -> GenerateFn:
+    def compiled_method(self, max_length: int) -> GenerateFn:
         """Returns plain decoding by a compiled step over a static cache.
 
         Args:

@@ -117,7 +117,7 @@ def measure_roofline(
     Args:
       target: the target.
       draft: the draft model, if there is one.
-      generators: ways of generating, by name.
+      generators: methods of generating, by name.
       options: of their drafters.
       scope: which calls.
 
@@ -204,16 +204,16 @@ def choice_lines(vocab_size: int) -> Iterator[Line]:
     """
     for ids in (vocab_size, *(other for other in _VOCAB_SIZES if other != vocab_size)):
         for num_drafts in (0, _NUM_DRAFTS):
-            ways: dict[str, dict[str, Any]] = {"T = 0": {"temperature": 0.0}}
-            ways["T = 1"] = {"temperature": 1.0}
+            methods: dict[str, dict[str, Any]] = {"T = 0": {"temperature": 0.0}}
+            methods["T = 1"] = {"temperature": 1.0}
             if ids == vocab_size:
-                ways["T = 1, filters"] = {"temperature": 1.0, "has_filters": True}
+                methods["T = 1, filters"] = {"temperature": 1.0, "has_filters": True}
             if ids == vocab_size and num_drafts:
-                ways["T = 1, drafts with a distribution"] = {
+                methods["T = 1, drafts with a distribution"] = {
                     "temperature": 1.0,
                     "has_distribution": True,
                 }
-            for title, options in ways.items():
+            for title, options in methods.items():
                 seconds = time_choice(ids, num_drafts, **options)
                 name = f"choice among {ids} ids, {num_drafts} drafts, {title}"
                 yield Line(name, seconds)
@@ -226,7 +226,7 @@ def round_lines(
     options: DrafterOptions,
     repeats: int,
 ) -> Iterator[Line]:
-    """Yields rounds of ways of generating, T = 0: drafting, the whole, and the host beside it.
+    """Yields rounds of methods of generating, T = 0: drafting, the whole, and the host beside it.
 
     What a round costs beside a plain step is foretold by its drafting, its call and its choice.
 

@@ -10,9 +10,9 @@ from jspec.common.errors import InputError, check_range
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.improvement import expected_tokens, walltime_improvement
 from jspec.evaluation.analysis.ratios import Ratio, speed_ratio
+from jspec.evaluation.benchmarking.baselines import JSPEC_PLAIN, jspec_generators
 from jspec.evaluation.benchmarking.calls import time_calls
-from jspec.evaluation.benchmarking.methods import Way
-from jspec.evaluation.benchmarking.sides import JSPEC_PLAIN, jspec_generators
+from jspec.evaluation.benchmarking.methods import Method
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.speculation.acceptance.synthetic import seed_of
@@ -22,7 +22,7 @@ _CONTEXT = 256  # tokens before the calls whose costs the theorem is given
 
 
 class SyntheticLine(NamedTuple):
-    """What a way of generating gave at one rate of acceptance.
+    """What a method of generating gave at one rate of acceptance.
 
     Attributes:
       name: of the way.
@@ -75,7 +75,7 @@ def parse_rates(texts: Sequence[str]) -> list[float]:
 
 
 class _Cell(NamedTuple):
-    """A way of generating at a rate of acceptance, whose Generator serves all rates.
+    """A method of generating at a rate of acceptance, whose Generator serves all rates.
 
     Attributes:
       name: of the way.
@@ -109,7 +109,7 @@ class _Times(NamedTuple):
 def measure_synthetic(
     target: LoadedModel,
     draft: LoadedModel | None,
-    ways: Mapping[str, Way],
+    methods: Mapping[str, Method],
     options: DrafterOptions,
     rates: Sequence[float],
     texts: Sequence[str],
@@ -121,7 +121,7 @@ def measure_synthetic(
     Args:
       target: the target.
       draft: the draft model, if any.
-      ways: of generating, by name; plain decoding among them counts for nothing.
+      methods: of generating, by name; plain decoding among them counts for nothing.
       options: of their drafters.
       rates: of acceptance.
       texts: the prompts.
@@ -134,7 +134,7 @@ def measure_synthetic(
     Raises:
       InputError: nothing drafts, or a number of drafts is not fixed.
     """
-    cells = _make_cells(target, draft, ways, options, rates)
+    cells = _make_cells(target, draft, methods, options, rates)
     plain = Generator(target, drafter="none")
     times = [_Times(*np.zeros([3, repeats, len(texts)])) for _ in [plain, *cells]]
     for repeat in range(-1, repeats):  # the first round compiles
@@ -170,15 +170,15 @@ def _line(cell: _Cell, own: _Times, plain: _Times) -> SyntheticLine:
 
 
 def _costs_of(
-    target: LoadedModel, draft: LoadedModel | None, way: Way
+    target: LoadedModel, draft: LoadedModel | None, method: Method
 ) -> tuple[float, float] | None:
     """Returns the cost of a draft and of the verify call, in plain target calls.
 
     None where it is no draft model that drafts.
     """
-    if draft is None or way.drafter != "model":
+    if draft is None or method.drafter != "model":
         return None
-    widths = 1, int(way.num_draft_tokens) + 1
+    widths = 1, int(method.num_draft_tokens) + 1
     step, verify = (time_calls(target, width, context=_CONTEXT) for width in widths)
     return time_calls(draft, 1, context=_CONTEXT) / step, verify / step
 
@@ -186,21 +186,21 @@ def _costs_of(
 def _make_cells(
     target: LoadedModel,
     draft: LoadedModel | None,
-    ways: Mapping[str, Way],
+    methods: Mapping[str, Method],
     options: DrafterOptions,
     rates: Sequence[float],
 ) -> list[_Cell]:
-    """Returns the ways that draft at each rate; their rule is `synthetic`."""
-    ways = {name: way for name, way in ways.items() if name != JSPEC_PLAIN}
-    if not ways:
+    """Returns the methods that draft at each rate; their rule is `synthetic`."""
+    methods = {name: method for name, method in methods.items() if name != JSPEC_PLAIN}
+    if not methods:
         raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
-    for name, way in ways.items():
-        if not isinstance(way.num_draft_tokens, int):
+    for name, method in methods.items():
+        if not isinstance(method.num_draft_tokens, int):
             raise InputError(f"expected a fixed number of drafts of {name}, got auto")
-    generators = jspec_generators(target, draft, ways, options, acceptance="synthetic")
-    costs = {name: _costs_of(target, draft, way) for name, way in ways.items()}
+    generators = jspec_generators(target, draft, methods, options, acceptance="synthetic")
+    costs = {name: _costs_of(target, draft, method) for name, method in methods.items()}
     return [
-        _Cell(name, int(way.num_draft_tokens), rate, generators[name], costs[name])
+        _Cell(name, int(method.num_draft_tokens), rate, generators[name], costs[name])
         for rate in rates
-        for name, way in ways.items()
+        for name, method in methods.items()
     ]

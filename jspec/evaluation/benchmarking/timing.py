@@ -1,4 +1,4 @@
-"""Times ways of generating in turn."""
+"""Times methods of generating in turn."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ from jspec.evaluation.benchmarking.peers import GenerateFn
 
 
 class Timings(NamedTuple):
-    """What one way of generating took.
+    """What one method of generating took.
 
     Attributes:
       seconds: [repeats, prompts], of whole answers.
@@ -42,27 +42,29 @@ class Timings(NamedTuple):
         }
 
 
-def warm_up(ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int) -> None:
+def warm_up(
+    methods: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int
+) -> None:
     """Lets every way answer every prompt once, so that all is compiled."""
-    for name, generate in ways.items():
+    for name, generate in methods.items():
         print(f"warming up {name}", file=sys.stderr, flush=True)
         for prompt in prompts:
             generate(prompt, max_new_tokens)
 
 
 def measure(
-    ways: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int, repeats: int
+    methods: Mapping[str, GenerateFn], prompts: list[list[int]], max_new_tokens: int, repeats: int
 ) -> Iterator[dict[str, Timings]]:
     """Times every way on every prompt, alternating; yields after each repeat all up to it."""
     shape = [repeats, len(prompts)]
     timings = {
         name: Timings(*(np.zeros(shape) for _ in range(4)), token_ids=[[] for _ in prompts])
-        for name in ways
+        for name in methods
     }
     for repeat in range(repeats):
         print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
         for index, prompt in enumerate(prompts):
-            for name, generate in ways.items():
+            for name, generate in methods.items():
                 begin = time.perf_counter()
                 generated = generate(prompt, max_new_tokens)
                 seconds, own, place = time.perf_counter() - begin, timings[name], (repeat, index)

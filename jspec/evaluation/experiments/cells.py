@@ -44,12 +44,12 @@ def _generate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[
         for begin in range(0, len(prompts), batch_size):
             together = list(prompts[begin : begin + batch_size])
             which = "+".join(map(str, together))
-            for setting, way in itertools.product(experiment.settings, experiment.ways):
+            for setting, method in itertools.product(experiment.settings, experiment.methods):
                 yield Cell(
-                    f"{way}/{setting}/batch {batch_size}/prompt {which}/seed {seed}/"
+                    f"{method}/{setting}/batch {batch_size}/prompt {which}/seed {seed}/"
                     f"repeat {repeat}",
                     {
-                        "way": way,
+                        "method": method,
                         "setting": setting,
                         "batch_size": batch_size,
                         "prompts": together,
@@ -60,10 +60,10 @@ def _generate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[
 
 
 def _estimate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[Cell]:
-    for seed, prompt, setting, way in itertools.product(
-        experiment.seeds, prompts, experiment.settings, experiment.ways
+    for seed, prompt, setting, method in itertools.product(
+        experiment.seeds, prompts, experiment.settings, experiment.methods
     ):
         yield Cell(
-            f"{way}/{setting}/prompt {prompt}/seed {seed}",
-            {"way": way, "setting": setting, "prompt": prompt, "seed": seed},
+            f"{method}/{setting}/prompt {prompt}/seed {seed}",
+            {"method": method, "setting": setting, "prompt": prompt, "seed": seed},
         )

@@ -8,8 +8,8 @@ import dataclasses
 
 from jspec.common.errors import InputError
 from jspec.drafters import options_read
+from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.way_spec import WaySpec
 from jspec.generation.batch import needed_switches
 
 _UNREAD = ("turns", "repeats", "batch_sizes")
@@ -25,10 +25,10 @@ def check_estimate(experiment: Experiment) -> None:
     """
     for name in _UNREAD:
         _check_default(name, experiment, name)
-    for label, way in experiment.ways.items():
+    for label, method in experiment.methods.items():
         for name in _UNREAD_OF_WAYS:
-            _check_default(f"ways.{label}.{name}", way, name)
-        _check_drafter(f"ways.{label}.drafter", way)
+            _check_default(f"methods.{label}.{name}", method, name)
+        _check_drafter(f"methods.{label}.drafter", method)
     for label, settings in experiment.settings.items():
         processors = needed_switches([settings]).processors
         if processors:
@@ -39,7 +39,7 @@ def check_estimate(experiment: Experiment) -> None:
             )
 
 
-def _check_default(name: str, spec: Experiment | WaySpec, field: str) -> None:
+def _check_default(name: str, spec: Experiment | MethodSpec, field: str) -> None:
     value = getattr(spec, field)
     (default,) = (one.default for one in dataclasses.fields(spec) if one.name == field)
     if value != default:
@@ -50,10 +50,10 @@ def _check_default(name: str, spec: Experiment | WaySpec, field: str) -> None:
         )
 
 
-def _check_drafter(name: str, way: WaySpec) -> None:
-    if way.drafter == "none":
+def _check_drafter(name: str, method: MethodSpec) -> None:
+    if method.drafter == "none":
         raise InputError(f"expected {name} to draft with kind 'estimate', got 'none'")
-    if "draft_head" in options_read(way.drafter, way.options):
+    if "draft_head" in options_read(method.drafter, method.options):
         raise InputError(
-            f"expected {name} without a trained head with kind 'estimate', got {way.drafter!r}"
+            f"expected {name} without a trained head with kind 'estimate', got {method.drafter!r}"
         )

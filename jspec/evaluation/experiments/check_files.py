@@ -26,13 +26,13 @@ def check_files(experiment: Experiment) -> None:
     if not experiment.needs_prompts:
         return
     _check("target", find_model, experiment.target)
-    for label, way in experiment.ways.items():
-        if way.draft is not None:
-            _check(f"ways.{label}.draft", find_model, way.draft)
-        if way.options.draft_table is not None:
-            _check(f"ways.{label}.options.draft_table", _find_file, way.options.draft_table)
-        if way.options.draft_head is not None:
-            _check(f"ways.{label}.options.draft_head", find_head, way.options.draft_head)
+    for label, method in experiment.methods.items():
+        if method.draft is not None:
+            _check(f"methods.{label}.draft", find_model, method.draft)
+        if method.options.draft_table is not None:
+            _check(f"methods.{label}.options.draft_table", _find_file, method.options.draft_table)
+        if method.options.draft_head is not None:
+            _check(f"methods.{label}.options.draft_head", find_head, method.options.draft_head)
 
 
 def _find_file(path: str) -> pathlib.Path:

@@ -11,9 +11,9 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from jspec.common.errors import InputError
+from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.pair_spec import PairSpec
 from jspec.evaluation.experiments.spec import Experiment
-from jspec.evaluation.experiments.way_spec import WaySpec
 from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS
 
 _GET_CONFIG = "get_config"
@@ -36,17 +36,17 @@ def ordered(entries: Mapping[str, Any]) -> ConfigDict:
     return group
 
 
-def way(
+def method(
     drafter: str, num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS, **fields: Any
 ) -> dict[str, Any]:
-    """Returns one way of generating, with all its fields, for `config.ways`.
+    """Returns one method of generating, with all its fields, for `config.ways`.
 
     Args:
       drafter: its name.
       num_draft_tokens: a round, or "auto".
-      **fields: others of `WaySpec`; `options` is a dict.
+      **fields: others of `MethodSpec`; `options` is a dict.
     """
-    own = _plain_way() | {"drafter": drafter, "num_draft_tokens": num_draft_tokens} | fields
+    own = _plain_method() | {"drafter": drafter, "num_draft_tokens": num_draft_tokens} | fields
     # Fields that may be of two types, or None, can be overridden with either.
     own["num_draft_tokens"] = config_dict.FieldReference(own["num_draft_tokens"], field_type=object)
     if own["draft"] is None:
@@ -54,8 +54,8 @@ def way(
     return own
 
 
-def _plain_way() -> dict[str, Any]:
-    return dataclasses.asdict(WaySpec()) | {"options": {}}
+def _plain_method() -> dict[str, Any]:
+    return dataclasses.asdict(MethodSpec()) | {"options": {}}
 
 
 def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
@@ -134,9 +134,9 @@ def to_plain(config: ConfigDict) -> dict[str, Any]:
         plain = json.loads(json.dumps(config.to_dict()))
     except (TypeError, ValueError) as error:
         raise InputError(f"expected a config of plain values: {error}") from None
-    ways = plain.get("ways")
-    if isinstance(ways, dict):
-        for label, own in ways.items():
+    methods = plain.get("methods")
+    if isinstance(methods, dict):
+        for label, own in methods.items():
             if isinstance(own, dict):
-                ways[label] = _plain_way() | own
+                methods[label] = _plain_method() | own
     return plain

@@ -43,18 +43,18 @@ class EstimateWorker:
         return {
             label: plain
             | {
-                "drafter": way.drafter,
-                "draft": way.draft,
-                "draft_quantization": way.draft_quantization,
+                "drafter": method.drafter,
+                "draft": method.draft,
+                "draft_quantization": method.draft_quantization,
             }
-            for label, way in self._experiment.ways.items()
+            for label, method in self._experiment.methods.items()
         }
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Returns the sums along one answer; see `Estimator.estimate`."""
         answer = self._answer(cell.key)
         estimated = self._estimator.estimate(
-            self._distribution(cell.key["way"]),
+            self._distribution(cell.key["method"]),
             draw_settings(self._experiment, cell.key, cell.key["prompt"]),
             answer.prompt_token_ids,
             answer.token_ids,
@@ -63,10 +63,10 @@ class EstimateWorker:
 
     def _distribution(self, label: str) -> DraftDistribution:
         if label not in self._distributions:
-            way = self._models.complete(self._experiment.ways[label])
-            draft = self._models.draft(way)
+            method = self._models.complete(self._experiment.methods[label])
+            draft = self._models.draft(method)
             self._distributions[label] = self._estimator.make_distribution(
-                way.drafter, way.options, draft
+                method.drafter, method.options, draft
             )
         return self._distributions[label]
 

@@ -53,7 +53,7 @@ class GenerateWorker:
 
         A conversation goes on with the model's own answers. Times are without compilation.
         """
-        generator = self._generators.get(cell.key["way"], cell.key["batch_size"])
+        generator = self._generators.get(cell.key["method"], cell.key["batch_size"])
         conversations = [self._begin(index) for index in cell.key["prompts"]]
         seconds, answers = 0.0, []
         for turn in range(max(len(one.turns) for one in conversations)):
@@ -82,8 +82,10 @@ class GenerateWorker:
             chat=self._experiment.wants_chat,
         )
         settings = draw_settings(self._experiment, cell.key, one.index)
-        way = self._experiment.ways[cell.key["way"]]
-        return Request(ids, settings_read_by(way.drafter, way.options, settings), one.category)
+        method = self._experiment.methods[cell.key["method"]]
+        return Request(
+            ids, settings_read_by(method.drafter, method.options, settings), one.category
+        )
 
 
 def answer_record(result: Result) -> dict[str, Any]:

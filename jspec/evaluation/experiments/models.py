@@ -5,11 +5,11 @@ from typing import Any
 
 from jspec.common.cli import parse_quantization
 from jspec.common.workdir_errors import WorkdirError, describe_error
+from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.shared_costs import COSTS, recorded_costs
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
 from jspec.evaluation.experiments.tables import counted_table
-from jspec.evaluation.experiments.way_spec import WaySpec
 from jspec.generation.auto import AUTO
 from jspec.generation.generator import Generator
 from jspec.weights.resolver import LoadedModel, load_model
@@ -40,22 +40,22 @@ class Models:
             )
         return self._loaded[name, quantization]
 
-    def draft(self, way: WaySpec) -> LoadedModel | None:
+    def draft(self, method: MethodSpec) -> LoadedModel | None:
         """Returns the draft model of a way; None if it has none.
 
         Raises:
           InputError: it cannot be loaded.
         """
-        return None if way.draft is None else self._load(way.draft, way.draft_quantization)
+        return None if method.draft is None else self._load(method.draft, method.draft_quantization)
 
-    def complete(self, way: WaySpec) -> WaySpec:
+    def complete(self, method: MethodSpec) -> MethodSpec:
         """Returns a way with the workdir's table, if it needs one and brings none of its own."""
-        if not way.needs_table:
-            return way
+        if not method.needs_table:
+            return method
         if self._table is None:
             self._table = counted_table(self._experiment, self.target, self._store)
-        options = dataclasses.replace(way.options, draft_table=self._table)
-        return dataclasses.replace(way, options=options)
+        options = dataclasses.replace(method.options, draft_table=self._table)
+        return dataclasses.replace(method, options=options)
 
 
 class Generators:
@@ -71,17 +71,17 @@ class Generators:
         self._experiment, self._store = experiment, store
         self._made: dict[tuple[str, int], Generator | Exception] = {}
 
-    def get(self, way: str, batch_size: int) -> Generator:
+    def get(self, method: str, batch_size: int) -> Generator:
         """Returns the Generator of a way.
 
         Raises:
           WorkdirError: the workdir cannot be written.
           Exception: it cannot be made, now or when it was tried before.
         """
-        place = way, batch_size
+        place = method, batch_size
         if place not in self._made:
             try:
-                self._made[place] = self._make(way, batch_size)
+                self._made[place] = self._make(method, batch_size)
             except WorkdirError:
                 raise
             except Exception as error:  # raised below, and again for the way's other cells
@@ -92,21 +92,21 @@ class Generators:
         return made
 
     def _make(self, label: str, batch_size: int) -> Generator:
-        way = self.models.complete(self._experiment.ways[label])
+        method = self.models.complete(self._experiment.methods[label])
         options: dict[str, Any] = {
-            "drafter": way.drafter,
-            "drafter_options": way.options,
-            "acceptance": way.acceptance,
-            "rule_options": way.rule_options,
+            "drafter": method.drafter,
+            "drafter_options": method.options,
+            "acceptance": method.acceptance,
+            "rule_options": method.rule_options,
             "batch_size": batch_size,
             "max_seq_len": self._experiment.max_seq_len,
         }
-        draft = self.models.draft(way)
-        if way.drafter == "none":
+        draft = self.models.draft(method)
+        if method.drafter == "none":
             return Generator(self.models.target, **options)
-        options["num_draft_tokens"] = way.num_draft_tokens
+        options["num_draft_tokens"] = method.num_draft_tokens
         generator = Generator(self.models.target, draft, **options)
-        is_auto = way.num_draft_tokens == AUTO
+        is_auto = method.num_draft_tokens == AUTO
         if not is_auto and not self._experiment.measure_costs:
             return generator
         measure = (lambda: generator.costs) if is_auto else generator.measure_costs
@@ -119,11 +119,11 @@ class Generators:
     def describe(self) -> dict[str, Any]:
         """Returns what each way is, as plain values; the error of one that cannot be made."""
         first = self._experiment.batch_sizes[0]
-        return {way: self._describe(way, first) for way in self._experiment.ways}
+        return {method: self._describe(method, first) for method in self._experiment.methods}
 
-    def _describe(self, way: str, batch_size: int) -> dict[str, Any]:
+    def _describe(self, method: str, batch_size: int) -> dict[str, Any]:
         try:
-            return self.get(way, batch_size).describe()
+            return self.get(method, batch_size).describe()
         except WorkdirError:
             raise
         except Exception as error:

@@ -25,7 +25,7 @@ def find_prompts(experiment: Experiment, base: pathlib.Path | None) -> Experimen
         return experiment
     path = _find(experiment.prompts_file, "the prompts file", base)
     table = experiment.table
-    if any(way.needs_table for way in experiment.ways.values()):
+    if any(method.needs_table for method in experiment.methods.values()):
         source = _find(table.prompts_file, "table.prompts_file", base)
         table = dataclasses.replace(table, prompts_file=source)
     return dataclasses.replace(experiment, prompts_file=path, table=table)

@@ -7,15 +7,15 @@ from jspec.common.errors import InputError
 from jspec.common.plain_values import cast, check_group, take_fields
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.experiments.check_estimate import check_estimate
+from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.pair_spec import PairSpec
 from jspec.evaluation.experiments.spec import EstimateSpec, Experiment, TableSpec, TheorySpec
-from jspec.evaluation.experiments.way_spec import WaySpec
 from jspec.generation.request import Settings
 
 _GROUPS = {"table": TableSpec, "estimate": EstimateSpec, "theory": TheorySpec}
 _NEEDED = {
-    "generate": ("ways", "settings"),
-    "estimate": ("ways", "settings"),
+    "generate": ("methods", "settings"),
+    "estimate": ("methods", "settings"),
     "predict": ("predict",),
 }
 _BIAS = "logit_bias"
@@ -33,8 +33,9 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
         it says which field.
     """
     fields = take_fields("", plain, Experiment())
-    fields["ways"] = {
-        label: _read_way(f"ways.{label}", way) for label, way in fields.get("ways", {}).items()
+    fields["methods"] = {
+        label: _read_method(f"methods.{label}", method)
+        for label, method in fields.get("methods", {}).items()
     }
     max_new_tokens = fields.get("max_new_tokens", Experiment.max_new_tokens)
     fields["settings"] = {
@@ -57,12 +58,12 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     return experiment
 
 
-def _read_way(name: str, plain: Any) -> WaySpec:
-    fields = take_fields(f"{name}.", plain, WaySpec())
+def _read_method(name: str, plain: Any) -> MethodSpec:
+    fields = take_fields(f"{name}.", plain, MethodSpec())
     options = take_fields(f"{name}.options.", fields.get("options", {}), DrafterOptions())
     try:
         fields["options"] = DrafterOptions(**options)
-        return WaySpec(**fields)
+        return MethodSpec(**fields)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
 

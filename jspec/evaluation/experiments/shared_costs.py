@@ -12,7 +12,7 @@ COSTS = "costs.json"  # in the workdir
 
 
 def recorded_costs(
-    path: pathlib.Path, way: str, batch_size: int, measure: Callable[[], RoundCosts | None]
+    path: pathlib.Path, method: str, batch_size: int, measure: Callable[[], RoundCosts | None]
 ) -> RoundCosts | None:
     """Returns the costs that a workdir has of a way, or measures them and writes them down.
 
@@ -20,7 +20,7 @@ def recorded_costs(
 
     Args:
       path: of the file: costs by way, and by batch size.
-      way: its label.
+      method: its label.
       batch_size: rows that run together.
       measure: returns the costs; None where there is nothing to choose.
 
@@ -29,13 +29,13 @@ def recorded_costs(
     """
     try:
         entries = json.loads(path.read_bytes()) if path.exists() else {}
-        known = entries.get(way, {}).get(str(batch_size))
+        known = entries.get(method, {}).get(str(batch_size))
     except (OSError, ValueError, AttributeError) as error:
         raise WorkdirError(f"cannot read {path}: {error}") from None
     if known is not None:
         return RoundCosts.from_json(known)
     costs = measure()
     if costs is not None:
-        own = entries.get(way, {}) | {str(batch_size): costs.to_json()}
-        write_json(path, entries | {way: own})
+        own = entries.get(method, {}) | {str(batch_size): costs.to_json()}
+        write_json(path, entries | {method: own})
     return costs

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 from jspec.common.cli import QUANTIZATIONS
 from jspec.common.errors import InputError, check_among, check_range
+from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.pair_spec import DTYPES, PairSpec
-from jspec.evaluation.experiments.way_spec import WaySpec
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.generation.row_checks import check_temperature
@@ -97,7 +97,7 @@ class Experiment:
       per_category: before that, the first so many of each category; 0 takes all.
       turns: of a conversation; 0 takes all of them.
       chat: whether prompts go through the chat template: "auto", "yes" or "no".
-      ways: of generating, by their labels; the first one is the base of all ratios.
+      methods: of generating, by their labels; the first one is the base of all ratios.
       settings: of requests, by their labels.
       seeds: prompt k with seed s is drawn with seed 1000 s + k.
       repeats: how often each answer is timed.
@@ -122,7 +122,7 @@ class Experiment:
     per_category: int = 0
     turns: int = 1
     chat: str = "auto"
-    ways: Mapping[str, WaySpec] = dataclasses.field(default_factory=dict)
+    methods: Mapping[str, MethodSpec] = dataclasses.field(default_factory=dict)
     settings: Mapping[str, Settings] = dataclasses.field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
     repeats: int = 1
@@ -149,22 +149,22 @@ class Experiment:
         for label, pair in self.predict.items():
             pair.check(f"predict.{label}")
         if self.needs_prompts:
-            self._check_ways()
+            self._check_methods()
 
-    def _check_ways(self) -> None:
-        for name in ("ways", "settings"):
+    def _check_methods(self) -> None:
+        for name in ("methods", "settings"):
             for label in getattr(self, name):
                 if not label or _SEPARATOR in label:
                     raise InputError(f"expected labels of {name} without {_SEPARATOR!r}, "
                                      f"got {label!r}")  # fmt: skip
-        for label, way in self.ways.items():
-            rule = get_rule(way.acceptance, way.rule_options)
+        for label, method in self.methods.items():
+            rule = get_rule(method.acceptance, method.rule_options)
             for settings in self.settings.values():
                 try:
-                    check_temperature(way.acceptance, rule.temperatures, settings.temperature)
+                    check_temperature(method.acceptance, rule.temperatures, settings.temperature)
                 except InputError as error:
-                    raise InputError(f"ways.{label}: {error}") from None
-        drafters = [(way.drafter, way.options) for way in self.ways.values()]
+                    raise InputError(f"methods.{label}: {error}") from None
+        drafters = [(method.drafter, method.options) for method in self.methods.values()]
         for label, settings in self.settings.items():
             try:
                 check_draft_temperature(settings, drafters)

@@ -6,7 +6,7 @@ from typing import Any
 
 from jspec.common.counted import counted
 from jspec.evaluation.reports.advice import FEW_PROMPTS
-from jspec.evaluation.reports.explain_ways import explain_names
+from jspec.evaluation.reports.explain_methods import explain_names
 from jspec.evaluation.reports.measured import distinct_answers
 from jspec.evaluation.reports.scene import Summary
 from jspec.evaluation.reports.wording import code, listed
@@ -17,18 +17,20 @@ _FEW_A_TASK = 20
 
 def explain_prompts(
     summaries: Sequence[Summary],
-    ways: Mapping[str, Mapping[str, Any]],
+    methods: Mapping[str, Mapping[str, Any]],
     costs: Mapping[str, RoundCosts],
 ) -> str:
     """Returns what was asked, and what of the verdict hangs on it, in a few sentences.
 
     Args:
       summaries: of scenes with the same prompts; at least one.
-      ways: of the config, by label.
+      methods: of the config, by label.
       costs: of single answers, by label.
     """
-    sentences = [_lengths(summaries), _of_few(summaries[0]), explain_names(ways)]
-    if readers := [way for way in ways if way in costs and reads_prompts(costs[way])]:
+    sentences = [_lengths(summaries), _of_few(summaries[0]), explain_names(methods)]
+    if readers := [
+        method for method in methods if method in costs and reads_prompts(costs[method])
+    ]:
         sentences.append(
             f"The draft model of {listed(list(map(code, readers)))} has to read the prompt in its "
             "first round. That is in the cost of a round here: the longer an answer, the less it "

@@ -12,27 +12,27 @@ _FEWEST_ROUNDS = 100
 def advise_auto(scene: Scene) -> list[Block]:
     """Returns a sentence for each way whose number of drafts adapts; nothing where none does."""
     sentences = [
-        f"{code(way)} chooses its number of drafts itself: {_compared(scene, way)}."
-        for way, spec in scene.ways.items()
+        f"{code(method)} chooses its number of drafts itself: {_compared(scene, method)}."
+        for method, spec in scene.methods.items()
         if spec.get("num_draft_tokens") == "auto" and spec.get("drafter") != "none"
     ]
     return [Paragraph(" ".join(sentences))] if sentences else []
 
 
-def _compared(scene: Scene, way: str) -> str:
-    if way not in scene.cells:
+def _compared(scene: Scene, method: str) -> str:
+    if method not in scene.cells:
         return "too few rounds to tell whether it does that well (none is finished)"
     clock = decoding if scene.batch_size == 1 else whole
     speeds = {
         other: own
-        for other in _fixed_siblings(scene, way)
+        for other in _fixed_siblings(scene, method)
         if (own := speed(scene.cells[other], clock)) is not None
     }
     if not speeds:
         return "no fixed number of its drafter was timed beside it to compare it with"
     best = max(speeds, key=lambda other: speeds[other])
-    compared = compare(scene.cells[way], scene.cells[best], clock)
-    num_rounds = len(all_rounds(distinct_answers(scene.cells[way])))
+    compared = compare(scene.cells[method], scene.cells[best], clock)
+    num_rounds = len(all_rounds(distinct_answers(scene.cells[method])))
     if compared is None or compared.is_timed_once or num_rounds < _FEWEST_ROUNDS:
         return (
             f"too few rounds to tell whether it does as well as {code(best)} ({num_rounds} rounds; "
@@ -50,12 +50,12 @@ def _compared(scene: Scene, way: str) -> str:
     )
 
 
-def _fixed_siblings(scene: Scene, way: str) -> list[str]:
-    """Returns the ways that differ from an adapting one in the number of drafts alone."""
-    own = {**scene.ways[way], "num_draft_tokens": None}
+def _fixed_siblings(scene: Scene, method: str) -> list[str]:
+    """Returns the methods that differ from an adapting one in the number of drafts alone."""
+    own = {**scene.methods[method], "num_draft_tokens": None}
     return [
         other
         for other in scene.others
-        if isinstance(scene.ways[other].get("num_draft_tokens"), int)
-        and {**scene.ways[other], "num_draft_tokens": None} == own
+        if isinstance(scene.methods[other].get("num_draft_tokens"), int)
+        and {**scene.methods[other], "num_draft_tokens": None} == own
     ]

@@ -30,15 +30,15 @@ class CostLine(NamedTuple):
 
 
 def cost_blocks(
-    ways: Mapping[str, Mapping[str, Any]], costs: Mapping[str, RoundCosts]
+    methods: Mapping[str, Mapping[str, Any]], costs: Mapping[str, RoundCosts]
 ) -> list[Block]:
     """Returns a chapter on what rounds cost; nothing where that was not measured.
 
     Args:
-      ways: of the config, by label.
+      methods: of the config, by label.
       costs: of single answers, by label.
     """
-    lines = cost_lines(ways, costs)
+    lines = cost_lines(methods, costs)
     if not lines:
         return []
     context = max(one.context for one in lines)
@@ -47,17 +47,19 @@ def cost_blocks(
 
 
 def cost_lines(
-    ways: Mapping[str, Mapping[str, Any]], costs: Mapping[str, RoundCosts]
+    methods: Mapping[str, Mapping[str, Any]], costs: Mapping[str, RoundCosts]
 ) -> list[CostLine]:
     """Returns a line a drafter and context: fixed numbers of one drafter are one line."""
-    fixed = families(ways)
-    in_families = {way for members in fixed.values() for way in members}
+    fixed = families(methods)
+    in_families = {method for members in fixed.values() for method in members}
     groups = {name: list(members) for name, members in fixed.items()}
-    for way in (way for way in ways if way not in in_families):
-        groups[f"{way} (auto)" if way in groups else way] = [way]
+    for method in (method for method in methods if method not in in_families):
+        groups[f"{method} (auto)" if method in groups else method] = [method]
     lines = []
     for name, members in groups.items():
-        own = [costs[way] for way in members if way in costs and 0 in costs[way].numbers]
+        own = [
+            costs[method] for method in members if method in costs and 0 in costs[method].numbers
+        ]
         contexts = sorted({context for one in own for context in one.contexts})
         for drafter in dict.fromkeys(drafter for one in own for drafter in one.drafters):
             is_only = all(len(one.drafters) == 1 for one in own)

@@ -6,7 +6,7 @@ from typing import Any
 from jspec.evaluation.reports import figures_estimate
 from jspec.evaluation.reports.document import Block, Heading, Paragraph, Table, Words
 from jspec.evaluation.reports.estimated import Estimate, parse_estimates
-from jspec.evaluation.reports.explain_ways import drafters_table
+from jspec.evaluation.reports.explain_methods import drafters_table
 from jspec.evaluation.reports.view import View
 from jspec.evaluation.reports.wording import (
     EXPLAIN_INTERVALS,
@@ -61,7 +61,7 @@ def estimate_chapters(workdir: Workdir) -> list[Block]:
     for setting, own in groups.items():
         explained = explain_setting(config["settings"][setting])
         blocks += [Heading(f"{setting}: {explained}", 3), Paragraph(_verdict(own))]
-    drafters = drafters_table(config["ways"], str(config.get("target")))
+    drafters = drafters_table(config["methods"], str(config.get("target")))
     blocks += [Heading("Words"), Words(_WORDS), Heading("Drafters"), drafters]
     blocks += [Heading("Alpha"), _alpha_table(estimates), figures_estimate.alphas(estimates)]
     for index, (setting, own) in enumerate(groups.items(), 1):
@@ -86,10 +86,10 @@ def _verdict(estimates: Sequence[Estimate]) -> str:
         return "No drafter had anything to propose."
     known.sort(key=lambda pair: pair[1].median, reverse=True)
     best, alpha = known[0]
-    text = f"**Kept most often: the drafts of {code(best.way)}, alpha = {interval(alpha)}.**"
+    text = f"**Kept most often: the drafts of {code(best.method)}, alpha = {interval(alpha)}.**"
     if best.num_places < best.num_tokens:
         text += f" It has something to propose before {_coverage(best)} of the tokens."
-    rest = [f"{code(one.way)} {interval(own)}" for one, own in known[1:]]
+    rest = [f"{code(one.method)} {interval(own)}" for one, own in known[1:]]
     return f"{text} Then {listed(rest)}." if rest else text
 
 
@@ -101,7 +101,7 @@ def _alpha_table(estimates: Sequence[Estimate]) -> Table:
     rows = [
         (
             one.setting,
-            code(one.way),
+            code(one.method),
             one.distribution,
             interval(one.alpha, 3),
             _coverage(one),
@@ -132,7 +132,7 @@ def _details(estimates: Sequence[Estimate], view: View) -> list[Block]:
     if len(categories) > 1:
         rows = [
             (
-                code(one.way),
+                code(one.method),
                 *(interval(one.by_category.get(category)) for category in categories),
             )
             for one in estimates
@@ -156,7 +156,7 @@ def _lenience_table(estimates: Sequence[Estimate], view: View) -> Table:
             own.lenience: f"{interval(own.acceptance)} / {interval(own.total_variation, 3)}"
             for own in one.leniences
         }
-        rows.append((code(one.way), *(cells.get(lenience, NOTHING) for lenience in leniences)))
+        rows.append((code(one.method), *(cells.get(lenience, NOTHING) for lenience in leniences)))
     return Table(
         f"Drafts kept / total variation from the target, by lenience ({view.where})",
         ("drafter", *(f"{lenience:g}" for lenience in leniences)),

@@ -7,7 +7,7 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.evaluation.analysis.ratios import Ratio
-from jspec.evaluation.reports.ways import share
+from jspec.evaluation.reports.methods import share
 
 
 class Lenience(NamedTuple):
@@ -42,7 +42,7 @@ class Estimate(NamedTuple):
     """One way at one setting; intervals are over prompts.
 
     Attributes:
-      way: its label.
+      method: its label.
       setting: its label.
       distribution: "sampled" or "deterministic", how the drafter chooses its drafts.
       num_tokens: of the texts.
@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
       leniences: what each does.
     """
 
-    way: str
+    method: str
     setting: str
     distribution: str
     num_tokens: int
@@ -73,16 +73,16 @@ def parse_estimates(config: Mapping[str, Any], done: Iterable[Mapping[str, Any]]
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for line in done:
         try:
-            place = str(line["key"]["setting"]), str(line["key"]["way"])
+            place = str(line["key"]["setting"]), str(line["key"]["method"])
         except KeyError as error:
             raise InputError(_wrong(line, error)) from None
         grouped.setdefault(place, []).append(line)
     estimates = []
     for setting in config.get("settings", {}):
-        for way in config.get("ways", {}):
-            if lines := grouped.get((setting, way)):
+        for method in config.get("methods", {}):
+            if lines := grouped.get((setting, method)):
                 try:
-                    estimates.append(_estimate(way, setting, lines))
+                    estimates.append(_estimate(method, setting, lines))
                 except (KeyError, TypeError, ValueError) as error:
                     raise InputError(_wrong(lines[0], error)) from None
     return estimates
@@ -92,7 +92,7 @@ def _wrong(line: Mapping[str, Any], error: Exception) -> str:
     return f"expected a cell of kind estimate, got {line.get('cell')!r} ({error!r})"
 
 
-def _estimate(way: str, setting: str, lines: Sequence[Mapping[str, Any]]) -> Estimate:
+def _estimate(method: str, setting: str, lines: Sequence[Mapping[str, Any]]) -> Estimate:
     records = [line["record"] for line in lines]
     kept = [
         _Part(line["key"]["prompt"], record["sum_overlap"], record["num_places"])
@@ -104,7 +104,7 @@ def _estimate(way: str, setting: str, lines: Sequence[Mapping[str, Any]]) -> Est
             by_category.setdefault(str(record["category"]), []).append(part)
     alphas = {category: _share(own) for category, own in by_category.items()}
     return Estimate(
-        way=way,
+        method=method,
         setting=setting,
         distribution=str(records[0]["distribution"]),
         num_tokens=sum(int(record["num_tokens"]) for record in records),

@@ -8,19 +8,19 @@ from typing import Any
 _NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
 
 
-def families(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+def families(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     """Returns the number of drafts of each way, by family and label, rising.
 
     Plain decoding and numbers that adapt ("auto") belong to none.
 
     Args:
-      ways: of a config, by their labels.
+      methods: of a config, by their labels.
     """
     members: dict[str, dict[str, int]] = {}
-    for label, way in ways.items():
-        number = way.get("num_draft_tokens")
-        if way.get("drafter") != "none" and isinstance(number, int):
-            rest = {key: value for key, value in way.items() if key != "num_draft_tokens"}
+    for label, method in methods.items():
+        number = method.get("num_draft_tokens")
+        if method.get("drafter") != "none" and isinstance(number, int):
+            rest = {key: value for key, value in method.items() if key != "num_draft_tokens"}
             members.setdefault(json.dumps(rest, sort_keys=True), {})[label] = number
     named: dict[str, dict[str, int]] = {}
     for own in members.values():
@@ -30,9 +30,9 @@ def families(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]
     return named
 
 
-def widest(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def widest(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Returns the way with the most drafts of each family, by the family's name."""
-    return {name: list(own)[-1] for name, own in families(ways).items()}
+    return {name: list(own)[-1] for name, own in families(methods).items()}
 
 
 def _name_of(labels: list[str]) -> str:

@@ -15,8 +15,8 @@ from jspec.common.canvas import (
     whole_ticks,
 )
 from jspec.evaluation.analysis.ratios import error_bars
+from jspec.evaluation.reports.methods import acceptance_by_place
 from jspec.evaluation.reports.view import View
-from jspec.evaluation.reports.ways import acceptance_by_place
 from jspec.evaluation.reports.wording import code, interval
 from jspec.generation.stats import RoundCounts
 
@@ -34,22 +34,24 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
     """
     figure, panels = new_figure(2)
     titles = ("of all drafts at that place", "of those with all before them kept")
-    places = {way: _num_places([r for one in own for r in one]) for way, own in rounds.items()}
+    places = {
+        method: _num_places([r for one in own for r in one]) for method, own in rounds.items()
+    }
     rates = [
         {
-            way: acceptance_by_place(own, is_conditional=is_conditional)[: places[way]]
-            for way, own in rounds.items()
+            method: acceptance_by_place(own, is_conditional=is_conditional)[: places[method]]
+            for method, own in rounds.items()
         }
         for is_conditional in (False, True)
     ]
     for axes, title, rate_of in zip(panels, titles, rates, strict=True):
-        for index, ((way, kept), look) in enumerate(zip(rate_of.items(), looks(), strict=False)):
+        for index, ((method, kept), look) in enumerate(zip(rate_of.items(), looks(), strict=False)):
             beside = _BESIDE * (index - (len(rounds) - 1) / 2)  # bars do not hide each other
             axes.errorbar(
                 [place + beside for place in range(1, len(kept) + 1)],
                 [rate.median for rate in kept],
                 yerr=error_bars(kept),
-                label=as_label(way),
+                label=as_label(method),
                 capsize=2,
                 elinewidth=0.8,
                 **look,
@@ -70,7 +72,7 @@ def by_place(view: View, rounds: Mapping[str, Sequence[Sequence[RoundCounts]]]) 
         "proposes many drafts where many were kept: its later places are chosen.)"
     )
     described = "; ".join(
-        f"{way}: " + ", ".join(map(interval, kept)) for way, kept in rates[1].items()
+        f"{method}: " + ", ".join(map(interval, kept)) for method, kept in rates[1].items()
     )
     return to_picture(
         figure,
@@ -98,8 +100,8 @@ def kept_histogram(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Pictu
     figure, (axes,) = new_figure(height=1.4 + 0.3 * len(rounds))
     most = max(r.num_accepted for own in rounds.values() for r in own)
     shares = {
-        way: np.bincount([r.num_accepted for r in own], minlength=most + 1) / len(own)
-        for way, own in rounds.items()
+        method: np.bincount([r.num_accepted for r in own], minlength=most + 1) / len(own)
+        for method, own in rounds.items()
     }
     table = np.array(list(shares.values()))
     for kept in range(most + 1):
@@ -122,7 +124,7 @@ def kept_histogram(view: View, rounds: Mapping[str, list[RoundCounts]]) -> Pictu
         "Rounds in which the drafter had nothing to say are among those that keep 0."
     )
     described = "; ".join(
-        f"{way}: {', '.join(f'{one:.2f}' for one in own)}" for way, own in shares.items()
+        f"{method}: {', '.join(f'{one:.2f}' for one in own)}" for method, own in shares.items()
     )
     return to_picture(figure, f"kept-a-round{view.suffix}", caption=caption, description=described)
 
@@ -169,12 +171,12 @@ def repetition(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
     """
     figure, (axes,) = new_figure(height=3.8)
     correlations = []
-    for (way, own), look in zip(points.items(), looks(), strict=False):
+    for (method, own), look in zip(points.items(), looks(), strict=False):
         look = look | {"linestyle": "none", "markerfacecolor": "none", "markersize": 5}
-        axes.plot([x for x, _ in own], [y for _, y in own], label=as_label(way), **look)
+        axes.plot([x for x, _ in own], [y for _, y in own], label=as_label(method), **look)
         if (correlation := _correlation(own)) is not None:
             found = f"{correlation:.2f} over {len(own)} answers"
-            correlations.append(f"{code(way)} {_connected(correlation)} ({found})")
+            correlations.append(f"{code(method)} {_connected(correlation)} ({found})")
     axes.set_xlabel("share of the text's runs of 4 tokens that had occurred before")
     axes.set_ylabel("share of drafts that are kept")
     axes.set_ylim(-0.02, 1.02)
@@ -185,7 +187,7 @@ def repetition(view: View, points: Mapping[str, Sequence[tuple[float, float]]]) 
         f"({view.where}){answer} A marker is an answer; in brackets correlations (1: the more, the "
         "more; 0: no connection)."
     )
-    described = "; ".join(f"{way}: {len(own)} answers" for way, own in points.items())
+    described = "; ".join(f"{method}: {len(own)} answers" for method, own in points.items())
     return to_picture(
         figure,
         f"repetition{view.suffix}",

@@ -19,13 +19,13 @@ _FEWEST_PLACES = 20
 
 def alphas(estimates: Sequence[Estimate]) -> Picture:
     """Returns alpha of every drafter with its interval, a marker a setting."""
-    ways = list(dict.fromkeys(one.way for one in estimates))
+    methods = list(dict.fromkeys(one.method for one in estimates))
     settings = list(dict.fromkeys(one.setting for one in estimates))
-    figure, (axes,) = new_figure(height=1.3 + 0.3 * len(ways))
+    figure, (axes,) = new_figure(height=1.3 + 0.3 * len(methods))
     for index, (setting, look) in enumerate(zip(settings, looks(), strict=False)):
         shift = (index - (len(settings) - 1) / 2) * 0.3
         own = [one for one in estimates if one.setting == setting and one.alpha is not None]
-        known = [(ways.index(one.way), one.alpha) for one in own if one.alpha is not None]
+        known = [(methods.index(one.method), one.alpha) for one in own if one.alpha is not None]
         axes.errorbar(
             [alpha.median for _, alpha in known],
             [place + shift for place, _ in known],
@@ -34,14 +34,14 @@ def alphas(estimates: Sequence[Estimate]) -> Picture:
             capsize=2,
             **look | {"linestyle": "none", "markersize": 5, "elinewidth": 1.0},
         )
-    axes.set_yticks(range(len(ways)), list(map(as_label, ways)))
-    axes.set_ylim(len(ways) - 0.5, -0.5)
+    axes.set_yticks(range(len(methods)), list(map(as_label, methods)))
+    axes.set_ylim(len(methods) - 0.5, -0.5)
     axes.set_xlim(0, 1)
     axes.set_xlabel("alpha: probability that a draft is kept")
     add_legend(figure, axes)
     caption = "**Alpha of each drafter**, with 95 % intervals over prompts."
     described = "; ".join(
-        f"{one.way}, {one.setting}: {one.alpha.median:.2f}" for one in estimates if one.alpha
+        f"{one.method}, {one.setting}: {one.alpha.median:.2f}" for one in estimates if one.alpha
     )
     return to_picture(figure, "alpha", caption=caption, description=described)
 
@@ -55,7 +55,7 @@ def by_entropy(estimates: Sequence[Estimate], view: View) -> Picture:
             [own.middle for own in bins],
             [own.alpha.median for own in bins],
             yerr=error_bars([own.alpha for own in bins]),
-            label=as_label(one.way),
+            label=as_label(one.method),
             capsize=3,
             elinewidth=1.0,
             **look,
@@ -71,7 +71,7 @@ def by_entropy(estimates: Sequence[Estimate], view: View) -> Picture:
         "tokens are left out."
     )
     described = "; ".join(
-        f"{one.way}: " + ", ".join(f"{own.alpha.median:.2f}" for own in one.entropy)
+        f"{one.method}: " + ", ".join(f"{own.alpha.median:.2f}" for own in one.entropy)
         for one in estimates
     )
     return to_picture(
@@ -89,7 +89,7 @@ def by_lenience(estimates: Sequence[Estimate], view: View) -> Picture:
             [lenience.total_variation.median for lenience in one.leniences],
         )
         for axes, own in zip(panels, values, strict=True):
-            axes.plot(x, own, label=as_label(one.way), **look)
+            axes.plot(x, own, label=as_label(one.method), **look)
     for axes, label in zip(
         panels, ("drafts that are kept (share)", "total variation from the target"), strict=True
     ):
@@ -104,7 +104,7 @@ def by_lenience(estimates: Sequence[Estimate], view: View) -> Picture:
         "has nothing in common)."
     )
     described = "; ".join(
-        f"{one.way}: "
+        f"{one.method}: "
         + ", ".join(
             f"{own.lenience:g} keeps {own.acceptance.median:.2f} at "
             f"{own.total_variation.median:.2f}"

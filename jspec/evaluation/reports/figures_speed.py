@@ -108,14 +108,14 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
     categories = list(dict.fromkeys(category for own in points.values() for category in own))
     height = 1.4 + 0.115 * len(categories) * (len(points) + 1)
     figure, (axes,) = new_figure(height=max(height, 2.6))
-    for index, ((way, own), look) in enumerate(zip(points.items(), looks(), strict=False)):
+    for index, ((method, own), look) in enumerate(zip(points.items(), looks(), strict=False)):
         shift = (index - (len(points) - 1) / 2) * 0.8 / len(points)
         ratios = list(own.values())
         axes.errorbar(
             [ratio.median for ratio in ratios],
             [categories.index(category) + shift for category in own],
             xerr=error_bars(ratios),
-            label=as_label(way),
+            label=as_label(method),
             **look | {"linestyle": "none", "markersize": 4.5, "elinewidth": 1.0},
         )
     for place in range(0, len(categories), 2):
@@ -143,8 +143,8 @@ def by_category(view: View, points: Mapping[str, Mapping[str, Ratio]]) -> Pictur
 def break_even(view: View, points: Mapping[str, Sequence[Point]]) -> Picture:
     """Returns the speed-up of whole answers against how long they may be, by way."""
     figure, (axes,) = new_figure()
-    for (way, own), look in zip(points.items(), looks(), strict=False):
-        _draw_ratios(axes, own, look, way)
+    for (method, own), look in zip(points.items(), looks(), strict=False):
+        _draw_ratios(axes, own, look, method)
     mark_base(axes)
     axes.set_xscale("log", base=2)
     lengths = sorted({point.x for own in points.values() for point in own})
@@ -164,9 +164,9 @@ def break_even(view: View, points: Mapping[str, Sequence[Point]]) -> Picture:
 def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
     """Returns latency against throughput, a line a way, a marker a batch size."""
     figure, (axes,) = new_figure()
-    for (way, own), look in zip(points.items(), looks(), strict=False):
+    for (method, own), look in zip(points.items(), looks(), strict=False):
         speeds = [point.tokens_per_second for point in own]
-        axes.plot(speeds, [point.milliseconds for point in own], label=as_label(way), **look)
+        axes.plot(speeds, [point.milliseconds for point in own], label=as_label(method), **look)
         for point in own:
             axes.annotate(
                 str(point.batch_size),
@@ -186,12 +186,12 @@ def batches(view: View, points: Mapping[str, Sequence[BatchPoint]]) -> Picture:
         "latency does not."
     )
     described = "; ".join(
-        f"{way}: "
+        f"{method}: "
         + ", ".join(
             f"batch {p.batch_size} {p.tokens_per_second:.0f} tokens/s {p.milliseconds:.1f} ms"
             for p in own
         )
-        for way, own in points.items()
+        for method, own in points.items()
     )
     return to_picture(figure, f"batches{view.suffix}", caption=caption, description=described)
 

@@ -6,9 +6,10 @@ from typing import Any
 from jspec.evaluation.reports.asked import explain_prompts
 from jspec.evaluation.reports.cost_lines import cost_blocks
 from jspec.evaluation.reports.document import Block, Bullets, Heading, Paragraph, Table, Words
-from jspec.evaluation.reports.explain_ways import ways_table
+from jspec.evaluation.reports.explain_methods import methods_table
 from jspec.evaluation.reports.growth_chapters import Growth, batch_growth, length_growth
 from jspec.evaluation.reports.measured import parse_cells
+from jspec.evaluation.reports.method_tables import category_tables, overall_table, shown_methods
 from jspec.evaluation.reports.pictures import scene_pictures
 from jspec.evaluation.reports.prediction_table import theory_chapter
 from jspec.evaluation.reports.scene import (
@@ -23,7 +24,6 @@ from jspec.evaluation.reports.spec_bench_table import spec_bench_table
 from jspec.evaluation.reports.task_table import explain_tasks
 from jspec.evaluation.reports.verdict import Verdict, judge
 from jspec.evaluation.reports.view import View
-from jspec.evaluation.reports.way_tables import category_tables, overall_table, shown_ways
 from jspec.evaluation.reports.wording import LOSSY_RULES, WORDS, code, explain_setting
 from jspec.evaluation.reports.workdir import Workdir
 
@@ -37,7 +37,7 @@ def generate_chapters(workdir: Workdir) -> list[Block]:
       workdir: of the experiment.
     """
     config = workdir.config
-    costs = {way: own[1] for way, own in workdir.costs.items() if 1 in own}
+    costs = {method: own[1] for method, own in workdir.costs.items() if 1 in own}
     scenes = make_scenes(config, parse_cells(workdir.done))
     if not scenes:
         return [Paragraph("No cell of the base is finished yet: there is nothing to compare with.")]
@@ -47,7 +47,7 @@ def generate_chapters(workdir: Workdir) -> list[Block]:
     batches: list[Growth] = []
     growing: list[Growth] = []
     for summary, view, group in zip(summaries, views, lengths, strict=True):
-        shown = shown_ways(summary)
+        shown = shown_methods(summary)
         own = [scene for scene in scenes if scene.setting == summary.scene.setting]
         batches += [batch_growth(own, shown, view)] if len(own) > 1 else []
         growing += [length_growth(group, shown, view)] if len(group) > 1 else []
@@ -58,13 +58,13 @@ def generate_chapters(workdir: Workdir) -> list[Block]:
         Paragraph(f"How to make {code(config.get('target'))} answer faster without changing what "
                   "it says:"),
         Bullets(tuple(answers)),
-        Paragraph(explain_prompts(summaries, config["ways"], costs)),
+        Paragraph(explain_prompts(summaries, config["methods"], costs)),
         *_how_it_works(config),
         *_reasons(summaries, verdicts),
     ]  # fmt: skip
     for summary, view in zip(summaries, views, strict=True):
         blocks += _numbers(summary, view, config)
-    blocks += cost_blocks(config["ways"], costs)
+    blocks += cost_blocks(config["methods"], costs)
     if batches:
         blocks += [Heading("As the batch grows"), *(b for one in batches for b in one.blocks)]
     if growing:
@@ -93,7 +93,7 @@ def _views(summaries: Sequence[Summary]) -> list[View]:
         View(
             f"-{index}" if len(summaries) > 1 else "",
             summary.scene.setting,
-            name_base(summary.scene.ways),
+            name_base(summary.scene.methods),
         )
         for index, summary in enumerate(summaries, 1)
     ]
@@ -114,7 +114,7 @@ def _how_it_works(config: Mapping[str, Any]) -> list[Block]:
         Heading("How it works"),
         Paragraph(_explain_drafting(config)),
         Words(tuple(WORDS.items())),
-        ways_table(config["ways"], target, dtype),
+        methods_table(config["methods"], target, dtype),
     ]
 
 
@@ -133,10 +133,12 @@ def _reasons(summaries: Sequence[Summary], verdicts: Sequence[Verdict]) -> list[
 
 
 def _explain_drafting(config: Mapping[str, Any]) -> str:
-    base, label = name_base(config["ways"]), code(next(iter(config["ways"])))
+    base, label = name_base(config["methods"]), code(next(iter(config["methods"])))
     base += "" if base == label else f" ({label} in the tables)"
-    has_lossy = any(way.get("acceptance") in LOSSY_RULES for way in config["ways"].values())
-    but = ", but for the ways that the table says change them" if has_lossy else ""
+    has_lossy = any(
+        method.get("acceptance") in LOSSY_RULES for method in config["methods"].values()
+    )
+    but = ", but for the methods that the table says change them" if has_lossy else ""
     return (
         "A **drafter** guesses the next few **tokens** (words, or pieces of words). "
         "The model whose answers are wanted, the **target**, checks these **drafts** in one call, "

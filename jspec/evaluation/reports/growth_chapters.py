@@ -32,18 +32,18 @@ def batch_growth(scenes: Sequence[Scene], shown: Sequence[str], view: View) -> G
       shown: the ways to speak of.
       view: of the scenes.
     """
-    compared = {way: [_compare(scene, way) for scene in scenes] for way in shown}
+    compared = {method: [_compare(scene, method) for scene in scenes] for method in shown}
     ends = []
-    for way, own in compared.items():
+    for method, own in compared.items():
         sizes = [scene.batch_size for scene in scenes]
         paying = [size for size, one in zip(sizes, own, strict=True) if _pays(one)]
-        ends.append(f"{code(way)} {where_it_pays('batch size {}', paying, sizes)}")
+        ends.append(f"{code(method)} {where_it_pays('batch size {}', paying, sizes)}")
     answer = f"**As the batch grows** ({view.where}, of the sizes measured): {'; '.join(ends)}."
     blocks: list[Block] = [
         Table(
             f"Speed-up of whole batches, by batch size ({view.where})",
-            ("way", *(str(scene.batch_size) for scene in scenes)),
-            tuple((code(way), *map(_show, own)) for way, own in compared.items()),
+            ("method", *(str(scene.batch_size) for scene in scenes)),
+            tuple((code(method), *map(_show, own)) for method, own in compared.items()),
             note="All tokens of a batch over all of its time, reading the prompts included, "
             f"against {view.base} at the same batch size.",
         ),
@@ -61,31 +61,32 @@ def length_growth(scenes: Mapping[int, Scene], shown: Sequence[str], view: View)
       view: of the scenes.
     """
     compared = {
-        way: {length: _compare(scene, way) for length, scene in scenes.items()} for way in shown
+        method: {length: _compare(scene, method) for length, scene in scenes.items()}
+        for method in shown
     }
     begins = []
-    for way, own in compared.items():
+    for method, own in compared.items():
         paying = [length for length, one in own.items() if _pays(one)]
-        begins.append(f"{code(way)} {where_it_pays('answers of {} tokens', paying, list(own))}")
+        begins.append(f"{code(method)} {where_it_pays('answers of {} tokens', paying, list(own))}")
     points = {
-        way: [Point(length, one.ratio) for length, one in own.items() if one is not None]
-        for way, own in compared.items()
+        method: [Point(length, one.ratio) for length, one in own.items() if one is not None]
+        for method, own in compared.items()
     }
     setting = explain_setting({**next(iter(scenes.values())).settings, "max_new_tokens": None})
     answer = f"**How long an answer must be** ({setting}; whole answers, of the lengths measured): "
     blocks: list[Block] = [
         Table(
             f"Speed-up of whole answers, by tokens of an answer at most ({setting})",
-            ("way", *map(str, scenes)),
-            tuple((code(way), *map(_show, own.values())) for way, own in compared.items()),
+            ("method", *map(str, scenes)),
+            tuple((code(method), *map(_show, own.values())) for method, own in compared.items()),
         ),
-        break_even(view, {way: own for way, own in points.items() if own}),
+        break_even(view, {method: own for method, own in points.items() if own}),
     ]
     return Growth(f"{answer}{'; '.join(begins)}.", blocks)
 
 
-def _compare(scene: Scene, way: str) -> Comparison | None:
-    return compare(scene.cells.get(way, ()), scene.cells[scene.base], whole)
+def _compare(scene: Scene, method: str) -> Comparison | None:
+    return compare(scene.cells.get(method, ()), scene.cells[scene.base], whole)
 
 
 def _show(compared: Comparison | None) -> str:

@@ -40,7 +40,7 @@ class Cell(NamedTuple):
     """Prompts that were answered together, once.
 
     Attributes:
-      way: label of the way of generating.
+      method: label of the method of generating.
       setting: label of the sampling settings.
       batch_size: answers in hand at a time.
       prompts: their numbers.
@@ -50,7 +50,7 @@ class Cell(NamedTuple):
       answers: one a prompt and turn.
     """
 
-    way: str
+    method: str
     setting: str
     batch_size: int
     prompts: tuple[int, ...]
@@ -73,7 +73,7 @@ def _parse_cell(line: Mapping[str, Any]) -> Cell:
     try:
         key, record = line["key"], line["record"]
         return Cell(
-            way=str(key["way"]),
+            method=str(key["method"]),
             setting=str(key["setting"]),
             batch_size=int(key["batch_size"]),
             prompts=tuple(key["prompts"]),

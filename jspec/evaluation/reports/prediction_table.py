@@ -45,16 +45,16 @@ _EXPLAIN_GAPS = (
 )
 
 
-class WayPrediction(NamedTuple):
+class MethodPrediction(NamedTuple):
     """What was to be expected of a way.
 
     Attributes:
-      way: its label.
+      method: its label.
       cost_ratio: c of the i.i.d. form, over all prompts.
       halves: each half of the prompts as the other had it expected.
     """
 
-    way: str
+    method: str
     cost_ratio: float
     halves: Sequence[HalfPrediction]
 
@@ -71,29 +71,31 @@ def theory_chapter(
     Returns:
       The chapter; nothing where there is nothing to expect.
     """
-    found = [(view, ways) for scene, view in scenes if (ways := _predict_ways(scene, costs))]
+    found = [
+        (view, methods) for scene, view in scenes if (methods := _predict_methods(scene, costs))
+    ]
     if not found:
         return []
-    gaps = [table for view, ways in found if (table := _gaps_table(ways, view)).rows]
+    gaps = [table for view, methods in found if (table := _gaps_table(methods, view)).rows]
     return [
         Heading("Expected and measured speed-up"),
         Paragraph(_EXPECTED),
-        *(_speedup_table(ways, view) for view, ways in found),
+        *(_speedup_table(methods, view) for view, methods in found),
         *([Paragraph(_EXPLAIN_GAPS)] if gaps else []),
         *gaps,
     ]
 
 
-def _predict_ways(scene: Scene, costs: Mapping[str, RoundCosts]) -> list[WayPrediction]:
+def _predict_methods(scene: Scene, costs: Mapping[str, RoundCosts]) -> list[MethodPrediction]:
     """Returns what was to be expected of one answer at a time beside plain decoding, if any was."""
     if scene.base_name != "plain decoding" or scene.batch_size != 1:
         return []
-    ways = []
-    for way in scene.others:
-        runs = prompt_runs(scene.cells[way], scene.cells[scene.base])
-        if len(runs) >= _FEWEST_PROMPTS and way in costs:
-            ways.append(_predict(way, runs, costs[way]))
-    return ways
+    methods = []
+    for method in scene.others:
+        runs = prompt_runs(scene.cells[method], scene.cells[scene.base])
+        if len(runs) >= _FEWEST_PROMPTS and method in costs:
+            methods.append(_predict(method, runs, costs[method]))
+    return methods
 
 
 def prompt_runs(own: Sequence[Cell], base: Sequence[Cell]) -> list[PromptRun]:
@@ -122,17 +124,17 @@ def _prompt_run(pairs: Sequence[tuple[Cell, Cell]]) -> PromptRun:
     )
 
 
-def _predict(way: str, runs: Sequence[PromptRun], costs: RoundCosts) -> WayPrediction:
+def _predict(method: str, runs: Sequence[PromptRun], costs: RoundCosts) -> MethodPrediction:
     cost, most = cost_of(costs), costs.numbers[-1]
     _, cost_ratio = expect_iid(runs, cost, num_draft_tokens=most)
     halves = predict_halves(runs, cost, num_draft_tokens=most, reading=reading_of(costs))
-    return WayPrediction(way, cost_ratio, halves)
+    return MethodPrediction(method, cost_ratio, halves)
 
 
-def _speedup_table(ways: Sequence[WayPrediction], view: View) -> Table:
+def _speedup_table(methods: Sequence[MethodPrediction], view: View) -> Table:
     rows = tuple(
         (
-            code(one.way),
+            code(one.method),
             _both([half.alpha for half in one.halves]),
             number(one.cost_ratio, 3),
             _both([half.measured.speedup for half in one.halves]),
@@ -141,33 +143,33 @@ def _speedup_table(ways: Sequence[WayPrediction], view: View) -> Table:
             _both([half.by_position.speedup for half in one.halves]),
             _percents([half.by_position.error(half.measured) for half in one.halves]),
         )
-        for one in ways
+        for one in methods
     )
     return Table(
         f"Expected and measured speed-up ({view.where})",
-        ("way", "alpha", "c", "measured", "i.i.d.", "its error (%)", "by position",
+        ("method", "alpha", "c", "measured", "i.i.d.", "its error (%)", "by position",
          "its error (%)"),
         rows,
     )  # fmt: skip
 
 
-def _gaps_table(ways: Sequence[WayPrediction], view: View) -> Table:
+def _gaps_table(methods: Sequence[MethodPrediction], view: View) -> Table:
     """Returns where an expectation was off by over a tenth, and in which of its two parts."""
     rows = tuple(
         row
-        for one in ways
+        for one in methods
         for name, form in _FORMS.items()
         if (row := _gap_row(one, name, form)) is not None
     )
     return Table(
         f"Gaps of over {100 * _GAP:.0f} % ({view.where})",
-        ("way", "form", "error (%)", "tokens a round: expected", "measured",
+        ("method", "form", "error (%)", "tokens a round: expected", "measured",
          "cost of a round: expected", "measured", "mostly"),
         rows,
     )  # fmt: skip
 
 
-def _gap_row(one: WayPrediction, name: str, form: str) -> tuple[str, ...] | None:
+def _gap_row(one: MethodPrediction, name: str, form: str) -> tuple[str, ...] | None:
     """Returns the row of the worse half; None if both are near."""
     halves = [(getattr(half, name), half.measured) for half in one.halves]
     expected, measured = max(halves, key=lambda pair: abs(pair[0].error(pair[1])))
@@ -175,7 +177,7 @@ def _gap_row(one: WayPrediction, name: str, form: str) -> tuple[str, ...] | None
     if abs(error) <= _GAP:
         return None
     return (
-        code(one.way),
+        code(one.method),
         form,
         _percents([error]),
         number(expected.tokens),

@@ -5,46 +5,48 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.evaluation.reports.measured import Cell, categories_of, of_category
-from jspec.evaluation.reports.ways import WayNumbers, way_numbers
+from jspec.evaluation.reports.methods import MethodNumbers, method_numbers
 from jspec.evaluation.reports.wording import LOSSY_RULES, code
 
 
 class Scene(NamedTuple):
-    """The ways that were timed in turn, at one setting and batch size.
+    """The methods that were timed in turn, at one setting and batch size.
 
     Attributes:
       setting: its label.
       settings: its fields.
       batch_size: answers in hand at a time.
-      ways: of the config, by label; the first is the base.
+      methods: of the config, by label; the first is the base.
       cells: of each way that has any.
     """
 
     setting: str
     settings: Mapping[str, Any]
     batch_size: int
-    ways: Mapping[str, Mapping[str, Any]]
+    methods: Mapping[str, Mapping[str, Any]]
     cells: Mapping[str, Sequence[Cell]]
 
     @property
     def base(self) -> str:
         """The way that all others are compared with."""
-        return next(iter(self.ways))
+        return next(iter(self.methods))
 
     @property
     def base_name(self) -> str:
         """What a sentence calls it."""
-        return name_base(self.ways)
+        return name_base(self.methods)
 
     @property
     def others(self) -> list[str]:
         """The ways with cells but the base."""
-        return [way for way in self.cells if way != self.base]
+        return [method for method in self.cells if method != self.base]
 
     @property
     def is_lossy(self) -> Mapping[str, bool]:
         """Whether each way changes the answers' distribution."""
-        return {label: way.get("acceptance") in LOSSY_RULES for label, way in self.ways.items()}
+        return {
+            label: method.get("acceptance") in LOSSY_RULES for label, method in self.methods.items()
+        }
 
 
 class Summary(NamedTuple):
@@ -57,32 +59,32 @@ class Summary(NamedTuple):
     """
 
     scene: Scene
-    overall: list[WayNumbers]
-    by_category: dict[str, list[WayNumbers]]
+    overall: list[MethodNumbers]
+    by_category: dict[str, list[MethodNumbers]]
 
 
-def name_base(ways: Mapping[str, Mapping[str, Any]]) -> str:
+def name_base(methods: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns what a sentence calls the base."""
-    label = next(iter(ways))
-    return "plain decoding" if ways[label].get("drafter", "none") == "none" else code(label)
+    label = next(iter(methods))
+    return "plain decoding" if methods[label].get("drafter", "none") == "none" else code(label)
 
 
 def make_scenes(config: Mapping[str, Any], cells: Sequence[Cell]) -> list[Scene]:
     """Returns the scenes in which the base was timed, in the config's order."""
-    ways, settings = config.get("ways", {}), config.get("settings", {})
+    methods, settings = config.get("methods", {}), config.get("settings", {})
     grouped: dict[tuple[str, int], dict[str, list[Cell]]] = {}
     for cell in cells:
-        if cell.way in ways and cell.setting in settings:
+        if cell.method in methods and cell.setting in settings:
             own = grouped.setdefault((cell.setting, cell.batch_size), {})
-            own.setdefault(cell.way, []).append(cell)
+            own.setdefault(cell.method, []).append(cell)
     order = {label: index for index, label in enumerate(settings)}
     scenes = [
         Scene(
             setting,
             settings[setting],
             batch_size,
-            ways,
-            {way: own[way] for way in ways if way in own},
+            methods,
+            {method: own[method] for method in methods if method in own},
         )
         for (setting, batch_size), own in grouped.items()
     ]
@@ -93,14 +95,15 @@ def make_scenes(config: Mapping[str, Any], cells: Sequence[Cell]) -> list[Scene]
 def summarise(scene: Scene) -> Summary:
     """Returns the numbers of all ways, over everything and for each category."""
     overall = [
-        way_numbers(way, cells, scene.cells[scene.base]) for way, cells in scene.cells.items()
+        method_numbers(method, cells, scene.cells[scene.base])
+        for method, cells in scene.cells.items()
     ]
     by_category = {}
     for category in categories_of(scene.cells[scene.base]) if scene.batch_size == 1 else []:
         base = of_category(scene.cells[scene.base], category)
         by_category[category] = [
-            way_numbers(way, of_category(cells, category), base, has_whole=False)
-            for way, cells in scene.cells.items()
+            method_numbers(method, of_category(cells, category), base, has_whole=False)
+            for method, cells in scene.cells.items()
         ]
     return Summary(scene, overall, by_category)
 

@@ -19,8 +19,8 @@ import numpy as np
 from jspec.evaluation.analysis.spec_bench import TASKS
 from jspec.evaluation.reports.document import Table
 from jspec.evaluation.reports.measured import Cell
+from jspec.evaluation.reports.method_tables import name_of
 from jspec.evaluation.reports.scene import Summary
-from jspec.evaluation.reports.way_tables import name_of
 from jspec.evaluation.reports.wording import NOTHING, code
 
 _CATEGORIES = {category for members in TASKS.values() for category in members}
@@ -41,14 +41,14 @@ def spec_bench_table(summary: Summary, prompts_file: str) -> Table | None:
     groups[_OVERALL] = _CATEGORIES
     base = scene.cells[scene.base]
     rows = tuple(
-        (code(way), *(_cell(cells, base, members) for members in groups.values()))
-        for way, cells in scene.cells.items()
+        (code(method), *(_cell(cells, base, members) for members in groups.values()))
+        for method, cells in scene.cells.items()
     )
     num_prompts = len({cell.prompts for cell in base})
     file = code(pathlib.PurePath(prompts_file).name)
     return Table(
         f"Spec-Bench's columns ({name_of(scene)}): speed-up / mean accepted tokens",
-        ("way", *groups),
+        ("method", *groups),
         rows,
         note="As Spec-Bench, a public comparison of such drafters (arXiv 2401.07851), makes them "
         "up: a speed-up is the mean over prompts of tokens / second of the whole answer, reading "

@@ -1,4 +1,4 @@
-"""How fast one way of generating is, beside another that was timed in turn with it."""
+"""How fast one method of generating is, beside another that was timed in turn with it."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -78,10 +78,10 @@ def _advise(scene: Scene, choice: Choice) -> tuple[str, ...]:
     noisy = " (noisy)" if choice.is_noisy else ""
     if own is None:
         use = "no advice" if best.is_timed_once else f"{code(scene.base)}{noisy}"
-        other = f"best: {code(best.way)} {interval(best.speedup, is_once=best.is_timed_once)}"
+        other = f"best: {code(best.method)} {interval(best.speedup, is_once=best.is_timed_once)}"
         return (use, *[NOTHING] * 4, str(best.num_prompts), other)
     return (
-        f"{code(own.way)}{noisy}",
+        f"{code(own.method)}{noisy}",
         interval(own.speedup),
         kept_share(own),
         number(own.tokens_per_call),

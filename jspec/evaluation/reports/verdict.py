@@ -18,10 +18,10 @@ from jspec.evaluation.reports.advice import (
 )
 from jspec.evaluation.reports.auto_advice import advise_auto
 from jspec.evaluation.reports.document import Block, Bullets, Paragraph
+from jspec.evaluation.reports.methods import MethodNumbers
 from jspec.evaluation.reports.scene import Scene, Summary
 from jspec.evaluation.reports.short_answer import short_answer, whole_answers
 from jspec.evaluation.reports.task_table import by_task_table
-from jspec.evaluation.reports.ways import WayNumbers
 from jspec.evaluation.reports.wording import bound, code, interval, listed, number
 
 
@@ -55,15 +55,15 @@ def judge(summary: Summary) -> Verdict:
     if has_table:
         blocks.append(by_task_table(summary, choices))
         blocks += [Paragraph(text)] if (text := say_everywhere(summary, best)) else []
-    blocks += _other_ways(scene, [own for own in ranked[1:] if own.way not in rivals])
-    blocks += _slow_ways(summary, ranked)
+    blocks += _other_methods(scene, [own for own in ranked[1:] if own.method not in rivals])
+    blocks += _slow_methods(summary, ranked)
     if found := _lossy(summary):
         blocks.append(Paragraph(found))
     answer = short_answer(scene, best, rivals[:MOST_RIVALS], choices)
     return Verdict(answer, blocks, choices if has_table else {})
 
 
-def _sentences(scene: Scene, best: WayNumbers, rivals: Sequence[str]) -> list[str]:
+def _sentences(scene: Scene, best: MethodNumbers, rivals: Sequence[str]) -> list[str]:
     """Returns what is said of the fastest way, "" where there is nothing to say."""
     sentences = [
         _headline(scene, best),
@@ -76,7 +76,7 @@ def _sentences(scene: Scene, best: WayNumbers, rivals: Sequence[str]) -> list[st
     return [*sentences, _few(best)]
 
 
-def _headline(scene: Scene, best: WayNumbers) -> str:
+def _headline(scene: Scene, best: MethodNumbers) -> str:
     assert best.speedup is not None
     base = scene.base_name
     measured = f"{number(best.speedup.median)} times as fast as {base}"
@@ -85,20 +85,20 @@ def _headline(scene: Scene, best: WayNumbers) -> str:
         bounds = "timed once"
     bounds = f"({'; '.join(filter(None, (bounds, whole_answers(scene, best))))})"
     if is_faster(best):
-        return f"**Fastest overall: {code(best.way)}, {measured}** {bounds}."
+        return f"**Fastest overall: {code(best.method)}, {measured}** {bounds}."
     if is_slower(best):
         return (
             f"**Drafting does not pay here: every way is slower than {base}.** The best, "
-            f"{code(best.way)}, was {measured} {bounds}."
+            f"{code(best.method)}, was {measured} {bounds}."
         )
     chance = ", which may be chance" if best.speedup.median > 1 else ""
     return (
-        f"**No way is clearly faster than {base}.** The best, {code(best.way)}, was {measured} "
+        f"**No way is clearly faster than {base}.** The best, {code(best.method)}, was {measured} "
         f"{bounds}{chance}."
     )
 
 
-def _reason(own: WayNumbers, base: str) -> str:
+def _reason(own: MethodNumbers, base: str) -> str:
     """Returns why a way is as fast as it is: what a round gives over what it costs."""
     if own.tokens_per_call is None or own.proposed_per_round is None:
         return ""
@@ -116,7 +116,7 @@ def _reason(own: WayNumbers, base: str) -> str:
     )
 
 
-def _noise(own: WayNumbers) -> str:
+def _noise(own: MethodNumbers) -> str:
     """Returns that a speed-up cannot be what was measured."""
     return (
         f"But a round of it took {number(own.cost)} times as long as a plain step, and a round "
@@ -125,31 +125,33 @@ def _noise(own: WayNumbers) -> str:
     )
 
 
-def _few(best: WayNumbers) -> str:
+def _few(best: MethodNumbers) -> str:
     if best.num_prompts >= FEW_PROMPTS:
         return ""
     counted = "prompt" if best.num_prompts == 1 else "prompts"
     return f"It rests on {best.num_prompts} {counted} only: too few to be sure."
 
 
-def _other_ways(scene: Scene, ways: Sequence[WayNumbers]) -> list[Block]:
-    """Returns the ways that are faster all the same, and those of which it is not clear."""
-    faster = [own for own in ways if is_faster(own)]
-    unclear = [own for own in ways if not (own.is_timed_once or is_faster(own) or is_slower(own))]
+def _other_methods(scene: Scene, methods: Sequence[MethodNumbers]) -> list[Block]:
+    """Returns the methods that are faster all the same, and those of which it is not clear."""
+    faster = [own for own in methods if is_faster(own)]
+    unclear = [
+        own for own in methods if not (own.is_timed_once or is_faster(own) or is_slower(own))
+    ]
     named = {
         f"Faster than {scene.base_name} too, but less so": faster,
         f"Neither clearly faster nor clearly slower than {scene.base_name}": unclear,
     }
     sentences = [
-        f"{text}: {listed([f'{code(own.way)} {interval(own.speedup)}' for own in found])}."
+        f"{text}: {listed([f'{code(own.method)} {interval(own.speedup)}' for own in found])}."
         for text, found in named.items()
         if found
     ]
     return [Paragraph(" ".join(sentences))] if sentences else []
 
 
-def _slow_ways(summary: Summary, ranked: Sequence[WayNumbers]) -> list[Block]:
-    """Returns the ways that slow down, and why."""
+def _slow_methods(summary: Summary, ranked: Sequence[MethodNumbers]) -> list[Block]:
+    """Returns the methods that slow down, and why."""
     slow = tuple(_why_slow(own) for own in ranked if is_slower(own))
     if not slow:
         return []
@@ -157,9 +159,9 @@ def _slow_ways(summary: Summary, ranked: Sequence[WayNumbers]) -> list[Block]:
     return [Paragraph(f"Slower than {base} over all prompts ({setting}):"), Bullets(slow)]
 
 
-def _why_slow(own: WayNumbers) -> str:
+def _why_slow(own: MethodNumbers) -> str:
     text = (
-        f"{code(own.way)}: {interval(own.speedup)} times as fast. A call of the target gives "
+        f"{code(own.method)}: {interval(own.speedup)} times as fast. A call of the target gives "
         f"{number(own.tokens_per_call)} tokens ({kept_share(own)} of the drafts are kept)"
     )
     if own.cost is None:
@@ -171,12 +173,12 @@ def _lossy(summary: Summary) -> str:
     lossy = [
         own
         for own in summary.overall
-        if summary.scene.is_lossy[own.way] and own.speedup is not None
+        if summary.scene.is_lossy[own.method] and own.speedup is not None
     ]
     if not lossy:
         return ""
     measured = [
-        f"{code(own.way)} {interval(own.speedup, is_once=own.is_timed_once)}" for own in lossy
+        f"{code(own.method)} {interval(own.speedup, is_once=own.is_timed_once)}" for own in lossy
     ]
     return (
         f"These ways change what the target would say and are not recommended above: "

@@ -13,7 +13,7 @@ CONTROL = "random"  # the drafter that shows how far times can be off
 COST = "cost of a round (plain steps)"
 
 WORDS = {
-    "way": "of generating: a drafter, the most drafts that it may propose a round, its options.",
+    "method": "of generating: a drafter, the most drafts that it may propose a round, its options.",
     "speed-up": "tokens a second from the first token of an answer to its last, divided by those "
     "of plain decoding. Above 1 is faster. That of **whole answers** counts the time to read the "
     "prompt too, which no drafter shortens.",

@@ -74,9 +74,9 @@ def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, Rou
     if not path.exists():
         return costs
     try:
-        for way, entries in _read_object(path, "costs").items():
+        for method, entries in _read_object(path, "costs").items():
             own = {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
-            costs[way] = own
+            costs[method] = own
     except (InputError, ValueError, AttributeError):
         notes.append(f"{path.name} is broken and was left out")
         return {}

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.analysis.spec_bench import TASKS
-from jspec.evaluation.benchmarking.by_task import columns_by_way, format_columns, tasks_of
+from jspec.evaluation.benchmarking.by_task import columns_by_method, format_columns, tasks_of
 from jspec.evaluation.benchmarking.timing import Timings
 
 PLAIN_OF = {"jspec plain": "jspec plain", "jspec lookup": "jspec plain"}
@@ -37,7 +37,7 @@ def test_figures_by_hand(timings):
 
     Totals would give "qa" 4 in the first repeat instead of 2.5.
     """
-    lookup = columns_by_way(timings, PLAIN_OF, TASK_OF_PROMPT)["jspec lookup"]
+    lookup = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)["jspec lookup"]
     assert list(lookup.tasks) == ["qa", "rag"]
     qa, rag = lookup.tasks.values()
     # (20 + 10) / (10 + 2), (10 + 2) / (5 + 1), (10 + 5) / (5 + 1)
@@ -55,15 +55,15 @@ def test_figures_by_hand(timings):
 
 def test_plain_decoding_is_its_own_base(timings):
     """Every figure of it is 1."""
-    plain = columns_by_way(timings, PLAIN_OF, TASK_OF_PROMPT)["jspec plain"]
+    plain = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)["jspec plain"]
     for figures in (*plain.tasks.values(), plain.overall):
         assert figures.speedup == (1, 1, 1)
         assert figures.mean_accepted_tokens == 1
 
 
-def test_table_has_a_line_a_task_and_plain_ways_have_no_column(timings):
+def test_table_has_a_line_a_task_and_plain_methods_have_no_column(timings):
     """Guards against figures in the wrong line."""
-    columns = columns_by_way(timings, PLAIN_OF, TASK_OF_PROMPT)
+    columns = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)
     _, head, qa, rag, overall = format_columns(columns, PLAIN_OF).splitlines()
     assert head.split() == ["prompts", "jspec", "lookup"]
     assert qa.split()[:3] == ["qa", "2", "2.50"]
@@ -76,7 +76,7 @@ def test_table_has_a_line_a_task_and_plain_ways_have_no_column(timings):
 def test_without_plain_decoding_there_are_no_speedups(timings):
     """Guards against another way as the base."""
     del timings["jspec plain"]
-    columns = columns_by_way(timings, PLAIN_OF, TASK_OF_PROMPT)
+    columns = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)
     assert columns["jspec lookup"].overall.speedup is None
     assert columns["jspec lookup"].to_json()["tasks"]["qa"] == {
         "num_prompts": 2, "speedup": None, "mean_accepted_tokens": 2.25
@@ -84,10 +84,10 @@ def test_without_plain_decoding_there_are_no_speedups(timings):
     assert format_columns(columns, PLAIN_OF).splitlines()[-1].endswith("- / 2.73")
 
 
-def test_without_a_drafting_way_there_is_no_table(timings):
+def test_without_a_drafting_method_there_is_no_table(timings):
     """Guards against a table without a column."""
     del timings["jspec lookup"]
-    columns = columns_by_way(timings, PLAIN_OF, TASK_OF_PROMPT)
+    columns = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)
     assert format_columns(columns, PLAIN_OF) is None
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking import llama_cpp
-from jspec.evaluation.benchmarking.llama_cpp import llama_ways
+from jspec.evaluation.benchmarking.llama_cpp import llama_methods
 
 PLAIN = """\
 0.00.812.406 I common_perf_print: prompt eval time =     250.00 ms /    57 tokens
@@ -44,9 +44,9 @@ def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
     """Plain decoding counts runs, which come after the first token; the others count tokens."""
     prompt = programs / "prompt.txt"
     prompt.write_text("Why?")
-    ways = llama_ways(programs, num_drafts=5)
-    assert len(ways) == 3
-    for answer in ways.values():
+    methods = llama_methods(programs, num_drafts=5)
+    assert len(methods) == 3
+    for answer in methods.values():
         assert answer(prompt, 64) == (pytest.approx(0.75), 64)
     for name in PRINTED:
         arguments = (programs / f"{name}.args").read_text().split()
@@ -59,7 +59,7 @@ def test_seconds_are_those_of_prompt_and_answer_and_no_token_is_lost(programs):
 
 def test_the_model_is_converted_once(programs):
     for _ in range(2):
-        llama_ways(programs, num_drafts=5)
+        llama_methods(programs, num_drafts=5)
     assert (programs / "llama-quantize.runs").read_text() == "x\n"
 
 
@@ -69,6 +69,6 @@ def test_the_model_is_converted_once(programs):
 )
 def test_a_program_that_fails_or_says_no_times_is_named(programs, text, said):
     write_program(programs / "llama-lookup", text)
-    answer = llama_ways(programs, num_drafts=5)["llama.cpp lookup:5"]
+    answer = llama_methods(programs, num_drafts=5)["llama.cpp lookup:5"]
     with pytest.raises(InputError, match=said):
         answer(programs / "SmolLM2.gguf", 8)

@@ -20,7 +20,7 @@ def peer():
 
 @pytest.fixture(scope="module")
 def plain_answers(peer):
-    return [peer.way("none")(prompt, MAX_NEW_TOKENS).token_ids for prompt in PROMPTS]
+    return [peer.method("none")(prompt, MAX_NEW_TOKENS).token_ids for prompt in PROMPTS]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_plain_is_jspecs_plain_and_one_token_a_call(peer, plain_answers):
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
         ours = generator.generate(_request(prompt))
         assert answer == ours.token_ids
-        counted = peer.way("none")(prompt, MAX_NEW_TOKENS)[1:]
+        counted = peer.method("none")(prompt, MAX_NEW_TOKENS)[1:]
         assert counted == (len(answer) - 1, len(answer) - 1)
         assert counted == (ours.stats.num_round_tokens, ours.stats.num_rounds)
 
@@ -53,10 +53,10 @@ def test_answers_are_plain_ones_and_calls_are_forwards(
     peer, plain_answers, forward_calls, drafter, num_draft_tokens
 ):
     """Guards against a count that is derived from something else than calls of the target."""
-    way = peer.way(drafter, num_draft_tokens)
+    method = peer.method(drafter, num_draft_tokens)
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
         forward_calls.clear()
-        generated = way(prompt, MAX_NEW_TOKENS)
+        generated = method(prompt, MAX_NEW_TOKENS)
         assert generated.token_ids == answer
         assert generated.num_calls == len(forward_calls) - 1
         assert max(forward_calls[1:]) == num_draft_tokens + 1
@@ -66,9 +66,9 @@ def test_answers_are_plain_ones_and_calls_are_forwards(
 @pytest.mark.filterwarnings("default")  # torch's compiler has some of its own
 def test_the_compiled_step_answers_likewise(peer, plain_answers):
     """Its cache has one size for all prompts; calls are counted though no hook sees them."""
-    way = peer.compiled_way(max(map(len, PROMPTS)) + MAX_NEW_TOKENS)
+    method = peer.compiled_method(max(map(len, PROMPTS)) + MAX_NEW_TOKENS)
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
-        assert way(prompt, MAX_NEW_TOKENS) == (answer, len(answer) - 1, len(answer) - 1)
+        assert method(prompt, MAX_NEW_TOKENS) == (answer, len(answer) - 1, len(answer) - 1)
 
 
 def rounds_by_hand(peer_of_draft, prompt, answer, num_draft_tokens):
@@ -93,11 +93,11 @@ def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
 
     The first call reads the prompt and checks drafts: neither it nor its tokens count.
     """
-    of_draft = Peer(draft()).way("none")
+    of_draft = Peer(draft()).method("none")
     mean_gains = []
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
         gives = rounds_by_hand(of_draft, prompt, answer, num_draft_tokens)
-        counted = peer.way("model", num_draft_tokens)(prompt, MAX_NEW_TOKENS)[1:]
+        counted = peer.method("model", num_draft_tokens)(prompt, MAX_NEW_TOKENS)[1:]
         assert counted == (sum(gives[1:]), len(gives) - 1)
         mean_gains.append(sum(gives[1:]) / (len(gives) - 1))
     assert max(mean_gains) > 1.2  # some drafts are kept,
@@ -110,17 +110,17 @@ def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
 def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
     """4 drafts and a token of its own a call: 5 of the first one, and of each that follows."""
     model = dataclasses.replace(target(), config=dataclasses.replace(target().config, eos_ids=()))
-    generated = Peer(model, model).way("model", 4)(list(b"abcab"), max_new_tokens)
+    generated = Peer(model, model).method("model", 4)(list(b"abcab"), max_new_tokens)
     assert len(generated.token_ids) == max_new_tokens
     assert generated[1:] == counts
 
 
-def test_ways_that_are_not_there_are_refused():
+def test_methods_that_are_not_there_are_refused():
     """Guards against plain decoding under another name."""
     with pytest.raises(InputError, match="got 'model'"):
-        Peer(target()).way("model", 3)
+        Peer(target()).method("model", 3)
     with pytest.raises(InputError, match="got 'ngram'"):
-        Peer(target()).way("ngram", 3)
+        Peer(target()).method("ngram", 3)
 
 
 def test_a_draft_of_another_vocabulary_is_refused():

@@ -9,24 +9,24 @@ import pytest
 from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.benchmarking.methods import Way, parse_ways
+from jspec.evaluation.benchmarking.methods import Method, parse_methods
 from jspec.evaluation.benchmarking.synthetic import measure_synthetic, parse_rates
 from jspec.generation.request import MAX_SEED
 from jspec.speculation.acceptance.synthetic import rate_of, seed_of
 from tests.tiny_models import draft, target
 
 
-def measure(ways, rates, texts=("hello", "abcabcabc"), max_new_tokens=120, repeats=2):
+def measure(methods, rates, texts=("hello", "abcabcabc"), max_new_tokens=120, repeats=2):
     *_, lines = measure_synthetic(
-        target(), draft(), ways, DrafterOptions(), rates, texts, max_new_tokens, repeats
+        target(), draft(), methods, DrafterOptions(), rates, texts, max_new_tokens, repeats
     )
     return lines
 
 
 def test_drafts_are_kept_at_the_rate():
     """Tokens a call are those of Eq. 1, whatever the models say; all and none are exact."""
-    ways = {"jspec model:3": Way("model", 3)}
-    none, some, every = measure(ways, [0.0, 0.7, 1.0])
+    methods = {"jspec model:3": Method("model", 3)}
+    none, some, every = measure(methods, [0.0, 0.7, 1.0])
     assert none.tokens_per_target_call == none.expected_tokens == 1
     assert some.expected_tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
     assert some.tokens_per_target_call == pytest.approx(some.expected_tokens, rel=0.15)
@@ -52,7 +52,7 @@ def test_every_repeat_has_its_lines():
     options = [0.5], ("hello",), 20
     lines = list(
         measure_synthetic(
-            target(), draft(), {"jspec model:3": Way("model", 3)}, DrafterOptions(), *options, 3
+            target(), draft(), {"jspec model:3": Method("model", 3)}, DrafterOptions(), *options, 3
         )
     )
     assert [len(each) for each in lines] == [1, 1, 1]
@@ -66,7 +66,7 @@ def test_one_program_serves_all_rates(monkeypatch):
     for rates in ([0.5], [0.4, 0.6, 0.8, 0.9]):  # the first time compiles what all runs share
         for _ in range(2):
             before = clock.num_programs
-            measure({"jspec model:3": Way("model", 3)}, rates, ("hello",), 8, repeats=1)
+            measure({"jspec model:3": Method("model", 3)}, rates, ("hello",), 8, repeats=1)
             numbers.append(clock.num_programs - before)
     assert numbers[1] > 0, "each run has programs of its own, or the test would prove nothing"
     assert numbers[1] == numbers[2] == numbers[3]
@@ -79,6 +79,6 @@ def test_bad_input_is_one_line():
         with pytest.raises(InputError, match=message):
             parse_rates([text])
     with pytest.raises(InputError, match="a drafter that drafts"):
-        measure(parse_ways(["none"], "3"), [0.5])
+        measure(parse_methods(["none"], "3"), [0.5])
     with pytest.raises(InputError, match="a fixed number of drafts"):
-        measure(parse_ways(["prompt_lookup"], "auto"), [0.5])
+        measure(parse_methods(["prompt_lookup"], "auto"), [0.5])

@@ -15,11 +15,11 @@ def make(**changes):
     return read_experiment(plain_config("model", "prompts.jsonl", **changes))
 
 
-def test_ways_alternate_fastest():
+def test_methods_alternate_fastest():
     """Guards against one way measured in the morning and the other in the evening."""
     cells = make_cells(make(repeats=2, seeds=[0, 3]), [4, 7])
-    ways = [cell.key["way"] for cell in cells]
-    assert ways == ["plain", "lookup"] * 16
+    methods = [cell.key["method"] for cell in cells]
+    assert methods == ["plain", "lookup"] * 16
     assert [cell.key["setting"] for cell in cells[:4]] == ["T=0", "T=0", "T=1", "T=1"]
     assert [cell.key["prompts"] for cell in cells[::4]] == [[4], [7]] * 4
     assert [cell.key["seed"] for cell in cells[::8]] == [0, 3, 0, 3]
@@ -42,9 +42,9 @@ def test_other_kinds():
     assert [one.key for one in make_cells(make(kind="theory", theory={"tables": ["table1"]}), [])]
     pairs = make_cells(make(kind="predict", predict={"a": {}, "b": {}}), [])
     assert [cell.key for cell in pairs] == [{"pair": "a"}, {"pair": "b"}]
-    ways = {"random": {"drafter": "random"}, "lookup": {"drafter": "prompt_lookup"}}
-    estimates = make_cells(make(kind="estimate", ways=ways), [5])
-    assert estimates[1].key == {"way": "lookup", "setting": "T=0", "prompt": 5, "seed": 0}
+    methods = {"random": {"drafter": "random"}, "lookup": {"drafter": "prompt_lookup"}}
+    estimates = make_cells(make(kind="estimate", methods=methods), [5])
+    assert estimates[1].key == {"method": "lookup", "setting": "T=0", "prompt": 5, "seed": 0}
 
 
 @pytest.fixture

@@ -9,7 +9,14 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.cells import make_cells
 from jspec.evaluation.experiments.chosen_prompts import choose_prompts
-from jspec.evaluation.experiments.config import defaults, load_config, ordered, pair, to_plain, way
+from jspec.evaluation.experiments.config import (
+    defaults,
+    load_config,
+    method,
+    ordered,
+    pair,
+    to_plain,
+)
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.generation.prompts import read_prompts
 
@@ -26,7 +33,7 @@ def test_the_configs_that_ship(path):
     assert len({cell.name for cell in cells}) == len(cells)
     assert experiment.title
     if experiment.kind == "generate":
-        first = next(iter(experiment.ways.values()))
+        first = next(iter(experiment.methods.values()))
         assert first.drafter == "none"
     text = path.read_text(encoding="utf-8")
     assert re.search(rf"--config=configs/{path.name}\b", text.split('"""')[1])
@@ -41,36 +48,38 @@ def test_the_prompts_that_ship(name):
         assert set(prompts).isdisjoint(p.text for p in read_prompts("configs/prompts.jsonl"))
 
 
-def test_the_order_of_ways_is_kept():
+def test_the_order_of_methods_is_kept():
     """Guards against ConfigDict's own order: the first way is the base of all ratios."""
     config = defaults()
-    config.ways = ordered({"z": way("none"), "a": way("ngram", 2), "T=0.7": way("random")})
+    config.methods = ordered(
+        {"z": method("none"), "a": method("ngram", 2), "T=0.7": method("random")}
+    )
     plain = to_plain(config)
-    assert list(plain["ways"]) == ["z", "a", "T=0.7"]
-    assert list(read_experiment(plain).ways) == ["z", "a", "T=0.7"]
-    assert plain["ways"]["a"]["num_draft_tokens"] == 2
-    assert plain["ways"]["a"]["lenience"] == 1.0
+    assert list(plain["methods"]) == ["z", "a", "T=0.7"]
+    assert list(read_experiment(plain).methods) == ["z", "a", "T=0.7"]
+    assert plain["methods"]["a"]["num_draft_tokens"] == 2
+    assert plain["methods"]["a"]["lenience"] == 1.0
 
 
 def test_fields_of_two_types_can_be_overridden():
     """Guards against a number of drafts that cannot become "auto", nor a draft a name."""
     config = defaults()
-    config.ways = ordered({"a": way("prompt_lookup", 3)})
+    config.methods = ordered({"a": method("prompt_lookup", 3)})
     config.lock()
-    config.ways.a.num_draft_tokens = "auto"
-    config.ways.a.drafter = "model"
-    config.ways.a.draft = "folder"
-    own = read_experiment(to_plain(config)).ways["a"]
+    config.methods.a.num_draft_tokens = "auto"
+    config.methods.a.drafter = "model"
+    config.methods.a.draft = "folder"
+    own = read_experiment(to_plain(config)).methods["a"]
     assert (own.num_draft_tokens, own.draft) == ("auto", "folder")
     with pytest.raises(TypeError):
         config.max_new_tokens = "many"
 
 
-def test_ways_that_say_little_are_completed():
+def test_methods_that_say_little_are_completed():
     """Guards against a config.json in which a reader must guess."""
     config = defaults()
-    config.ways = ordered({"a": {"drafter": "ngram"}})
-    assert to_plain(config)["ways"]["a"] == {
+    config.methods = ordered({"a": {"drafter": "ngram"}})
+    assert to_plain(config)["methods"]["a"] == {
         "drafter": "ngram", "num_draft_tokens": 2, "draft": None, "draft_quantization": "none",
         "acceptance": "rejection", "lenience": 1.0, "options": {},
     }  # fmt: skip
@@ -104,10 +113,10 @@ def test_the_llama_config_takes_a_pair_of_folders():
     own = read_experiment(plain)
     assert own.target == models[0]
     assert own.title == f"{models[1]} for {models[0]}"
-    drafts = [way.draft for way in own.ways.values() if way.drafter.endswith("model")]
+    drafts = [method.draft for method in own.methods.values() if method.drafter.endswith("model")]
     assert drafts == [models[1]] * 8
     hub = to_plain(load_config("configs/llama32_1b_3b.py"))
-    assert list(hub["ways"]) == list(plain["ways"])
+    assert list(hub["methods"]) == list(plain["methods"])
     assert "meta-llama/" in json.dumps(hub)
     assert "meta-llama/" not in json.dumps(plain)
 

@@ -18,7 +18,7 @@ def costs_of(per_draft):
     return RoundCosts((512,), NUMBERS, ("prompt_lookup",), ((rounds,),))
 
 
-def test_costs_are_measured_once_for_each_way_and_batch_size(tmp_path):
+def test_costs_are_measured_once_for_each_method_and_batch_size(tmp_path):
     """Guards against a second measurement, and one batch size's costs taken for another's."""
     path, measured = tmp_path / "costs.json", []
 
@@ -51,9 +51,9 @@ def test_damaged_costs_are_an_error(tmp_path, content):
 
 def test_the_workdirs_costs_decide(config, tmp_path):
     """Guards against a resumed run that chooses by costs of its own."""
-    ways = {"plain": {"drafter": "none"},
+    methods = {"plain": {"drafter": "none"},
             "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
-    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=1, max_new_tokens=30)
+    plain = config(methods=methods, settings={"T=0": {}}, num_prompts=1, max_new_tokens=30)
     proposed = {}
     for name, per_draft in (("cheap", 0.01), ("dear", 5.0)):
         work = tmp_path / name
@@ -77,12 +77,12 @@ def test_the_workdirs_costs_decide(config, tmp_path):
 def test_costs_are_measured_into_the_workdir(config, tmp_path, monkeypatch, capsys):
     """Guards against costs that stay in the user's cache, where another run may change them."""
     monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
-    ways = {"plain": {"drafter": "none"},
+    methods = {"plain": {"drafter": "none"},
             "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"}}  # fmt: skip
     work = tmp_path / "work"
     settings = {"T=0": {}, "T=1": {"temperature": 1.0}}
     for part in ({"T=0": {}}, settings):
-        plain = config(ways=ways, settings=part, num_prompts=1, max_seq_len=64)
+        plain = config(methods=methods, settings=part, num_prompts=1, max_seq_len=64)
         if part is settings:  # as if the first run had been killed
             (work / "config.json").write_text(json.dumps(plain))
         assert run_experiment(plain, str(work)) == 0
@@ -97,9 +97,9 @@ def test_costs_are_measured_into_the_workdir(config, tmp_path, monkeypatch, caps
 @pytest.mark.parametrize("is_wanted", [True, False])
 def test_costs_of_a_fixed_number_are_measured_where_they_are_wanted(config, tmp_path, is_wanted):
     """A plain step and a full round: what the report's expectations are made of."""
-    ways = {"plain": {"drafter": "none"},
+    methods = {"plain": {"drafter": "none"},
             "lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 2}}  # fmt: skip
-    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=1, max_seq_len=64,
+    plain = config(methods=methods, settings={"T=0": {}}, num_prompts=1, max_seq_len=64,
                    measure_costs=is_wanted)  # fmt: skip
     assert run_experiment(plain, str(tmp_path)) == 0
     path = tmp_path / "costs.json"

@@ -47,7 +47,7 @@ def env(compile_cache, home):
 @pytest.fixture(scope="module")
 def config_file(folder, home):
     prompts = write_prompts(home / "prompts.jsonl")
-    plain = plain_config(folder, prompts, ways=WAYS, seeds=[0, 1], turns=0)
+    plain = plain_config(folder, prompts, methods=WAYS, seeds=[0, 1], turns=0)
     return write_config(home / "config.py", plain)
 
 
@@ -160,9 +160,9 @@ def test_killed_at_twenty_random_moments(config_file, tmp_path, env, undisturbed
 def test_killed_while_a_table_is_counted_and_among_estimates(folder, home, tmp_path, env):
     """Guards against another table, or other sums, after a kill in the midst of either."""
     prompts = write_prompts(tmp_path / "prompts.jsonl", TINY_PROMPTS * 3)
-    ways = {"bigram": {"drafter": "bigram"}, "lookup": {"drafter": "prompt_lookup"}}
+    methods = {"bigram": {"drafter": "bigram"}, "lookup": {"drafter": "prompt_lookup"}}
     table = {"prompts_file": prompts, "num_tokens": 3000, "max_new_tokens": 10}
-    plain = plain_config(folder, prompts, kind="estimate", ways=ways, table=table)
+    plain = plain_config(folder, prompts, kind="estimate", methods=methods, table=table)
     path = write_config(tmp_path / "config.py", plain)
     whole, work = tmp_path / "whole", tmp_path / "work"
     expected = finish(path, whole, env, num_cells=48)

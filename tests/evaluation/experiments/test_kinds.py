@@ -43,8 +43,10 @@ def test_a_draft_temperature_is_that_of_the_estimated_distribution(config, tmp_p
         "same": {"temperature": 1.0},
         "cool": {"temperature": 1.0, "draft_temperature": 0.3},
     }
-    ways = {"self": {"drafter": "model", "draft": str(folder)}}
-    plain = config(kind="estimate", ways=ways, settings=settings, num_prompts=1, max_new_tokens=20)
+    methods = {"self": {"drafter": "model", "draft": str(folder)}}
+    plain = config(
+        kind="estimate", methods=methods, settings=settings, num_prompts=1, max_new_tokens=20
+    )
     assert run_experiment(plain, str(tmp_path / "work")) == 0
     records = done_cells(tmp_path / "work")
     same, cool = (records[f"self/{name}/prompt 0/seed 0"] for name in settings)
@@ -55,12 +57,12 @@ def test_a_draft_temperature_is_that_of_the_estimated_distribution(config, tmp_p
 
 def test_estimate(config, tmp_path, folder):
     """Guards against sums that are no sums of probabilities, and a draft that is not itself."""
-    ways = {
+    methods = {
         "self": {"drafter": "model", "draft": str(folder)},
         "lookup": {"drafter": "prompt_lookup"},
         "random": {"drafter": "random"},
     }
-    plain = config(kind="estimate", ways=ways, max_new_tokens=20)
+    plain = config(kind="estimate", methods=methods, max_new_tokens=20)
     assert run_experiment(plain, str(tmp_path / "work")) == 0
     (run,) = read_lines(tmp_path / "work" / "runs.jsonl")
     assert run["described"]["self"]["draft"] == str(folder)

@@ -10,7 +10,7 @@ from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.evaluation.experiments.spec import Experiment
 
 WAYS = {"plain": {"drafter": "none"}, "lookup": {"drafter": "prompt_lookup"}}
-PLAIN = {"ways": WAYS, "settings": {"T=0": {}, "T=1": {"temperature": 1.0}}}
+PLAIN = {"methods": WAYS, "settings": {"T=0": {}, "T=1": {"temperature": 1.0}}}
 
 BAD = {
     '{"kind": "magic"}': "expected kind among generate, estimate, theory, predict; got 'magic'",
@@ -29,28 +29,28 @@ BAD = {
     '{"dtype": "int8"}': "expected dtype among bfloat16, float32",
     '{"target_quantization": null}': "expected target_quantization to be a text, got None",
     '{"chat": "maybe"}': "expected chat among auto, yes, no",
-    '{"ways": {}}': "expected the config to have ways, got none",
-    '{"ways": 3}': "expected ways to be a group of fields, got 3",
-    '{"ways": {"a": 3}}': "expected ways.a to be a group of fields, got 3",
-    '{"ways": {"a/b": {}}}': "expected labels of ways without '/', got 'a/b'",
-    '{"ways": {"a": {"drafter": "magic"}}}': "ways.a: expected a drafter among none",
-    '{"ways": {"a": {"draftr": "none"}}}': "no field 'ways.a.draftr'; did you mean 'drafter'",
-    '{"ways": {"a": {"drafter": "model"}}}': "ways.a: the drafter 'model' expects a draft",
-    '{"ways": {"a": {"drafter": "none", "draft": "x"}}}': "drafter among model, hierarchical; got",
-    '{"ways": {"a": {"drafter": "ngram", "draft_quantization": "int8"}}}': "expected a draft model",
-    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": 0}}}': "num_draft_tokens from 1",
-    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": "many"}}}': "or 'auto', got 'many'",
-    '{"ways": {"a": {"options": {"ngram_windo": 2}}}}': "no field 'ways.a.options.ngram_windo'",
-    '{"ways": {"a": {"options": {"ngram_window": 1}}}}': "ways.a: expected ngram_window from 2",
-    '{"ways": {"a": {"options": {"draft_confidence": "x"}}}}': "draft_confidence to be a number",
-    '{"ways": {"a": {"acceptance": "magic"}}}': "ways.a: expected an acceptance rule among",
-    '{"ways": {"a": {"lenience": 2}}}': "ways.a: expected a lenience from 0 to 1; got 2",
-    '{"ways": {"a": {"drafter": "ngram", "lenience": 0.5}}}': "ways.a: expected lenience with a",
-    '{"ways": {"a": {"acceptance": "lenient", "lenience": 0.1}}}': "with 'none' and 'lenient'",
-    '{"ways": {"a": {"num_draft_tokens": 5}}}': "ways.a: expected num_draft_tokens with a drafter",
-    '{"ways": {"a": {"num_draft_tokens": "auto"}}}': "drafter that drafts, got 'auto' with 'none'",
+    '{"methods": {}}': "expected the config to have ways, got none",
+    '{"methods": 3}': "expected ways to be a group of fields, got 3",
+    '{"methods": {"a": 3}}': "expected methods.a to be a group of fields, got 3",
+    '{"methods": {"a/b": {}}}': "expected labels of ways without '/', got 'a/b'",
+    '{"methods": {"a": {"drafter": "magic"}}}': "methods.a: expected a drafter among none",
+    '{"methods": {"a": {"draftr": "none"}}}': "no field 'methods.a.draftr'; did you mean 'drafter'",
+    '{"methods": {"a": {"drafter": "model"}}}': "methods.a: the drafter 'model' expects a draft",
+    '{"methods": {"a": {"drafter": "none", "draft": "x"}}}': "drafter among model, hierarchical; got",
+    '{"methods": {"a": {"drafter": "ngram", "draft_quantization": "int8"}}}': "expected a draft model",
+    '{"methods": {"a": {"drafter": "ngram", "num_draft_tokens": 0}}}': "num_draft_tokens from 1",
+    '{"methods": {"a": {"drafter": "ngram", "num_draft_tokens": "many"}}}': "or 'auto', got 'many'",
+    '{"methods": {"a": {"options": {"ngram_windo": 2}}}}': "no field 'methods.a.options.ngram_windo'",
+    '{"methods": {"a": {"options": {"ngram_window": 1}}}}': "methods.a: expected ngram_window from 2",
+    '{"methods": {"a": {"options": {"draft_confidence": "x"}}}}': "draft_confidence to be a number",
+    '{"methods": {"a": {"acceptance": "magic"}}}': "methods.a: expected an acceptance rule among",
+    '{"methods": {"a": {"lenience": 2}}}': "methods.a: expected a lenience from 0 to 1; got 2",
+    '{"methods": {"a": {"drafter": "ngram", "lenience": 0.5}}}': "methods.a: expected lenience with a",
+    '{"methods": {"a": {"acceptance": "lenient", "lenience": 0.1}}}': "with 'none' and 'lenient'",
+    '{"methods": {"a": {"num_draft_tokens": 5}}}': "methods.a: expected num_draft_tokens with a drafter",
+    '{"methods": {"a": {"num_draft_tokens": "auto"}}}': "drafter that drafts, got 'auto' with 'none'",
     '{"settings": {"a": {"draft_temperature": 1}}}': "settings.a: expected draft_temperature with",
-    '{"ways": {"a": {"acceptance": "greedy"}}}': "ways.a: the acceptance rule 'greedy' expects",
+    '{"methods": {"a": {"acceptance": "greedy"}}}': "methods.a: the acceptance rule 'greedy' expects",
     '{"settings": {}}': "expected the config to have settings, got none",
     '{"settings": {"a": {"seed": 1}}}': "no field 'settings.a.seed'",
     '{"settings": {"a": {"temperature": -1}}}': "settings.a: expected a finite temperature",
@@ -85,15 +85,15 @@ BAD = {
     '{"predict": {"a": {"draft_quantization": "int3"}}}': "predict.a.draft_quantization among none",
     '{"predict": {"a": {"target": null}}}': "expected predict.a.target to be a text, got None",
     '{"table": {"max_new_tokens": 0}}': "table: expected max_new_tokens of at least 1",
-    '{"ways": {"a": {"options": 3}}}': "expected ways.a.options to be a group of fields, got 3",
-    '{"ways": {"a": {"drafter": null}}}': "expected ways.a.drafter to be a text, got None",
-    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": true}}}': "ways.a.num_draft_tokens",
-    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": null}}}': "ways.a.num_draft_tokens",
-    '{"ways": {"a": {"draft": 3}}}': "expected ways.a.draft to be a text or None, got 3",
-    '{"ways": {"a": {"lenience": "x"}}}': "expected ways.a.lenience to be a number, got 'x'",
-    '{"ways": {"a": {"options": {"draft_layers": 3}}}}': "draft_layers to be a list or None, got 3",
-    '{"ways": {"a": {"options": {"draft_layers": ["x"]}}}}': "draft_layers to be a whole number",
-    '{"ways": {"a": {"options": {"pattern": [1]}}}}': "pattern to be a text or None, got [1]",
+    '{"methods": {"a": {"options": 3}}}': "expected methods.a.options to be a group of fields, got 3",
+    '{"methods": {"a": {"drafter": null}}}': "expected methods.a.drafter to be a text, got None",
+    '{"methods": {"a": {"drafter": "ngram", "num_draft_tokens": true}}}': "methods.a.num_draft_tokens",
+    '{"methods": {"a": {"drafter": "ngram", "num_draft_tokens": null}}}': "methods.a.num_draft_tokens",
+    '{"methods": {"a": {"draft": 3}}}': "expected methods.a.draft to be a text or None, got 3",
+    '{"methods": {"a": {"lenience": "x"}}}': "expected methods.a.lenience to be a number, got 'x'",
+    '{"methods": {"a": {"options": {"draft_layers": 3}}}}': "draft_layers to be a list or None, got 3",
+    '{"methods": {"a": {"options": {"draft_layers": ["x"]}}}}': "draft_layers to be a whole number",
+    '{"methods": {"a": {"options": {"pattern": [1]}}}}': "pattern to be a text or None, got [1]",
     '{"settings": {"a": 3}}': "expected settings.a to be a group of fields, got 3",
     '{"settings": {"a": {"temperature": null}}}': "settings.a.temperature to be a number, got None",
     '{"settings": {"a": {"temperature": [1]}}}': "settings.a.temperature to be a number, got [1]",
@@ -119,15 +119,15 @@ def test_what_is_wrong_is_named(change):
     assert "\n" not in str(caught.value)
 
 
-ESTIMATE = {"kind": "estimate", "ways": {"a": {"drafter": "ngram"}}, "settings": {"T=0": {}}}
+ESTIMATE = {"kind": "estimate", "methods": {"a": {"drafter": "ngram"}}, "settings": {"T=0": {}}}
 UNREAD = {
     '{"turns": 0}': "expected turns to be 1 with kind 'estimate', which does not read it; got 0",
     '{"repeats": 2}': "expected repeats to be 1 with kind 'estimate'",
     '{"batch_sizes": [1, 4]}': "expected batch_sizes to be [1] with kind 'estimate', which",
-    '{"ways": {"a": {"drafter": "ngram", "num_draft_tokens": 5}}}': "num_draft_tokens to be 2",
-    '{"ways": {"a": {"drafter": "ngram", "acceptance": "block"}}}': "ways.a.acceptance to be '",
-    '{"ways": {"a": {"drafter": "none"}}}': "expected ways.a.drafter to draft with kind 'estimate'",
-    '{"ways": {"a": {"drafter": "ngram+eagle"}}}': "expected ways.a.drafter without a trained head",
+    '{"methods": {"a": {"drafter": "ngram", "num_draft_tokens": 5}}}': "num_draft_tokens to be 2",
+    '{"methods": {"a": {"drafter": "ngram", "acceptance": "block"}}}': "methods.a.acceptance to be '",
+    '{"methods": {"a": {"drafter": "none"}}}': "expected methods.a.drafter to draft with kind 'estimate'",
+    '{"methods": {"a": {"drafter": "ngram+eagle"}}}': "expected methods.a.drafter without a trained head",
     '{"settings": {"a": {"presence_penalty": 1}}}': "expected settings.a to have temperature and",
 }  # fmt: skip
 
@@ -148,7 +148,7 @@ def test_defaults_and_settings():
     assert experiment.settings["short"].max_new_tokens == 8
     assert experiment.settings["short"].stop == ("x",)
     assert experiment.settings["T=1"].max_new_tokens == 32
-    assert experiment.ways["lookup"].num_draft_tokens == 2
+    assert experiment.methods["lookup"].num_draft_tokens == 2
     assert experiment.seeds == (0,)
 
 

@@ -74,8 +74,8 @@ def test_a_finished_run_is_not_repeated(config, tmp_path, capsys, monkeypatch):
 
 def test_seeds_make_the_difference(config, tmp_path):
     """Prompt k with seed s is drawn with seed 1000 s + k: other seeds, other samples."""
-    ways = {"plain": {"drafter": "none"}}
-    changes = {"seeds": [0, 1], "num_prompts": 1, "ways": ways, "max_new_tokens": 20}
+    methods = {"plain": {"drafter": "none"}}
+    changes = {"seeds": [0, 1], "num_prompts": 1, "methods": methods, "max_new_tokens": 20}
     run_experiment(config(**changes), str(tmp_path / "work"))
     tokens = {
         name: record["answers"][0]["token_ids"]
@@ -90,8 +90,8 @@ def test_turns_go_on_with_the_models_own_answers(config, tmp_path, folder):
     """Guards against a second turn without the first one's answer, and times left out."""
     from jspec.weights.resolver import load_model
 
-    ways = {"lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 3}}
-    plain = config(turns=0, ways=ways, settings={"T=0": {}})
+    methods = {"lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 3}}
+    plain = config(turns=0, methods=methods, settings={"T=0": {}})
     assert run_experiment(plain, str(tmp_path / "work")) == 0
     answers = [one for r in done_cells(tmp_path / "work").values() for one in r["answers"]]
     assert [(one["prompt"], one["turn"]) for one in answers] == [(0, 0), (1, 0), (2, 0),
@@ -102,10 +102,12 @@ def test_turns_go_on_with_the_models_own_answers(config, tmp_path, folder):
     assert second["num_prompt_tokens"] == len(expected) + 1  # BOS
 
 
-def test_a_draft_temperature_is_for_the_ways_that_draw(config, tmp_path):
+def test_a_draft_temperature_is_for_the_methods_that_draw(config, tmp_path):
     """Guards against a setting that plain decoding refuses, although another way reads it."""
-    ways = {"plain": {"drafter": "none"}, "random": {"drafter": "random", "num_draft_tokens": 2}}
-    plain = config(ways=ways, settings={"T=1": {"temperature": 1.0, "draft_temperature": 0.5}})
+    methods = {"plain": {"drafter": "none"}, "random": {"drafter": "random", "num_draft_tokens": 2}}
+    plain = config(
+        methods=methods, settings={"T=1": {"temperature": 1.0, "draft_temperature": 0.5}}
+    )
     assert run_experiment(plain, str(tmp_path / "work")) == 0
     cells = done_cells(tmp_path / "work")
     assert len(cells) == 8
@@ -122,7 +124,7 @@ def test_a_batch_says_what_its_rows_say_alone(config, tmp_path):
     for line in read_lines(tmp_path / "work" / "results.jsonl"):
         key = line["key"]
         for answer in line["record"]["answers"]:
-            place = key["way"], key["setting"], answer["prompt"]
+            place = key["method"], key["setting"], answer["prompt"]
             tokens[key["batch_size"]][place] = answer["token_ids"]
     assert len(tokens[1]) == 12
     assert tokens[1] == tokens[2]
@@ -145,13 +147,15 @@ def test_a_failing_cell_is_recorded_and_the_run_goes_on(config, tmp_path, capsys
     assert len(read_lines(work / "results.jsonl")) == 8
 
 
-def test_a_way_that_cannot_be_made_fails_alone_and_succeeds_later(config, tmp_path, folder, capsys):
+def test_a_method_that_cannot_be_made_fails_alone_and_succeeds_later(
+    config, tmp_path, folder, capsys
+):
     """Guards against a damaged draft that ends the run, and failed cells that stay failed."""
     draft, work = tmp_path / "draft", tmp_path / "work"
     draft.mkdir()
-    ways = {"plain": {"drafter": "none"},
+    methods = {"plain": {"drafter": "none"},
             "model": {"drafter": "model", "num_draft_tokens": 2, "draft": str(draft)}}  # fmt: skip
-    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=2)
+    plain = config(methods=methods, settings={"T=0": {}}, num_prompts=2)
     assert run_experiment(plain, str(work)) == 2
     assert len(done_cells(work)) == 2
     (run,) = read_lines(work / "runs.jsonl")
@@ -168,11 +172,11 @@ def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
     """Guards against a table of each process's own, and answers lost when one is killed."""
     from jspec.evaluation.experiments import tables
 
-    ways = {"plain": {"drafter": "none"},
+    methods = {"plain": {"drafter": "none"},
             "bigram": {"drafter": "bigram", "num_draft_tokens": 2}}  # fmt: skip
     source = write_prompts(tmp_path / "table.jsonl", [{"prompt": "ab"}, {"prompt": "one two"}])
     table = {"prompts_file": source, "num_tokens": 50, "max_new_tokens": 12}
-    plain = config(ways=ways, num_prompts=1, table=table)
+    plain = config(methods=methods, num_prompts=1, table=table)
     work = tmp_path / "work"
 
     class Killed(BaseException):
@@ -193,7 +197,7 @@ def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
     options = run["described"]["bigram"]["drafter_options"]
     assert options["draft_table"] == str(work / "table.safetensors")
     lines = read_lines(work / "results.jsonl")
-    assert sum(r[0] for one in lines if one["key"]["way"] == "bigram"
+    assert sum(r[0] for one in lines if one["key"]["method"] == "bigram"
                for answer in one["record"]["answers"] for r in answer["rounds"]) > 0  # fmt: skip
 
 
@@ -224,27 +228,27 @@ MISSPELLED = {
     "target": ({"target": "nowhere"}, "target: no model 'nowhere'"),
     "random": ({"target": "random:nothing"}, "target: expected random:<preset>"),
     "draft": (
-        {"ways": {"a": {"drafter": "model", "draft": "./nowhere"}}},
+        {"methods": {"a": {"drafter": "model", "draft": "./nowhere"}}},
         r"ways\.a\.draft: no model '\./nowhere'",
     ),
     "gguf": (
-        {"ways": {"a": {"drafter": "model", "draft": "nowhere.gguf"}}},
+        {"methods": {"a": {"drafter": "model", "draft": "nowhere.gguf"}}},
         r"ways\.a\.draft: nowhere\.gguf: cannot be read: No such file",
     ),
     "draft of an estimate": (
-        {"kind": "estimate", "ways": {"a": {"drafter": "model", "draft": "nowhere"}}},
+        {"kind": "estimate", "methods": {"a": {"drafter": "model", "draft": "nowhere"}}},
         r"ways\.a\.draft: no model 'nowhere'",
     ),
     "table": (
-        {"ways": {"a": {"drafter": "bigram", "options": {"draft_table": "nowhere"}}}},
+        {"methods": {"a": {"drafter": "bigram", "options": {"draft_table": "nowhere"}}}},
         r"ways\.a\.options\.draft_table: no such file: nowhere",
     ),
     "head": (
-        {"ways": {"a": {"drafter": "eagle", "options": {"draft_head": "nowhere"}}}},
+        {"methods": {"a": {"drafter": "eagle", "options": {"draft_head": "nowhere"}}}},
         r"ways\.a\.options\.draft_head: nowhere: no such folder",
     ),
     "prompts of the table": (
-        {"ways": {"a": {"drafter": "bigram"}}, "table": {"prompts_file": "nowhere"}},
+        {"methods": {"a": {"drafter": "bigram"}}, "table": {"prompts_file": "nowhere"}},
         r"cannot read table\.prompts_file nowhere: No such file",
     ),
     "pair": (
@@ -290,8 +294,8 @@ def test_prompts_are_found_from_another_folder(config, tmp_path, monkeypatch):
 
 def test_one_cell_is_one(config, tmp_path, capsys):
     """Guards against "1 cells"."""
-    ways = {"plain": {"drafter": "none"}}
-    plain = config(ways=ways, settings={"T=0": {}}, num_prompts=1)
+    methods = {"plain": {"drafter": "none"}}
+    plain = config(methods=methods, settings={"T=0": {}}, num_prompts=1)
     assert run_experiment(plain, str(tmp_path / "work")) == 0
     output, errors = capsys.readouterr()
     assert output == f"{tmp_path / 'work'}: 1 of 1 cell is done\n"
@@ -329,10 +333,10 @@ def test_a_disk_that_has_no_room_for_the_table_ends_the_run(config, tmp_path, mo
 
     source = write_prompts(tmp_path / "table.jsonl", [{"prompt": "ab"}])
     table = {"prompts_file": source, "num_tokens": 10, "max_new_tokens": 12}
-    ways = {"bigram": {"drafter": "bigram", "num_draft_tokens": 2}}
+    methods = {"bigram": {"drafter": "bigram", "num_draft_tokens": 2}}
     monkeypatch.setattr(tables, "save_table", fill)
     with pytest.raises(WorkdirError, match="No space left"):
-        run_experiment(config(ways=ways, num_prompts=1, table=table), str(tmp_path / "work"))
+        run_experiment(config(methods=methods, num_prompts=1, table=table), str(tmp_path / "work"))
     assert not done_cells(tmp_path / "work")
 
 

@@ -11,7 +11,7 @@ from jspec.common.workdir_errors import WorkdirError
 from jspec.evaluation.experiments.store import Store
 from tests.evaluation.experiments.tiny import read_lines
 
-CONFIG = {"kind": "generate", "max_new_tokens": 64, "ways": {"a": {"n": 1}, "b": {"n": 2}}}
+CONFIG = {"kind": "generate", "max_new_tokens": 64, "methods": {"a": {"n": 1}, "b": {"n": 2}}}
 
 # A process that does cells: each takes a moment, and notes who did it.
 _WORK = """
@@ -122,8 +122,11 @@ def test_a_failed_cell_is_tried_again_by_the_next_opening_only(tmp_path):
     [
         ({"max_new_tokens": 32}, "max_new_tokens is 64 there and 32 here"),
         ({"title": "t"}, 'title is absent there and "t" here'),
-        ({"ways": {"a": {"n": 1}, "b": {"n": "auto"}}}, 'ways.b.n is 2 there and "auto" here'),
-        ({"ways": {"b": {"n": 2}, "a": {"n": 1}}}, 'the order of ways is ["a", "b"] there'),
+        (
+            {"methods": {"a": {"n": 1}, "b": {"n": "auto"}}},
+            'methods.b.n is 2 there and "auto" here',
+        ),
+        ({"methods": {"b": {"n": 2}, "a": {"n": 1}}}, 'the order of ways is ["a", "b"] there'),
     ],
 )
 def test_a_workdir_of_another_config_is_refused(tmp_path, change, named):

@@ -23,7 +23,7 @@ from jspec.evaluation.experiments.config import (defaults, ordered, way)
 def get_config():
     config = defaults()
     for name, value in json.loads({changes!r}).items():
-        if name == "ways":
+        if name == "methods":
             value = {{label: way(**one) for label, one in value.items()}}
         config[name] = ordered(value) if isinstance(value, dict) else value
     return config
@@ -42,7 +42,7 @@ def plain_config(folder, prompts, **changes):
         "target": str(folder),
         "dtype": "float32",
         "prompts_file": str(prompts),
-        "ways": {
+        "methods": {
             "plain": {"drafter": "none"},
             "lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 3},
         },

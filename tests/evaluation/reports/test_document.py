@@ -118,7 +118,7 @@ def test_a_code_span_holds_anything():
 
 def test_numbers_stand_right_and_texts_left():
     """Guards against tables that cannot be compared by eye."""
-    table = Table("t", ("way", "speed"), (("a", "1.00"),))
+    table = Table("t", ("method", "speed"), (("a", "1.00"),))
     assert "| --- | ---: |" in to_markdown([table])
     assert '<td class="number">1.00</td>' in to_html([table])
 

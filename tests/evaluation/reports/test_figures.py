@@ -162,7 +162,7 @@ def test_repetition(figures):
 
 
 ESTIMATE = Estimate(
-    "way", "T=0", "sampled", 100, 90, RATIO, {},
+    "method", "T=0", "sampled", 100, 90, RATIO, {},
     [EntropyBin(0.5, HIGH, 50), EntropyBin(1.5, LOW, 40), EntropyBin(2.5, LOW, 19)],
     [Lenience(1.0, LOW, Ratio(0.0, 0.0, 0.0)), Lenience(0.1, HIGH, Ratio(0.2, 0.1, 0.3))],
 )  # fmt: skip
@@ -175,7 +175,7 @@ def test_alphas(figures):
     (axes,) = figures[0].axes
     assert lines_of(axes) == [close([(0.9, -0.15)]), close([(0.4, 0.15)])]
     assert bars_of(axes)[1] == close([(0.3, 0.15), (0.6, 0.15)])
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["way"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["method"]
     assert legend_of(figures[0]) == ["T=0", "T=1"]
 
 
@@ -242,7 +242,7 @@ def test_a_scene_draws_what_it_has_data_for():
         for name in ("speedup-by-number", "speedup-by-category", "acceptance-by-position",
                      "kept-a-round", "round-cost", "repetition")
     ]  # fmt: skip
-    only = [one for one in cells() if one["key"]["way"] in ("plain", "random:3")]
+    only = [one for one in cells() if one["key"]["method"] in ("plain", "random:3")]
     for line in only:
         line["record"]["answers"][0]["category"] = None
     (scene,) = make_scenes(config(), parse_cells(only))

@@ -9,22 +9,22 @@ from jspec.evaluation.reports.families import families, widest
 from jspec.evaluation.reports.growth_chapters import length_growth
 from jspec.evaluation.reports.iid import fit
 from jspec.evaluation.reports.measured import of_category, parse_cells
+from jspec.evaluation.reports.methods import acceptance_by_place, method_numbers, observed_alpha
 from jspec.evaluation.reports.prediction_table import prompt_runs, theory_chapter
 from jspec.evaluation.reports.scene import by_length, make_scenes, summarise
 from jspec.evaluation.reports.speeds import calls, compare, decoding, speed, whole
 from jspec.evaluation.reports.view import View
-from jspec.evaluation.reports.ways import acceptance_by_place, observed_alpha, way_numbers
 from jspec.generation.costs import RoundCosts
 from jspec.generation.stats import RoundCounts, acceptance_by_position, conditional_acceptance
 from tests.evaluation.reports.workdirs import WAYS, cell, cells, config
 
 
-def pick(way, **options):
+def pick(method, **options):
     """Returns a way's cells."""
-    return [one for one in parse_cells(cells(**options)) if one.way == way]
+    return [one for one in parse_cells(cells(**options)) if one.method == method]
 
 
-def test_speeds_are_ratios_of_what_both_ways_did():
+def test_speeds_are_ratios_of_what_both_methods_did():
     """Guards against a speed-up that a slow repeat on one side alone would change."""
     ours, plain = pick("lookup:3"), pick("plain")
     compared = compare(ours, plain, decoding)
@@ -52,11 +52,13 @@ def test_a_repeat_that_has_only_begun_is_left_out():
 
 def test_a_prompt_with_a_missing_seed_is_left_out():
     """Guards against a ratio of two seeds' tokens over one seed's time."""
-    lines = [cell(way, [prompt], seed=seed) for way in ("plain", "lookup:3")
+    lines = [cell(method, [prompt], seed=seed) for method in ("plain", "lookup:3")
              for prompt in (0, 3) for seed in (0, 1)]  # fmt: skip
     parsed = parse_cells(lines)
-    plain = [one for one in parsed if one.way == "plain"]
-    ours = [one for one in parsed if one.way == "lookup:3" and (one.prompts, one.seed) != ((0,), 1)]
+    plain = [one for one in parsed if one.method == "plain"]
+    ours = [
+        one for one in parsed if one.method == "lookup:3" and (one.prompts, one.seed) != ((0,), 1)
+    ]
     compared = compare(ours, plain, decoding)
     assert compared.num_prompts == 1
     assert compared.ratio.median == pytest.approx(1 / 0.36)
@@ -64,20 +66,20 @@ def test_a_prompt_with_a_missing_seed_is_left_out():
 
 def test_answers_of_one_token_do_not_divide_by_zero():
     """An answer that ends at its first token has no round, and no time of decoding."""
-    empty = parse_cells([cell(way, [0], rounds=[]) for way in ("plain", "lookup:3")])
-    full = parse_cells([cell(way, [3]) for way in ("plain", "lookup:3")])
+    empty = parse_cells([cell(method, [0], rounds=[]) for method in ("plain", "lookup:3")])
+    full = parse_cells([cell(method, [3]) for method in ("plain", "lookup:3")])
     assert compare(empty[1:], empty[:1], decoding) is None
     compared = compare([empty[1], full[1]], [empty[0], full[0]], decoding)
     assert compared.num_prompts == 1
-    numbers = way_numbers("lookup:3", empty[1:], empty[:1])
+    numbers = method_numbers("lookup:3", empty[1:], empty[:1])
     assert numbers.tokens_per_call is None
     assert numbers.acceptance is None
     assert numbers.speedup is None
 
 
-def test_the_numbers_of_a_way():
+def test_the_numbers_of_a_method():
     """Guards against rates that count repeats, or cut rounds, twice."""
-    numbers = way_numbers("lookup:3", pick("lookup:3"), pick("plain"))
+    numbers = method_numbers("lookup:3", pick("lookup:3"), pick("plain"))
     assert numbers.num_tokens == 66
     assert numbers.acceptance.median == pytest.approx(21 / 117)
     assert numbers.tokens_per_call == pytest.approx(60 / 39)
@@ -92,9 +94,9 @@ def test_the_numbers_of_a_way():
 
 def test_batches_count_all_of_their_time():
     """In a batch decoding times of answers overlap: only the cell's seconds are time."""
-    lines = [cell(way, [3, 4], batch_size=2) for way in ("plain", "lookup:3")]
+    lines = [cell(method, [3, 4], batch_size=2) for method in ("plain", "lookup:3")]
     plain, ours = parse_cells(lines)
-    numbers = way_numbers("lookup:3", [ours], [plain])
+    numbers = method_numbers("lookup:3", [ours], [plain])
     assert numbers.speedup.median == pytest.approx((1 + 1.0) / (0.36 + 1.0))
     assert numbers.cost is None
     assert numbers.seconds_per_round is None
@@ -108,12 +110,12 @@ def test_scenes_follow_the_config_and_need_the_base():
     assert [scene.setting for scene in scenes] == ["T=1", "T=0"]
     assert list(scenes[0].cells) == list(WAYS)
     assert scenes[0].base == "plain"
-    without = [line for line in lines if line["key"]["way"] != "plain"]
+    without = [line for line in lines if line["key"]["method"] != "plain"]
     assert make_scenes(config(settings=settings), parse_cells(without)) == []
     summary = summarise(scenes[0])
-    assert [own.way for own in summary.overall] == list(WAYS)
-    by_way = {own.way: own for own in summary.by_category["code"]}
-    assert by_way["lookup:3"].speedup.median == pytest.approx(1 / 0.36)
+    assert [own.method for own in summary.overall] == list(WAYS)
+    by_method = {own.method: own for own in summary.by_category["code"]}
+    assert by_method["lookup:3"].speedup.median == pytest.approx(1 / 0.36)
 
 
 def test_settings_that_differ_in_length_alone_are_one_group():
@@ -125,19 +127,19 @@ def test_settings_that_differ_in_length_alone_are_one_group():
     assert [list(group) for group in groups] == [[8, 32], [11]]
 
 
-def test_families_are_ways_that_differ_in_the_number_alone():
+def test_families_are_methods_that_differ_in_the_number_alone():
     """Guards against lines that join points of different drafters."""
-    ways = WAYS | {
+    methods = WAYS | {
         "lookup:auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"},
         "a-5": {"drafter": "model", "num_draft_tokens": 5},
         "b-2": {"drafter": "model", "num_draft_tokens": 2},
     }
-    assert families(ways) == {
+    assert families(methods) == {
         "lookup": {"lookup:1": 1, "lookup:3": 3},
         "random": {"random:3": 3},
         "a-5": {"b-2": 2, "a-5": 5},
     }
-    assert widest(ways)["lookup"] == "lookup:3"
+    assert widest(methods)["lookup"] == "lookup:3"
 
 
 def test_the_iid_model_recovers_its_own_numbers():
@@ -161,7 +163,7 @@ def test_the_iid_model_recovers_its_own_numbers():
 def predictions(seconds):
     """Returns the tables of expected speed-ups; a round of up to three drafts takes `seconds`."""
     lines = [one for one in cells() if one["key"]["prompts"][0] in (0, 1, 2)]
-    lines += [cell(way, [3], rounds=[[0, 0, ""]] * 10) for way in ("plain", "lookup:3")]
+    lines += [cell(method, [3], rounds=[[0, 0, ""]] * 10) for method in ("plain", "lookup:3")]
     (scene,) = make_scenes(config(), parse_cells(lines))
     assert len(prompt_runs(scene.cells["lookup:3"], scene.cells["plain"])) == 4
     costs = RoundCosts((512,), (0, 3), ("prompt_lookup",), (((0.1, seconds),),))
@@ -194,7 +196,7 @@ def test_a_gap_is_explained_by_what_it_is_made_of():
 
 def test_a_category_is_compared_on_its_own_prompts():
     """Guards against a base of all prompts under a category's numbers."""
-    ours, plain = (of_category(pick(way), "qa") for way in ("lookup:3", "plain"))
+    ours, plain = (of_category(pick(method), "qa") for method in ("lookup:3", "plain"))
     assert compare(ours, plain, decoding).ratio.median == pytest.approx(1 / 1.2)
 
 
@@ -224,11 +226,13 @@ def test_rates_have_intervals_over_prompts_and_agree_with_the_counts():
 
 def test_one_timing_pays_nowhere():
     """Guards against "clearly pays" by an interval that has no width."""
-    once = parse_cells([cell(way, [3]) for way in ("plain", "lookup:3")])
-    twice = parse_cells([cell(way, [3], repeat=n) for n in (0, 1) for way in ("plain", "lookup:3")])
-    ways, found = config()["ways"], []
+    once = parse_cells([cell(method, [3]) for method in ("plain", "lookup:3")])
+    twice = parse_cells(
+        [cell(method, [3], repeat=n) for n in (0, 1) for method in ("plain", "lookup:3")]
+    )
+    methods, found = config()["methods"], []
     for parsed in (once, twice):
-        (scene,) = make_scenes(config(ways=ways), parsed)
+        (scene,) = make_scenes(config(methods=methods), parsed)
         answer, (own, _) = length_growth({8: scene, 16: scene}, ["lookup:3"], View("", "T=0"))
         found.append((answer.rpartition("`")[2], own.rows[0][1]))
     assert found == [(" never clearly pays.", "1.74"),

@@ -79,7 +79,7 @@ def test_what_is_no_path_stays():
     assert portable(kept) == kept
     cut = {"/a/b.json": "b.json", "~/a/b": "b", "../../c": "c", "/x/configs/y.py": "configs/y.py",
            "--config=/x/configs/y.py": "--config=configs/y.py", "--workdir=r": "--workdir=DIR",
-           "--config.ways.a.draft=/m/draft/": "--config.ways.a.draft=draft"}  # fmt: skip
+           "--config.methods.a.draft=/m/draft/": "--config.methods.a.draft=draft"}  # fmt: skip
     assert portable(list(cut)) == list(cut.values())
 
 

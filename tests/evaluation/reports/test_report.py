@@ -58,7 +58,7 @@ def table(blocks, beginning):
     return {row[0]: dict(zip(found.columns, row, strict=True)) for row in found.rows}
 
 
-def test_the_verdict_names_the_best_way_and_why(tmp_path):
+def test_the_verdict_names_the_best_method_and_why(tmp_path):
     """Half of the prompts gain 2.78 times, half lose: not clear over all, clear for one task."""
     blocks, text = report(tmp_path, cells())
     expected = "No way is clearly faster than plain decoding.** The best, `lookup:3`, was 1.28"
@@ -81,9 +81,9 @@ def by_tasks(*, num_prompts=5, setting="T=0"):
     """Returns cells of so many prompts of "qa" and of "code", each timed three times."""
     lines = []
     for number in range(2 * num_prompts):
-        for way in WAYS:
+        for method in WAYS:
             for repeat in range(3):
-                line = cell(way, [3 * (number % 2)], repeat=repeat, setting=setting)
+                line = cell(method, [3 * (number % 2)], repeat=repeat, setting=setting)
                 line["key"]["prompts"] = [number]
                 line["cell"] += f"number {number}"
                 lines.append(line)
@@ -110,7 +110,7 @@ def test_the_answer_comes_first(tmp_path):
         if line["key"]["prompts"][0] > 9:
             answer = line["record"]["answers"][0]
             answer["category"] = "more"
-            answer["decode_seconds"] *= {"plain": 1, "lookup:1": 1}.get(line["key"]["way"], 4)
+            answer["decode_seconds"] *= {"plain": 1, "lookup:1": 1}.get(line["key"]["method"], 4)
     answers = answers_of(report(tmp_path / "code", only)[0])
     faster = "use `lookup:1`, 1.90 times as fast as plain decoding over all prompts (whole answers,"
     assert faster in answers[0]
@@ -133,7 +133,7 @@ def test_the_answer_says_no_more_than_there_is(tmp_path):
     assert answers[0].endswith("too little was timed to say.")
 
 
-def test_the_headline_is_that_of_the_fastest_way(tmp_path):
+def test_the_headline_is_that_of_the_fastest_method(tmp_path):
     """Code alone: 2.78 times, because 3.33 tokens a call cost 1.2 plain steps."""
     lines = [one for one in cells() if one["key"]["prompts"][0] > 2]
     _, text = report(tmp_path, lines)
@@ -161,14 +161,14 @@ def test_few_prompts_are_not_taken_for_certain(tmp_path):
     assert "Intervals of fewer than 5 prompts are too narrow: take them as hints." in text
 
 
-def test_the_best_way_over_all_is_kept_where_it_is_not_clearly_worse(tmp_path):
+def test_the_best_method_over_all_is_kept_where_it_is_not_clearly_worse(tmp_path):
     """Guards against advice that follows chance: here lookup:1 seems 1 % better for code."""
     lines = [one for one in cells() if one["key"]["prompts"][0] > 2]
     for line in lines:
-        if line["key"]["way"] == "lookup:1":
+        if line["key"]["method"] == "lookup:1":
             repeat = line["key"]["repeat"]
             line["record"]["answers"][0]["decode_seconds"] = (0.525, 0.675, 0.45)[repeat]
-        if line["key"]["way"] == "lookup:3":
+        if line["key"]["method"] == "lookup:3":
             line["record"]["answers"][0]["decode_seconds"] *= 1.5
         line["record"]["answers"][0]["category"] = "code"
     other = [copy.deepcopy(line) for line in lines]
@@ -176,7 +176,7 @@ def test_the_best_way_over_all_is_kept_where_it_is_not_clearly_worse(tmp_path):
         line["key"]["prompts"] = [line["key"]["prompts"][0] + 10]
         line["cell"] += "other"
         line["record"]["answers"][0]["category"] = "other"
-        if line["key"]["way"] == "lookup:1":
+        if line["key"]["method"] == "lookup:1":
             line["record"]["answers"][0]["decode_seconds"] *= 1.3
     blocks, _ = report(tmp_path, lines + other)
     row = table(blocks, "What to use")["code"]
@@ -188,7 +188,7 @@ def test_rounds_that_seem_cheaper_than_plain_steps_are_noise(tmp_path):
     """Guards against an explanation of what cannot be: the same rounds in half the time."""
     lines = cells()
     for line in lines:
-        if line["key"]["way"].startswith("lookup"):
+        if line["key"]["method"].startswith("lookup"):
             for answer in line["record"]["answers"]:
                 answer["decode_seconds"] /= 2
     _, text = report(tmp_path, lines)
@@ -231,16 +231,16 @@ def test_how_much_chance_may_do_is_counted(tmp_path):
     assert two in report(tmp_path / "once", only)[1]
 
 
-def test_lossy_ways_are_not_recommended(tmp_path):
+def test_lossy_methods_are_not_recommended(tmp_path):
     """The fastest way is no use to whoever wants the target's own answers."""
-    ways = copy.deepcopy(WAYS)
-    ways["lookup:3"] |= {"acceptance": "lenient", "lenience": 0.1}
-    blocks, text = report(tmp_path, cells(), config_fields=config(ways=ways))
+    methods = copy.deepcopy(WAYS)
+    methods["lookup:3"] |= {"acceptance": "lenient", "lenience": 0.1}
+    blocks, text = report(tmp_path, cells(), config_fields=config(methods=methods))
     assert table(blocks, "What to use")["code"]["use"] == "`lookup:1`"
     assert "change what the target would say" in text
-    assert "the answers stay its own, but for the ways that the table says change them" in text
-    ways_rows = table(blocks, "The ways of generating")
-    assert ways_rows["`lookup:3`"]["the target's answers"] == "changed (lenient 0.1)"
+    assert "the answers stay its own, but for the methods that the table says change them" in text
+    methods_rows = table(blocks, "The methods of generating")
+    assert methods_rows["`lookup:3`"]["the target's answers"] == "changed (lenient 0.1)"
 
 
 def test_tables_hold_the_numbers(tmp_path):
@@ -265,10 +265,10 @@ def spec_bench_cells(*, categories, repeat=0):
     """Returns a cell a category and way; the first category's answers are those of "qa"."""
     lines = []
     for index, name in enumerate(categories):
-        for way in WAYS:
-            line = cell(way, [0 if index == 0 else 3], repeat=repeat)
+        for method in WAYS:
+            line = cell(method, [0 if index == 0 else 3], repeat=repeat)
             line["key"]["prompts"] = [index]
-            line["cell"] = f"{way}/{index}/{repeat}"
+            line["cell"] = f"{method}/{index}/{repeat}"
             line["record"]["answers"][0]["category"] = name
             lines.append(line)
     return lines
@@ -325,9 +325,9 @@ AUTO = WAYS | {"lookup:auto": WAYS["lookup:3"] | {"num_draft_tokens": "auto"}}
 def auto_cells(*, scale, rounds=1):
     """Returns cells of all ways; "lookup:auto" does as `lookup:3`, in so many times its time."""
     lines = cells()
-    for line in [one for one in lines if one["key"]["way"] == "lookup:3"]:
+    for line in [one for one in lines if one["key"]["method"] == "lookup:3"]:
         own = copy.deepcopy(line)
-        own["key"]["way"] = "lookup:auto"
+        own["key"]["method"] = "lookup:auto"
         own["cell"] += "auto"
         answer = own["record"]["answers"][0]
         answer["decode_seconds"] *= scale
@@ -349,20 +349,22 @@ def auto_cells(*, scale, rounds=1):
 def test_auto_is_set_beside_the_best_fixed_number(tmp_path, scale, rounds, said):
     """Guards against silence where there are too few rounds to tell."""
     lines = auto_cells(scale=scale, rounds=rounds)
-    _, text = report(tmp_path, lines, config_fields=config(ways=AUTO))
+    _, text = report(tmp_path, lines, config_fields=config(methods=AUTO))
     assert f"`lookup:auto` chooses its number of drafts itself: {said}" in text
 
 
 def test_auto_that_has_not_been_timed_is_not_passed_over(tmp_path):
     """Guards against silence in the report of a run that is going on."""
-    _, text = report(tmp_path, cells(), config_fields=config(ways=AUTO))
+    _, text = report(tmp_path, cells(), config_fields=config(methods=AUTO))
     assert "`lookup:auto` chooses its number of drafts itself: too few rounds to tell" in text
 
 
 def test_auto_alone_has_nothing_beside_it(tmp_path):
     """Guards against advice against another drafter's number."""
-    lines = [one for one in auto_cells(scale=1.0) if "lookup:1" != one["key"]["way"] != "lookup:3"]
-    _, text = report(tmp_path, lines, config_fields=config(ways=AUTO))
+    lines = [
+        one for one in auto_cells(scale=1.0) if "lookup:1" != one["key"]["method"] != "lookup:3"
+    ]
+    _, text = report(tmp_path, lines, config_fields=config(methods=AUTO))
     assert "itself: no fixed number of its drafter was timed beside it" in text
 
 
@@ -375,7 +377,7 @@ def costs(numbers, *rows, contexts=(512,)):
 def test_what_rounds_cost(tmp_path):
     """Fixed numbers of a drafter are one line, each in plain steps of its own; auto is another."""
     folder = tmp_path / "run"
-    write(folder, cells(), config_fields=config(ways=AUTO))
+    write(folder, cells(), config_fields=config(methods=AUTO))
     entries = {
         "lookup:1": {"1": costs([0, 1], [0.1, 0.11]), "8": costs([0, 1], [9.0, 9.0])},
         "lookup:3": {"1": costs([0, 3], [0.2, 0.25])},
@@ -400,10 +402,10 @@ def test_what_rounds_cost(tmp_path):
 def test_batches_and_lengths_have_chapters(tmp_path):
     """Guards against a verdict where speculation stops paying that nobody finds."""
     lines = cells()
-    lines += [cell(way, prompts, repeat=repeat, batch_size=2) for way in WAYS
+    lines += [cell(method, prompts, repeat=repeat, batch_size=2) for method in WAYS
               for prompts in ([0, 1], [2, 3], [4, 5]) for repeat in range(3)]  # fmt: skip
     settings = {"T=0": {}, "short": {"max_new_tokens": 4}}
-    lines += [cell(way, [prompt], setting="short", rounds=[[3, 0, "x"]]) for way in WAYS
+    lines += [cell(method, [prompt], setting="short", rounds=[[3, 0, "x"]]) for method in WAYS
               for prompt in range(6)]  # fmt: skip
     blocks, text = report(tmp_path, lines, config_fields=config(settings=settings))
     assert "## As the batch grows" in text
@@ -463,11 +465,11 @@ def test_unfinished_experiments_have_reports(tmp_path):
     assert "Nothing was timed beside plain decoding yet." in text
 
 
-def estimate_cell(way, prompt, overlap, places, *, category=None):
+def estimate_cell(method, prompt, overlap, places, *, category=None):
     """Returns a cell of kind "estimate"."""
     return {
-        "cell": f"{way}/{prompt}",
-        "key": {"way": way, "setting": "T=1", "prompt": prompt, "seed": 0},
+        "cell": f"{method}/{prompt}",
+        "key": {"method": method, "setting": "T=1", "prompt": prompt, "seed": 0},
         "run": "one",
         "status": "done",
         "error": None,
@@ -625,19 +627,19 @@ def test_files_are_written_and_the_page_needs_nothing_else(tmp_path, drawn):
 
 def test_a_big_experiment_is_summarised_in_reasonable_time(tmp_path):
     """13 categories and 10 ways, 5 repeats: every interval is 2,000 samples; at most 120 s."""
-    ways = {"plain": WAYS["plain"]} | {f"lookup:{n}": WAYS["lookup:3"] | {"num_draft_tokens": n}
+    methods = {"plain": WAYS["plain"]} | {f"lookup:{n}": WAYS["lookup:3"] | {"num_draft_tokens": n}
                                        for n in range(1, 10)}  # fmt: skip
     lines = []
     for repeat in range(5):
         for prompt in range(39):
-            for way in ways:
-                line = cell(way if way == "plain" else "lookup:3", [prompt % len(CATEGORIES)])
-                line["key"] |= {"way": way, "prompts": [prompt], "repeat": repeat}
-                line["cell"] = f"{way}/{prompt}/{repeat}"
+            for method in methods:
+                line = cell(method if method == "plain" else "lookup:3", [prompt % len(CATEGORIES)])
+                line["key"] |= {"method": method, "prompts": [prompt], "repeat": repeat}
+                line["cell"] = f"{method}/{prompt}/{repeat}"
                 line["record"]["answers"][0]["category"] = f"kind {prompt % 13}"
                 lines.append(line)
     begin = time.perf_counter()
-    _, text = report(tmp_path, lines, config_fields=config(ways=ways))
+    _, text = report(tmp_path, lines, config_fields=config(methods=methods))
     assert time.perf_counter() - begin < 120
     assert "kind 12" in text
 
@@ -653,13 +655,13 @@ def test_numbers_that_were_not_measured_are_left_out(tmp_path):
     """Guards against a NaN, or a 0 in the place of nothing: answers of one token have no rounds."""
     lines = cells()
     for line in lines:
-        if line["key"]["way"] == "random:3":
+        if line["key"]["method"] == "random:3":
             answer = line["record"]["answers"][0]
             answer |= {"rounds": [], "num_round_tokens": 0, "decode_seconds": 0.0,
                        "device_seconds": 0.0}  # fmt: skip
     blocks, text = report(tmp_path, lines)
     row = table(blocks, "All prompts")["`random:3`"]
-    measured = {"way", "same answers", "speed-up of whole answers"}
+    measured = {"method", "same answers", "speed-up of whole answers"}
     assert {row[name] for name in row.keys() - measured} == {"-"}
     assert not re.search(r"\b(nan|inf|None)\b", text)
 

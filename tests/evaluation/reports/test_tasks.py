@@ -7,7 +7,7 @@ import pytest
 
 from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.document import Paragraph, Table
-from jspec.evaluation.reports.explain_ways import explain_names, explain_way, ways_table
+from jspec.evaluation.reports.explain_methods import explain_method, explain_names, methods_table
 from jspec.evaluation.reports.report import make_report
 from jspec.evaluation.reports.wording import interval
 from jspec.evaluation.reports.workdir import read_workdir
@@ -17,10 +17,10 @@ from tests.evaluation.reports.workdirs import WAYS, cell, cells, config, write
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
 
-def slowed(lines, *ways, by):
+def slowed(lines, *methods, by):
     """Returns the cells, those of some ways with so many times their time of decoding."""
     for line in lines:
-        if line["key"]["way"] in ways:
+        if line["key"]["method"] in methods:
             for answer in line["record"]["answers"]:
                 answer["decode_seconds"] *= by
     return lines
@@ -55,7 +55,7 @@ def test_little_to_gain_is_no_advice_to_use_it_for_everything(tmp_path):
     assert not answer.partition(": ")[2].startswith("use")
 
 
-def test_ways_that_are_neither_fast_nor_slow_are_not_passed_over(tmp_path):
+def test_methods_that_are_neither_fast_nor_slow_are_not_passed_over(tmp_path):
     """Guards against a way without a verdict: lookup:1 is 1.2 times as fast, random:3 unclear."""
     lines = [one for one in cells() if one["key"]["prompts"][0] > 2]
     slowed(lines, "lookup:1", by=1.6)
@@ -112,7 +112,7 @@ def test_notes_are_said_once(tmp_path):
 
 def test_theory_comes_last(tmp_path):
     """Guards against paragraphs of theory between the reader and the costs."""
-    lines = [cell(way, [prompt]) for way in WAYS for prompt in range(6)]
+    lines = [cell(method, [prompt]) for method in WAYS for prompt in range(6)]
     folder = write(tmp_path, lines)
     entry = {"contexts": [512], "numbers": [0, 3], "drafters": ["prompt_lookup"],
              "seconds": [[[0.1, 0.2]]]}  # fmt: skip
@@ -124,7 +124,7 @@ def test_theory_comes_last(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("method", "said"),
     [({"drafter": "model", "draft": "small"}, "proposes what a second, cheaper model would say"),
      ({"drafter": "model", "draft": "toy", "draft_quantization": "int4"},
       "proposes what the same model, its weights rounded to 4 bits, would say"),
@@ -134,9 +134,9 @@ def test_theory_comes_last(tmp_path):
       "copies what most often followed the same few tokens in prompt and answer; where that has "
       "nothing to say, proposes what often follows the last token, by a given table of counts")],
 )  # fmt: skip
-def test_ways_are_explained(way, said):
+def test_methods_are_explained(method, said):
     """Guards against "a cheaper model" that is the same one, and a brace that is shown."""
-    assert explain_way(way, "toy") == said
+    assert explain_method(method, "toy") == said
 
 
 def test_names_and_numbers_of_drafts_are_explained():
@@ -146,11 +146,11 @@ def test_names_and_numbers_of_drafts_are_explained():
     overridden = {"a:3": WAYS["lookup:1"], "lookup:1": WAYS["lookup:1"]}
     assert explain_names(overridden).endswith("at most 1 draft a round. `a:3` had 1.")
     note = "Drafters were not all timed with the same numbers of drafts."
-    assert note in ways_table(WAYS, "toy", "float32").note
+    assert note in methods_table(WAYS, "toy", "float32").note
     alike = {name: WAYS[name] for name in ("plain", "lookup:3", "random:3")}
-    assert note not in ways_table(alike, "toy", "float32").note
-    assert "All keep the target's answers." in ways_table(alike, "toy", "float32").note
-    assert "rounding in bfloat16" in ways_table(alike, "toy", "bfloat16").note
+    assert note not in methods_table(alike, "toy", "float32").note
+    assert "All keep the target's answers." in methods_table(alike, "toy", "float32").note
+    assert "rounding in bfloat16" in methods_table(alike, "toy", "bfloat16").note
 
 
 @pytest.mark.parametrize(

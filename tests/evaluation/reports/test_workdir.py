@@ -82,7 +82,7 @@ def test_cells_of_another_kind_are_refused():
 def test_repeats_do_not_count_twice_and_categories_are_kept_apart():
     """A repeat says the same again; a mixed batch belongs to no category."""
     parsed = parse_cells(cells())
-    plain = [one for one in parsed if one.way == "plain"]
+    plain = [one for one in parsed if one.method == "plain"]
     assert sum(map(len, distinct_answers(plain))) == 6
     assert categories_of(plain) == ["qa", "code"]
     assert len(of_category(plain, "code")) == 9

@@ -47,17 +47,17 @@ def config(**changes):
         "title": "A title with <b>marks</b> & | bars",
         "target": "toy",
         "dtype": "float32",
-        "ways": WAYS,
+        "methods": WAYS,
         "settings": {"T=0": {"temperature": 0.0}},
         "max_new_tokens": 11,
     } | changes
 
 
-def answer(way, prompt, category, *, scale=1.0, rounds=None):
+def answer(method, prompt, category, *, scale=1.0, rounds=None):
     """Returns the record of one answer."""
-    rounds = _ROUNDS[way, category] if rounds is None else rounds
+    rounds = _ROUNDS[method, category] if rounds is None else rounds
     num_tokens = sum(accepted + 1 for _, accepted, _ in rounds)
-    seconds = scale * len(rounds) * _SECONDS[way]
+    seconds = scale * len(rounds) * _SECONDS[method]
     return {
         "prompt": prompt,
         "turn": 0,
@@ -75,16 +75,16 @@ def answer(way, prompt, category, *, scale=1.0, rounds=None):
     }
 
 
-def cell(way, prompts, *, repeat=0, setting="T=0", seed=0, batch_size=1, rounds=None):
+def cell(method, prompts, *, repeat=0, setting="T=0", seed=0, batch_size=1, rounds=None):
     """Returns a line of results.jsonl."""
     scale = SPEEDS[repeat % len(SPEEDS)]
     answers = [
-        answer(way, prompt, CATEGORIES[prompt], scale=scale, rounds=rounds) for prompt in prompts
+        answer(method, prompt, CATEGORIES[prompt], scale=scale, rounds=rounds) for prompt in prompts
     ]
     longest = max(one["decode_seconds"] for one in answers)
     return {
-        "cell": f"{way}/{setting}/{batch_size}/{prompts}/{seed}/{repeat}",
-        "key": {"way": way, "setting": setting, "batch_size": batch_size,
+        "cell": f"{method}/{setting}/{batch_size}/{prompts}/{seed}/{repeat}",
+        "key": {"method": method, "setting": setting, "batch_size": batch_size,
                 "prompts": list(prompts), "seed": seed, "repeat": repeat},
         "run": "one",
         "status": "done",
@@ -97,10 +97,10 @@ def cell(way, prompts, *, repeat=0, setting="T=0", seed=0, batch_size=1, rounds=
 def cells(*, repeats=3, setting="T=0"):
     """Returns the cells of every way and prompt."""
     return [
-        cell(way, [prompt], repeat=repeat, setting=setting)
+        cell(method, [prompt], repeat=repeat, setting=setting)
         for repeat in range(repeats)
         for prompt in range(len(CATEGORIES))
-        for way in WAYS
+        for method in WAYS
     ]
 
 

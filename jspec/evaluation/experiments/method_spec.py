@@ -1,4 +1,4 @@
-"""One way of generating, as a config describes it."""
+"""One method of generating, as a config describes it."""
 
 import dataclasses
 
@@ -23,8 +23,8 @@ _DRAFTER_DEFAULTS = DrafterOptions()
 
 
 @dataclasses.dataclass(frozen=True)
-class WaySpec:
-    """One way of generating.
+class MethodSpec:
+    """One method of generating.
 
     Attributes:
       drafter: its name; see `jspec.drafters.DRAFTERS`.
@@ -56,7 +56,7 @@ class WaySpec:
         if self.draft_quantization != "none" and not needs_draft_model(self.drafter):
             raise InputError("expected a draft model with draft_quantization")
         get_rule(self.acceptance, RuleOptions(lenience=self.lenience))
-        if self.lenience != WaySpec.lenience:
+        if self.lenience != MethodSpec.lenience:
             check_rule_option("lenience", self.acceptance, self.drafter)
 
     @property

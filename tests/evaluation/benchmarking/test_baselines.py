@@ -1,9 +1,9 @@
-"""What transformers does beside jspec's ways."""
+"""What transformers does beside jspec's methods."""
 
 import pytest
 
-from jspec.evaluation.benchmarking.methods import parse_ways
-from jspec.evaluation.benchmarking.sides import peer_ways
+from jspec.evaluation.benchmarking.baselines import peer_methods
+from jspec.evaluation.benchmarking.methods import parse_methods
 
 
 @pytest.mark.parametrize(
@@ -16,10 +16,10 @@ from jspec.evaluation.benchmarking.sides import peer_ways
         (["model+prompt_lookup:4"], {("prompt_lookup", 2), ("model", 4)}),
     ],
 )
-def test_numbers_of_drafts_are_those_of_jspecs_ways(drafters, expected):
+def test_numbers_of_drafts_are_those_of_jspecs_methods(drafters, expected):
     """Guards against a comparison of unlike numbers of drafts; plain is always there, first."""
-    ways = peer_ways(parse_ways(drafters, "7"))
-    assert next(iter(ways.items())) == ("transformers plain", ("none", 0))
-    assert set(ways.values()) == {("none", 0), *expected}
-    for name, (drafter, number) in list(ways.items())[1:]:
+    methods = peer_methods(parse_methods(drafters, "7"))
+    assert next(iter(methods.items())) == ("transformers plain", ("none", 0))
+    assert set(methods.values()) == {("none", 0), *expected}
+    for name, (drafter, number) in list(methods.items())[1:]:
         assert name == f"transformers {drafter}:{number}"

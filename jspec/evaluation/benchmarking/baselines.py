@@ -1,11 +1,11 @@
-"""The two sides of the benchmark: jspec's ways of generating, and transformers' like ways."""
+"""The two sides of the benchmark: jspec's methods of generating, and transformers' like methods."""
 
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
-from jspec.evaluation.benchmarking.methods import Way
+from jspec.evaluation.benchmarking.methods import Method
 from jspec.evaluation.benchmarking.peers import Generated, GenerateFn, Peer
 from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
 from jspec.generation.request import Request, Settings
@@ -19,7 +19,7 @@ PEER_COMPILED = "transformers plain, compiled"
 def jspec_generators(
     target: LoadedModel,
     draft: LoadedModel | None,
-    ways: Mapping[str, Way],
+    methods: Mapping[str, Method],
     options: DrafterOptions,
     **rule: Any,
 ) -> dict[str, Generator]:
@@ -27,17 +27,17 @@ def jspec_generators(
     return {
         name: Generator(
             target,
-            draft if needs_draft_model(way.drafter) else None,
-            drafter=way.drafter,
-            drafter_options=without_unread(way.drafter, options),
-            num_draft_tokens=way.num_draft_tokens,
+            draft if needs_draft_model(method.drafter) else None,
+            drafter=method.drafter,
+            drafter_options=without_unread(method.drafter, options),
+            num_draft_tokens=method.num_draft_tokens,
             **rule,
         )
-        for name, way in ways.items()
+        for name, method in methods.items()
     }
 
 
-def greedy_ways(generators: Mapping[str, Generator]) -> dict[str, GenerateFn]:
+def greedy_methods(generators: Mapping[str, Generator]) -> dict[str, GenerateFn]:
     """Returns greedy generation by each of them."""
 
     def make(generator: Generator) -> GenerateFn:
@@ -52,21 +52,21 @@ def greedy_ways(generators: Mapping[str, Generator]) -> dict[str, GenerateFn]:
     return {name: make(generator) for name, generator in generators.items()}
 
 
-def peer_ways(ways: Mapping[str, Way]) -> dict[str, tuple[str, int]]:
+def peer_methods(methods: Mapping[str, Method]) -> dict[str, tuple[str, int]]:
     """Returns, by name, transformers' drafters and numbers of drafts that stand beside jspec's.
 
     Prompt lookup and the draft model have the numbers that jspec's ways have. Where jspec chooses
     the number, and for prompt lookup where jspec does not use it, it is jspec's default.
 
     Args:
-      ways: jspec's.
+      methods: jspec's.
     """
     pairs = [("none", 0)]
-    for way in ways.values():
-        if way.drafter == "prompt_lookup":
-            pairs.append(("prompt_lookup", _fixed(way.num_draft_tokens)))
-        elif needs_draft_model(way.drafter):
-            pairs.append(("model", _fixed(way.num_draft_tokens)))
+    for method in methods.values():
+        if method.drafter == "prompt_lookup":
+            pairs.append(("prompt_lookup", _fixed(method.num_draft_tokens)))
+        elif needs_draft_model(method.drafter):
+            pairs.append(("model", _fixed(method.num_draft_tokens)))
     if not any(drafter == "prompt_lookup" for drafter, _ in pairs):
         pairs.append(("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS))
     return {_peer_name(*pair): pair for pair in pairs}
@@ -83,29 +83,29 @@ def _peer_name(drafter: str, num_draft_tokens: int) -> str:
 def transformers_generators(
     target: LoadedModel,
     draft: LoadedModel | None,
-    ways: Mapping[str, tuple[str, int]],
+    methods: Mapping[str, tuple[str, int]],
     compiled_length: int | None = None,
 ) -> dict[str, GenerateFn]:
-    """Returns greedy generation by transformers in each way of `peer_ways`.
+    """Returns greedy generation by transformers in each way of `peer_methods`.
 
     Args:
       target: the target.
       draft: the draft model, if there is one.
-      ways: drafters and numbers of drafts, by name.
+      methods: drafters and numbers of drafts, by name.
       compiled_length: tokens of prompt and answer for plain decoding compiled as well; None leaves
         it out.
     """
     peer = Peer(target, draft)
-    generators = {name: peer.way(*way) for name, way in ways.items()}
+    generators = {name: peer.method(*method) for name, method in methods.items()}
     if compiled_length is not None:
-        generators[PEER_COMPILED] = peer.compiled_way(compiled_length)
+        generators[PEER_COMPILED] = peer.compiled_method(compiled_length)
     return generators
 
 
 def working_peers(
     target: LoadedModel,
     draft: LoadedModel | None,
-    ways: Mapping[str, tuple[str, int]],
+    methods: Mapping[str, tuple[str, int]],
     *,
     compiled_length: int | None,
     warm_up: Callable[[dict[str, GenerateFn]], None],
@@ -117,15 +117,15 @@ def working_peers(
     Args:
       target: the target.
       draft: the draft model, if there is one.
-      ways: see `transformers_generators`.
+      methods: see `transformers_generators`.
       compiled_length: likewise.
-      warm_up: answers something in each of some ways.
+      warm_up: answers something in each of some methods.
     """
     working, left_out = {}, {}
     try:
-        peers = transformers_generators(target, draft, ways, compiled_length)
+        peers = transformers_generators(target, draft, methods, compiled_length)
     except Exception as error:  # whatever another library may raise, here and below
-        peers, left_out = {}, dict.fromkeys(ways, _reason(error))
+        peers, left_out = {}, dict.fromkeys(methods, _reason(error))
     for name, generate in peers.items():
         try:
             warm_up({name: generate})

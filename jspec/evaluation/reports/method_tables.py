@@ -1,11 +1,11 @@
-"""Tables of the numbers of the ways of generating: over everything, by category."""
+"""Tables of the numbers of the methods of generating: over everything, by category."""
 
 from jspec.common.counted import counted
 from jspec.evaluation.reports.advice import kept_share
 from jspec.evaluation.reports.document import Table
 from jspec.evaluation.reports.families import families
+from jspec.evaluation.reports.methods import MethodNumbers
 from jspec.evaluation.reports.scene import Scene, Summary
-from jspec.evaluation.reports.ways import WayNumbers
 from jspec.evaluation.reports.wording import (
     CONTROL,
     COST,
@@ -29,15 +29,15 @@ def overall_table(summary: Summary, dtype: str) -> Table:
     scene = summary.scene
     has_same = scene.settings.get("temperature", 0.0) == 0
     is_single = scene.batch_size == 1
-    columns = ["way", "speed-up", "tokens/s", "drafts kept", "alpha", "drafts a round",
+    columns = ["method", "speed-up", "tokens/s", "drafts kept", "alpha", "drafts a round",
                "tokens per call"]  # fmt: skip
     columns += [COST, "speed-up of whole answers"] if is_single else []
     columns += ["same answers"] if has_same else []
     rows = []
     for own in summary.overall:
-        is_base = own.way == scene.base
+        is_base = own.method == scene.base
         row = [
-            code(own.way),
+            code(own.method),
             "1" if is_base else interval(own.speedup, is_once=own.is_timed_once),
             number(own.tokens_per_second, 1),
             percent_interval(own.acceptance),
@@ -57,7 +57,7 @@ def overall_table(summary: Summary, dtype: str) -> Table:
     return Table(f"All prompts ({name_of(scene)})", tuple(columns), tuple(rows), note=note)
 
 
-def _note(scene: Scene, most: WayNumbers) -> str:
+def _note(scene: Scene, most: MethodNumbers) -> str:
     is_once = most.num_repeats == 1
     answers = most.same_answers[1]
     turns = "" if answers <= most.num_prompts * most.num_repeats else (
@@ -87,8 +87,8 @@ def explain_same_answers(scene: Scene, dtype: str) -> str:
             "keeps the target's answers draws them from the same probabilities."
         )
     text = f"**Same answers** are token for token those of {scene.base_name}. "
-    if any(scene.is_lossy[way] for way in scene.cells):
-        text += "Ways that change the answers may part from them anywhere. "
+    if any(scene.is_lossy[method] for method in scene.cells):
+        text += "Methods that change the answers may part from them anywhere. "
     if dtype == "float32":
         return (
             f"{text}In float32 the others should all be the same; where one is not, "
@@ -108,45 +108,49 @@ def name_of(scene: Scene) -> str:
     return scene.setting if scene.batch_size == 1 else f"{scene.setting}, batch {scene.batch_size}"
 
 
-def shown_ways(summary: Summary) -> list[str]:
-    """Returns the ways that a crowded figure shows: of the fastest drafters the fastest number."""
-    own = {n.way: n.speedup.median for n in summary.overall if n.speedup is not None}
+def shown_methods(summary: Summary) -> list[str]:
+    """Returns the methods that a crowded figure shows: of the fastest drafters the fastest
+    number.
+    """
+    own = {n.method: n.speedup.median for n in summary.overall if n.speedup is not None}
     scene = summary.scene
-    telling = [way for way in scene.others if scene.ways[way].get("drafter") != CONTROL]
-    ranked = sorted(telling or scene.others, key=lambda way: own.get(way, 0.0), reverse=True)
-    family_of = {label: name for name, members in families(scene.ways).items() for label in members}
+    telling = [method for method in scene.others if scene.methods[method].get("drafter") != CONTROL]
+    ranked = sorted(telling or scene.others, key=lambda method: own.get(method, 0.0), reverse=True)
+    family_of = {
+        label: name for name, members in families(scene.methods).items() for label in members
+    }
     fastest: dict[str, str] = {}
-    for way in ranked:
-        fastest.setdefault(family_of.get(way, way), way)
+    for method in ranked:
+        fastest.setdefault(family_of.get(method, method), method)
     chosen = list(fastest.values())[:_MOST_SHOWN]
-    return [way for way in scene.others if way in chosen]
+    return [method for method in scene.others if method in chosen]
 
 
 def category_tables(summary: Summary) -> list[Table]:
-    """Returns speed-up, and tokens per call, by category for the ways that are shown."""
-    shown = shown_ways(summary)
-    by_way = {
-        category: {own.way: own for own in numbers}
+    """Returns speed-up, and tokens per call, by category for the methods that are shown."""
+    shown = shown_methods(summary)
+    by_method = {
+        category: {own.method: own for own in numbers}
         for category, numbers in summary.by_category.items()
     }
     faster = [
         (
             category,
-            *(interval(own[way].speedup) if way in own else NOTHING for way in shown),
+            *(interval(own[method].speedup) if method in own else NOTHING for method in shown),
         )
-        for category, own in by_way.items()
+        for category, own in by_method.items()
     ]
     per_call = [
         (
             category,
             *(
-                f"{number(own[way].tokens_per_call)} ({kept_share(own[way])})"
-                if way in own
+                f"{number(own[method].tokens_per_call)} ({kept_share(own[method])})"
+                if method in own
                 else NOTHING
-                for way in shown
+                for method in shown
             ),
         )
-        for category, own in by_way.items()
+        for category, own in by_method.items()
     ]
     columns = ("category", *map(code, shown))
     where = name_of(summary.scene)

@@ -1,4 +1,6 @@
-"""The numbers of one way of generating: how fast, how often drafts are kept, what a round costs."""
+"""The numbers of one method of generating: how fast, how often drafts are kept, what a round
+costs.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,11 +14,11 @@ from jspec.evaluation.reports.speeds import calls, compare, decoding, speed, who
 from jspec.generation.stats import RoundCounts
 
 
-class WayNumbers(NamedTuple):
+class MethodNumbers(NamedTuple):
     """What was measured of one way, beside the base that was timed in turn with it.
 
     Attributes:
-      way: its label.
+      method: its label.
       num_prompts: prompts (or batches of them) that the speed-up rests on.
       num_repeats: times that each was timed.
       num_tokens: tokens of all answers, repeats not counted again.
@@ -34,7 +36,7 @@ class WayNumbers(NamedTuple):
       same_answers: answers that are token for token those of the base, and all that were compared.
     """
 
-    way: str
+    method: str
     num_prompts: int
     num_repeats: int
     num_tokens: int
@@ -56,13 +58,13 @@ class WayNumbers(NamedTuple):
         return self.num_prompts * self.num_repeats <= 1
 
 
-def way_numbers(
-    way: str, own: Sequence[Cell], base: Sequence[Cell], *, has_whole: bool = True
-) -> WayNumbers:
+def method_numbers(
+    method: str, own: Sequence[Cell], base: Sequence[Cell], *, has_whole: bool = True
+) -> MethodNumbers:
     """Returns the numbers of a way.
 
     Args:
-      way: its label.
+      method: its label.
       own: its cells at one setting and batch size.
       base: those of the base, likewise.
       has_whole: whether the speed-up of whole answers is wanted; its interval takes time.
@@ -75,8 +77,8 @@ def way_numbers(
     faster = compare(own, base, clock)
     whole_faster = compare(own, base, whole) if has_whole else None
     more_calls = compare(own, base, calls, num_samples=1) if is_single else None
-    return WayNumbers(
-        way=way,
+    return MethodNumbers(
+        method=method,
         num_prompts=faster.num_prompts if faster else 0,
         num_repeats=faster.num_repeats if faster else 0,
         num_tokens=sum(len(answer.token_ids) for group in answers for answer in group),

@@ -1,4 +1,4 @@
-"""What the ways of generating are: what each drafter does, and tables of them."""
+"""What the methods of generating are: what each drafter does, and tables of them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -31,83 +31,86 @@ _DRAFTERS = {
 }
 
 
-def explain_way(way: Mapping[str, Any], target: str) -> str:
+def explain_method(method: Mapping[str, Any], target: str) -> str:
     """Returns what a way's drafter does, in a few words; of a cascade, each of its members.
 
     Args:
-      way: of a config.
+      method: of a config.
       target: name of the model whose answers are wanted.
     """
-    options = way.get("options") or {}
+    options = method.get("options") or {}
     words = {
-        "draft": _explain_draft(way, target),
+        "draft": _explain_draft(method, target),
         "inner": code(options.get("inner_drafter") or _INNER),
         "counts": "a given table of counts" if options.get("draft_table") else _COUNTED,
     }
     members = [
         _DRAFTERS[member].format(**words) if member in _DRAFTERS else member
-        for member in str(way.get("drafter", "none")).split("+")
+        for member in str(method.get("drafter", "none")).split("+")
     ]
     return "; where that has nothing to say, ".join(members)
 
 
-def _explain_draft(way: Mapping[str, Any], target: str) -> str:
-    if way.get("draft") != target:
+def _explain_draft(method: Mapping[str, Any], target: str) -> str:
+    if method.get("draft") != target:
         return "a second, cheaper model"
-    bits = str(way.get("draft_quantization")).removeprefix("int")
+    bits = str(method.get("draft_quantization")).removeprefix("int")
     rounded = f", its weights rounded to {bits} bits," if bits.isdigit() else ""
     return f"the same model{rounded}"
 
 
-def drafters_table(ways: Mapping[str, Mapping[str, Any]], target: str) -> Table:
+def drafters_table(methods: Mapping[str, Mapping[str, Any]], target: str) -> Table:
     """Returns what the drafter of each way is."""
-    rows = [(code(label), explain_way(way, target), _extras(way)) for label, way in ways.items()]
+    rows = [
+        (code(label), explain_method(method, target), _extras(method))
+        for label, method in methods.items()
+    ]
     columns = ("drafter", "what it does", "options")
     return Table("The drafters", columns, tuple(rows), text_columns=(0, 1, 2))
 
 
-def ways_table(ways: Mapping[str, Mapping[str, Any]], target: str, dtype: str) -> Table:
+def methods_table(methods: Mapping[str, Mapping[str, Any]], target: str, dtype: str) -> Table:
     """Returns what each way is, a line for those that differ in the number of drafts alone.
 
     Args:
-      ways: of the config, by label.
+      methods: of the config, by label.
       target: name of the model whose answers are wanted.
       dtype: of its weights and caches.
     """
     lines: dict[tuple[str, str, str], list[str]] = {}
-    for label, way in ways.items():
-        kind = explain_way(way, target), _extras(way), _explain_rule(way)
+    for label, method in methods.items():
+        kind = explain_method(method, target), _extras(method), _explain_rule(method)
         lines.setdefault(kind, []).append(label)
     has_lossy = any(rule != _UNCHANGED for _, _, rule in lines)
     rows = [
         (
             ", ".join(map(code, labels)),
             drafter,
-            ", ".join(str(ways[label].get("num_draft_tokens")) for label in labels)
-            if any(ways[label].get("drafter") != "none" for label in labels)
+            ", ".join(str(methods[label].get("num_draft_tokens")) for label in labels)
+            if any(methods[label].get("drafter") != "none" for label in labels)
             else NOTHING,
             extras,
             *([rule] if has_lossy else []),
         )
         for (drafter, extras, rule), labels in lines.items()
     ]
-    columns = ["way", "what it does", "drafts a round, at most", "options"]
+    columns = ["method", "what it does", "drafts a round, at most", "options"]
     columns += ["the target's answers"] if has_lossy else []
     return Table(
-        "The ways of generating",
+        "The methods of generating",
         tuple(columns),
         tuple(rows),
         text_columns=tuple(range(len(columns))),
-        note=" ".join(filter(None, (*_about_numbers(ways), _about_answers(dtype, has_lossy)))),
+        note=" ".join(filter(None, (*_about_numbers(methods), _about_answers(dtype, has_lossy)))),
     )
 
 
-def _about_numbers(ways: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _about_numbers(methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Returns what is to be known of the numbers of drafts."""
     notes = ["The first one is what the others are compared with."]
-    if any(way.get("num_draft_tokens") == "auto" for way in ways.values()):
+    if any(method.get("num_draft_tokens") == "auto" for method in methods.values()):
         notes.append("`auto` chooses the number of drafts round by round.")
-    if len({tuple(members.values()) for members in families(ways).values()}) > 1:
+    if len({tuple(members.values()) for members in families(methods).values()}) > 1:
         notes.append("Drafters were not all timed with the same numbers of drafts.")
     return notes
 
@@ -125,11 +128,11 @@ def _about_answers(dtype: str, has_lossy: bool) -> str:
     )
 
 
-def explain_names(ways: Mapping[str, Mapping[str, Any]]) -> str:
+def explain_names(methods: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns what the number at the end of ways' names is; "" where they have none."""
     numbered = {
-        label: (int(end), way.get("num_draft_tokens"))
-        for label, way in ways.items()
+        label: (int(end), method.get("num_draft_tokens"))
+        for label, method in methods.items()
         if (end := label.rpartition(":")[2]).isdecimal()
     }
     right = [said for said, count in numbered.values() if said == count]
@@ -142,21 +145,21 @@ def explain_names(ways: Mapping[str, Mapping[str, Any]]) -> str:
     return f"`:{count}` behind a name: at most {counted(count, 'draft')} a round.{''.join(wrong)}"
 
 
-def _extras(way: Mapping[str, Any]) -> str:
+def _extras(method: Mapping[str, Any]) -> str:
     """Returns what else a way's config says: the draft, its weights, the rule, options."""
-    own = {"draft": way.get("draft")}
-    if way.get("draft_quantization", "none") != "none":
-        own["weights"] = way["draft_quantization"]
-    if way.get("acceptance", "rejection") != "rejection":
-        own["rule"] = way["acceptance"]
-    own |= way.get("options") or {}
+    own = {"draft": method.get("draft")}
+    if method.get("draft_quantization", "none") != "none":
+        own["weights"] = method["draft_quantization"]
+    if method.get("acceptance", "rejection") != "rejection":
+        own["rule"] = method["acceptance"]
+    own |= method.get("options") or {}
     return ", ".join(map(code, assignments(own))) or NOTHING
 
 
-def _explain_rule(way: Mapping[str, Any]) -> str:
+def _explain_rule(method: Mapping[str, Any]) -> str:
     """Returns what a way's acceptance rule does to the answers."""
-    rule = way.get("acceptance", "rejection")
+    rule = method.get("acceptance", "rejection")
     if rule not in LOSSY_RULES:
         return _UNCHANGED
-    lenience = f" {way.get('lenience')}" if rule.startswith("lenient") else ""
+    lenience = f" {method.get('lenience')}" if rule.startswith("lenient") else ""
     return f"changed ({rule}{lenience})"
