@@ -71,7 +71,7 @@ from jspec import benchmark
 from jspec.common import cli
 from jspec.evaluation.benchmarking import peers
 from jspec.evaluation.benchmarking import baselines
-def way(name):
+def method(name):
     def generate(prompt, count):
         if name == "transformers prompt_lookup:2":
             raise RuntimeError("no\\n compiler")
@@ -80,7 +80,7 @@ def way(name):
 def make(target, draft, ways, compiled_length):
     if "all" in sys.argv:
         raise MemoryError("too much")
-    return {name: way(name) for name in ways}
+    return {name: method(name) for name in ways}
 benchmark.has_transformers = lambda: True
 baselines.transformers_generators = make
 cli.run_main(lambda _: benchmark.main(), max_arguments=1)

@@ -19,7 +19,7 @@ import jax
 
 from jspec.common.user_cache import cache_dir
 
-_HERE = pathlib.Path(__file__).parent
+_HERE = pathlib.Path(__file__).parent / "cpp"
 # Without strict aliasing, as vectors are read where numbers of other types were written.
 _OPTIONS = (
     "-std=gnu++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC",

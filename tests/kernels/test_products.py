@@ -74,7 +74,7 @@ def test_rows_are_rounded_to_the_weights_type():
     [("float32", True, 64), ("bfloat16", False, 16), ("bfloat16", True, 512)],
 )
 def test_the_model_uses_them_where_they_are_faster(dtype, has_pairs, most, monkeypatch):
-    monkeypatch.setattr(native, "has_pairs", lambda: has_pairs)
+    monkeypatch.setattr(kernels, "has_pairs", lambda: has_pairs)
     kernel = draw((8, 32), 1, dtype)
 
     def calls(num_tokens):
@@ -175,8 +175,8 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
 
 
 def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
-    monkeypatch.setattr(native, "has_pairs", lambda: True)
-    monkeypatch.setattr(native, "has_tiles", lambda: False)
+    monkeypatch.setattr(kernels, "has_pairs", lambda: True)
+    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
     model = tiny_models.make_model()
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
     params = {
@@ -187,12 +187,12 @@ def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
     models = {name: dataclasses.replace(model, params=own) for name, own in params.items()}
     widths = {name: prefill_widths(model) for name, model in models.items()}
     assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64,)}
-    monkeypatch.setattr(native, "has_tiles", lambda: True)
+    monkeypatch.setattr(kernels, "has_tiles", lambda: True)
     assert prefill_widths(models["bfloat16"]) == (64, 256)
     assert prefill_widths(models["int8"]) == (64,)
-    monkeypatch.setattr(native, "has_tiles", lambda: False)
-    monkeypatch.setattr(native, "has_pairs", lambda: False)
+    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
+    monkeypatch.setattr(kernels, "has_pairs", lambda: False)
     assert prefill_widths(models["bfloat16"]) == (64, 256)
     assert prefill_widths(models["int8"]) == (64,)
-    monkeypatch.setattr(native, "is_available", lambda: False)
+    monkeypatch.setattr(kernels, "is_available", lambda: False)
     assert prefill_widths(models["int8"]) == (64, 256)

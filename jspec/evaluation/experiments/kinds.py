@@ -34,5 +34,5 @@ def make_worker(experiment: Experiment, prompts: Mapping[int, Prompt], store: St
       InputError: the target cannot be loaded, or the like.
     """
     # Only the kind that is wanted is imported: formulas need no models.
-    module = importlib.import_module(f"jspec.evaluation.experiments.kinds.{experiment.kind}")
+    module = importlib.import_module(f"jspec.evaluation.experiments.kind_{experiment.kind}")
     return module.make_worker(experiment, prompts, store)

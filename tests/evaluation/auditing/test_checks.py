@@ -127,6 +127,6 @@ def test_the_head_that_comes_with_jspec_need_not_be_named(monkeypatch, tmp_path)
     """Guards against an audit of the default drafter that ends where its rows are compiled."""
     subject = make_subject(drafter="prompt_lookup+eagle")
     save_head(tmp_path / "head", subject.target.config)
-    monkeypatch.setattr(shipped_heads, "_FOLDER", tmp_path)
+    monkeypatch.setattr(shipped, "_FOLDER", tmp_path)
     monkeypatch.setitem(shipped._HEADS, ("eagle", subject.target.name), "head")
     assert build_drafter(subject).params[1] is not None

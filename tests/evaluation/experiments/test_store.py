@@ -126,7 +126,7 @@ def test_a_failed_cell_is_tried_again_by_the_next_opening_only(tmp_path):
             {"methods": {"a": {"n": 1}, "b": {"n": "auto"}}},
             'methods.b.n is 2 there and "auto" here',
         ),
-        ({"methods": {"b": {"n": 2}, "a": {"n": 1}}}, 'the order of ways is ["a", "b"] there'),
+        ({"methods": {"b": {"n": 2}, "a": {"n": 1}}}, 'the order of methods is ["a", "b"] there'),
     ],
 )
 def test_a_workdir_of_another_config_is_refused(tmp_path, change, named):

@@ -17,14 +17,14 @@ _CONFIG_FILE = '''"""A config of a test."""
 
 import json
 
-from jspec.evaluation.experiments.config import (defaults, ordered, way)
+from jspec.evaluation.experiments.config import (defaults, method, ordered)
 
 
 def get_config():
     config = defaults()
     for name, value in json.loads({changes!r}).items():
         if name == "methods":
-            value = {{label: way(**one) for label, one in value.items()}}
+            value = {{label: method(**one) for label, one in value.items()}}
         config[name] = ordered(value) if isinstance(value, dict) else value
     return config
 '''
