@@ -32,7 +32,7 @@ BAD = {
     '{"methods": {}}': "expected the config to have methods, got none",
     '{"methods": 3}': "expected methods to be a group of fields, got 3",
     '{"methods": {"a": 3}}': "expected methods.a to be a group of fields, got 3",
-    '{"methods": {"a/b": {}}}': "expected labels of ways without '/', got 'a/b'",
+    '{"methods": {"a/b": {}}}': "expected labels of methods without '/', got 'a/b'",
     '{"methods": {"a": {"drafter": "magic"}}}': "methods.a: expected a drafter among none",
     '{"methods": {"a": {"draftr": "none"}}}': "no field 'methods.a.draftr'; did you mean 'drafter'",
     '{"methods": {"a": {"drafter": "model"}}}': "methods.a: the drafter 'model' expects a draft",
