@@ -229,23 +229,23 @@ MISSPELLED = {
     "random": ({"target": "random:nothing"}, "target: expected random:<preset>"),
     "draft": (
         {"methods": {"a": {"drafter": "model", "draft": "./nowhere"}}},
-        r"ways\.a\.draft: no model '\./nowhere'",
+        r"methods\.a\.draft: no model '\./nowhere'",
     ),
     "gguf": (
         {"methods": {"a": {"drafter": "model", "draft": "nowhere.gguf"}}},
-        r"ways\.a\.draft: nowhere\.gguf: cannot be read: No such file",
+        r"methods\.a\.draft: nowhere\.gguf: cannot be read: No such file",
     ),
     "draft of an estimate": (
         {"kind": "estimate", "methods": {"a": {"drafter": "model", "draft": "nowhere"}}},
-        r"ways\.a\.draft: no model 'nowhere'",
+        r"methods\.a\.draft: no model 'nowhere'",
     ),
     "table": (
         {"methods": {"a": {"drafter": "bigram", "options": {"draft_table": "nowhere"}}}},
-        r"ways\.a\.options\.draft_table: no such file: nowhere",
+        r"methods\.a\.options\.draft_table: no such file: nowhere",
     ),
     "head": (
         {"methods": {"a": {"drafter": "eagle", "options": {"draft_head": "nowhere"}}}},
-        r"ways\.a\.options\.draft_head: nowhere: no such folder",
+        r"methods\.a\.options\.draft_head: nowhere: no such folder",
     ),
     "prompts of the table": (
         {"methods": {"a": {"drafter": "bigram"}}, "table": {"prompts_file": "nowhere"}},
