@@ -15,8 +15,8 @@ import sys
 from absl import flags
 
 from jspec.common import cli
-from jspec.common.config_file import check_or_write_config, write_json
 from jspec.common.errors import InputError
+from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.evaluation.experiments import config_flag
 from jspec.evaluation.experiments.config import to_plain
 from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR
@@ -34,10 +34,7 @@ def main() -> None:
     plain = to_plain(CONFIG.value)
     training = read_training(plain)
     workdir = pathlib.Path(WORKDIR.value)
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the workdir {workdir}: {error.strerror}") from None
+    make_workdir(workdir)
     if has_begun(workdir):
         check_or_write_config(workdir / "config.json", plain)
     else:  # what was refused before its first step leaves no claim

@@ -6,7 +6,6 @@ Prompt k has seed + k. Every answer is added to the file as soon as it is finish
 run that was killed goes on where it was, and a line that it tore is cut off.
 """
 
-import contextlib
 import pathlib
 import sys
 import time
@@ -43,7 +42,7 @@ def main() -> None:
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
     path = check_output(_OUTPUT_JSON.value, _PROMPTS_FILE.value)
-    journal = Journal(path, contextlib.nullcontext)
+    journal = Journal(path)
     done = read_done(path, journal)
     prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]
     prompts = prompts[: _NUM_PROMPTS.value or None]

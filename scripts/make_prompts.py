@@ -8,7 +8,6 @@ has seed + k; what does not end within --max_new_tokens, is empty or was there b
 Prompts are added to the file --chunk at a time, and a run that was killed goes on behind the last.
 """
 
-import contextlib
 import pathlib
 import sys
 import time
@@ -45,7 +44,7 @@ def main() -> None:
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
     path = check_output(_OUTPUT_JSON.value)
-    journal = Journal(path, contextlib.nullcontext)
+    journal = Journal(path)
     seen, first = read_done(path, journal.read() if path.exists() else ())
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     opening = opening_of(target)

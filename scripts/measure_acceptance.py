@@ -19,7 +19,7 @@ from jspec.common import cli
 from jspec.common.errors import check_range
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.experiments.kept import KeptDrafts
+from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
 from jspec.generation import provenance
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.prompts import read_prompts
@@ -45,7 +45,8 @@ def main() -> None:
     check_range("num_prompts", _NUM_PROMPTS.value, 1, 10**6)
     inputs = (_PROMPTS_FILE.value,)
     output = JsonLinesWriter(_OUTPUT_JSON.value, *inputs) if _OUTPUT_JSON.value else None
-    kept = KeptDrafts(
+    report = measure_kept_drafts(
+        make_requests(),
         load_model(_TARGET.value, dtype=_DTYPE.value),
         None,
         _DRAFTERS.value,
@@ -53,7 +54,6 @@ def main() -> None:
         num_draft_tokens=1,
         batch_size=1,
     )
-    report = kept.measure(make_requests())
     for name, one in report["drafters"].items():
         shares = (f"{text} {one[key]['value']:.4f} [{one[key]['low']:.4f}, {one[key]['high']:.4f}]"
                   for key, text in _SHOWN.items())  # fmt: skip

@@ -11,7 +11,8 @@ texts and tokens: compare orders, not digits.
 
 At temperature 1 every answer goes on from BOS alone, with a seed of its own. At temperature 0 there
 is but one such text: each answer is given another first token, the most frequent of the corpus. An
-answer ends where the model ends it. See `jspec.evaluation.experiments.kept` for what is measured.
+answer ends where the model ends it. See `jspec.evaluation.experiments.kept_drafts` for what is
+measured.
 
 The steps lie in the workdir; the same command goes on with the first that is missing:
 

@@ -1,4 +1,4 @@
-"""The error that a user can mend."""
+"""The errors that a user can mend, and checks that raise them."""
 
 import dataclasses
 import operator
@@ -11,6 +11,15 @@ class InputError(ValueError):
 
     The programs print it without a traceback and exit with status 2.
     """
+
+
+class WorkdirError(InputError):
+    """A work directory that is damaged or cannot be written: nothing more can be kept."""
+
+
+def describe_error(error: Exception) -> str:
+    """Returns an error in one line of at most 500 characters."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

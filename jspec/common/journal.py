@@ -1,122 +1,108 @@
-"""A file of JSON lines that several processes append to, and that a kill or a full disk spares."""
+"""A file of JSON lines that several processes append to, and that survives kills and full disks."""
 
 import contextlib
+import fcntl
+import io
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any
 
-from jspec.common.workdir_errors import WorkdirError
+from jspec.common.errors import WorkdirError
 
 Record = dict[str, Any]
 
 
 class Journal:
-    """Reads what is new and appends whole lines, under a lock.
+    """Appends whole records to a file and reads the new ones, under a lock on the file.
 
-    A line is there or it is not: what a killed process left of one, at the end of the file, is cut
-    off by whoever comes next, and what a full disk took of one is cut off at once.
+    A line is in the file or it is not. What a killed process left of a line, at the end of the
+    file, is cut off by the next process that looks; what a full disk left of one is cut off at
+    once. The file is made when it is first needed.
     """
 
-    def __init__(
-        self, path: pathlib.Path, lock: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        """Prepares; nothing is read yet.
-
-        Args:
-          path: of the file; it is made if need be.
-          lock: holds off the other processes that read or append.
-        """
-        self._path, self._lock = path, lock
-        self._offset = self._num_lines = 0
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._offset = self._num_lines = 0  # of the part that has been read
 
     def read(self) -> list[Record]:
-        """Returns the records that came since the last time.
+        """Returns the records that are new since the last call.
 
         Raises:
-          WorkdirError: a line that is no record, before the last one; or the file cannot be read.
+          WorkdirError: a line before the last one is no record, or the file cannot be read.
         """
-        with self._lock(), self._open() as file:
+        with self._open() as file:
             return self._read(file)
 
     def append(self, record: Record) -> list[Record]:
         """Appends a record; it is on the disk when this returns.
 
         Returns:
-          The records that came since the last time, this one included.
+          The records that are new since the last call, this one included.
 
         Raises:
-          WorkdirError: it cannot be written; then it is not there.
+          WorkdirError: the record cannot be written; then nothing of it is in the file.
         """
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-        with self._lock(), self._open() as file:
+        with self._open() as file:
             records = self._read(file)
             self._write(file, line)
         return [*records, record]
 
     def cut(self, num_records: int) -> None:
-        """Cuts off all but the first records.
-
-        Raises:
-          WorkdirError: see `read`.
-        """
-        with self._lock(), self._open() as file:
+        """Cuts off all but the first records; see `read` for the errors."""
+        with self._open() as file:
             self._read(file)
-            lines = _read_bytes(file, 0).splitlines(keepends=True)[:num_records]
+            file.seek(0)
+            lines = file.read().splitlines(keepends=True)[:num_records]
             self._offset, self._num_lines = sum(map(len, lines)), len(lines)
-            os.ftruncate(file, self._offset)
+            os.ftruncate(file.fileno(), self._offset)
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[int]:
+    def _open(self) -> Iterator[io.FileIO]:
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            file = open(self._path, "a+b", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise WorkdirError(f"cannot write {self._path}: {error.strerror}") from None
-        try:
+        with file:
+            fcntl.lockf(file, fcntl.LOCK_EX)  # closing the file gives the lock back
             yield file
-        finally:
-            os.close(file)
 
-    def _read(self, file: int) -> list[Record]:
-        *lines, tail = self._new_bytes(file).split(b"\n")
-        records, size = [], self._offset
-        for index, line in enumerate(lines):
-            record = _parse(line)
-            if record is None and index + 1 == len(lines) and not tail:
-                tail = line
-                break
-            if record is None:
-                raise WorkdirError(
-                    f"{self._path}:{self._num_lines + index + 1}: expected a JSON object, got a "
-                    f"broken line; only the last one may be"
-                )
-            records.append(record)
-            size += len(line) + 1
-        if tail:
+    def _read(self, file: io.FileIO) -> list[Record]:
+        if os.fstat(file.fileno()).st_size < self._offset:
+            raise WorkdirError(f"{self._path} has been cut off by someone else")
+        file.seek(self._offset)
+        *lines, rest = file.read().split(b"\n")
+        records = [_parse(line) for line in lines]
+        is_torn = bool(rest)
+        if records and records[-1] is None and not is_torn:
+            is_torn = True
+            records.pop()
+        whole = [record for record in records if record is not None]
+        if len(whole) < len(records):
+            raise WorkdirError(
+                f"{self._path}:{self._num_lines + records.index(None) + 1}: expected a JSON "
+                f"object, got a broken line; only the last one may be"
+            )
+        self._offset += sum(len(line) + 1 for line in lines[: len(whole)])
+        self._num_lines += len(whole)
+        if is_torn:
             print(f"note: {self._path}: its last line is torn, and cut off",
                   file=sys.stderr, flush=True)  # fmt: skip
-            os.ftruncate(file, size)
-        self._offset, self._num_lines = size, self._num_lines + len(records)
-        return records
+            os.ftruncate(file.fileno(), self._offset)
+        return whole
 
-    def _new_bytes(self, file: int) -> bytes:
-        if os.fstat(file).st_size < self._offset:
-            raise WorkdirError(f"{self._path} has been cut off by someone else")
-        return _read_bytes(file, self._offset)
-
-    def _write(self, file: int, line: bytes) -> None:
-        """Writes a line, at once where the system does."""
+    def _write(self, file: io.FileIO, line: bytes) -> None:
         rest = memoryview(line)
         try:
-            while rest:
-                rest = rest[os.write(file, rest) :]
-            os.fsync(file)
+            while rest:  # the system may take less than it is given
+                rest = rest[os.write(file.fileno(), rest) :]
+            os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(file, self._offset)
+                os.ftruncate(file.fileno(), self._offset)
             raise WorkdirError(
                 f"cannot write {self._path}: {error.strerror}; what was finished before is kept, "
                 f"and the same command goes on from there"
@@ -125,16 +111,8 @@ class Journal:
         self._num_lines += 1
 
 
-def _read_bytes(file: int, place: int) -> bytes:
-    pieces = []
-    while piece := os.pread(file, 1 << 24, place):
-        pieces.append(piece)
-        place += len(piece)
-    return b"".join(pieces)
-
-
 def _parse(line: bytes) -> Record | None:
-    """Returns the record in a line; None where there is none."""
+    """Returns the record in a line; None if there is none."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

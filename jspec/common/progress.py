@@ -1,4 +1,4 @@
-"""How far an experiment has come, on standard error."""
+"""How far a long job has come, on standard error."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ _SECONDS_APART = 5.0
 class Progress:
     """Prints a line every few seconds: what is finished, and the time left.
 
-    The time left is what is still to do at the pace since this process began, whoever did it;
+    The time left is estimated from the pace since this process began, whoever did the work;
     compilation makes the beginning slow.
     """
 
@@ -19,19 +19,19 @@ class Progress:
         """Begins.
 
         Args:
-          num_all: that there are.
-          num_before: of them finished already.
-          unit: what one of them is.
+          num_all: units of work in all.
+          num_before: units finished already.
+          unit: what one of them is called.
         """
         self._num_all, self._num_before, self._unit = num_all, num_before, unit
         self._begun = time.monotonic()
-        self._printed: float | None = None
+        self._printed = -_SECONDS_APART
 
-    def show(self, num_finished: int, num_failed: int) -> None:
+    def show(self, num_finished: int, num_failed: int = 0) -> None:
         """Prints a line, unless the last one is fresh; the end always gets one."""
-        now = time.monotonic()
+        now = time.monotonic() - self._begun
         is_last = num_finished >= self._num_all
-        if self._printed is not None and now - self._printed < _SECONDS_APART and not is_last:
+        if now - self._printed < _SECONDS_APART and not is_last:
             return
         self._printed = now
         line = f"{min(num_finished, self._num_all)} of {counted(self._num_all, self._unit)}"
@@ -39,7 +39,7 @@ class Progress:
             line += f", {num_failed} failed"
         num_new = num_finished - self._num_before
         if num_new > 0 and not is_last:
-            left = (now - self._begun) / num_new * (self._num_all - num_finished)
+            left = now / num_new * (self._num_all - num_finished)
             line += f", about {format_seconds(left)} left"
         print(line, file=sys.stderr, flush=True)
 

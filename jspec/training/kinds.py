@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.common.dataclass_fields import read_fields
 from jspec.common.errors import check_among
-from jspec.common.plain_values import take_fields
 from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
@@ -33,6 +33,6 @@ def read_training(plain: Mapping[str, Any]) -> Training:
     """
     check_among("drafter", plain.get("drafter"), KINDS)
     make = KINDS[plain["drafter"]]
-    fields = take_fields("", plain, make())
-    fields["recipe"] = Recipe(**take_fields("recipe.", fields.get("recipe", {}), Recipe()))
+    fields = read_fields(make, plain)
+    fields["recipe"] = Recipe(**read_fields(Recipe, fields.get("recipe", {}), "recipe."))
     return make(**fields)

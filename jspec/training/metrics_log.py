@@ -1,6 +1,5 @@
 """The metrics of a run by step: lines of JSON, and the same for TensorBoard."""
 
-import contextlib
 import pathlib
 import time
 from typing import Any
@@ -59,7 +58,7 @@ def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _journal(workdir: pathlib.Path) -> Journal:
-    return Journal(workdir / METRICS, contextlib.nullcontext)
+    return Journal(workdir / METRICS)
 
 
 def _event(record: Record) -> bytes:

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jspec.common.config_file import check_or_write_config
 from jspec.common.errors import InputError
+from jspec.common.work_dir import check_or_write_config
 from jspec.training.corpus import read_texts
 from jspec.training.figures import write_figures
 from jspec.training.loop import train

@@ -1,10 +1,14 @@
 """The cells of an experiment: the pieces that are measured, kept and resumed one by one."""
 
+import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.evaluation.experiments.spec import Experiment
+from jspec.generation.request import Settings
+
+_SEEDS_APART = 1000
 
 
 class Cell(NamedTuple):
@@ -20,21 +24,20 @@ class Cell(NamedTuple):
 
 
 def make_cells(experiment: Experiment, prompts: Sequence[int]) -> list[Cell]:
-    """Returns an experiment's cells in the order in which they are done.
+    """Returns an experiment's cells in the order in which they are measured.
 
-    Ways and settings alternate fastest: a machine that slows down slows all of them.
+    Methods and settings alternate fastest: a machine that slows down slows all of them.
 
     Args:
       experiment: what is measured.
       prompts: the indices of its prompts.
     """
-    makers = {
-        "generate": lambda: _generate_cells(experiment, prompts),
-        "estimate": lambda: _estimate_cells(experiment, prompts),
-        "theory": lambda: (Cell(name, {"table": name}) for name in experiment.theory.tables),
-        "predict": lambda: (Cell(label, {"pair": label}) for label in experiment.predict),
-    }
-    return list(makers[experiment.kind]())
+    if experiment.kind == "theory":
+        return [Cell(name, {"table": name}) for name in experiment.theory.tables]
+    if experiment.kind == "predict":
+        return [Cell(label, {"pair": label}) for label in experiment.predict]
+    is_timed = experiment.kind == "generate"
+    return list((_generate_cells if is_timed else _estimate_cells)(experiment, prompts))
 
 
 def _generate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[Cell]:
@@ -43,10 +46,10 @@ def _generate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[
     ):
         for begin in range(0, len(prompts), batch_size):
             together = list(prompts[begin : begin + batch_size])
-            which = "+".join(map(str, together))
+            names = "+".join(map(str, together))
             for setting, method in itertools.product(experiment.settings, experiment.methods):
                 yield Cell(
-                    f"{method}/{setting}/batch {batch_size}/prompt {which}/seed {seed}/"
+                    f"{method}/{setting}/batch {batch_size}/prompt {names}/seed {seed}/"
                     f"repeat {repeat}",
                     {
                         "method": method,
@@ -67,3 +70,15 @@ def _estimate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[
             f"{method}/{setting}/prompt {prompt}/seed {seed}",
             {"method": method, "setting": setting, "prompt": prompt, "seed": seed},
         )
+
+
+def settings_of(experiment: Experiment, key: Mapping[str, Any], prompt: int) -> Settings:
+    """Returns the settings of one answer of a cell: prompt k has seed 1000 · (the cell's seed) + k.
+
+    Args:
+      experiment: what is measured.
+      key: of the cell.
+      prompt: the index of the prompt.
+    """
+    settings = experiment.settings[key["setting"]]
+    return dataclasses.replace(settings, seed=_SEEDS_APART * key["seed"] + prompt)

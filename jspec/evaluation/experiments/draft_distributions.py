@@ -1,161 +1,73 @@
-"""The distribution of the first draft after every token of a text, for every drafter, without
-drafting.
+"""The distribution of the first draft after every token of a text, for every drafter.
 
-Tables say it from the last token alone, models (draft models, some of the target's layers) in one
-forward pass over the text, and drafters that look back (prompt lookup, n-grams, patterns) as they
-are shown one token after another. The distributions are those that drafts would really be drawn
-from: after temperature and filters, in float32.
+Nothing is drafted. Models (draft models, some of the target's layers) give the distributions in one
+forward pass over the text. All other drafters are shown the text token by token, and are asked for
+one draft after each. The distributions are those that drafts would really be drawn from: after
+temperature and filters, in float32.
 """
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.drafters import (
+    WITH_DRAFT_MODEL,
     DrafterSpec,
-    HierarchicalDrafter,
-    LayerSubsetDrafter,
-    ModelDrafter,
-    TableDrafter,
+    draws_from_distribution,
     make_drafter,
     member_names,
 )
-from jspec.evaluation.experiments.draft_distribution import DraftDistribution, FirstDrafts
-from jspec.evaluation.experiments.forward_pass import ForwardPass, widen
-from jspec.models import KVCache
+from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
 from jspec.sampling.distribution import SamplingSettings, confidence, likeliest, sampling_probs
 from jspec.speculation.types import Drafter, TargetView, observed_layers
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelDistribution:
-    """The distributions of a draft model, or of some of the target's layers.
+class FirstDrafts(NamedTuple):
+    """What a drafter proposes first after each token of a chunk.
 
     Attributes:
-      model: it, with as many logits as the target has.
-      min_confidence: nothing is proposed where no token is this likely.
+      probs: the distribution that the draft is drawn from, [t v]; one-hot if the draft follows from
+        the text; 0 everywhere if there is no draft.
+      is_proposed: whether there is one, [t].
     """
 
-    model: ForwardPass
-    min_confidence: float
-
-    is_sampled = True
-
-    def start(self, capacity: int) -> KVCache:
-        """Returns the empty cache."""
-        return self.model.start(capacity)
-
-    def read(
-        self, state: KVCache, tokens: Int32[Array, "t"], settings: SamplingSettings
-    ) -> tuple[FirstDrafts, KVCache]:
-        """Runs the model; see `DraftDistribution`."""
-        logits, state = self.model.logits(state, tokens)
-        return _draw_distributions(logits, settings, min_confidence=self.min_confidence), state
+    probs: Float32[Array, "t v"]
+    is_proposed: Bool[Array, "t"]
 
 
-@dataclasses.dataclass(frozen=True)
-class TableDistribution:
-    """The distributions of a table, which has no state.
+ReadFn = Callable[[Any, Int32[Array, "t"], SamplingSettings], tuple[FirstDrafts, Any]]
+
+
+class DraftDistribution(NamedTuple):
+    """A drafter's distributions along a text, which is read a chunk at a time.
 
     Attributes:
-      drafter: with the table's logits.
-      params: the table.
+      is_sampled: whether drafts are drawn at random; else they follow from the text.
+      start: (capacity) -> the state before a text of at most this many tokens.
+      read: (state, next tokens [t], settings of one row) -> what is proposed after each of them,
+        and the new state. The old state is consumed; the temperature is the drafter's own.
     """
 
-    drafter: TableDrafter
-    params: Params
-
-    is_sampled = True
-
-    def start(self, capacity: int) -> tuple[()]:
-        """Returns no state."""
-        del capacity
-        return ()
-
-    def read(
-        self, state: tuple[()], tokens: Int32[Array, "t"], settings: SamplingSettings
-    ) -> tuple[FirstDrafts, tuple[()]]:
-        """Looks the tokens up; see `DraftDistribution`."""
-        logits = _table_logits(self.params, tokens, drafter=self.drafter)
-        return _draw_distributions(
-            logits, settings, min_confidence=self.drafter.min_confidence
-        ), state
-
-
-@dataclasses.dataclass(frozen=True)
-class LookBackDistribution:
-    """The distributions of a drafter that is shown the text token by token, and asked for a draft
-    each time.
-
-    Attributes:
-      drafter: with one draft a round.
-      params: its parameters.
-      width: v of the target's distributions.
-    """
-
-    drafter: Drafter
-    params: Params
-    width: int
-
-    @property
-    def is_sampled(self) -> bool:
-        """As the drafter."""
-        return getattr(self.drafter, "is_sampled", False)
-
-    def start(self, capacity: int) -> Any:
-        """Returns the drafter's state."""
-        return self.drafter.init(1, capacity)
-
-    def read(
-        self, state: Any, tokens: Int32[Array, "t"], settings: SamplingSettings
-    ) -> tuple[FirstDrafts, Any]:
-        """Asks and shows; see `DraftDistribution`."""
-        options = {"drafter": self.drafter, "width": self.width}
-        return _look_back(self.params, state, tokens, settings, **options)
-
-
-@dataclasses.dataclass(frozen=True)
-class CascadeDistribution:
-    """The distributions of the first of several drafters that has something to say.
-
-    Attributes:
-      members: in their order.
-    """
-
-    members: tuple[DraftDistribution, ...]
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether any of them draws at random."""
-        return any(member.is_sampled for member in self.members)
-
-    def start(self, capacity: int) -> tuple[Any, ...]:
-        """Returns the members' states."""
-        return tuple(member.start(capacity) for member in self.members)
-
-    def read(
-        self, state: tuple[Any, ...], tokens: Int32[Array, "t"], settings: SamplingSettings
-    ) -> tuple[FirstDrafts, tuple[Any, ...]]:
-        """Asks all of them; see `DraftDistribution`."""
-        pairs = [m.read(s, tokens, settings) for m, s in zip(self.members, state, strict=True)]
-        drafts, states = zip(*pairs, strict=True)
-        return functools.reduce(_first_of, drafts), states
+    is_sampled: bool
+    start: Callable[[int], Any]
+    read: ReadFn
 
 
 def make_draft_distribution(
     name: str, spec: DrafterSpec, target_params: Params
 ) -> DraftDistribution:
-    """Returns the distributions of a drafter.
+    """Returns the distributions of a drafter; of a cascade, those of the first one with a draft.
 
     Args:
       name: a drafter's, or several joined by "+"; see `make_drafter`.
-      spec: what it is built from; whatever it says, one draft a round is asked for.
+      spec: what it is built from; one draft a round is asked for, whatever the spec says.
       target_params: the target's parameters, for a drafter of its layers.
 
     Raises:
@@ -163,56 +75,117 @@ def make_draft_distribution(
     """
     names = member_names(name)
     spec = spec._replace(num_draft_tokens=1, is_member=True, is_in_cascade=len(names) > 1)
-    distributions = [_make_distribution(member, spec, target_params) for member in names]
-    return (
-        distributions[0] if len(distributions) == 1 else CascadeDistribution(tuple(distributions))
-    )
+    members = [_member(member, spec, target_params) for member in names]
+
+    def start(capacity: int) -> list[Any]:
+        return [begin(capacity) for begin, _ in members]
+
+    def read(
+        states: list[Any], tokens: Int32[Array, "t"], settings: SamplingSettings
+    ) -> tuple[FirstDrafts, list[Any]]:
+        pairs = zip(members, states, strict=True)
+        drafts, states = zip(
+            *(go_on(own, tokens, settings) for (_, go_on), own in pairs), strict=True
+        )
+        return functools.reduce(_first_of, drafts), list(states)
+
+    return DraftDistribution(draws_from_distribution(name, spec.options), start, read)
 
 
-def _make_distribution(name: str, spec: DrafterSpec, target_params: Params) -> DraftDistribution:
+@jax.jit
+def _first_of(one: FirstDrafts, other: FirstDrafts) -> FirstDrafts:
+    probs = jnp.where(one.is_proposed[:, None], one.probs, other.probs)
+    return FirstDrafts(probs, one.is_proposed | other.is_proposed)
+
+
+def _member(
+    name: str, spec: DrafterSpec, target_params: Params
+) -> tuple[Callable[[int], Any], ReadFn]:
+    """Returns the functions `start` and `read` of one drafter; see `DraftDistribution`."""
     built = make_drafter(name, spec)
-    drafter, options = built.drafter, spec.options
-    ids = spec.vocab_size, spec.target_config.vocab_size
+    drafter, width = built.drafter, spec.target_config.vocab_size
     if drafter is None:
         raise InputError(f"expected a drafter that drafts, got {name!r}")
-    if isinstance(drafter, ModelDrafter | HierarchicalDrafter):  # of the same distribution
-        assert spec.draft_config is not None
-        model = ForwardPass(spec.draft_config, spec.draft_params, *ids)
-        return ModelDistribution(model, options.draft_confidence)
-    if isinstance(drafter, LayerSubsetDrafter):
-        layers = tuple(options.draft_layers or ())
-        model = ForwardPass(spec.target_config, target_params, *ids, layers)
-        return ModelDistribution(model, options.draft_confidence)
-    if isinstance(drafter, TableDrafter):
-        return TableDistribution(drafter, built.params)
     if observed_layers(drafter):
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
-    return LookBackDistribution(drafter, built.params, spec.target_config.vocab_size)
+    if name in WITH_DRAFT_MODEL and spec.draft_config is not None:
+        model = ForwardPass(spec.draft_config, spec.vocab_size, width)
+        return _of_model(model, spec.draft_params, spec.options.draft_confidence)
+    if name == "layer_skip":
+        layers = tuple(spec.options.draft_layers or ())
+        model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)
+        return _of_model(model, target_params, spec.options.draft_confidence)
+    read = functools.partial(_ask_after_each, built.params, drafter=drafter, width=width)
+    return functools.partial(drafter.init, 1), read
+
+
+@dataclasses.dataclass(frozen=True)
+class ForwardPass:
+    """A model run over a given text, a chunk at a time, so that its logits [t v] stay small.
+
+    Attributes:
+      config: the model's.
+      num_ids: ids that are used; the logits of later ones are -inf.
+      width: v, how many logits are wanted, at least `num_ids`.
+      layers: the layers that are run, in rising order; None runs all.
+    """
+
+    config: LlamaConfig
+    num_ids: int
+    width: int
+    layers: tuple[int, ...] | None = None
+
+    def start(self, params: Params, capacity: int) -> KVCache:
+        """Returns the cache before a text of at most this many tokens."""
+        config = self.config
+        if self.layers is not None:
+            config = dataclasses.replace(config, num_layers=len(self.layers))
+        dtype = params["embedding"].dtype
+        return init_cache(config, batch_size=1, capacity=capacity, dtype=dtype)
+
+    # Equal passes share their programs: texts, drafters and settings compile nothing anew.
+    @functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
+    def logits(
+        self, params: Params, cache: KVCache, tokens: Int32[Array, "t"]
+    ) -> tuple[Float32[Array, "t v"], KVCache]:
+        """Returns the logits after each token, and the cache with all of them.
+
+        Args:
+          params: the model's parameters.
+          cache: of the tokens before; consumed.
+          tokens: the next chunk.
+        """
+        logits, _, cache = make_apply(self.config, self.layers)(params, tokens[None], cache)
+        padding = ((0, 0), (0, self.width - self.num_ids))
+        logits = jnp.pad(logits[0, :, : self.num_ids], padding, constant_values=-jnp.inf)
+        return logits, cache.commit(jnp.array([tokens.shape[0]], jnp.int32))
+
+
+def _of_model(
+    model: ForwardPass, params: Params, min_confidence: float
+) -> tuple[Callable[[int], KVCache], ReadFn]:
+    def read(
+        cache: KVCache, tokens: Int32[Array, "t"], settings: SamplingSettings
+    ) -> tuple[FirstDrafts, KVCache]:
+        logits, cache = model.logits(params, cache, tokens)
+        return _as_drawn(logits, settings, min_confidence=min_confidence), cache
+
+    return functools.partial(model.start, params), read
 
 
 @functools.partial(jax.jit, static_argnames="min_confidence")
-def _draw_distributions(
+def _as_drawn(
     logits: Float32[Array, "t v"], settings: SamplingSettings, *, min_confidence: float
 ) -> FirstDrafts:
     """Returns the distributions as `drafters.chain` draws from them, and where it would stop."""
     probs = sampling_probs(logits[None], settings)[0]
     sureness = confidence(likeliest(logits[None]), probs[None], settings)[0]
-    is_proposed = (jnp.max(logits, axis=1) > -jnp.inf) & (sureness >= min_confidence)
+    is_proposed = sureness >= min_confidence
     return FirstDrafts(jnp.where(is_proposed[:, None], probs, 0.0), is_proposed)
 
 
-@functools.partial(jax.jit, static_argnames="drafter")
-def _table_logits(
-    params: Params, tokens: Int32[Array, "t"], *, drafter: TableDrafter
-) -> Float32[Array, "t v"]:
-    # Behind the barrier a distribution that no token changes is not folded, slowly, at compile
-    # time.
-    logits = jax.lax.optimization_barrier(drafter.logits(params, tokens))
-    return widen(logits, drafter.vocab_size)
-
-
 @functools.partial(jax.jit, static_argnames=("drafter", "width"), donate_argnames="state")
-def _look_back(
+def _ask_after_each(
     params: Params,
     state: Any,
     tokens: Int32[Array, "t"],
@@ -221,7 +194,8 @@ def _look_back(
     drafter: Drafter,
     width: int,
 ) -> tuple[FirstDrafts, Any]:
-    keys = jax.random.split(jax.random.key(0), (1, 1))  # of a draw that nobody looks at
+    """Shows a drafter the tokens one after another, and asks for one draft after each."""
+    keys = jax.random.split(jax.random.key(0), (1, 1))  # for a draw that nobody looks at
     hidden, valid = jnp.zeros([1, 1, 1], jnp.float32), jnp.ones([1, 1], bool)
 
     def step(state: Any, token: Int32[Array, ""]) -> tuple[Any, FirstDrafts]:
@@ -236,22 +210,16 @@ def _look_back(
             view=TargetView(None, _no_target, None),
         )
         draft = proposal.tokens[0, 0]
-        distribution = jax.nn.one_hot(draft, width, dtype=jnp.float32)
+        probs = jax.nn.one_hot(draft, width, dtype=jnp.float32)
         if proposal.probs is not None:
-            distribution = proposal.probs[0, 0]
+            probs = proposal.probs[0, 0]
         is_proposed = (proposal.num_tokens[0] > 0) & (draft >= 0)
         state = drafter.observe(params, state, last_token[None], hidden, valid)
-        return state, FirstDrafts(jnp.where(is_proposed, distribution, 0.0), is_proposed)
+        return state, FirstDrafts(jnp.where(is_proposed, probs, 0.0), is_proposed)
 
     state, drafts = jax.lax.scan(step, state, tokens)
     return drafts, state
 
 
 def _no_target(*args: Any, **options: Any) -> Any:
-    raise NotImplementedError("a drafter that looks back does not run the target")
-
-
-@jax.jit
-def _first_of(one: FirstDrafts, other: FirstDrafts) -> FirstDrafts:
-    probs = jnp.where(one.is_proposed[:, None], one.probs, other.probs)
-    return FirstDrafts(probs, one.is_proposed | other.is_proposed)
+    raise NotImplementedError("this drafter does not run the target")

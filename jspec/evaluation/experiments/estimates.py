@@ -1,15 +1,14 @@
-"""Acceptance without drafting: the target's own text, and at every token the overlap of two
-distributions.
+"""Acceptance without drafting, from two distributions at every token of the target's own text.
 
     alpha = E[sum over x of min(target(x), draft(x))]
 
 (Leviathan et al., arXiv 2211.17192, Cor. 3.6; the paper's Table 3 is measured so.) The mean is over
 the tokens of answers that the target gave, all but the first of each, which the prefill draws.
-Places where a drafter has nothing to say are counted apart.
+Positions at which a drafter proposes nothing are counted apart.
 
-Rounds look at fewer places: behind a kept draft comes a token that was not drafted. Where kept
-drafts come in runs, as those of prompt lookup do, rounds of one draft therefore keep a smaller
-share than alpha; where they do not, the two agree.
+Rounds look at fewer positions: an accepted draft is followed by a token that was not drafted. If
+accepted drafts come in runs, as those of prompt lookup do, rounds of one draft therefore accept a
+smaller share than alpha; otherwise the two agree.
 """
 
 import math
@@ -20,12 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.common.errors import InputError, check_range, whole_number
+from jspec.common.errors import InputError, check_count, check_range
 from jspec.drafters import DrafterOptions, DrafterSpec, choose_drafter
-from jspec.evaluation.experiments.draft_distribution import DraftDistribution, FirstDrafts
-from jspec.evaluation.experiments.draft_distributions import make_draft_distribution
-from jspec.evaluation.experiments.forward_pass import ForwardPass
-from jspec.evaluation.experiments.places import Places, look_at_places
+from jspec.evaluation.experiments.draft_distributions import (
+    DraftDistribution,
+    FirstDrafts,
+    ForwardPass,
+    make_draft_distribution,
+)
+from jspec.evaluation.experiments.position_figures import PositionFigures, position_figures
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
 from jspec.generation.request import Settings
@@ -58,9 +60,9 @@ class Estimator:
         """
         for lenience in leniences:
             check_range("lenience", lenience, 0, 1)
-        check_range("num_bins", whole_number("num_bins", num_bins), 1, 1000)
+        check_count("num_bins", num_bins, 1, 1000)
         self._target, num_ids = target, used_vocab_size(target)
-        self._pass = ForwardPass(target.config, target.params, num_ids, target.config.vocab_size)
+        self._pass = ForwardPass(target.config, num_ids, target.config.vocab_size)
         self._leniences = tuple(map(float, leniences))
         self._edges = np.linspace(0, math.log(num_ids), num_bins + 1)
         self._last_text: tuple[list[int], int] | None = None
@@ -72,8 +74,7 @@ class Estimator:
         options: DrafterOptions = _DRAFTER_DEFAULTS,
         draft: LoadedModel | None = None,
     ) -> DraftDistribution:
-        """Returns a drafter's distributions, for `estimate`; made once, they are good for every
-        text.
+        """Returns a drafter's distributions for `estimate`, for any number of texts.
 
         Args:
           drafter: its name, or several joined by "+".
@@ -109,12 +110,12 @@ class Estimator:
           distribution: of `make_distribution`.
           settings: how target and drafter are sampled from: temperatures and filters.
           prompt_ids: at least one.
-          answer_ids: what the target answered.
+          answer_ids: the target's answer.
 
         Returns:
-          `num_tokens`, the answer's but the first; `num_places`, how many of them the drafter had
-          something to say before, over which all the following sums go; `sum_overlap`; `entropy`:
-          the `edges` of its bins in nats, and by bin `counts` of places and `sums` of overlaps;
+          `num_tokens`, the answer's but the first; `num_places`, how many of them the drafter
+          proposes something for, over which all the following sums go; `sum_overlap`; `entropy`:
+          the `edges` of its bins in nats, and by bin `counts` of positions and `sums` of overlaps;
           `lenience`: for each its `sum_acceptance` and `sum_total_variation`; `distribution`:
           "sampled" or "deterministic".
 
@@ -122,18 +123,18 @@ class Estimator:
           InputError: an empty prompt, or settings with processors, whose distributions depend on
             more than is looked at here.
         """
-        places = self.places(distribution, settings, prompt_ids, answer_ids)
-        here = places.is_proposed
-        kept, far = places.lenient_acceptance[here], places.total_variation[here]
-        sums = zip(self._leniences, kept.sum(axis=0), far.sum(axis=0), strict=True)
+        figures = self.figures(distribution, settings, prompt_ids, answer_ids)
+        num_tokens, here = len(figures.is_proposed), figures.is_proposed
+        figures = PositionFigures(*(column[here] for column in figures))
+        sums = figures.lenient_acceptance.sum(axis=0), figures.total_variation.sum(axis=0)
         return {
-            "num_tokens": len(here),
+            "num_tokens": num_tokens,
             "num_places": int(here.sum()),
-            "sum_overlap": float(places.overlap[here].sum()),
-            "entropy": self._bin(places.entropy[here], places.overlap[here]),
+            "sum_overlap": float(figures.overlap.sum()),
+            "entropy": self._bin(figures.entropy, figures.overlap),
             "lenience": [
                 {"lenience": lenience, "sum_acceptance": float(a), "sum_total_variation": float(b)}
-                for lenience, a, b in sums
+                for lenience, a, b in zip(self._leniences, *sums, strict=True)
             ],
             "distribution": "sampled" if distribution.is_sampled else "deterministic",
         }
@@ -141,44 +142,39 @@ class Estimator:
     def _bin(self, entropy: np.ndarray, overlap: np.ndarray) -> dict[str, list[float]]:
         num_bins = len(self._edges) - 1
         index = np.searchsorted(self._edges, entropy, side="right") - 1
-        index = np.clip(index, 0, num_bins - 1)  # a uniform distribution stands on the last edge
+        index = np.clip(index, 0, num_bins - 1)  # a uniform distribution is on the last edge
         counts = np.bincount(index, minlength=num_bins)
         sums = np.bincount(index, weights=overlap, minlength=num_bins)
         return {"edges": self._edges.tolist(), "counts": counts.tolist(), "sums": sums.tolist()}
 
-    def places(
+    def figures(
         self,
         distribution: DraftDistribution,
         settings: Settings,
         prompt_ids: Sequence[int],
         answer_ids: Sequence[int],
-    ) -> Places:
+    ) -> PositionFigures:
         """Returns the figures before each token of an answer but the first, as numpy arrays.
 
-        Args:
-          distribution: see `estimate`.
-          settings: likewise.
-          prompt_ids: likewise.
-          answer_ids: likewise.
-
-        Raises:
-          InputError: see `estimate`.
+        Arguments and errors are those of `estimate`.
         """
         prompt, answer = list(prompt_ids), list(answer_ids)
         if not prompt:
             raise InputError("expected a prompt of at least one token, got none")
         own_settings, draft_settings = _sampling_settings(settings)
-        text, first = [*prompt, *answer[:-1]], len(prompt)  # the last token is followed by none
-        parts = [_no_places(len(self._leniences))]
+        text, first = [*prompt, *answer[:-1]], len(prompt)  # nothing follows the last token
+        parts = [_no_figures(len(self._leniences))]
         if len(text) > first:
             drafts = self._drafts(distribution, draft_settings, text, first)
             options = {"leniences": self._leniences, "is_random": bool(own_settings.is_random)}
             for logits, proposed in zip(self._logits(text, first), drafts, strict=True):
-                parts.append(look_at_places(logits, proposed, own_settings, **options))
-        places = jax.tree.map(lambda *leaves: np.concatenate(jax.device_get(leaves)), *parts)
+                parts.append(position_figures(logits, proposed, own_settings, **options))
+        figures = jax.tree.map(lambda *leaves: np.concatenate(jax.device_get(leaves)), *parts)
         skipped = first % _CHUNK  # tokens of the prompt in the first chunk that was looked at
-        places = jax.tree.map(lambda leaf: leaf[skipped : skipped + len(text) - first], places)
-        return Places(places[0], *(leaf.astype(np.float64) for leaf in places[1:]))
+        here = slice(skipped, skipped + len(text) - first)
+        return PositionFigures(
+            figures[0][here], *(leaf[here].astype(np.float64) for leaf in figures[1:])
+        )
 
     def _drafts(
         self,
@@ -187,7 +183,7 @@ class Estimator:
         text: list[int],
         first: int,
     ) -> Iterator[FirstDrafts]:
-        """Yields what is proposed in each chunk from that of token `first` on."""
+        """Yields what is proposed in each chunk, from that of token `first` on."""
         state = distribution.start(capacity_for(len(text), 0))
         for begin, tokens in _chunks(text):
             drafts, state = distribution.read(state, tokens, settings)
@@ -198,31 +194,30 @@ class Estimator:
         """Returns the target's logits in those chunks."""
         if self._last_text != (text, first):
             self._last_logits, self._last_text = [], None
-            cache = self._pass.start(capacity_for(len(text), 0))
+            params = self._target.params
+            cache = self._pass.start(params, capacity_for(len(text), 0))
             for begin, tokens in _chunks(text):
-                logits, cache = self._pass.logits(cache, tokens)
+                logits, cache = self._pass.logits(params, cache, tokens)
                 if begin + _CHUNK > first:
                     self._last_logits.append(logits)
             self._last_text = text, first
         return self._last_logits
 
 
-def _no_places(num_leniences: int) -> Places:
+def _no_figures(num_leniences: int) -> PositionFigures:
     empty, pairs = np.zeros(0, np.float32), np.zeros([0, num_leniences], np.float32)
-    return Places(np.zeros(0, bool), empty, empty, pairs, pairs)
+    return PositionFigures(np.zeros(0, bool), empty, empty, pairs, pairs)
 
 
 def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
     """Yields the tokens in equal chunks, the last one padded, each with its begin."""
     for begin in range(0, len(text), _CHUNK):
         part = text[begin : begin + _CHUNK]
-        tokens = np.zeros(_CHUNK, np.int32)
-        tokens[: len(part)] = part
-        yield begin, jnp.asarray(tokens)
+        yield begin, jnp.array([*part, *[0] * (_CHUNK - len(part))], jnp.int32)
 
 
 def _sampling_settings(settings: Settings) -> tuple[SamplingSettings, SamplingSettings]:
-    """Returns the target's and the drafter's, of one row.
+    """Returns the target's and the drafter's settings, of one row.
 
     Raises:
       InputError: there are processors.

@@ -28,10 +28,10 @@ class MethodSpec:
 
     Attributes:
       drafter: its name; see `jspec.drafters.DRAFTERS`.
-      num_draft_tokens: a round, or "auto"; the default for the drafter "none".
-      draft: the draft model, for the drafters that have one.
+      num_draft_tokens: drafts a round, or "auto"; the default for the drafter "none".
+      draft: the draft model, for drafters that have one.
       draft_quantization: "none", "int8" or "int4".
-      acceptance: the rule.
+      acceptance: the acceptance rule.
       lenience: of the rules `lenient` and `lenient_argmax`; 1, which is none, for the others.
       options: of the drafters.
     """
@@ -45,8 +45,6 @@ class MethodSpec:
     options: DrafterOptions = _DRAFTER_DEFAULTS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.draft, str | None):
-            raise InputError(f"expected draft to be a text or None, got {self.draft!r}")
         choose_drafter(self.drafter, has_draft=self.draft is not None, options=self.options)
         check_num_draft_tokens(self.num_draft_tokens, self.drafter)
         if self.num_draft_tokens != AUTO:
@@ -61,13 +59,12 @@ class MethodSpec:
 
     @property
     def rule_options(self) -> RuleOptions:
-        """The numbers of the rule; those that it does not read are at their defaults."""
-        if is_rule_option_read("lenience", self.acceptance, self.drafter):
-            return RuleOptions(lenience=self.lenience)
-        return RuleOptions()
+        """The numbers that the rule reads; the others are at their defaults."""
+        is_read = is_rule_option_read("lenience", self.acceptance, self.drafter)
+        return RuleOptions(lenience=self.lenience) if is_read else RuleOptions()
 
     @property
     def needs_table(self) -> bool:
-        """Whether it drafts from a table and brings none of its own."""
+        """Whether it drafts from a table and names none, so that one has to be counted."""
         is_read = "draft_table" in options_read(self.drafter, self.options)
         return is_read and self.options.draft_table is None

@@ -1,22 +1,26 @@
 """The models and Generators of an experiment, each made once in a process, when it is needed."""
 
 import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from jspec.common.cli import parse_quantization
-from jspec.common.workdir_errors import WorkdirError, describe_error
+from jspec.common.errors import WorkdirError, describe_error
+from jspec.common.work_dir import write_json
+from jspec.evaluation.experiments.counted_table import counted_table
 from jspec.evaluation.experiments.method_spec import MethodSpec
-from jspec.evaluation.experiments.shared_costs import COSTS, recorded_costs
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
-from jspec.evaluation.experiments.tables import counted_table
 from jspec.generation.auto import AUTO
+from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.weights.resolver import LoadedModel, load_model
 
 
 class Models:
-    """The models of an experiment, and its ways with what the workdir gives them.
+    """The models of an experiment, and a Generator for each method and batch size.
 
     Attributes:
       target: the target.
@@ -30,6 +34,7 @@ class Models:
         """
         self._experiment, self._store = experiment, store
         self._loaded: dict[tuple[str, str], LoadedModel] = {}
+        self._generators: dict[tuple[str, int], Generator | Exception] = {}
         self._table: str | None = None
         self.target = self._load(experiment.target, experiment.target_quantization)
 
@@ -41,15 +46,15 @@ class Models:
         return self._loaded[name, quantization]
 
     def draft(self, method: MethodSpec) -> LoadedModel | None:
-        """Returns the draft model of a way; None if it has none.
+        """Returns the draft model of a method; None if it has none.
 
         Raises:
           InputError: it cannot be loaded.
         """
         return None if method.draft is None else self._load(method.draft, method.draft_quantization)
 
-    def complete(self, method: MethodSpec) -> MethodSpec:
-        """Returns a way with the workdir's table, if it needs one and brings none of its own."""
+    def with_table(self, method: MethodSpec) -> MethodSpec:
+        """Returns a method, with the workdir's table if it needs one and names none."""
         if not method.needs_table:
             return method
         if self._table is None:
@@ -57,42 +62,29 @@ class Models:
         options = dataclasses.replace(method.options, draft_table=self._table)
         return dataclasses.replace(method, options=options)
 
-
-class Generators:
-    """A Generator for each way and batch size."""
-
-    def __init__(self, experiment: Experiment, store: Store) -> None:
-        """Loads the target.
-
-        Raises:
-          InputError: it cannot be loaded.
-        """
-        self.models = Models(experiment, store)
-        self._experiment, self._store = experiment, store
-        self._made: dict[tuple[str, int], Generator | Exception] = {}
-
-    def get(self, method: str, batch_size: int) -> Generator:
-        """Returns the Generator of a way.
+    def generator(self, method: str, batch_size: int) -> Generator:
+        """Returns the Generator of a method, by its label.
 
         Raises:
           WorkdirError: the workdir cannot be written.
-          Exception: it cannot be made, now or when it was tried before.
+          Exception: the Generator cannot be made, now or when it was tried before.
         """
-        place = method, batch_size
-        if place not in self._made:
+        key = method, batch_size
+        if key not in self._generators:
             try:
-                self._made[place] = self._make(method, batch_size)
+                self._generators[key] = self._make_generator(method, batch_size)
             except WorkdirError:
                 raise
-            except Exception as error:  # raised below, and again for the way's other cells
-                self._made[place] = error
-        made = self._made[place]
+            except Exception as error:  # raised below, and again for the method's other cells
+                self._generators[key] = error
+        made = self._generators[key]
         if isinstance(made, Exception):
             raise made
         return made
 
-    def _make(self, label: str, batch_size: int) -> Generator:
-        method = self.models.complete(self._experiment.methods[label])
+    def _make_generator(self, label: str, batch_size: int) -> Generator:
+        method = self.with_table(self._experiment.methods[label])
+        models = self.target, self.draft(method)
         options: dict[str, Any] = {
             "drafter": method.drafter,
             "drafter_options": method.options,
@@ -101,30 +93,54 @@ class Generators:
             "batch_size": batch_size,
             "max_seq_len": self._experiment.max_seq_len,
         }
-        draft = self.models.draft(method)
         if method.drafter == "none":
-            return Generator(self.models.target, **options)
+            return Generator(*models, **options)
         options["num_draft_tokens"] = method.num_draft_tokens
-        generator = Generator(self.models.target, draft, **options)
+        generator = Generator(*models, **options)
         is_auto = method.num_draft_tokens == AUTO
         if not is_auto and not self._experiment.measure_costs:
             return generator
         measure = (lambda: generator.costs) if is_auto else generator.measure_costs
         with self._store.setup():
-            costs = recorded_costs(self._store.folder / COSTS, label, batch_size, measure)
-        return (
-            Generator(self.models.target, draft, costs=costs, **options) if is_auto else generator
-        )
+            path = self._store.folder / "costs.json"
+            costs = recorded_costs(path, label, batch_size, measure)
+        return Generator(*models, costs=costs, **options) if is_auto else generator
 
-    def describe(self) -> dict[str, Any]:
-        """Returns what each way is, as plain values; the error of one that cannot be made."""
-        first = self._experiment.batch_sizes[0]
-        return {method: self._describe(method, first) for method in self._experiment.methods}
-
-    def _describe(self, method: str, batch_size: int) -> dict[str, Any]:
+    def describe(self, method: str) -> dict[str, Any]:
+        """Returns a method's Generator as plain values; the error of one that cannot be made."""
         try:
-            return self.get(method, batch_size).describe()
+            return self.generator(method, self._experiment.batch_sizes[0]).describe()
         except WorkdirError:
             raise
         except Exception as error:
             return {"error": describe_error(error)}
+
+
+def recorded_costs(
+    path: pathlib.Path, method: str, batch_size: int, measure: Callable[[], RoundCosts | None]
+) -> RoundCosts | None:
+    """Returns a workdir's costs of a method's rounds, which are measured once and written down.
+
+    A resumed run with "auto" then makes the same choices. Other processes must be kept waiting.
+
+    Args:
+      path: of the file: costs by method, and by batch size.
+      method: its label.
+      batch_size: rows that run together.
+      measure: returns the costs; None if there is nothing to choose.
+
+    Raises:
+      WorkdirError: the file is damaged or cannot be written.
+    """
+    try:
+        entries = json.loads(path.read_bytes()) if path.exists() else {}
+        own = entries.get(method, {})
+        known = own.get(str(batch_size))
+    except (OSError, ValueError, AttributeError) as error:
+        raise WorkdirError(f"cannot read {path}: {error}") from None
+    if known is not None:
+        return RoundCosts.from_json(known)
+    costs = measure()
+    if costs is not None:
+        write_json(path, entries | {method: own | {str(batch_size): costs.to_json()}})
+    return costs

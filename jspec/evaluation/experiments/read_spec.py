@@ -1,15 +1,21 @@
 """From a config of plain values, as JSON has them, to the experiment that it describes."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.common.dataclass_fields import cast, read_fields
 from jspec.common.errors import InputError
-from jspec.common.plain_values import cast, check_group, take_fields
-from jspec.drafters import DrafterOptions
-from jspec.evaluation.experiments.check_estimate import check_estimate
+from jspec.drafters import DrafterOptions, options_read
 from jspec.evaluation.experiments.method_spec import MethodSpec
-from jspec.evaluation.experiments.pair_spec import PairSpec
-from jspec.evaluation.experiments.spec import EstimateSpec, Experiment, TableSpec, TheorySpec
+from jspec.evaluation.experiments.spec import (
+    EstimateSpec,
+    Experiment,
+    PairSpec,
+    TableSpec,
+    TheorySpec,
+)
+from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 
 _GROUPS = {"table": TableSpec, "estimate": EstimateSpec, "theory": TheorySpec}
@@ -18,21 +24,20 @@ _NEEDED = {
     "estimate": ("methods", "settings"),
     "predict": ("predict",),
 }
-_BIAS = "logit_bias"
 
 
 def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     """Returns the experiment that a config describes.
 
     Args:
-      plain: the fields of `Experiment` as JSON has them, settings without a seed; what is not there
-        has its default.
+      plain: the fields of `Experiment` as JSON has them, settings without a seed; missing fields
+        have their defaults.
 
     Raises:
       InputError: an unknown field, a value of another type or out of range, or nothing to measure;
-        it says which field.
+        the message names the field.
     """
-    fields = take_fields("", plain, Experiment())
+    fields = read_fields(Experiment, plain)
     fields["methods"] = {
         label: _read_method(f"methods.{label}", method)
         for label, method in fields.get("methods", {}).items()
@@ -43,24 +48,23 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
         for label, own in fields.get("settings", {}).items()
     }
     fields["predict"] = {
-        label: _read_pair(f"predict.{label}", pair)
+        label: PairSpec(**read_fields(PairSpec, pair, f"predict.{label}."))
         for label, pair in fields.get("predict", {}).items()
     }
-    for name, kind in _GROUPS.items():
-        if name in fields:
-            fields[name] = kind(**take_fields(f"{name}.", fields[name], kind()))
+    for name in _GROUPS.keys() & fields.keys():
+        fields[name] = _GROUPS[name](**read_fields(_GROUPS[name], fields[name], f"{name}."))
     experiment = Experiment(**fields)
     for name in _NEEDED.get(experiment.kind, ()):
         if not fields[name]:
             raise InputError(f"expected the config to have {name}, got none")
     if experiment.kind == "estimate":
-        check_estimate(experiment)
+        _check_estimate(experiment)
     return experiment
 
 
 def _read_method(name: str, plain: Any) -> MethodSpec:
-    fields = take_fields(f"{name}.", plain, MethodSpec())
-    options = take_fields(f"{name}.options.", fields.get("options", {}), DrafterOptions())
+    fields = read_fields(MethodSpec, plain, f"{name}.")
+    options = read_fields(DrafterOptions, fields.get("options", {}), f"{name}.options.")
     try:
         fields["options"] = DrafterOptions(**options)
         return MethodSpec(**fields)
@@ -68,17 +72,12 @@ def _read_method(name: str, plain: Any) -> MethodSpec:
         raise InputError(f"{name}: {error}") from None
 
 
-def _read_pair(name: str, plain: Any) -> PairSpec:
-    return PairSpec(**take_fields(f"{name}.", plain, PairSpec()))
-
-
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
-    check_group(name, plain)
-    rest = {key: value for key, value in plain.items() if key != _BIAS}
+    plain = dict(cast(name, plain, Mapping))
+    bias = plain.pop("logit_bias", ())
     fields: dict[str, Any] = {"max_new_tokens": max_new_tokens}
-    fields |= take_fields(f"{name}.", rest, Settings(), without=["seed"])
-    if _BIAS in plain:
-        fields[_BIAS] = _read_bias(f"{name}.{_BIAS}", plain[_BIAS])
+    fields |= read_fields(Settings, plain, f"{name}.", without=["seed"])
+    fields["logit_bias"] = _read_bias(f"{name}.logit_bias", bias)
     try:
         return Settings(**fields)
     except InputError as error:
@@ -86,15 +85,51 @@ def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
 
 
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:
-    """Returns (token id, number) pairs; the ids of a group are texts, as JSON has keys."""
+    """Returns (token id, number) pairs from a list of them, or a group whose ids are texts."""
     try:
         pairs = plain.items() if isinstance(plain, Mapping) else [(one, two) for one, two in plain]
-        return tuple((_token_id(one), cast(name, two, float)) for one, two in pairs)
+        if any(isinstance(token_id, bool | float) for token_id, _ in pairs):
+            raise TypeError
+        return tuple((int(token_id), cast(name, number, float)) for token_id, number in pairs)
     except (TypeError, ValueError):
         raise InputError(f"expected {name} to be numbers by token ids, got {plain!r}") from None
 
 
-def _token_id(value: Any) -> int:
-    if isinstance(value, bool | float):
-        raise TypeError
-    return int(value)
+def _check_estimate(experiment: Experiment) -> None:
+    """Checks that the kind "estimate" is not asked for anything that it would ignore.
+
+    It computes how likely the first draft after every token of an answer is accepted under
+    `rejection`: a rule, a number of drafts, a clock and a batch have no part in it.
+
+    Raises:
+      InputError: a field that is not read is not at its default, settings have processors, or a
+        drafter's distribution is not known without drafting.
+    """
+    for name in ("turns", "repeats", "batch_sizes"):
+        _check_default(name, experiment, name)
+    for label, method in experiment.methods.items():
+        for name in ("num_draft_tokens", "acceptance"):
+            _check_default(f"methods.{label}.{name}", method, name)
+        name = f"methods.{label}.drafter"
+        if method.drafter == "none":
+            raise InputError(f"expected {name} to draft with kind 'estimate', got 'none'")
+        if "draft_head" in options_read(method.drafter, method.options):
+            raise InputError(f"expected {name} without a trained head with kind 'estimate', "
+                             f"got {method.drafter!r}")  # fmt: skip
+    for label, settings in experiment.settings.items():
+        processors = needed_switches([settings]).processors
+        if processors:
+            names = ", ".join(processor.name for processor in processors)
+            raise InputError(f"expected settings.{label} to have temperature and filters only with "
+                             f"kind 'estimate', got {names}")  # fmt: skip
+
+
+def _check_default(name: str, spec: Experiment | MethodSpec, field: str) -> None:
+    value = getattr(spec, field)
+    (default,) = (one.default for one in dataclasses.fields(spec) if one.name == field)
+    if value != default:
+        shown, got = (list(v) if isinstance(v, tuple) else v for v in (default, value))
+        raise InputError(
+            f"expected {name} to be {shown!r} with kind 'estimate', which does not read it; "
+            f"got {got!r}"
+        )

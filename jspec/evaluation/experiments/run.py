@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.counted import counted
+from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.progress import Progress
-from jspec.common.workdir_errors import WorkdirError, describe_error
 from jspec.evaluation.experiments.cells import Cell, make_cells
-from jspec.evaluation.experiments.check_files import check_files
-from jspec.evaluation.experiments.chosen_prompts import choose_prompts, digest
-from jspec.evaluation.experiments.kinds import Worker, make_worker
-from jspec.evaluation.experiments.prompt_files import find_prompts
+from jspec.evaluation.experiments.inputs import check_files, choose_prompts, digest, find_prompts
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
+from jspec.evaluation.experiments.workers import Worker, make_worker
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
 
@@ -30,11 +28,11 @@ def run_experiment(
     argv: Sequence[str] = (),
     base: pathlib.Path | None = None,
 ) -> int:
-    """Does the cells that a workdir does not have yet, and waits for those of other processes.
+    """Measures the cells that a workdir lacks, and waits for those of other processes.
 
     Args:
       config: as plain JSON; see `config.to_plain`.
-      workdir: the folder of the results; it is made if need be.
+      workdir: the folder of the results, which is made if it is missing.
       argv: the command line, for the record.
       base: where prompts files are looked for after the current folder.
 
@@ -42,22 +40,22 @@ def run_experiment(
       How many cells have failed; the next run tries them again.
 
     Raises:
-      InputError: a bad config, no prompts, names of models or files that are not there, a target
-        that cannot be loaded.
+      InputError: a bad config, no prompts, models or files that do not exist, or a target that
+        cannot be loaded.
       WorkdirError: the workdir belongs to another config, is damaged, or cannot be written.
     """
     experiment = find_prompts(read_experiment(config), base)
-    prompts = choose_prompts(experiment) if experiment.needs_prompts else {}
+    prompts = choose_prompts(experiment)
     cells = make_cells(experiment, list(prompts))
-    if not is_begun(workdir):  # a name spelled wrong leaves no workdir of another config
+    if not is_begun(workdir):  # a misspelled name leaves no workdir of a config that is mended
         check_files(experiment)
     with Store(workdir, config) as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         if _remaining(store, cells):
             worker = make_worker(experiment, prompts, store)
-            run = _new_run_id()
-            store.add_run(_describe_run(run, argv, prompts, worker, len(cells)))
-            _work(store, cells, worker, run)
+            run = _describe_run(argv, prompts, worker, len(cells))
+            store.add_run(run)
+            _work(store, cells, worker, run["run"])
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
     verb = "is" if len(cells) == 1 else "are"
     print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
@@ -80,7 +78,7 @@ def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None:
-    """Does cells until all are finished, here or elsewhere."""
+    """Measures cells until all are finished, here or elsewhere."""
     progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
     is_waiting = False
     while remaining := _remaining(store, cells):
@@ -88,7 +86,7 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
         for cell in remaining:
             with store.claim(cell.name) as is_ours:
                 if is_ours:
-                    store.add(_do(cell, worker, run))
+                    store.add(_measure(cell, worker, run))
                     has_worked = True
             outcomes = [store.outcomes.get(one.name) for one in cells]
             if is_ours or is_waiting:
@@ -101,7 +99,7 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
             store.refresh()
 
 
-def _do(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
+def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
     """Returns the line of a cell: its record, or its error."""
     line = {"cell": cell.name, "key": cell.key, "run": run}
     try:
@@ -115,21 +113,14 @@ def _do(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
     return line | {"status": DONE, "error": None, "record": record}
 
 
-def _new_run_id() -> str:
-    """Returns a name that no other process has: the time and something random."""
-    return f"{datetime.datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-
-
 def _describe_run(
-    run: str,
-    argv: Sequence[str],
-    prompts: Mapping[int, Prompt],
-    worker: Worker,
-    num_cells: int,
+    argv: Sequence[str], prompts: Mapping[int, Prompt], worker: Worker, num_cells: int
 ) -> dict[str, Any]:
+    """Returns the line of this process in `runs.jsonl`; no other process has its name."""
+    now = datetime.datetime.now()
     record = {
-        "run": run,
-        "started": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",
+        "started": now.astimezone().isoformat(timespec="seconds"),
         "argv": list(argv),
         "environment": environment(),
         "git": git_state(),

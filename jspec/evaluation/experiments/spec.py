@@ -1,12 +1,12 @@
-"""What an experiment is."""
+"""What an experiment is: the fields of a config, and what they may hold."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from jspec.common.cli import QUANTIZATIONS
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.evaluation.experiments.method_spec import MethodSpec
-from jspec.evaluation.experiments.pair_spec import DTYPES, PairSpec
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.generation.row_checks import check_temperature
@@ -15,20 +15,33 @@ from jspec.speculation.acceptance import get_rule
 
 KINDS = ("generate", "estimate", "theory", "predict")
 THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")
-_WITH_PROMPTS = ("generate", "estimate")
+_DTYPES = ("bfloat16", "float32")
 _CHATS = {"auto": None, "yes": True, "no": False}
+_MOST = 10**9
 _MOST_SEEDS = 4_000_000
-_SEPARATOR = "/"
+
+
+def _check_values(spec: object, prefix: str = "", **bounds: tuple[float, float]) -> None:
+    """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
+    for name, (low, high) in bounds.items():
+        value = getattr(spec, name)
+        for one in value if isinstance(value, tuple) else (value,):
+            check_range(prefix + name, one, low, high)
+
+
+def _check_different(name: str, values: Sequence[int | str]) -> None:
+    if not values or len(set(values)) < len(values):
+        raise InputError(f"expected {name} that differ, at least one; got {list(values)}")
 
 
 @dataclasses.dataclass(frozen=True)
 class TableSpec:
-    """How the table of `unigram` and `bigram` is counted, where a way brings none of its own.
+    """How the table of `unigram` and `bigram` is counted, for methods that name none.
 
     Attributes:
       prompts_file: the target answers these prompts, over and over.
-      num_tokens: until the answers have so many tokens.
-      temperature: at which it answers.
+      num_tokens: until the answers have this many tokens.
+      temperature: of the answers.
       max_new_tokens: of one answer.
     """
 
@@ -38,7 +51,7 @@ class TableSpec:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
-        check_range("table.num_tokens", self.num_tokens, 1, 10**9)
+        _check_values(self, "table.", num_tokens=(1, _MOST))
         try:
             Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
         except InputError as error:
@@ -50,36 +63,93 @@ class EstimateSpec:
     """What the kind "estimate" computes at every token.
 
     Attributes:
-      leniences: of the acceptance under lenience.
-      num_bins: of entropy.
+      leniences: for which the acceptance is computed.
+      num_bins: of the target's entropy.
     """
 
     leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
     num_bins: int = 8
 
     def __post_init__(self) -> None:
-        for lenience in self.leniences:
-            check_range("estimate.leniences", lenience, 0, 1)
-        check_range("estimate.num_bins", self.num_bins, 1, 1000)
+        _check_values(self, "estimate.", leniences=(0, 1), num_bins=(1, 1000))
 
 
 @dataclasses.dataclass(frozen=True)
 class TheorySpec:
-    """What the kind "theory" computes.
-
-    Attributes:
-      tables: names among `THEORY_TABLES`.
-    """
+    """What the kind "theory" computes: `tables`, names among `THEORY_TABLES`."""
 
     tables: tuple[str, ...] = THEORY_TABLES
 
     def __post_init__(self) -> None:
         for name in self.tables:
             check_among("theory.tables", name, THEORY_TABLES)
-        if not self.tables or len(set(self.tables)) < len(self.tables):
-            raise InputError(
-                f"expected theory.tables that differ, at least one; got {list(self.tables)}"
-            )
+        _check_different("theory.tables", self.tables)
+
+
+@dataclasses.dataclass(frozen=True)
+class PairSpec:
+    """A pair of models for the kind "predict"; see `byte_model.predict_table`.
+
+    Attributes:
+      target: a preset, or a Hugging Face folder.
+      draft: likewise.
+      target_quantization: "none", "int8" or "int4".
+      draft_quantization: likewise.
+      target_bytes_per_weight: in place of what dtype and quantization give.
+      draft_bytes_per_weight: likewise.
+      dtype: of the floats.
+      bandwidth: bytes of weights read a second; None measures it here.
+      flop_rate: floating-point operations a second; likewise.
+      context: tokens in the caches.
+      batch_size: rows that run together.
+      alphas: acceptance rates to compute the speed-up for.
+      numbers: numbers of drafts to compute the speed-up for.
+    """
+
+    target: str = "llama3.2-3b"
+    draft: str = "llama3.2-1b"
+    target_quantization: str = "none"
+    draft_quantization: str = "none"
+    target_bytes_per_weight: float | None = None
+    draft_bytes_per_weight: float | None = None
+    dtype: str = "bfloat16"
+    bandwidth: float | None = None
+    flop_rate: float | None = None
+    context: int = 1024
+    batch_size: int = 1
+    alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
+    numbers: tuple[int, ...] = (1, 2, 3, 4, 5, 7)
+
+    def check(self, name: str) -> None:
+        """Checks the values of a pair of that name; the models are looked up later.
+
+        Raises:
+          InputError: a value out of range; the message names the field.
+        """
+        for model in ("target", "draft"):
+            kind = getattr(self, f"{model}_quantization")
+            check_among(f"{name}.{model}_quantization", kind, QUANTIZATIONS)
+            if kind != "none" and getattr(self, f"{model}_bytes_per_weight") is not None:
+                raise InputError(
+                    f"expected {name}.{model}_bytes_per_weight or {model}_quantization, got both"
+                )
+        check_among(f"{name}.dtype", self.dtype, _DTYPES)
+        for field in (
+            "target_bytes_per_weight",
+            "draft_bytes_per_weight",
+            "bandwidth",
+            "flop_rate",
+        ):
+            value = getattr(self, field)
+            if value is not None and not 0 < value < math.inf:
+                raise InputError(f"expected {name}.{field} above 0, and finite, got {value}")
+        for field in ("alphas", "numbers"):
+            if not getattr(self, field):
+                raise InputError(f"expected {name}.{field} to have some, got none")
+        _check_values(
+            self, f"{name}.", context=(0, _MOST), batch_size=(1, 10**6), alphas=(0, 1),
+            numbers=(0, 4096),
+        )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,19 +163,19 @@ class Experiment:
       dtype: "bfloat16" or "float32", of weights and caches.
       target_quantization: "none", "int8" or "int4".
       prompts_file: JSONL, see `read_prompts`.
-      num_prompts: so many of them, evenly spaced over the file; 0 takes all.
-      per_category: before that, the first so many of each category; 0 takes all.
+      num_prompts: how many of them, evenly spaced over the file; 0 takes all.
+      per_category: before that, the first ones of each category; 0 takes all.
       turns: of a conversation; 0 takes all of them.
       chat: whether prompts go through the chat template: "auto", "yes" or "no".
-      methods: of generating, by their labels; the first one is the base of all ratios.
+      methods: of generating, by their labels; the first one is the baseline of all ratios.
       settings: of requests, by their labels.
       seeds: prompt k with seed s is drawn with seed 1000 s + k.
       repeats: how often each answer is timed.
       batch_sizes: prompts answered together.
-      max_new_tokens: tokens of an answer, where a setting says nothing else.
-      max_seq_len: tokens that prompt and answer may come to.
-      measure_costs: whether the cost of a round is measured for each way, apart from its answers,
-        so that the report can say what was to be expected; a minute or so a way, mostly compiling.
+      max_new_tokens: tokens of an answer, for settings that do not say it themselves.
+      max_seq_len: most tokens of prompt and answer together.
+      measure_costs: whether the cost of a round is measured for each method, apart from its
+        answers, so that the report can compute the expected speed-up; about a minute a method.
       table: see `TableSpec`.
       estimate: see `EstimateSpec`.
       theory: see `TheorySpec`.
@@ -137,15 +207,16 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_among("kind", self.kind, KINDS)
-        check_among("dtype", self.dtype, DTYPES)
+        check_among("dtype", self.dtype, _DTYPES)
         check_among("target_quantization", self.target_quantization, QUANTIZATIONS)
         check_among("chat", self.chat, tuple(_CHATS))
-        for name in ("num_prompts", "per_category", "turns"):
-            check_range(name, getattr(self, name), 0, 10**9)
-        check_range("repeats", self.repeats, 1, 10**6)
-        check_range("max_seq_len", self.max_seq_len, 2, 10**9)
-        _check_different("seeds", self.seeds, 0, _MOST_SEEDS)
-        _check_different("batch_sizes", self.batch_sizes, 1, 4096)
+        _check_different("seeds", self.seeds)
+        _check_different("batch_sizes", self.batch_sizes)
+        _check_values(
+            self, num_prompts=(0, _MOST), per_category=(0, _MOST), turns=(0, _MOST),
+            repeats=(1, 10**6), max_seq_len=(2, _MOST), seeds=(0, _MOST_SEEDS),
+            batch_sizes=(1, 4096),
+        )  # fmt: skip
         for label, pair in self.predict.items():
             pair.check(f"predict.{label}")
         if self.needs_prompts:
@@ -154,9 +225,8 @@ class Experiment:
     def _check_methods(self) -> None:
         for name in ("methods", "settings"):
             for label in getattr(self, name):
-                if not label or _SEPARATOR in label:
-                    raise InputError(f"expected labels of {name} without {_SEPARATOR!r}, "
-                                     f"got {label!r}")  # fmt: skip
+                if not label or "/" in label:  # which separates the parts of a cell's name
+                    raise InputError(f"expected labels of {name} without '/', got {label!r}")
         for label, method in self.methods.items():
             rule = get_rule(method.acceptance, method.rule_options)
             for settings in self.settings.values():
@@ -174,16 +244,9 @@ class Experiment:
     @property
     def needs_prompts(self) -> bool:
         """Whether a model answers prompts."""
-        return self.kind in _WITH_PROMPTS
+        return self.kind in ("generate", "estimate")
 
     @property
     def wants_chat(self) -> bool | None:
-        """What `encode_prompt` takes for `chat`."""
+        """The argument `chat` of `encode_prompt`."""
         return _CHATS[self.chat]
-
-
-def _check_different(name: str, values: Sequence[int], low: int, high: int) -> None:
-    if not values or len(set(values)) < len(values):
-        raise InputError(f"expected {name} that differ, at least one; got {list(values)}")
-    for value in values:
-        check_range(name, value, low, high)

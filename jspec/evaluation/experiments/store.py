@@ -4,12 +4,12 @@
   config.json     the config; a workdir serves no other
   runs.jsonl      a line for each process that has worked here
   results.jsonl   a line for each finished cell
-  locks           on its bytes lie the locks (see `locks`)
+  locks           an empty file, whose bytes are locked (see `ByteLocks`)
 ```
 
-A process takes a cell by a lock, looks whether it has been finished meanwhile, and appends the
-result before it gives the lock back: a cell is done once, by whichever process comes first, and the
-cell of a killed process is free again at once.
+A process locks a cell, looks whether it has been finished meanwhile, and appends the result before
+it gives the lock back: a cell is done once, by whichever process comes first, and the cell of a
+killed process is free again at once.
 """
 
 import contextlib
@@ -19,14 +19,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
-from jspec.common.config_file import check_or_write_config
+from jspec.common.errors import WorkdirError
 from jspec.common.journal import Journal, Record
-from jspec.common.locks import ByteLocks
-from jspec.common.workdir_errors import WorkdirError
+from jspec.common.work_dir import ByteLocks, check_or_write_config, make_workdir
 
 DONE, FAILED = "done", "failed"
 _CONFIG = "config.json"
-_FILES, _SETUP, _FIRST_CELL = 0, 1, 16  # bytes of the lock file
+_CONFIG_BYTE, _SETUP_BYTE, _FIRST_CELL_BYTE = 0, 1, 16  # of the lock file
 
 
 def is_begun(folder: str) -> bool:
@@ -40,8 +39,8 @@ class Store:
     Attributes:
       folder: where it is.
       outcomes: "done" or "failed" by the names of cells. A cell that had failed before the workdir
-        was opened is not there: it is tried again.
-      runs: the records of `runs.jsonl` at the opening.
+        was opened is missing: it is tried again.
+      runs: the records of `runs.jsonl` when the workdir was opened.
     """
 
     def __init__(self, folder: str, config: Mapping[str, Any]) -> None:
@@ -52,34 +51,23 @@ class Store:
           config: as plain JSON.
 
         Raises:
-          WorkdirError: it belongs to another config, its files are damaged, or cannot be written.
+          WorkdirError: it belongs to another config, is damaged, or cannot be written.
         """
         self.folder = pathlib.Path(folder)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise WorkdirError(f"cannot make the workdir {folder}: {error.strerror}") from None
+        make_workdir(self.folder)
+        results = self.folder / "results.jsonl"
         self._locks = ByteLocks(self.folder / "locks")
-        with self._locks.hold(_FILES):
-            self._check_config(config)
-        self._results = self._journal("results.jsonl")
-        self._runs = self._journal("runs.jsonl")
+        with self._locks.hold(_CONFIG_BYTE):
+            if not is_begun(folder) and results.exists() and results.stat().st_size:
+                raise WorkdirError(f"{self.folder} holds results without their config.json")
+            check_or_write_config(self.folder / _CONFIG, config)
+        self._results, self._runs = Journal(results), Journal(self.folder / "runs.jsonl")
         records = self._results.read()
         self.outcomes = {str(one.get("cell")): DONE for one in records if one.get("status") == DONE}
         self.runs = self._runs.read()
 
-    def _check_config(self, config: Mapping[str, Any]) -> None:
-        path = self.folder / _CONFIG
-        results = self.folder / "results.jsonl"
-        if not path.exists() and results.exists() and results.stat().st_size:
-            raise WorkdirError(f"{self.folder} holds results without their config.json")
-        check_or_write_config(path, config)
-
-    def _journal(self, name: str) -> Journal:
-        return Journal(self.folder / name, lambda: self._locks.hold(_FILES))
-
     def refresh(self) -> None:
-        """Takes notice of what other processes have finished."""
+        """Takes notice of the cells that other processes have finished."""
         self._note(self._results.read())
 
     def add(self, record: Record) -> None:
@@ -102,8 +90,9 @@ class Store:
 
     @contextlib.contextmanager
     def claim(self, name: str) -> Iterator[bool]:
-        """Takes a cell, unless another process has it or it is finished; yields whether it did."""
-        byte = _FIRST_CELL + int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
+        """Locks a cell; yields False if it is finished or another process has it."""
+        digest = hashlib.sha256(name.encode()).digest()
+        byte = _FIRST_CELL_BYTE + int.from_bytes(digest[:7], "big")
         if not self._locks.try_hold(byte):
             yield False
             return
@@ -115,11 +104,11 @@ class Store:
 
     @contextlib.contextmanager
     def setup(self) -> Iterator[None]:
-        """Holds off other processes while something that all of them need is made."""
-        if not self._locks.try_hold(_SETUP):
+        """Keeps other processes waiting while something is made that all of them need."""
+        if not self._locks.try_hold(_SETUP_BYTE):
             print("waiting for another process that prepares the workdir", file=sys.stderr,
                   flush=True)  # fmt: skip
-        with self._locks.hold(_SETUP):
+        with self._locks.hold(_SETUP_BYTE):
             yield
 
     def __enter__(self) -> Self:

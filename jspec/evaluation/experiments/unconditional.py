@@ -1,7 +1,7 @@
-"""How often drafts are kept where the target says whatever it likes: two Llamas from scratch.
+"""Acceptance where the target may say whatever it likes: two tiny Llamas trained from scratch.
 
-See scripts/unconditional.py. The steps lie in a workdir; a run goes on with the first that is
-missing, from that step's beginning. `jspec.evaluation.experiments.kept` says what is measured.
+See scripts/unconditional.py. The steps are kept in a workdir; a run goes on with the first that is
+missing, from its beginning. `jspec.evaluation.experiments.kept_drafts` says what is measured.
 """
 
 import collections
@@ -9,17 +9,17 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
-from jspec.common.config_file import check_or_write_config, write_json
 from jspec.common.errors import InputError, check_range
+from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.drafters import DrafterOptions
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.ngram_table import save_table
-from jspec.evaluation.experiments.kept import KeptDrafts
+from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
 from jspec.generation import provenance
 from jspec.generation.request import Request, Settings
 from jspec.training.docstrings import read_docstrings
@@ -32,8 +32,6 @@ from jspec.weights.tokenizers.learn_bpe import NUM_BYTES, learn_bpe
 
 DRAFTERS = ("model", "bigram", "unigram", "random")
 _BOS, _EOS = "<|begin|>", "<|end|>"
-_TEMPERATURES = {"T=0": 0.0, "T=1": 1.0}
-_BATCH_SIZE = 16  # answers at a time
 
 
 def _size(default: Any, what: str) -> Any:
@@ -76,34 +74,22 @@ def run(plan: Plan, workdir: pathlib.Path) -> dict[str, Any]:
     Raises:
       InputError: the workdir belongs to another plan, or a step cannot be taken.
     """
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the workdir {workdir}: {error.strerror}") from None
+    make_workdir(workdir)
     check_or_write_config(workdir / "config.json", dataclasses.asdict(plan))
     output, corpus = workdir / "unconditional.json", workdir / "corpus.jsonl"
     if not output.exists():
-        if not corpus.exists():
-            write_corpus(corpus, plan.corpus_bytes)
+        if not corpus.exists():  # one docstring a line, its end marked
+            texts = read_docstrings(plan.corpus_bytes)
+            partial = corpus.with_suffix(".partial")
+            lines = [json.dumps({"text": text + _EOS}) + "\n" for text in texts]
+            partial.write_text("".join(lines), encoding="utf-8")
+            partial.replace(corpus)
         target, draft = train_pair(plan, workdir, corpus)
-        table = workdir / "table.safetensors"
-        if not table.exists():
-            write_table(table, corpus, target.tokenizer)
-        measured = measure(plan, corpus, table, target, draft)
-        write_json(output, describe(plan, workdir, target, draft) | {"measured": measured})
+        write_json(output, _report(plan, workdir, corpus, target, draft))
     return json.loads(output.read_bytes())
 
 
-def write_corpus(path: pathlib.Path, num_bytes: int) -> None:
-    """Writes one docstring a line, its end marked; the file appears when it is complete."""
-    lines = (json.dumps({"text": text + _EOS}) + "\n" for text in read_docstrings(num_bytes))
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(lines), encoding="utf-8")
-    partial.replace(path)
-
-
-def read_corpus(path: pathlib.Path) -> Iterator[str]:
-    """Yields the docstrings."""
+def _read_corpus(path: pathlib.Path) -> Iterator[str]:
     for line in path.read_text(encoding="utf-8").splitlines():
         yield json.loads(line)["text"].removesuffix(_EOS)
 
@@ -112,51 +98,54 @@ def train_pair(
     plan: Plan, workdir: pathlib.Path, corpus: pathlib.Path
 ) -> tuple[LoadedModel, LoadedModel]:
     """Trains target and draft unless they are there; returns both."""
-    vocabulary = workdir / "vocabulary"
-    if not vocabulary.exists():
-        tokenizer = learn_bpe(read_corpus(corpus), plan.vocab_size, bos=_BOS, eos=_EOS)
-        write_stand_in(vocabulary, tokenizer, plan.seq_len)
-
-    def trained(name: str, beside: pathlib.Path, num_layers: int, width: int) -> pathlib.Path:
-        return train_from_scratch(
-            workdir / name, texts=corpus, beside=beside, num_layers=num_layers, width=width,
-            seq_len=plan.seq_len, batch_size=plan.batch_size, num_steps=plan.num_steps,
-            learning_rate=plan.learning_rate,
+    folder = workdir / "vocabulary"
+    if not folder.exists():
+        tokenizer = learn_bpe(_read_corpus(corpus), plan.vocab_size, bos=_BOS, eos=_EOS)
+        write_stand_in(folder, tokenizer, plan.seq_len)
+    models = []
+    for name in ("target", "draft"):  # each has the tokens of the folder before it
+        folder = train_from_scratch(
+            workdir / name, texts=corpus, beside=folder, seq_len=plan.seq_len,
+            num_layers=getattr(plan, f"{name}_layers"), width=getattr(plan, f"{name}_width"),
+            batch_size=plan.batch_size, num_steps=plan.num_steps, learning_rate=plan.learning_rate,
         )  # fmt: skip
-
-    target = trained("target", vocabulary, plan.target_layers, plan.target_width)
-    draft = trained("draft", target, plan.draft_layers, plan.draft_width)
-    return load_model(str(target), dtype="float32"), load_model(str(draft), dtype="float32")
+        models.append(load_model(str(folder), dtype="float32"))
+    return models[0], models[1]
 
 
-def write_table(path: pathlib.Path, corpus: pathlib.Path, tokenizer: TokenizerLike) -> None:
-    """Counts all unigrams and bigrams of the corpus."""
-    texts = read_token_texts(str(corpus), tokenizer, with_prompts=True)
-    size = tokenizer.vocab_size
-    save_table(count_ngrams(texts, size, num_continuations=size), path, tokenizer)  # type: ignore
-
-
-def measure(
-    plan: Plan, corpus: pathlib.Path, table: pathlib.Path, target: LoadedModel, draft: LoadedModel
+def _report(
+    plan: Plan, workdir: pathlib.Path, corpus: pathlib.Path, target: LoadedModel, draft: LoadedModel
 ) -> dict[str, Any]:
-    """Returns what `KeptDrafts` finds at each temperature."""
-    kept = KeptDrafts(
-        target,
-        draft,
-        DRAFTERS,
-        DrafterOptions(draft_table=str(table)),
-        num_draft_tokens=plan.num_draft_tokens,
-        batch_size=_BATCH_SIZE,
-    )
-    found = {}
-    for label, temperature in _TEMPERATURES.items():
+    """Returns where and on what it was measured, and the acceptance at temperatures 0 and 1."""
+    texts, table = list(_read_corpus(corpus)), workdir / "table.safetensors"
+    if not table.exists():  # of all unigrams and bigrams of the corpus
+        ids = read_token_texts(str(corpus), target.tokenizer, with_prompts=True)
+        size = target.tokenizer.vocab_size
+        save_table(count_ngrams(ids, size, num_continuations=size), table, target.tokenizer)
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
+    report: dict[str, Any] = {
+        **provenance.environment(),
+        "plan": dataclasses.asdict(plan),
+        "corpus": {"num_texts": len(texts), "sha256": digest},
+    }
+    for name, model in {"target": target, "draft": draft}.items():
+        looks = [one["held_out"] for one in read_metrics(workdir / name) if "held_out" in one]
+        report[name] = {
+            "num_params": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
+            "nats_per_token": looks[-1]["losses"][0],  # on held-out texts
+        }
+    report["measured"] = {}
+    for label, temperature in {"T=0": 0.0, "T=1": 1.0}.items():
         prompts = make_prompts(plan, corpus, target.tokenizer, temperature)
-        requests = [
-            Request(prompt, Settings(plan.max_new_tokens, temperature, seed=index))
-            for index, prompt in enumerate(prompts)
-        ]
-        found[label] = kept.measure(requests)
-    return found
+        report["measured"][label] = measure_kept_drafts(
+            [
+                Request(prompt, Settings(plan.max_new_tokens, temperature, seed=index))
+                for index, prompt in enumerate(prompts)
+            ],
+            target, draft, DRAFTERS, DrafterOptions(draft_table=str(table)),
+            num_draft_tokens=plan.num_draft_tokens, batch_size=16,
+        )  # fmt: skip
+    return report
 
 
 def make_prompts(
@@ -166,26 +155,9 @@ def make_prompts(
     bos = tokenizer.encode("")
     if temperature > 0:
         return [bos] * plan.num_answers
-    texts = (tokenizer.encode(text, add_bos=False) for text in read_corpus(corpus))
+    texts = (tokenizer.encode(text, add_bos=False) for text in _read_corpus(corpus))
     firsts = collections.Counter(ids[0] for ids in texts)
     return [[*bos, token] for token, _ in firsts.most_common(plan.num_answers)]
-
-
-def describe(
-    plan: Plan, workdir: pathlib.Path, target: LoadedModel, draft: LoadedModel
-) -> dict[str, Any]:
-    """Returns where it was measured and on what; losses are on held-out texts, in nats."""
-    texts = list(read_corpus(workdir / "corpus.jsonl"))
-    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    corpus = {"num_texts": len(texts), "sha256": digest}
-    report = provenance.environment() | {"plan": dataclasses.asdict(plan), "corpus": corpus}
-    for name, model in {"target": target, "draft": draft}.items():
-        looks = [one["held_out"] for one in read_metrics(workdir / name) if "held_out" in one]
-        report[name] = {
-            "num_params": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
-            "nats_per_token": looks[-1]["losses"][0],
-        }
-    return report
 
 
 def make_lines(report: Mapping[str, Any]) -> Iterator[str]:
@@ -193,18 +165,11 @@ def make_lines(report: Mapping[str, Any]) -> Iterator[str]:
     for name in ("target", "draft"):
         one = report[name]
         yield f"{name}: {one['num_params']:,} parameters, {one['nats_per_token']:.2f} nats a token"
-    heads = "alpha", "kept of those looked at", "tokens a call", "by alpha"
-    yield _row("", heads)
+    yield f"{'':11}{'alpha':26}{'kept of those looked at':26}{'tokens a call':26}by alpha"
     for label, found in report["measured"].items():
         yield f"{label}, {found['num_answers']} answers, {found['num_tokens']} tokens"
         for name, one in found["drafters"].items():
-            keys = "alpha", "kept", "tokens_per_target_call"
-            yield _row(name, [*(_show(one[key]) for key in keys), f"{one['tokens_of_alpha']:.3f}"])
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"  {name:9}" + "".join(f"{cell:26}" for cell in cells).rstrip()
-
-
-def _show(one: Mapping[str, float]) -> str:
-    return f"{one['value']:.3f} [{one['low']:.3f}, {one['high']:.3f}]"
+            intervals = (one[key] for key in ("alpha", "kept", "tokens_per_target_call"))
+            texts = (f"{i['value']:.3f} [{i['low']:.3f}, {i['high']:.3f}]" for i in intervals)
+            cells = "".join(f"{text:26}" for text in texts)
+            yield f"  {name:9}{cells}{one['tokens_of_alpha']:.3f}"

@@ -6,7 +6,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.cells import make_cells
-from jspec.evaluation.experiments.chosen_prompts import choose_prompts, digest
+from jspec.evaluation.experiments.inputs import choose_prompts, digest
 from jspec.evaluation.experiments.read_spec import read_experiment
 from tests.evaluation.experiments.tiny import plain_config
 
@@ -16,7 +16,7 @@ def make(**changes):
 
 
 def test_methods_alternate_fastest():
-    """Guards against one way measured in the morning and the other in the evening."""
+    """Guards against one method measured in the morning and the other in the evening."""
     cells = make_cells(make(repeats=2, seeds=[0, 3]), [4, 7])
     methods = [cell.key["method"] for cell in cells]
     assert methods == ["plain", "lookup"] * 16
@@ -38,7 +38,7 @@ def test_batches_take_the_prompts_together():
 
 
 def test_other_kinds():
-    """Guards against a way or a prompt that a formula would wait for."""
+    """Guards against a method or a prompt that a formula would wait for."""
     assert [one.key for one in make_cells(make(kind="theory", theory={"tables": ["table1"]}), [])]
     pairs = make_cells(make(kind="predict", predict={"a": {}, "b": {}}), [])
     assert [cell.key for cell in pairs] == [{"pair": "a"}, {"pair": "b"}]

@@ -8,7 +8,6 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.cells import make_cells
-from jspec.evaluation.experiments.chosen_prompts import choose_prompts
 from jspec.evaluation.experiments.config import (
     defaults,
     load_config,
@@ -17,6 +16,7 @@ from jspec.evaluation.experiments.config import (
     pair,
     to_plain,
 )
+from jspec.evaluation.experiments.inputs import choose_prompts
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.generation.prompts import read_prompts
 
@@ -49,7 +49,7 @@ def test_the_prompts_that_ship(name):
 
 
 def test_the_order_of_methods_is_kept():
-    """Guards against ConfigDict's own order: the first way is the base of all ratios."""
+    """Guards against ConfigDict's own order: the first method is the baseline of all ratios."""
     config = defaults()
     config.methods = ordered(
         {"z": method("none"), "a": method("ngram", 2), "T=0.7": method("random")}
@@ -100,14 +100,14 @@ def test_a_config_file_may_take_an_argument():
     config = load_config("configs/predict.py:llama3.1-8b,llama3.2-1b")
     assert list(config.predict) == ["mine"]
     for text in ("x", "x,", ",x"):
-        with pytest.raises(InputError, match=f"TARGET,DRAFT behind the colon, got '{text}'"):
+        with pytest.raises(InputError, match=f"TARGET,DRAFT after the colon, got '{text}'"):
             load_config(f"configs/predict.py:{text}")
-    with pytest.raises(InputError, match=r"smoke\.py: expected no text behind the colon, got 'x'"):
+    with pytest.raises(InputError, match=r"smoke\.py: expected no text after the colon, got 'x'"):
         load_config("configs/smoke.py:x")
 
 
 def test_the_llama_config_takes_a_pair_of_folders():
-    """Guards against one way of eight that still wants the hub's weights."""
+    """Guards against one method of eight that still wants the hub's weights."""
     models = "random:llama3.2-3b", "random:llama3.2-1b:7"
     plain = to_plain(load_config(f"configs/llama32_1b_3b.py:{','.join(models)}"))
     own = read_experiment(plain)

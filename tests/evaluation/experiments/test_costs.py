@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from jspec.common.workdir_errors import WorkdirError
+from jspec.common.errors import WorkdirError
+from jspec.evaluation.experiments.models import recorded_costs
 from jspec.evaluation.experiments.run import run_experiment
-from jspec.evaluation.experiments.shared_costs import recorded_costs
 from jspec.generation.costs import RoundCosts
 from tests.evaluation.experiments.tiny import done_cells, read_lines
 

@@ -14,11 +14,11 @@ from tests.tiny_models import CONFIG, draft, make_generator, target
 
 
 @pytest.mark.parametrize("name", ["model", "layer_skip", "prompt_lookup", "ngram", "ngram+model"])
-def test_a_walk_over_the_places_gives_the_real_rounds(name):
+def test_a_walk_over_the_positions_gives_the_real_rounds(name):
     """At temperature 0, round for round, with one draft a round.
 
-    Behind a kept draft comes a token that was not drafted. Guards against drafts that the real
-    drafter would not make there, whatever the text.
+    An accepted draft is followed by a token that was not drafted. Guards against drafts that the
+    real drafter would not make there, whatever the text.
     """
     options = DrafterOptions(draft_layers=(0,) if name == "layer_skip" else None)
     own = draft() if "model" in name.split("+") else None
@@ -29,12 +29,12 @@ def test_a_walk_over_the_places_gives_the_real_rounds(name):
     for seed in range(4):
         prompt = np.random.default_rng(seed).integers(1, CONFIG.vocab_size, 20).tolist()
         answer = generator.generate(Request(prompt, Settings(100)))
-        places = estimator.places(distribution, Settings(), prompt, answer.token_ids)
-        walk, place = [], 0
-        while place < len(places.overlap):
-            kept = int(places.overlap[place])
-            walk.append((int(places.is_proposed[place]), kept))
-            place += 1 + kept
+        figures = estimator.figures(distribution, Settings(), prompt, answer.token_ids)
+        walk, position = [], 0
+        while position < len(figures.overlap):
+            kept = int(figures.overlap[position])
+            walk.append((int(figures.is_proposed[position]), kept))
+            position += 1 + kept
         found = [(one.num_proposed, one.num_accepted) for one in answer.stats.rounds]
         assert found[:-1] == walk[: len(found) - 1]  # the last one may have no room for a draft
         num_kept += sum(kept for _, kept in walk)

@@ -16,7 +16,7 @@ from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.ngram_table import save_table
-from jspec.evaluation.experiments import forward_pass
+from jspec.evaluation.experiments.draft_distributions import ForwardPass
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.request import Settings
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -229,10 +229,13 @@ def test_a_drafter_that_is_unsure_says_nothing(options):
 
 def test_one_pass_of_the_target_serves_all_drafters(monkeypatch, options):
     """Guards against a pass a drafter, and against the logits of another text."""
-    passes, run_pass = [], forward_pass._run
-    monkeypatch.setattr(
-        forward_pass, "_run", lambda *args, **kwargs: passes.append(1) or run_pass(*args, **kwargs)
-    )
+    passes, run_pass = [], ForwardPass.logits
+
+    def count(*args):
+        passes.append(1)
+        return run_pass(*args)
+
+    monkeypatch.setattr(ForwardPass, "logits", count)
     estimator = Estimator(target())
     distributions = [
         estimator.make_distribution(name, options) for name in ("unigram", "prompt_lookup")

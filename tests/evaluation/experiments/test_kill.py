@@ -27,7 +27,7 @@ from tests.programs import command, environment, run
 NUM_CELLS = 48
 NUMBERS = (0, 1, 3, 7)
 COSTS = RoundCosts((512,), NUMBERS, ("prompt_lookup",), (((0.01, 0.011, 0.012, 0.013),),))
-WAYS = {
+METHODS = {
     "plain": {"drafter": "none"},
     "lookup": {"drafter": "prompt_lookup", "num_draft_tokens": 3},
     "auto": {"drafter": "prompt_lookup", "num_draft_tokens": "auto"},
@@ -47,7 +47,7 @@ def env(compile_cache, home):
 @pytest.fixture(scope="module")
 def config_file(folder, home):
     prompts = write_prompts(home / "prompts.jsonl")
-    plain = plain_config(folder, prompts, methods=WAYS, seeds=[0, 1], turns=0)
+    plain = plain_config(folder, prompts, methods=METHODS, seeds=[0, 1], turns=0)
     return write_config(home / "config.py", plain)
 
 
@@ -98,17 +98,17 @@ def kill_when(process, is_time):
     return process.returncode == -9
 
 
-def behind_line(path, number):
+def after_line(path, number):
     return lambda: count_lines(path) >= number
 
 
-def behind_time(seconds):
+def after_time(seconds):
     end = time.monotonic() + seconds
     return lambda: time.monotonic() >= end
 
 
 def kill_at_random(config_file, tmp_path, env, undisturbed, num_kills, seed):
-    """Kills runs by turns at any moment and behind a random cell, and checks what they end in.
+    """Kills runs by turns at any moment and after a random cell, and checks what they end in.
 
     A run that is finished before it is killed is checked, not counted, and another workdir is
     begun.
@@ -124,7 +124,7 @@ def kill_at_random(config_file, tmp_path, env, undisturbed, num_kills, seed):
         results = workdir / "results.jsonl"
         wait = rng.uniform(0, longest)
         last = rng.randint(count_lines(results) + 1, NUM_CELLS - 1)
-        is_time = behind_time(wait) if num_killed % 2 else behind_line(results, last)
+        is_time = after_time(wait) if num_killed % 2 else after_line(results, last)
         is_killed = kill_when(start(config_file, workdir, env), is_time)
         num_done = count_lines(results)
         num_killed += is_killed
@@ -167,10 +167,10 @@ def test_killed_while_a_table_is_counted_and_among_estimates(folder, home, tmp_p
     whole, work = tmp_path / "whole", tmp_path / "work"
     expected = finish(path, whole, env, num_cells=48)
     answers, results = work / "table_answers.jsonl", work / "results.jsonl"
-    assert kill_when(start(path, work, env), behind_line(answers, 20))
+    assert kill_when(start(path, work, env), after_line(answers, 20))
     assert 20 <= count_lines(answers) < count_lines(whole / "table_answers.jsonl")
     assert not (work / "table.safetensors").exists()
-    assert kill_when(start(path, work, env), behind_line(results, 10))
+    assert kill_when(start(path, work, env), after_line(results, 10))
     assert 10 <= count_lines(results) < 48
     assert finish(path, work, env, num_cells=48) == expected
     assert answers.read_bytes() == (whole / answers.name).read_bytes()
@@ -185,7 +185,7 @@ def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path,
     workdir = make_workdir(tmp_path / "shared")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     holder = start(config_file, workdir, env)
-    while not behind_line(workdir / "results.jsonl", 5)():
+    while not after_line(workdir / "results.jsonl", 5)():
         time.sleep(0.002)
     holder.send_signal(signal.SIGSTOP)  # amid a cell, as a rule
     with start(config_file, workdir, env, **pipes) as other:

@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 
-from jspec.common.errors import InputError
-from jspec.common.workdir_errors import WorkdirError
-from jspec.evaluation.experiments.kind_generate import GenerateWorker
+from jspec.common.errors import InputError, WorkdirError
+from jspec.evaluation.experiments.generate_worker import GenerateWorker
 from jspec.evaluation.experiments.run import run_experiment
 from tests.evaluation.experiments.tiny import done_cells, read_lines, without_times, write_prompts
 from tests.tiny_models import save_folder
@@ -103,7 +102,7 @@ def test_turns_go_on_with_the_models_own_answers(config, tmp_path, folder):
 
 
 def test_a_draft_temperature_is_for_the_methods_that_draw(config, tmp_path):
-    """Guards against a setting that plain decoding refuses, although another way reads it."""
+    """Guards against a setting that plain decoding refuses, although another method reads it."""
     methods = {"plain": {"drafter": "none"}, "random": {"drafter": "random", "num_draft_tokens": 2}}
     plain = config(
         methods=methods, settings={"T=1": {"temperature": 1.0, "draft_temperature": 0.5}}
@@ -170,7 +169,7 @@ def test_a_method_that_cannot_be_made_fails_alone_and_succeeds_later(
 
 def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
     """Guards against a table of each process's own, and answers lost when one is killed."""
-    from jspec.evaluation.experiments import tables
+    from jspec.evaluation.experiments import counted_table
 
     methods = {"plain": {"drafter": "none"},
             "bigram": {"drafter": "bigram", "num_draft_tokens": 2}}  # fmt: skip
@@ -186,7 +185,7 @@ def test_a_table_is_counted_once(config, tmp_path, monkeypatch):
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "save_table", die)
+        patch.setattr(counted_table, "save_table", die)
         with pytest.raises(Killed):
             run_experiment(plain, str(work))
     answers = (work / "table_answers.jsonl").read_bytes()
@@ -260,7 +259,7 @@ MISSPELLED = {
 
 @pytest.mark.parametrize("what", MISSPELLED)
 def test_a_misspelled_name_ends_a_run_before_it_begins(config, tmp_path, what):
-    """Guards against hours of a run before a way fails for a letter, and against a workdir left
+    """Guards against hours of a run before a method fails for a letter, and against a workdir left
     behind that the corrected config may not use.
     """
     change, message = MISSPELLED[what]
@@ -325,8 +324,8 @@ def test_a_full_disk_ends_the_run(config, tmp_path, monkeypatch):
 
 
 def test_a_disk_that_has_no_room_for_the_table_ends_the_run(config, tmp_path, monkeypatch):
-    """Guards against the failure of every cell of the way, one after another."""
-    from jspec.evaluation.experiments import tables
+    """Guards against the failure of every cell of the method, one after another."""
+    from jspec.evaluation.experiments import counted_table
 
     def fill(*_):
         raise InputError("table.safetensors cannot be written: No space left on device")
@@ -334,7 +333,7 @@ def test_a_disk_that_has_no_room_for_the_table_ends_the_run(config, tmp_path, mo
     source = write_prompts(tmp_path / "table.jsonl", [{"prompt": "ab"}])
     table = {"prompts_file": source, "num_tokens": 10, "max_new_tokens": 12}
     methods = {"bigram": {"drafter": "bigram", "num_draft_tokens": 2}}
-    monkeypatch.setattr(tables, "save_table", fill)
+    monkeypatch.setattr(counted_table, "save_table", fill)
     with pytest.raises(WorkdirError, match="No space left"):
         run_experiment(config(methods=methods, num_prompts=1, table=table), str(tmp_path / "work"))
     assert not done_cells(tmp_path / "work")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from jspec.common.workdir_errors import WorkdirError
+from jspec.common.errors import WorkdirError
 from jspec.evaluation.experiments.store import Store
 from tests.evaluation.experiments.tiny import read_lines
 

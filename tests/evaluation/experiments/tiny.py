@@ -37,7 +37,7 @@ def write_prompts(path, prompts=TINY_PROMPTS):
 
 
 def plain_config(folder, prompts, **changes):
-    """Returns a config of two ways and two temperatures, short answers."""
+    """Returns a config of two methods and two temperatures, short answers."""
     return {
         "target": str(folder),
         "dtype": "float32",

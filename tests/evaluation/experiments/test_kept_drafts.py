@@ -3,22 +3,22 @@
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.experiments.kept import KeptDrafts
+from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
 from jspec.generation.request import Request, Settings
 from tests.tiny_models import target
 
 
 def test_a_model_keeps_its_own_drafts():
-    """Alpha is 1 and every draft is kept; uniform drafts are kept as seldom as both ways say.
+    """Alpha is 1 and every draft is accepted; of uniform drafts, as few as alpha says.
 
     Guards against distributions that are read a token off, and against drafts past an answer's end,
     which nobody looked at, taken for refused ones. Twelve answers of 20 tokens, seeds 0 to 11.
     """
-    kept = KeptDrafts(
-        target(), target(), ["model", "random"], DrafterOptions(), num_draft_tokens=2, batch_size=4
-    )
-    settings = [Settings(20, 1.0, seed=seed) for seed in range(12)]
-    found = kept.measure([Request([65, 66], own) for own in settings])
+    requests = [Request([65, 66], Settings(20, 1.0, seed=seed)) for seed in range(12)]
+    found = measure_kept_drafts(
+        requests, target(), target(), ["model", "random"], DrafterOptions(),
+        num_draft_tokens=2, batch_size=4,
+    )  # fmt: skip
     model, random = found["drafters"]["model"], found["drafters"]["random"]
     assert found["num_answers"] == 12
     assert 12 < found["num_tokens"] <= 12 * 19

@@ -1,12 +1,11 @@
-"""How often drafts would be kept, from the distributions themselves: the kind "estimate"."""
+"""The kind "estimate": how often drafts would be accepted, from the distributions themselves."""
 
 import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.evaluation.experiments.cells import Cell
-from jspec.evaluation.experiments.draft_distribution import DraftDistribution
-from jspec.evaluation.experiments.draws import draw_settings
+from jspec.evaluation.experiments.cells import Cell, settings_of
+from jspec.evaluation.experiments.draft_distributions import DraftDistribution
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.evaluation.experiments.models import Models
 from jspec.evaluation.experiments.spec import Experiment
@@ -20,33 +19,25 @@ from jspec.generation.request import Request, Result
 class EstimateWorker:
     """Compares the target's distributions along its own answers with those of the drafts.
 
-    The answers are drawn by plain decoding, and are the same for all ways: the last one is kept for
-    the next way.
+    The answers are drawn by plain decoding, and are the same for all methods: the last one is kept
+    for the next method.
     """
 
-    def __init__(
-        self, experiment: Experiment, prompts: Mapping[int, Prompt], models: Models
-    ) -> None:
-        self._experiment, self._prompts, self._models = experiment, prompts, models
-        self._plain = Generator(models.target, drafter="none", max_seq_len=experiment.max_seq_len)
-        self._estimator = Estimator(
-            models.target,
-            leniences=experiment.estimate.leniences,
-            num_bins=experiment.estimate.num_bins,
-        )
+    def __init__(self, experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> None:
+        self._experiment, self._prompts = experiment, prompts
+        self._models = Models(experiment, store)
+        target, wanted = self._models.target, experiment.estimate
+        self._plain = Generator(target, drafter="none", max_seq_len=experiment.max_seq_len)
+        self._estimator = Estimator(target, leniences=wanted.leniences, num_bins=wanted.num_bins)
         self._distributions: dict[str, DraftDistribution] = {}
         self._last: tuple[tuple[Any, ...], Result] | None = None
 
     def describe(self) -> dict[str, Any]:
-        """Returns what each way is."""
+        """Returns what each method is."""
         plain = self._plain.describe()
+        names = "drafter", "draft", "draft_quantization"
         return {
-            label: plain
-            | {
-                "drafter": method.drafter,
-                "draft": method.draft,
-                "draft_quantization": method.draft_quantization,
-            }
+            label: plain | {name: getattr(method, name) for name in names}
             for label, method in self._experiment.methods.items()
         }
 
@@ -55,7 +46,7 @@ class EstimateWorker:
         answer = self._answer(cell.key)
         estimated = self._estimator.estimate(
             self._distribution(cell.key["method"]),
-            draw_settings(self._experiment, cell.key, cell.key["prompt"]),
+            settings_of(self._experiment, cell.key, cell.key["prompt"]),
             answer.prompt_token_ids,
             answer.token_ids,
         )
@@ -63,10 +54,9 @@ class EstimateWorker:
 
     def _distribution(self, label: str) -> DraftDistribution:
         if label not in self._distributions:
-            method = self._models.complete(self._experiment.methods[label])
-            draft = self._models.draft(method)
+            method = self._models.with_table(self._experiment.methods[label])
             self._distributions[label] = self._estimator.make_distribution(
-                method.drafter, method.options, draft
+                method.drafter, method.options, self._models.draft(method)
             )
         return self._distributions[label]
 
@@ -74,18 +64,10 @@ class EstimateWorker:
         """Returns the target's own answer to the cell's prompt."""
         which = key["setting"], key["prompt"], key["seed"]
         if self._last is None or self._last[0] != which:
-            prompt = self._prompts[key["prompt"]]
-            ids = encode_conversation(
-                self._models.target, [prompt.text], [], chat=self._experiment.wants_chat
-            )
-            settings = draw_settings(self._experiment, key, key["prompt"])
+            text = self._prompts[key["prompt"]].text
+            chat = self._experiment.wants_chat
+            ids = encode_conversation(self._models.target, [text], [], chat=chat)
+            settings = settings_of(self._experiment, key, key["prompt"])
             settings = dataclasses.replace(settings, draft_temperature=None)  # nothing is drafted
             self._last = which, self._plain.generate(Request(ids, settings))
         return self._last[1]
-
-
-def make_worker(
-    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store
-) -> EstimateWorker:
-    """Returns the worker; see `kinds.make_worker`."""
-    return EstimateWorker(experiment, prompts, Models(experiment, store))

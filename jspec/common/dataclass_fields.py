@@ -1,0 +1,91 @@
+"""The fields of a dataclass from values as JSON has them, checked against its annotations."""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.common.errors import InputError
+
+_NAMES = {
+    str: "a text",
+    float: "a number",
+    int: "a whole number",
+    bool: "True or False",
+    tuple: "a list",
+    types.NoneType: "None",
+}
+_GROUP = "a group of fields"
+
+
+def read_fields(
+    kind: type, plain: Any, prefix: str = "", *, without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the fields of a dataclass that plain values give.
+
+    Args:
+      kind: the dataclass.
+      plain: the values by field, as JSON has them.
+      prefix: comes before the fields' names in messages, such as "estimate.".
+      without: fields of the dataclass that may not be given.
+
+    Raises:
+      InputError: no group of fields, an unknown field, or a value of another type.
+    """
+    plain = cast(prefix.rstrip("."), plain, Mapping)
+    hints = typing.get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind) if field.name not in without]
+    check_known(prefix, list(plain), known)
+    return {name: cast(prefix + name, value, hints[name]) for name, value in plain.items()}
+
+
+def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Checks names of fields.
+
+    Args:
+      prefix: comes before the names in messages, such as "estimate.".
+      names: to check.
+      known: those that there are.
+
+    Raises:
+      InputError: there is no such field; the message suggests another one.
+    """
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(known)}"
+            raise InputError(f"the config has no field {prefix + name!r}; {hint}")
+
+
+def cast(name: str, value: Any, kind: Any) -> Any:
+    """Returns a plain value as an annotation wants it: lists become tuples, whole numbers floats.
+
+    Args:
+      name: of the field, for messages.
+      value: as JSON has it.
+      kind: the annotation; of a union the first type that the value fits.
+
+    Raises:
+      InputError: a value of another type.
+    """
+    kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    origins = [typing.get_origin(one) or one for one in kinds]
+    for one, origin in zip(kinds, origins, strict=True):
+        if origin is tuple and isinstance(value, list | tuple):
+            (item_kind, *_) = typing.get_args(one)
+            return tuple(cast(name, item, item_kind) for item in value)
+        if origin in _NAMES and _is_of(value, origin):
+            return float(value) if origin is float else value
+        if origin not in _NAMES and isinstance(value, Mapping):  # a dataclass, or a mapping
+            return value
+    expected = " or ".join(_NAMES.get(origin, _GROUP) for origin in origins)
+    raise InputError(f"expected {name} to be {expected}, got {value!r}")
+
+
+def _is_of(value: Any, kind: type) -> bool:
+    """Whether a value is of a type, as people see it: 1 is a number, and True is none."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)

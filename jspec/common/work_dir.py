@@ -1,0 +1,137 @@
+"""Work directories: the config that one belongs to, and locks between the processes in it."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jspec.common.errors import WorkdirError
+
+_MOST_NAMED = 5
+_ABSENT = "absent"
+
+
+def make_workdir(path: pathlib.Path) -> None:
+    """Makes a work directory, and those above it, unless it is there.
+
+    Raises:
+      WorkdirError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WorkdirError(f"cannot make the workdir {path}: {error.strerror}") from None
+
+
+def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
+    """Writes a config to a file, or checks that the file holds this very config.
+
+    Args:
+      path: of the file.
+      plain: the config as JSON values.
+
+    Raises:
+      WorkdirError: the file holds another config; the message names the fields that differ.
+    """
+    if not path.exists():
+        write_json(path, plain)
+        return
+    try:
+        theirs = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise WorkdirError(f"cannot read {path}: {error}") from None
+    found = list(_differences(theirs, plain))
+    if found:
+        more = f", and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED)
+        raise WorkdirError(
+            f"{path.parent} belongs to another config: {', '.join(found[:_MOST_NAMED])}{more}; "
+            "take another --workdir"
+        )
+
+
+def _differences(theirs: Any, ours: Any, name: str = "") -> Iterator[str]:
+    """Yields what differs between two configs, "FIELD is THEIRS there and OURS here"."""
+    if not (isinstance(theirs, Mapping) and isinstance(ours, Mapping)):
+        if theirs != ours:
+            yield f"{name} is {_show(theirs)} there and {_show(ours)} here"
+        return
+    for key in dict.fromkeys((*theirs, *ours)):
+        inner = f"{name}.{key}" if name else str(key)
+        yield from _differences(theirs.get(key, _ABSENT), ours.get(key, _ABSENT), inner)
+    if set(theirs) == set(ours) and list(theirs) != list(ours):
+        yield f"the order of {name or 'the fields'} is {_show(list(theirs))} there"
+
+
+def _show(value: Any) -> str:
+    return value if value == _ABSENT else json.dumps(value, ensure_ascii=False)
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes a JSON file, which appears, or replaces an older one, when it is complete.
+
+    Raises:
+      WorkdirError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(value, ensure_ascii=False, indent=1) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise WorkdirError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+class ByteLocks:
+    """Locks between processes, on single bytes of one empty file (POSIX record locks).
+
+    Thousands of cells need one file, and none is left over. The system gives a byte back the
+    moment its holder ends, be it by SIGKILL, and no child inherits it, as it would a lock of
+    `flock`. A process excludes other processes, not itself; closing the file anywhere in a process
+    gives up all its locks, hence one `ByteLocks` per file.
+    """
+
+    def __init__(self, path: pathlib.Path) -> None:
+        """Opens the file, or makes it.
+
+        Raises:
+          WorkdirError: it cannot be opened.
+        """
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise WorkdirError(f"cannot write {path}: {error.strerror}") from None
+
+    def try_hold(self, byte: int) -> bool:
+        """Takes a byte's lock unless another process has it; returns whether it did."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return False
+            raise
+        return True
+
+    def release(self, byte: int) -> None:
+        """Gives a byte's lock back."""
+        fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
+
+    @contextlib.contextmanager
+    def hold(self, byte: int) -> Iterator[None]:
+        """Holds a byte's lock, after waiting for it."""
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, byte)
+        try:
+            yield
+        finally:
+            self.release(byte)
+
+    def close(self) -> None:
+        """Gives all locks back."""
+        os.close(self._file)

@@ -1,0 +1,132 @@
+"""The kind "generate": answers prompts with one method, timed."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jspec.common.compile_clock import Instant
+from jspec.evaluation.experiments.cells import Cell, settings_of
+from jspec.evaluation.experiments.models import Models
+from jspec.evaluation.experiments.spec import Experiment
+from jspec.evaluation.experiments.store import Store
+from jspec.generation.batch import needed_switches
+from jspec.generation.capacity import capacity_for
+from jspec.generation.encode_prompt import encode_conversation
+from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.generator import Generator
+from jspec.generation.prompts import Prompt
+from jspec.generation.request import Request, Result
+from jspec.generation.validate_options import settings_read_by
+
+_WARM_VISITS = 2  # of the host to each row, besides the prefill
+_ORDER = 4  # of the n-grams by which repetition is counted
+
+
+@dataclasses.dataclass
+class _Conversation:
+    """A prompt whose turns are answered one by one.
+
+    Attributes:
+      index: of the prompt.
+      prompt: the prompt.
+      turns: those that are answered.
+      answers: the model's answers so far.
+    """
+
+    index: int
+    prompt: Prompt
+    turns: Sequence[str]
+    answers: list[str] = dataclasses.field(default_factory=list)
+
+
+class GenerateWorker:
+    """Answers prompts; programs are compiled before anything is timed."""
+
+    def __init__(self, experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> None:
+        self._experiment, self._prompts = experiment, prompts
+        self._models = Models(experiment, store)
+        self._warm: set[tuple] = set()
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what each method is."""
+        return {method: self._models.describe(method) for method in self._experiment.methods}
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """Answers the cell's prompts together, turn after turn.
+
+        A conversation goes on with the model's own answers. Times are without compilation.
+        """
+        generator = self._models.generator(cell.key["method"], cell.key["batch_size"])
+        conversations = [self._begin(index) for index in cell.key["prompts"]]
+        seconds, answers = 0.0, []
+        for turn in range(max(len(one.turns) for one in conversations)):
+            going = [one for one in conversations if turn < len(one.turns)]
+            requests = [self._request(cell, one) for one in going]
+            self._warm_up(generator, requests)
+            begin = Instant()
+            results = generator.generate(requests)
+            seconds += Instant().run_seconds_since(begin)
+            for one, result in zip(going, results, strict=True):
+                one.answers.append(result.text)
+                which = {"prompt": one.index, "turn": turn, "category": one.prompt.category}
+                answers.append(which | answer_record(result))
+        return {"seconds": seconds, "answers": answers}
+
+    def _begin(self, index: int) -> _Conversation:
+        prompt = self._prompts[index]
+        return _Conversation(index, prompt, prompt.turns[: self._experiment.turns or None])
+
+    def _request(self, cell: Cell, one: _Conversation) -> Request:
+        """Returns the request for a conversation's next answer."""
+        ids = encode_conversation(
+            self._models.target,
+            one.turns[: len(one.answers) + 1],
+            one.answers,
+            chat=self._experiment.wants_chat,
+        )
+        method = self._experiment.methods[cell.key["method"]]
+        settings = settings_of(self._experiment, cell.key, one.index)
+        settings = settings_read_by(method.drafter, method.options, settings)
+        return Request(ids, settings, one.prompt.category)
+
+    def _warm_up(self, generator: Generator, requests: Sequence[Request]) -> None:
+        """Runs requests for a few rounds, untimed, unless their programs have been compiled."""
+        longest = max(
+            min(len(one.prompt) + one.settings.max_new_tokens, generator.max_seq_len)
+            for one in requests
+        )
+        programs = (
+            id(generator),
+            len(requests),
+            capacity_for(longest, generator.num_draft_tokens + 1),
+            any(len(one.prompt) > NARROW_PROMPT for one in requests),
+            needed_switches([one.settings for one in requests]),
+        )
+        if programs not in self._warm:
+            num_pieces = (1 + _WARM_VISITS) * len(requests)
+            list(itertools.islice(generator.run(requests), num_pieces))
+            self._warm.add(programs)
+
+
+def answer_record(result: Result) -> dict[str, Any]:
+    """Returns what is kept of an answer, as plain values."""
+    stats = result.stats
+    return {
+        "num_prompt_tokens": len(result.prompt_token_ids),
+        "token_ids": result.token_ids,
+        "text": result.text,
+        "finish_reason": result.finish_reason,
+        "num_round_tokens": stats.num_round_tokens,
+        "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
+        "device_seconds": stats.device_seconds,
+        "rounds": [list(one) for one in stats.rounds],
+        "repetition": repetition([*result.prompt_token_ids, *result.token_ids]),
+    }
+
+
+def repetition(token_ids: Sequence[int]) -> float:
+    """Returns the share of a text's 4-grams that repeat an earlier one; 0 if there are none."""
+    grams = [tuple(token_ids[i : i + _ORDER]) for i in range(len(token_ids) - _ORDER + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
