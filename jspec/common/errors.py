@@ -1,8 +1,9 @@
 """The errors that a user can mend, and checks that raise them."""
 
+import contextlib
 import dataclasses
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 
@@ -20,6 +21,15 @@ class WorkdirError(InputError):
 def describe_error(error: Exception) -> str:
     """Returns an error in one line of at most 500 characters."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:500]
+
+
+@contextlib.contextmanager
+def prefixed_errors(name: str) -> Iterator[None]:
+    """Puts "NAME: " before the message of an `InputError` from within."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.errors import InputError, check_count, check_range
-from jspec.drafters import DrafterOptions, DrafterSpec, choose_drafter
+from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.evaluation.experiments.draft_distributions import (
     DraftDistribution,
     FirstDrafts,
@@ -30,10 +30,11 @@ from jspec.evaluation.experiments.draft_distributions import (
 from jspec.evaluation.experiments.position_figures import PositionFigures, position_figures
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
+from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
 from jspec.sampling.distribution import SamplingSettings
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
+from jspec.weights.vocabulary import used_vocab_size
 
 _CHUNK = 64
 _DRAFTER_DEFAULTS = DrafterOptions()
@@ -84,18 +85,9 @@ class Estimator:
         Raises:
           InputError: no such drafter, or one that lacks something.
         """
-        spec = DrafterSpec(
-            num_draft_tokens=1,
-            target_config=self._target.config,
-            vocab_size=shared_vocab_size(self._target, draft),
-            draft_config=None if draft is None else draft.config,
-            dtype=self._target.params["embedding"].dtype,
-            draft_params=None if draft is None else draft.params,
-            options=options,
-            tokenizer=self._target.tokenizer,
-        )
-        name = choose_drafter(drafter, has_draft=draft is not None)
-        return make_draft_distribution(name, spec, self._target.params)
+        choose_drafter(drafter, has_draft=draft is not None)
+        spec = make_spec(self._target, draft, drafter, options, num_draft_tokens=1)
+        return make_draft_distribution(drafter, spec, self._target.params)
 
     def estimate(
         self,
@@ -140,12 +132,11 @@ class Estimator:
         }
 
     def _bin(self, entropy: np.ndarray, overlap: np.ndarray) -> dict[str, list[float]]:
-        num_bins = len(self._edges) - 1
-        index = np.searchsorted(self._edges, entropy, side="right") - 1
-        index = np.clip(index, 0, num_bins - 1)  # a uniform distribution is on the last edge
-        counts = np.bincount(index, minlength=num_bins)
-        sums = np.bincount(index, weights=overlap, minlength=num_bins)
-        return {"edges": self._edges.tolist(), "counts": counts.tolist(), "sums": sums.tolist()}
+        # The entropy of a uniform distribution is the last edge, but for rounding.
+        entropy = np.clip(entropy, 0, self._edges[-1])
+        counts, edges = np.histogram(entropy, self._edges)
+        sums, _ = np.histogram(entropy, self._edges, weights=overlap)
+        return {"edges": edges.tolist(), "counts": counts.tolist(), "sums": sums.tolist()}
 
     def figures(
         self,
@@ -165,7 +156,7 @@ class Estimator:
         text, first = [*prompt, *answer[:-1]], len(prompt)  # nothing follows the last token
         parts = [_no_figures(len(self._leniences))]
         if len(text) > first:
-            drafts = self._drafts(distribution, draft_settings, text, first)
+            drafts = _drafts(distribution, draft_settings, text, first)
             options = {"leniences": self._leniences, "is_random": bool(own_settings.is_random)}
             for logits, proposed in zip(self._logits(text, first), drafts, strict=True):
                 parts.append(position_figures(logits, proposed, own_settings, **options))
@@ -176,22 +167,8 @@ class Estimator:
             figures[0][here], *(leaf[here].astype(np.float64) for leaf in figures[1:])
         )
 
-    def _drafts(
-        self,
-        distribution: DraftDistribution,
-        settings: SamplingSettings,
-        text: list[int],
-        first: int,
-    ) -> Iterator[FirstDrafts]:
-        """Yields what is proposed in each chunk, from that of token `first` on."""
-        state = distribution.start(capacity_for(len(text), 0))
-        for begin, tokens in _chunks(text):
-            drafts, state = distribution.read(state, tokens, settings)
-            if begin + _CHUNK > first:
-                yield drafts
-
     def _logits(self, text: list[int], first: int) -> list[jax.Array]:
-        """Returns the target's logits in those chunks."""
+        """Returns the target's logits in each chunk, from that of token `first` on."""
         if self._last_text != (text, first):
             self._last_logits, self._last_text = [], None
             params = self._target.params
@@ -202,6 +179,17 @@ class Estimator:
                     self._last_logits.append(logits)
             self._last_text = text, first
         return self._last_logits
+
+
+def _drafts(
+    distribution: DraftDistribution, settings: SamplingSettings, text: list[int], first: int
+) -> Iterator[FirstDrafts]:
+    """Yields what is proposed in each chunk, from that of token `first` on."""
+    state = distribution.start(capacity_for(len(text), 0))
+    for begin, tokens in _chunks(text):
+        drafts, state = distribution.read(state, tokens, settings)
+        if begin + _CHUNK > first:
+            yield drafts
 
 
 def _no_figures(num_leniences: int) -> PositionFigures:
@@ -226,14 +214,12 @@ def _sampling_settings(settings: Settings) -> tuple[SamplingSettings, SamplingSe
     if switches.processors:
         names = ", ".join(processor.name for processor in switches.processors)
         raise InputError(f"expected settings of temperature and filters only, got {names}")
-    own = SamplingSettings(
-        temperature=jnp.array([settings.temperature], jnp.float32),
-        top_k=jnp.array([settings.top_k], jnp.int32),
-        top_p=jnp.array([settings.top_p], jnp.float32),
-        min_p=jnp.array([settings.min_p], jnp.float32),
-        switches=switches,
+    temperature, top_p, min_p = (
+        jnp.array([value], jnp.float32)
+        for value in (settings.temperature, settings.top_p, settings.min_p)
     )
-    if settings.draft_temperature is None:
-        return own, own
-    temperature = jnp.array([settings.draft_temperature], jnp.float32)
+    top_k = jnp.array([settings.top_k], jnp.int32)
+    own = SamplingSettings(temperature, top_k, top_p, min_p, switches=switches)
+    if settings.draft_temperature is not None:
+        temperature = jnp.array([settings.draft_temperature], jnp.float32)
     return own, own.replace(temperature=temperature)

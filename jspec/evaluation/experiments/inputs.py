@@ -7,7 +7,7 @@ import json
 import pathlib
 from collections.abc import Callable, Mapping
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, prefixed_errors
 from jspec.drafters.heads.shipped import find_head
 from jspec.evaluation.analysis.byte_model import load_config
 from jspec.evaluation.experiments.spec import Experiment
@@ -99,11 +99,9 @@ def check_files(experiment: Experiment) -> None:
 
 
 def _check(field: str, find: Callable[[str], object], name: str | None) -> None:
-    try:
+    with prefixed_errors(field):
         if name is not None:
             find(name)
-    except InputError as error:
-        raise InputError(f"{field}: {error}") from None
 
 
 def _find_file(path: str) -> None:

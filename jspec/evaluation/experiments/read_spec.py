@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jspec.common.dataclass_fields import cast, read_fields
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, prefixed_errors
 from jspec.drafters import DrafterOptions, options_read
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import (
@@ -65,11 +65,8 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
 def _read_method(name: str, plain: Any) -> MethodSpec:
     fields = read_fields(MethodSpec, plain, f"{name}.")
     options = read_fields(DrafterOptions, fields.get("options", {}), f"{name}.options.")
-    try:
-        fields["options"] = DrafterOptions(**options)
-        return MethodSpec(**fields)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
+    with prefixed_errors(name):
+        return MethodSpec(**fields | {"options": DrafterOptions(**options)})
 
 
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
@@ -78,10 +75,8 @@ def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
     fields: dict[str, Any] = {"max_new_tokens": max_new_tokens}
     fields |= read_fields(Settings, plain, f"{name}.", without=["seed"])
     fields["logit_bias"] = _read_bias(f"{name}.logit_bias", bias)
-    try:
+    with prefixed_errors(name):
         return Settings(**fields)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
 
 
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:

@@ -87,7 +87,7 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
             with store.claim(cell.name) as is_ours:
                 if is_ours:
                     store.add(_measure(cell, worker, run))
-                    has_worked = True
+            has_worked |= is_ours
             outcomes = [store.outcomes.get(one.name) for one in cells]
             if is_ours or is_waiting:
                 progress.show(len(cells) - outcomes.count(None), outcomes.count(FAILED))
@@ -96,7 +96,6 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
                 print("waiting for the cells of other processes", file=sys.stderr, flush=True)
             is_waiting = True
             time.sleep(_SECONDS_BETWEEN_LOOKS)
-            store.refresh()
 
 
 def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:

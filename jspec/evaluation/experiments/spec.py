@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jspec.common.cli import QUANTIZATIONS
-from jspec.common.errors import InputError, check_among, check_range
+from jspec.common.errors import InputError, check_among, check_range, prefixed_errors
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
@@ -52,10 +52,8 @@ class TableSpec:
 
     def __post_init__(self) -> None:
         _check_values(self, "table.", num_tokens=(1, _MOST))
-        try:
+        with prefixed_errors("table"):
             Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        except InputError as error:
-            raise InputError(f"table: {error}") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,23 +86,7 @@ class TheorySpec:
 
 @dataclasses.dataclass(frozen=True)
 class PairSpec:
-    """A pair of models for the kind "predict"; see `byte_model.predict_table`.
-
-    Attributes:
-      target: a preset, or a Hugging Face folder.
-      draft: likewise.
-      target_quantization: "none", "int8" or "int4".
-      draft_quantization: likewise.
-      target_bytes_per_weight: in place of what dtype and quantization give.
-      draft_bytes_per_weight: likewise.
-      dtype: of the floats.
-      bandwidth: bytes of weights read a second; None measures it here.
-      flop_rate: floating-point operations a second; likewise.
-      context: tokens in the caches.
-      batch_size: rows that run together.
-      alphas: acceptance rates to compute the speed-up for.
-      numbers: numbers of drafts to compute the speed-up for.
-    """
+    """A pair of models for the kind "predict": the arguments of `byte_model.predict_table`."""
 
     target: str = "llama3.2-3b"
     draft: str = "llama3.2-1b"
@@ -228,18 +210,14 @@ class Experiment:
                 if not label or "/" in label:  # which separates the parts of a cell's name
                     raise InputError(f"expected labels of {name} without '/', got {label!r}")
         for label, method in self.methods.items():
-            rule = get_rule(method.acceptance, method.rule_options)
-            for settings in self.settings.values():
-                try:
-                    check_temperature(method.acceptance, rule.temperatures, settings.temperature)
-                except InputError as error:
-                    raise InputError(f"methods.{label}: {error}") from None
+            temperatures = get_rule(method.acceptance, method.rule_options).temperatures
+            with prefixed_errors(f"methods.{label}"):
+                for settings in self.settings.values():
+                    check_temperature(method.acceptance, temperatures, settings.temperature)
         drafters = [(method.drafter, method.options) for method in self.methods.values()]
         for label, settings in self.settings.items():
-            try:
+            with prefixed_errors(f"settings.{label}"):
                 check_draft_temperature(settings, drafters)
-            except InputError as error:
-                raise InputError(f"settings.{label}: {error}") from None
 
     @property
     def needs_prompts(self) -> bool:

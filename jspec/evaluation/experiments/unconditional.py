@@ -9,7 +9,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -58,9 +58,8 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_range("vocab_size", self.vocab_size, NUM_BYTES + 2, 65536)
-        check_range("seq_len", self.seq_len, 4, 2**20)
-        check_range("num_answers", self.num_answers, 1, 10**6)
         check_range("max_new_tokens", self.max_new_tokens, 2, self.seq_len - 2)
+        check_range("num_answers", self.num_answers, 1, 10**6)
         check_range("num_draft_tokens", self.num_draft_tokens, 1, 64)
         for name in ("target_width", "draft_width"):
             width = getattr(self, name)
@@ -80,12 +79,11 @@ def run(plan: Plan, workdir: pathlib.Path) -> dict[str, Any]:
     if not output.exists():
         if not corpus.exists():  # one docstring a line, its end marked
             texts = read_docstrings(plan.corpus_bytes)
-            partial = corpus.with_suffix(".partial")
             lines = [json.dumps({"text": text + _EOS}) + "\n" for text in texts]
+            partial = corpus.with_suffix(".partial")
             partial.write_text("".join(lines), encoding="utf-8")
             partial.replace(corpus)
-        target, draft = train_pair(plan, workdir, corpus)
-        write_json(output, _report(plan, workdir, corpus, target, draft))
+        write_json(output, _measure(plan, workdir, corpus, *train_pair(plan, workdir, corpus)))
     return json.loads(output.read_bytes())
 
 
@@ -113,51 +111,43 @@ def train_pair(
     return models[0], models[1]
 
 
-def _report(
+def _measure(
     plan: Plan, workdir: pathlib.Path, corpus: pathlib.Path, target: LoadedModel, draft: LoadedModel
 ) -> dict[str, Any]:
     """Returns where and on what it was measured, and the acceptance at temperatures 0 and 1."""
     texts, table = list(_read_corpus(corpus)), workdir / "table.safetensors"
-    if not table.exists():  # of all unigrams and bigrams of the corpus
-        ids = read_token_texts(str(corpus), target.tokenizer, with_prompts=True)
-        size = target.tokenizer.vocab_size
-        save_table(count_ngrams(ids, size, num_continuations=size), table, target.tokenizer)
+    ids = read_token_texts(str(corpus), target.tokenizer, with_prompts=True)
+    size = target.tokenizer.vocab_size
+    save_table(count_ngrams(ids, size, num_continuations=size), table, target.tokenizer)
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-    report: dict[str, Any] = {
-        **provenance.environment(),
-        "plan": dataclasses.asdict(plan),
-        "corpus": {"num_texts": len(texts), "sha256": digest},
-    }
+    report: dict[str, Any] = provenance.environment() | {"plan": dataclasses.asdict(plan)}
+    report["corpus"] = {"num_texts": len(texts), "sha256": digest}
     for name, model in {"target": target, "draft": draft}.items():
         looks = [one["held_out"] for one in read_metrics(workdir / name) if "held_out" in one]
-        report[name] = {
-            "num_params": sum(leaf.size for leaf in jax.tree.leaves(model.params)),
-            "nats_per_token": looks[-1]["losses"][0],  # on held-out texts
-        }
-    report["measured"] = {}
-    for label, temperature in {"T=0": 0.0, "T=1": 1.0}.items():
-        prompts = make_prompts(plan, corpus, target.tokenizer, temperature)
-        report["measured"][label] = measure_kept_drafts(
-            [
-                Request(prompt, Settings(plan.max_new_tokens, temperature, seed=index))
-                for index, prompt in enumerate(prompts)
-            ],
+        num_params = sum(leaf.size for leaf in jax.tree.leaves(model.params))
+        report[name] = {"num_params": num_params, "nats_per_token": looks[-1]["losses"][0]}
+    report["measured"] = {
+        label: measure_kept_drafts(
+            make_requests(plan, texts, target.tokenizer, temperature),
             target, draft, DRAFTERS, DrafterOptions(draft_table=str(table)),
             num_draft_tokens=plan.num_draft_tokens, batch_size=16,
-        )  # fmt: skip
+        )
+        for label, temperature in (("T=0", 0.0), ("T=1", 1.0))
+    }  # fmt: skip
     return report
 
 
-def make_prompts(
-    plan: Plan, corpus: pathlib.Path, tokenizer: TokenizerLike, temperature: float
-) -> list[list[int]]:
-    """Returns BOS alone for every answer; at temperature 0 with another first token each."""
+def make_requests(
+    plan: Plan, texts: Sequence[str], tokenizer: TokenizerLike, temperature: float
+) -> list[Request]:
+    """Returns requests of BOS alone; at temperature 0 with another first token each."""
     bos = tokenizer.encode("")
-    if temperature > 0:
-        return [bos] * plan.num_answers
-    texts = (tokenizer.encode(text, add_bos=False) for text in _read_corpus(corpus))
-    firsts = collections.Counter(ids[0] for ids in texts)
-    return [[*bos, token] for token, _ in firsts.most_common(plan.num_answers)]
+    prompts = [bos] * plan.num_answers
+    if temperature == 0:
+        firsts = collections.Counter(tokenizer.encode(text, add_bos=False)[0] for text in texts)
+        prompts = [[*bos, token] for token, _ in firsts.most_common(plan.num_answers)]
+    settings = Settings(plan.max_new_tokens, temperature)
+    return [Request(one, dataclasses.replace(settings, seed=i)) for i, one in enumerate(prompts)]
 
 
 def make_lines(report: Mapping[str, Any]) -> Iterator[str]:

@@ -70,7 +70,8 @@ def test_rounds_keep_what_the_distributions_promise(report):
 def test_greedy_answers_differ(workdir, report):
     """At temperature 0 each answer has another first token; else all would be one text."""
     tokenizer = unconditional.load_model(str(workdir / "target" / "draft")).tokenizer
-    prompts = unconditional.make_prompts(PLAN, workdir / "corpus.jsonl", tokenizer, 0.0)
+    requests = unconditional.make_requests(PLAN, grammar_corpus(0), tokenizer, 0.0)
+    prompts = [request.prompt for request in requests]
     assert len({tuple(prompt) for prompt in prompts}) == len(prompts) > 1
     assert {tuple(prompt[:1]) for prompt in prompts} == {(tokenizer.bos_id,)}
     assert report["measured"]["T=0"]["num_tokens"] > 0
