@@ -32,8 +32,9 @@ from jspec.common import cli
 from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit
 from jspec.evaluation.auditing import controls
+from jspec.evaluation.auditing.context import Context, path_logits
 from jspec.evaluation.auditing.distribution import fit_rows, flattened, joint_distribution
-from jspec.evaluation.auditing.rows import Context, Rows, build_drafter, path_logits
+from jspec.evaluation.auditing.rows import Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation import provenance
 from jspec.generation.request import Settings

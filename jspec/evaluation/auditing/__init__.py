@@ -1,6 +1,5 @@
-"""The proof that a target, a drafter and a rule are lossless, on the machine at hand."""
+"""The audit: checks that a target, a drafter and a rule are lossless, on the machine it runs on."""
 
-from jspec.evaluation.auditing.check import Check
-from jspec.evaluation.auditing.subject import Subject
+from jspec.evaluation.auditing.subject import Check, Subject
 
 __all__ = ["Check", "Subject"]

@@ -1,4 +1,4 @@
-"""Caches: after many rounds they hold what a fresh prefill of the emitted text would."""
+"""Checks of caches: after many rounds they equal those of a fresh prefill of the emitted text."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -6,38 +6,32 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from jspec.drafters import member_names
-from jspec.evaluation.auditing.check import Check
-from jspec.evaluation.auditing.rows import Context, Rows
-from jspec.evaluation.auditing.subject import Subject
+from jspec.drafters import WITH_DRAFT_MODEL, member_names
+from jspec.evaluation.auditing.context import Context
+from jspec.evaluation.auditing.rows import Rows, first_tokens
+from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
 
 # Of the largest key or value: a wrong slot is off by about 1.
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 _NUM_ROWS = 4
-_DRAFT_MODELS = ("model", "hierarchical")  # whose cache is the draft model's
 
 
 def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
-    """Compares the committed slots of the target's cache, and of those that drafters have.
+    """Compares the committed slots of the target's cache, and of the drafters' own caches.
 
-    The cache of a trained head, which a prefill of the text alone does not make, is not looked at.
-
-    Args:
-      subject: what is audited.
-      rows: its compiled rounds.
-      context: of the rows.
+    The cache of a trained head is left out: a prefill of the text alone does not make it.
     """
-    tokens, state = next(rows.run(1))
+    infos, state = next(rows.run(1))
+    tokens = first_tokens(infos, rows.num_rounds)
     errors = {"target": _largest_error(subject.target, state.target_cache, tokens, context)}
     names = member_names(subject.drafter)
     members = state.draft if len(names) > 1 else (state.draft,)
     for name, own in zip(names, members, strict=True):
-        layers = subject.drafter_options.draft_layers if name == "layer_skip" else None
-        model = subject.draft if name in _DRAFT_MODELS else None
+        model, layers = (subject.draft if name in WITH_DRAFT_MODEL else None), None
         if name == "layer_skip":
-            model = subject.target
+            model, layers = subject.target, subject.drafter_options.draft_layers
         cache = getattr(own, "cache", None)
         if model is not None and isinstance(cache, KVCache):
             errors[name] = _largest_error(model, cache, tokens, context, layers)

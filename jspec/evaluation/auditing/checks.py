@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator
 
+import jax
+import jax.numpy as jnp
+
+from jspec.evaluation.auditing.answers import check_parity, check_seeds
 from jspec.evaluation.auditing.caches import check_caches
-from jspec.evaluation.auditing.check import Check
+from jspec.evaluation.auditing.context import choose_context
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
-from jspec.evaluation.auditing.edges import check_edges
-from jspec.evaluation.auditing.parity import check_parity
-from jspec.evaluation.auditing.rows import Rows, choose_context
-from jspec.evaluation.auditing.seeds import check_seeds
-from jspec.evaluation.auditing.subject import Subject
+from jspec.evaluation.auditing.rows import Rows
+from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.encode_prompt import encode_prompt
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.sampling.noise import SHARED, AcceptanceNoise
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures
 
 _TEXTS = (
     "Why is the sky blue?",
@@ -43,12 +45,32 @@ def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Itera
         yield check_drafts(rows)
 
 
-def check_drafts(rows: Rows) -> Check:
-    """Checks that the rows so far had any drafts; without them their distribution says nothing of a
-    drafter.
+def check_edges(rule: AcceptanceRule) -> Check:
+    """Checks that a draft of target probability 0 is rejected even if the uniform is 0.
 
-    Args:
-      rows: compiled rounds that have run.
+    No statistic can see this: `<=` in place of `<` would differ about once in 2^23 draws.
+    """
+    target_probs = jnp.array([[[0.0, 0.5, 0.5], [1.0, 0.0, 0.0]]])
+    noise = AcceptanceNoise(jnp.zeros([1, 1]), jnp.zeros([1, 3]))
+    if rule.noise is SHARED:
+        noise = AcceptanceNoise(None, jnp.zeros([1, 2, 3]))
+    tokens, count = jnp.zeros([1, 1], jnp.int32), jnp.ones([1], jnp.int32)
+    sampled = jnp.array([[[0.9, 0.1, 0.0]]])
+    wrong = []
+    for name, probs in (("a sampled", sampled), ("a deterministic", None)):
+        verdict = jax.jit(rule.accept)(target_probs, Proposal(tokens, count, probs), noise)
+        if int(verdict.num_accepted[0]) != 0 or int(verdict.next_token[0]) == 0:
+            wrong.append(name)
+    detail = "a draft of target probability 0 is refused at u = 0"
+    if wrong:
+        detail = f"{' and '.join(wrong)} draft of target probability 0 is kept at u = 0"
+    return Check("zero probability", not wrong, detail, {"kept": wrong})
+
+
+def check_drafts(rows: Rows) -> Check:
+    """Checks that compiled rounds that have run had drafts.
+
+    Otherwise their distribution proves nothing about the drafter.
     """
     return Check(
         "drafts",

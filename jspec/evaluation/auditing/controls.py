@@ -1,4 +1,4 @@
-"""Negative controls: rules and drafters that are wrong on purpose, and have to be found out."""
+"""Negative controls: rules and drafters that are wrong on purpose and must be detected."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
-    """Returns the rule, but after a refusal the target's own distribution is drawn from."""
+    """Returns the rule, but after a rejection the target's own distribution is drawn from."""
 
     def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
         verdict = rule.accept(target_probs, proposal, noise)
@@ -28,7 +28,7 @@ def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
 
 
 def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
-    """Returns the rule, but every draft is kept."""
+    """Returns the rule, but every draft is accepted."""
 
     def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
         verdict = rule.accept(target_probs, proposal, noise)
@@ -40,7 +40,7 @@ def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
 def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
     """Returns the rule, but each draft's uniform is keyed by its absolute position.
 
-    A round then meets uniforms again that have decided how far an earlier one came.
+    A round then reuses uniforms that have decided how far an earlier round came.
     """
 
     def noise(

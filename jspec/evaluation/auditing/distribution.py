@@ -1,44 +1,44 @@
-"""Whether what the compiled loop emits follows the target's distribution: a test, and its
-control.
-"""
+"""A test that the compiled loop emits the target's distribution, and its negative control."""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit, goodness_of_fit
-from jspec.evaluation.auditing.check import Check
+from jspec.evaluation.auditing.context import Context, path_logits
 from jspec.evaluation.auditing.reference import reference_distribution
-from jspec.evaluation.auditing.rows import Context, Rows, first_tokens, path_logits
-from jspec.evaluation.auditing.subject import Subject
+from jspec.evaluation.auditing.rows import Rows, first_tokens
+from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.request import Settings
 
 NUM_TOKENS = 4  # of the joint distribution; rows whose drafts fail take as many rounds
 FALSE_ALARM = 1e-6
 _FLATTENING = 0.7
-_SMALLEST_DISTANCE = 0.02  # in total variation; what is closer is no fair control
+_SMALLEST_DISTANCE = 0.02  # in total variation; anything closer is no fair control
 
 
 def joint_distribution(
     logits: np.ndarray, context: Context, settings: Settings, num_tokens: int
 ) -> np.ndarray:
-    """Returns the joint distribution of the tokens after the context's first one, [k, ..., k]
-    float64.
+    """Returns the joint distribution of tokens after the context's first, [k, ..., k] float64.
 
     Args:
       logits: of `path_logits`.
       context: where the rows begin.
       settings: how tokens are sampled.
-      num_tokens: how many.
+      num_tokens: number of tokens.
     """
     joint = np.ones(())
     for t in range(num_tokens):
         distributions = [
-            _distribution_after(
-                path, logits[(*path, *[0] * (num_tokens - 1 - t), t)], context, settings
+            reference_distribution(
+                logits[(*path, *[0] * (num_tokens - 1 - t), t)],
+                context.alphabet,
+                settings,
+                prompt=context.prompt,
+                output=[context.first, *(context.alphabet[i] for i in path)],
             )
             for path in itertools.product(range(len(context.alphabet)), repeat=t)
         ]
@@ -46,20 +46,10 @@ def joint_distribution(
     return joint
 
 
-def _distribution_after(
-    path: Sequence[int], logits: np.ndarray, context: Context, settings: Settings
-) -> np.ndarray:
-    output = [context.first, *(context.alphabet[i] for i in path)]
-    return reference_distribution(
-        logits, context.alphabet, settings, prompt=context.prompt, output=output
-    )
-
-
 def check_distribution(
     subject: Subject, rows: Rows, context: Context, num_rows: int
 ) -> tuple[Check, Check]:
-    """Tests the emitted distribution, and that the test would see a target whose logits are 30 %
-    flatter.
+    """Tests the emitted distribution, and that the test would notice 30 % flatter logits.
 
     Args:
       subject: what is audited.
@@ -95,8 +85,7 @@ def check_distribution(
 
 def flattened(params: Params) -> Params:
     """Returns the target with logits times 0.7: the same programs run it."""
-    scale = params["final_norm"]["scale"]
-    return params | {"final_norm": {"scale": scale * _FLATTENING}}
+    return params | {"final_norm": {"scale": params["final_norm"]["scale"] * _FLATTENING}}
 
 
 def fit_rows(
@@ -109,10 +98,10 @@ def fit_rows(
       context: of the rows.
       expected: the joint distribution, of `joint_distribution`.
       num_rows: independent rows.
-      **options: of `Rows.run_infos`.
+      **options: of `Rows.run`.
     """
     counts, num_outside = np.zeros_like(expected), 0
-    for infos, _ in rows.run_infos(num_rows, **options):
+    for infos, _ in rows.run(num_rows, **options):
         tokens = first_tokens(infos, expected.ndim)
         is_place = tokens[..., None] == np.array(context.alphabet)
         is_inside = is_place.any(axis=2).all(axis=1)

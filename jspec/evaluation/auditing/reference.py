@@ -1,4 +1,4 @@
-"""The sampled distribution in float64, written down anew: with sorts, one position at a time."""
+"""The sampled distribution in float64, written independently: sorts, one position at a time."""
 
 from collections.abc import Sequence
 
@@ -16,8 +16,7 @@ def reference_distribution(
     output: Sequence[int],
     stop_ids: Sequence[int] = (),
 ) -> np.ndarray:
-    """Returns the distribution of the next token over an alphabet outside of which nothing is
-    allowed.
+    """Returns the distribution of the next token over an alphabet; nothing else is allowed.
 
     Args:
       logits: the target's, of the alphabet's tokens, [k].

@@ -1,4 +1,4 @@
-"""What is audited: models, drafter, rule and settings."""
+"""What is audited, and the outcome of one check."""
 
 import dataclasses
 from typing import Any
@@ -16,9 +16,27 @@ from jspec.weights.resolver import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True)
+class Check:
+    """One line of the audit.
+
+    Attributes:
+      name: what was checked.
+      has_passed: whether it is as it should be.
+      detail: what was found, in a few words.
+      data: what was found, in numbers.
+    """
+
+    name: str
+    has_passed: bool
+    detail: str
+    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is audited. Distribution and caches are those of the models as they are; `generator`
-    casts them.
+    """What is audited: models, drafter, rule and settings.
+
+    Distribution and caches are checked with the models as they are; `generator` casts them.
 
     Attributes:
       target: the target.
@@ -52,7 +70,7 @@ class Subject:
 
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
-        drafter = changes.pop("drafter", self.drafter)
+        drafter = changes.get("drafter", self.drafter)
         options: dict[str, Any] = {
             "drafter": drafter,
             "acceptance": self.acceptance,
@@ -61,11 +79,10 @@ class Subject:
         if drafter != "none":  # which reads neither
             options["num_draft_tokens"] = self.num_draft_tokens
             options["rule_options"] = self.rule_options
-        options |= changes
-        draft = self.draft if needs_draft_model(drafter) else None
-        return Generator(
-            cast(self.target, dtype), None if draft is None else cast(draft, dtype), **options
-        )
+        draft = None
+        if self.draft is not None and needs_draft_model(drafter):
+            draft = cast(self.draft, dtype)
+        return Generator(cast(self.target, dtype), draft, **options | changes)
 
 
 def cast(model: LoadedModel, dtype: str) -> LoadedModel:

@@ -84,10 +84,9 @@ def make_draft_distribution(
         states: list[Any], tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, list[Any]]:
         pairs = zip(members, states, strict=True)
-        drafts, states = zip(
-            *(go_on(own, tokens, settings) for (_, go_on), own in pairs), strict=True
-        )
-        return functools.reduce(_first_of, drafts), list(states)
+        results = [go_on(state, tokens, settings) for (_, go_on), state in pairs]
+        drafts = functools.reduce(_first_of, (drafts for drafts, _ in results))
+        return drafts, [state for _, state in results]
 
     return DraftDistribution(draws_from_distribution(name, spec.options), start, read)
 

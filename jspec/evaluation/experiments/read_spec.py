@@ -66,7 +66,8 @@ def _read_method(name: str, plain: Any) -> MethodSpec:
     fields = read_fields(MethodSpec, plain, f"{name}.")
     options = read_fields(DrafterOptions, fields.get("options", {}), f"{name}.options.")
     with prefixed_errors(name):
-        return MethodSpec(**fields | {"options": DrafterOptions(**options)})
+        fields["options"] = DrafterOptions(**options)
+        return MethodSpec(**fields)
 
 
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:

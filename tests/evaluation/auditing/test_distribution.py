@@ -10,8 +10,9 @@ import pytest
 
 from jspec.evaluation.auditing import controls
 from jspec.evaluation.auditing.caches import check_caches
+from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.distribution import check_distribution, fit_rows, joint_distribution
-from jspec.evaluation.auditing.rows import Context, first_tokens
+from jspec.evaluation.auditing.rows import first_tokens
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Settings
 from jspec.sampling.distribution import sample
@@ -91,11 +92,11 @@ class DisturbedRows:
     """Rows whose target cache is damaged after the rounds."""
 
     def __init__(self, rows, damage):
-        self._rows, self._damage = rows, damage
+        self._rows, self._damage, self.num_rounds = rows, damage, rows.num_rounds
 
     def run(self, num_rows):
-        for tokens, state in self._rows.run(num_rows):
-            yield tokens, state.replace(target_cache=self._damage(state.target_cache))
+        for infos, state in self._rows.run(num_rows):
+            yield infos, state.replace(target_cache=self._damage(state.target_cache))
 
 
 def accept_without_the_draft_distribution(target_probs, proposal, noise):
@@ -164,7 +165,7 @@ def test_joint_distribution_multiplies_each_positions_own():
 
 
 def test_first_tokens_are_those_that_count():
-    """Guards against padding behind a round's tokens that is taken for text."""
+    """Guards against padding after a round's tokens that is taken for text."""
     infos = StepInfo(
         tokens=np.array([[[1, -7, -7], [2, 3, -7]], [[4, 5, 6], [8, -7, -7]]]),
         num_tokens=np.array([[1, 2], [3, 1]]),
@@ -181,7 +182,7 @@ class FixedRows:
     def __init__(self, tokens):
         self._tokens = np.array(tokens)
 
-    def run_infos(self, num_rows):
+    def run(self, num_rows):
         ones = np.ones([self._tokens.shape[1], num_rows], np.int32)
         yield StepInfo(self._tokens.T[..., None], ones, ones, ones, ones), None
 

@@ -8,7 +8,7 @@ from jspec.drafters import DRAFTERS, DrafterOptions, member_names, needs_draft_m
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.ngram_table import save_table
 from jspec.evaluation.auditing.checks import run_checks
-from jspec.evaluation.auditing.rows import choose_context
+from jspec.evaluation.auditing.context import choose_context
 from jspec.generation.request import Settings
 from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_heads import SAVE_HEAD
@@ -28,7 +28,7 @@ _NUM_ROWS = 1024
 
 @functools.cache
 def _pattern():
-    """Returns an expression of which something begins behind every token of the audited rows."""
+    """Returns an expression of which some match begins after every token of the audited rows."""
     context = choose_context(target(), Settings(temperature=1.0, **_PENALTIES))
     a, b, c, d = (f"\\x{token:02x}" for token in context.alphabet)
     return f"{a}{b}{c}|{b}{a}{d}|{c}{a}{b}|{d}{a}{a}"

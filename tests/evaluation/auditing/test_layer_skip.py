@@ -19,9 +19,9 @@ class DisturbedDrafts(DisturbedRows):
     """Rows whose drafter's cache is damaged after the rounds."""
 
     def run(self, num_rows):
-        for tokens, state in self._rows.run(num_rows):
+        for infos, state in self._rows.run(num_rows):
             cache = self._damage(state.draft.cache)
-            yield tokens, state.replace(draft=state.draft.replace(cache=cache))
+            yield infos, state.replace(draft=state.draft.replace(cache=cache))
 
 
 @pytest.mark.parametrize(
