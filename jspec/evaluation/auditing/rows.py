@@ -68,8 +68,9 @@ class Rows:
         self._draft_params = built.params
         self.num_draft_tokens = 0 if self._drafter is None else self._drafter.num_draft_tokens
         self._rule = subject.rule if rule is None else rule
-        is_auto = subject.num_draft_tokens == AUTO and self._drafter is not None
-        self._numbers = numbers_of(self._drafter) if is_auto else ()
+        self._numbers = ()
+        if subject.num_draft_tokens == AUTO and self._drafter is not None:
+            self._numbers = numbers_of(self._drafter)
         self._engine = make_engine(subject.target, self._drafter, self._rule, self._numbers)
         self.num_proposed = self.num_accepted = 0
 

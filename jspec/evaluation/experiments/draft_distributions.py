@@ -42,53 +42,51 @@ class FirstDrafts(NamedTuple):
     is_proposed: Bool[Array, "t"]
 
 
-ReadFn = Callable[[Any, Int32[Array, "t"], SamplingSettings], tuple[FirstDrafts, Any]]
+_ReadFn = Callable[[Any, Int32[Array, "t"], SamplingSettings], tuple[FirstDrafts, Any]]
+_Member = tuple[Callable[[int], Any], _ReadFn]
 
 
-class DraftDistribution(NamedTuple):
-    """A drafter's distributions along a text, which is read a chunk at a time.
+class DraftDistribution:
+    """A drafter's distributions along a text; of a cascade, those of the first one with a draft.
 
     Attributes:
       is_sampled: whether drafts are drawn at random; else they follow from the text.
-      start: (capacity) -> the state before a text of at most this many tokens.
-      read: (state, next tokens [t], settings of one row) -> what is proposed after each of them,
-        and the new state. The old state is consumed; the temperature is the drafter's own.
     """
 
-    is_sampled: bool
-    start: Callable[[int], Any]
-    read: ReadFn
+    def __init__(self, name: str, spec: DrafterSpec, target_params: Params) -> None:
+        """Prepares; nothing is compiled yet.
 
+        Args:
+          name: a drafter's, or several joined by "+"; see `make_drafter`.
+          spec: what it is built from; one draft a round is asked for, whatever the spec says.
+          target_params: the target's parameters, for a drafter of its layers.
 
-def make_draft_distribution(
-    name: str, spec: DrafterSpec, target_params: Params
-) -> DraftDistribution:
-    """Returns the distributions of a drafter; of a cascade, those of the first one with a draft.
+        Raises:
+          InputError: no such drafter, one that lacks something, or "none".
+        """
+        names = member_names(name)
+        spec = spec._replace(num_draft_tokens=1, is_member=True, is_in_cascade=len(names) > 1)
+        self._members = [_make_member(member, spec, target_params) for member in names]
+        self.is_sampled = draws_from_distribution(name, spec.options)
 
-    Args:
-      name: a drafter's, or several joined by "+"; see `make_drafter`.
-      spec: what it is built from; one draft a round is asked for, whatever the spec says.
-      target_params: the target's parameters, for a drafter of its layers.
-
-    Raises:
-      InputError: no such drafter, one that lacks something, or "none".
-    """
-    names = member_names(name)
-    spec = spec._replace(num_draft_tokens=1, is_member=True, is_in_cascade=len(names) > 1)
-    members = [_member(member, spec, target_params) for member in names]
-
-    def start(capacity: int) -> list[Any]:
-        return [begin(capacity) for begin, _ in members]
+    def start(self, capacity: int) -> list[Any]:
+        """Returns the state before a text of at most this many tokens."""
+        return [start(capacity) for start, _ in self._members]
 
     def read(
-        states: list[Any], tokens: Int32[Array, "t"], settings: SamplingSettings
+        self, state: list[Any], tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, list[Any]]:
-        pairs = zip(members, states, strict=True)
-        results = [go_on(state, tokens, settings) for (_, go_on), state in pairs]
-        drafts = functools.reduce(_first_of, (drafts for drafts, _ in results))
-        return drafts, [state for _, state in results]
+        """Returns what is proposed after each token of a chunk, and the state after them.
 
-    return DraftDistribution(draws_from_distribution(name, spec.options), start, read)
+        Args:
+          state: before them; consumed.
+          tokens: the next ones.
+          settings: of one row; the temperature is the drafter's own.
+        """
+        pairs = zip(self._members, state, strict=True)
+        results = [read(own, tokens, settings) for (_, read), own in pairs]
+        drafts = functools.reduce(_first_of, (drafts for drafts, _ in results))
+        return drafts, [own for _, own in results]
 
 
 @jax.jit
@@ -97,9 +95,7 @@ def _first_of(one: FirstDrafts, other: FirstDrafts) -> FirstDrafts:
     return FirstDrafts(probs, one.is_proposed | other.is_proposed)
 
 
-def _member(
-    name: str, spec: DrafterSpec, target_params: Params
-) -> tuple[Callable[[int], Any], ReadFn]:
+def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member:
     """Returns the functions `start` and `read` of one drafter; see `DraftDistribution`."""
     built = make_drafter(name, spec)
     drafter, width = built.drafter, spec.target_config.vocab_size
@@ -160,9 +156,7 @@ class ForwardPass:
         return logits, cache.commit(jnp.array([tokens.shape[0]], jnp.int32))
 
 
-def _of_model(
-    model: ForwardPass, params: Params, min_confidence: float
-) -> tuple[Callable[[int], KVCache], ReadFn]:
+def _of_model(model: ForwardPass, params: Params, min_confidence: float) -> _Member:
     def read(
         cache: KVCache, tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, KVCache]:

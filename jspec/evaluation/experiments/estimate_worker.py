@@ -1,6 +1,7 @@
 """The kind "estimate": how often drafts would be accepted, from the distributions themselves."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,8 @@ class EstimateWorker:
         target, wanted = self._models.target, experiment.estimate
         self._plain = Generator(target, drafter="none", max_seq_len=experiment.max_seq_len)
         self._estimator = Estimator(target, leniences=wanted.leniences, num_bins=wanted.num_bins)
-        self._distributions: dict[str, DraftDistribution] = {}
-        self._last: tuple[tuple[Any, ...], Result] | None = None
+        self._distribution = functools.cache(self._make_distribution)
+        self._answer = functools.lru_cache(maxsize=1)(self._make_answer)
 
     def describe(self) -> dict[str, Any]:
         """Returns what each method is."""
@@ -43,7 +44,7 @@ class EstimateWorker:
 
     def run(self, cell: Cell) -> dict[str, Any]:
         """Returns the sums along one answer; see `Estimator.estimate`."""
-        answer = self._answer(cell.key)
+        answer = self._answer(*(cell.key[name] for name in ("setting", "prompt", "seed")))
         estimated = self._estimator.estimate(
             self._distribution(cell.key["method"]),
             settings_of(self._experiment, cell.key, cell.key["prompt"]),
@@ -52,22 +53,15 @@ class EstimateWorker:
         )
         return {"category": self._prompts[cell.key["prompt"]].category, **estimated}
 
-    def _distribution(self, label: str) -> DraftDistribution:
-        if label not in self._distributions:
-            method = self._models.with_table(self._experiment.methods[label])
-            self._distributions[label] = self._estimator.make_distribution(
-                method.drafter, method.options, self._models.draft(method)
-            )
-        return self._distributions[label]
+    def _make_distribution(self, label: str) -> DraftDistribution:
+        method = self._models.with_table(self._experiment.methods[label])
+        draft = self._models.draft(method)
+        return self._estimator.make_distribution(method.drafter, method.options, draft)
 
-    def _answer(self, key: Mapping[str, Any]) -> Result:
-        """Returns the target's own answer to the cell's prompt."""
-        which = key["setting"], key["prompt"], key["seed"]
-        if self._last is None or self._last[0] != which:
-            text = self._prompts[key["prompt"]].text
-            chat = self._experiment.wants_chat
-            ids = encode_conversation(self._models.target, [text], [], chat=chat)
-            settings = settings_of(self._experiment, key, key["prompt"])
-            settings = dataclasses.replace(settings, draft_temperature=None)  # nothing is drafted
-            self._last = which, self._plain.generate(Request(ids, settings))
-        return self._last[1]
+    def _make_answer(self, setting: str, prompt: int, seed: int) -> Result:
+        """Returns the target's own answer to a prompt."""
+        text, chat = self._prompts[prompt].text, self._experiment.wants_chat
+        ids = encode_conversation(self._models.target, [text], [], chat=chat)
+        settings = settings_of(self._experiment, {"setting": setting, "seed": seed}, prompt)
+        settings = dataclasses.replace(settings, draft_temperature=None)  # nothing is drafted
+        return self._plain.generate(Request(ids, settings))

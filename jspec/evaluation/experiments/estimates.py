@@ -25,7 +25,6 @@ from jspec.evaluation.experiments.draft_distributions import (
     DraftDistribution,
     FirstDrafts,
     ForwardPass,
-    make_draft_distribution,
 )
 from jspec.evaluation.experiments.position_figures import PositionFigures, position_figures
 from jspec.generation.batch import needed_switches
@@ -87,7 +86,7 @@ class Estimator:
         """
         choose_drafter(drafter, has_draft=draft is not None)
         spec = make_spec(self._target, draft, drafter, options, num_draft_tokens=1)
-        return make_draft_distribution(drafter, spec, self._target.params)
+        return DraftDistribution(drafter, spec, self._target.params)
 
     def estimate(
         self,

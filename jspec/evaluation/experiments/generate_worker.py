@@ -1,6 +1,5 @@
 """The kind "generate": answers prompts with one method, timed."""
 
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,23 +22,6 @@ _WARM_VISITS = 2  # of the host to each row, besides the prefill
 _ORDER = 4  # of the n-grams by which repetition is counted
 
 
-@dataclasses.dataclass
-class _Conversation:
-    """A prompt whose turns are answered one by one.
-
-    Attributes:
-      index: of the prompt.
-      prompt: the prompt.
-      turns: those that are answered.
-      answers: the model's answers so far.
-    """
-
-    index: int
-    prompt: Prompt
-    turns: Sequence[str]
-    answers: list[str] = dataclasses.field(default_factory=list)
-
-
 class GenerateWorker:
     """Answers prompts; programs are compiled before anything is timed."""
 
@@ -58,37 +40,33 @@ class GenerateWorker:
         A conversation goes on with the model's own answers. Times are without compilation.
         """
         generator = self._models.generator(cell.key["method"], cell.key["batch_size"])
-        conversations = [self._begin(index) for index in cell.key["prompts"]]
+        said: dict[int, list[str]] = {index: [] for index in cell.key["prompts"]}
         seconds, answers = 0.0, []
-        for turn in range(max(len(one.turns) for one in conversations)):
-            going = [one for one in conversations if turn < len(one.turns)]
-            requests = [self._request(cell, one) for one in going]
+        for turn in range(max(len(self._turns(index)) for index in said)):
+            going = [index for index in said if turn < len(self._turns(index))]
+            requests = [self._request(cell, index, said[index]) for index in going]
             self._warm_up(generator, requests)
             begin = Instant()
             results = generator.generate(requests)
             seconds += Instant().run_seconds_since(begin)
-            for one, result in zip(going, results, strict=True):
-                one.answers.append(result.text)
-                which = {"prompt": one.index, "turn": turn, "category": one.prompt.category}
+            for index, result in zip(going, results, strict=True):
+                said[index].append(result.text)
+                category = self._prompts[index].category
+                which = {"prompt": index, "turn": turn, "category": category}
                 answers.append(which | answer_record(result))
         return {"seconds": seconds, "answers": answers}
 
-    def _begin(self, index: int) -> _Conversation:
-        prompt = self._prompts[index]
-        return _Conversation(index, prompt, prompt.turns[: self._experiment.turns or None])
+    def _turns(self, index: int) -> tuple[str, ...]:
+        return self._prompts[index].turns[: self._experiment.turns or None]
 
-    def _request(self, cell: Cell, one: _Conversation) -> Request:
-        """Returns the request for a conversation's next answer."""
-        ids = encode_conversation(
-            self._models.target,
-            one.turns[: len(one.answers) + 1],
-            one.answers,
-            chat=self._experiment.wants_chat,
-        )
+    def _request(self, cell: Cell, index: int, answers: list[str]) -> Request:
+        """Returns the request for a conversation's next answer, after those so far."""
+        turns, chat = self._turns(index)[: len(answers) + 1], self._experiment.wants_chat
+        ids = encode_conversation(self._models.target, turns, answers, chat=chat)
         method = self._experiment.methods[cell.key["method"]]
-        settings = settings_of(self._experiment, cell.key, one.index)
+        settings = settings_of(self._experiment, cell.key, index)
         settings = settings_read_by(method.drafter, method.options, settings)
-        return Request(ids, settings, one.prompt.category)
+        return Request(ids, settings, self._prompts[index].category)
 
     def _warm_up(self, generator: Generator, requests: Sequence[Request]) -> None:
         """Runs requests for a few rounds, untimed, unless their programs have been compiled."""

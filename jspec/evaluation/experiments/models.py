@@ -1,6 +1,7 @@
 """The models and Generators of an experiment, each made once in a process, when it is needed."""
 
 import dataclasses
+import functools
 import json
 import pathlib
 from collections.abc import Callable
@@ -24,6 +25,7 @@ class Models:
 
     Attributes:
       target: the target.
+      generator: (label of a method, batch size) -> its Generator; see `_make_generator`.
     """
 
     def __init__(self, experiment: Experiment, store: Store) -> None:
@@ -33,17 +35,17 @@ class Models:
           InputError: it cannot be loaded.
         """
         self._experiment, self._store = experiment, store
-        self._loaded: dict[tuple[str, str], LoadedModel] = {}
-        self._generators: dict[tuple[str, int], Generator | Exception] = {}
-        self._table: str | None = None
+        self._load = functools.cache(self._load_model)
+        self.generator = functools.cache(self._make_generator)
         self.target = self._load(experiment.target, experiment.target_quantization)
 
-    def _load(self, name: str, quantization: str) -> LoadedModel:
-        if (name, quantization) not in self._loaded:
-            self._loaded[name, quantization] = load_model(
-                name, dtype=self._experiment.dtype, quantization=parse_quantization(quantization)
-            )
-        return self._loaded[name, quantization]
+    def _load_model(self, name: str, quantization: str) -> LoadedModel:
+        kind = parse_quantization(quantization)
+        return load_model(name, dtype=self._experiment.dtype, quantization=kind)
+
+    @functools.cached_property
+    def _table(self) -> str:
+        return counted_table(self._experiment, self.target, self._store)
 
     def draft(self, method: MethodSpec) -> LoadedModel | None:
         """Returns the draft model of a method; None if it has none.
@@ -57,32 +59,16 @@ class Models:
         """Returns a method, with the workdir's table if it needs one and names none."""
         if not method.needs_table:
             return method
-        if self._table is None:
-            self._table = counted_table(self._experiment, self.target, self._store)
         options = dataclasses.replace(method.options, draft_table=self._table)
         return dataclasses.replace(method, options=options)
 
-    def generator(self, method: str, batch_size: int) -> Generator:
-        """Returns the Generator of a method, by its label.
+    def _make_generator(self, label: str, batch_size: int) -> Generator:
+        """Returns a method's Generator for a batch size; call it as `generator`, which keeps it.
 
         Raises:
           WorkdirError: the workdir cannot be written.
-          Exception: the Generator cannot be made, now or when it was tried before.
+          Exception: the Generator cannot be made; another call tries again.
         """
-        key = method, batch_size
-        if key not in self._generators:
-            try:
-                self._generators[key] = self._make_generator(method, batch_size)
-            except WorkdirError:
-                raise
-            except Exception as error:  # raised below, and again for the method's other cells
-                self._generators[key] = error
-        made = self._generators[key]
-        if isinstance(made, Exception):
-            raise made
-        return made
-
-    def _make_generator(self, label: str, batch_size: int) -> Generator:
         method = self.with_table(self._experiment.methods[label])
         models = self.target, self.draft(method)
         options: dict[str, Any] = {
