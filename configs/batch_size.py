@@ -4,12 +4,13 @@
     python scripts/summarize.py runs/batch_size
 
 The number of prompts is a multiple of all batch sizes, so that every batch is full at its start.
-Costs of `auto` are measured for each batch size.
+The costs that `auto` chooses by are measured for each batch size.
 
 Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, 8 prompts of Spec-Bench, one of them
 long, 64 tokens, two repeats): plain decoding gives 68, 99, 130 and 131 tokens a second for batches
-of 1, 2, 4 and 8, prompts apart; of whole answers prompt_lookup:1 gives 1.06, 0.96, 0.97 and 0.95
-times as many, prompt_lookup:auto 1.06, 0.99, 0.94 and 0.98: no way clearly pays.
+of 1, 2, 4 and 8, without reading the prompts; with whole answers counted, prompt_lookup:1 gives
+1.06, 0.96, 0.97 and 0.95 times as many, prompt_lookup:auto 1.06, 0.99, 0.94 and 0.98: no method
+clearly pays.
 """
 
 from ml_collections import ConfigDict

@@ -3,8 +3,8 @@
     python -m jspec.experiment --config=configs/break_even.py --workdir=runs/break_even
     python scripts/summarize.py runs/break_even
 
-The same greedy answers, cut after 8 to 256 tokens. What counts is the time of the whole answer: its
-prefill costs all ways the same, and the text has less to repeat at its beginning.
+The same greedy answers, cut after 8 to 256 tokens. The time of the whole answer counts: its prefill
+costs all methods the same, and the text has less to repeat at its beginning.
 
 Measured on two cores of an AMD EPYC (2026-11-23, SmolLM2, 8 prompts of Spec-Bench, two repeats),
 whole answers of 8, 16, 32, 64, 128 and 256 tokens, times plain decoding's speed: prompt_lookup:3

@@ -10,7 +10,7 @@ Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 65 prompts of Spec-Be
 tokens), times plain decoding's speed at temperature 0 / 1: prompt_lookup:3 1.11 / 0.98,
 prompt_lookup:auto 1.18 / 1.04, ngram:3 1.10 / 0.98, eagle:1 1.12 / 0.98, prompt_lookup+eagle:2
 1.18 / 0.97, prompt_lookup+eagle:3 1.10 / 0.83. With a target other than smollm2-135m-instruct the
-ways with eagle need `options.draft_head`.
+methods with eagle need `options.draft_head`.
 """
 
 from ml_collections import ConfigDict

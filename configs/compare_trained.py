@@ -1,11 +1,11 @@
-"""The trained kinds of drafters on equal footing: same texts, same steps, same prompts.
+"""The trained drafters on equal footing: same texts, same steps, same prompts.
 
     TEXTS=answers.jsonl bash scripts/train_all.sh runs/trained
     python -m jspec.experiment --config=configs/compare_trained.py --workdir=runs/compare_trained
     python scripts/summarize.py runs/compare_trained
 
-The first command trains each kind with the same recipe; its folder goes into the config as its
-text: `--config=configs/compare_trained.py:FOLDER` (`runs/trained` without one).
+The first command trains each drafter with the same recipe. Another folder than `runs/trained` is
+given after a colon: `--config=configs/compare_trained.py:FOLDER`.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 150 steps of 512 tokens, 26 prompts of
 Spec-Bench's categories, 32 tokens, T = 0, one draft): eagle is 1.04 times as fast as plain
@@ -26,7 +26,7 @@ def get_config(folder: str = "runs/trained") -> ConfigDict:
     """Returns the config.
 
     Args:
-      folder: what scripts/train_all.sh has written.
+      folder: the output of scripts/train_all.sh.
     """
     config = defaults()
     config.title = "Trained drafters on equal footing"

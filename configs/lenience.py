@@ -3,12 +3,12 @@
     python -m jspec.experiment --config=configs/lenience.py --workdir=runs/lenience
     python scripts/summarize.py runs/lenience
 
-In kind of Table 5 of arXiv 2211.17192: lenience 1 (none), 0.5, 0.3 and 0.1, at temperature 1, for
+Like Table 5 of arXiv 2211.17192: lenience 1 (none), 0.5, 0.3 and 0.1, at temperature 1, for
 drafts that are drawn from a distribution. The total variation is exact, summed over the vocabulary
 at every token of the target's own answers. The drafts are the target itself with rounded weights,
 its first layers, and a table of bigrams counted on other answers of it.
 
-Drafts kept / total variation, measured on the answers of SmolLM2 to 26 prompts of Spec-Bench
+Drafts accepted / total variation, measured on the answers of SmolLM2 to 26 prompts of Spec-Bench
 (2026-11-23):
 
     lenience             1              0.5            0.3            0.1

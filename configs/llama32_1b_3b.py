@@ -4,14 +4,14 @@
     python -m jspec.experiment --config=configs/llama32_1b_3b.py --workdir=runs/llama32_1b_3b
     python scripts/summarize.py runs/llama32_1b_3b
 
-With weights that lie here already, or with another pair (folders, or whatever `--target` takes):
+With weights that are on this machine already, or another pair (folders, or any `--target`):
 
     python -m jspec.experiment --config=configs/llama32_1b_3b.py:TARGET_FOLDER,DRAFT_FOLDER \\
       --workdir=runs/llama32_1b_3b
 
 For a GPU: the 3B in bfloat16 takes 6.4 GB, the 1B 2.5 GB, less in int8 and int4. A draft that reads
-0.385 of the target's bytes must be right often: a quantised one needs less luck, and prompt lookup
-costs nothing where the text repeats itself.
+0.385 of the target's bytes must be accepted often to pay; a quantised one less often, and prompt
+lookup costs nothing.
 
 Expected on a GPU: not measured yet.
 """

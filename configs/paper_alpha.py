@@ -1,24 +1,24 @@
-"""How often each drafter's tokens would be kept: alpha = E[Σ min(target, draft)].
+"""How often each drafter's tokens would be accepted: alpha = E[Σ min(target, draft)].
 
     python -m jspec.experiment --config=configs/paper_alpha.py --workdir=runs/paper_alpha
     python scripts/summarize.py runs/paper_alpha
 
-In kind of Table 3 of arXiv 2211.17192, at temperatures 0 and 1, on the target's own answers, every
-token of them. Tables of unigrams and bigrams are counted first, on 10,000 tokens that the target
-says to other prompts (configs/table_prompts.jsonl); they are kept in the workdir. `hierarchical`
-has the distribution of its draft model, and is not listed apart. A cascade's distribution is that
-of its first member with something to say. `pattern` completes stock phrases, and is silent
+Like Table 3 of arXiv 2211.17192, at temperatures 0 and 1, at every token of the target's own
+answers. Tables of unigrams and bigrams are counted first, on 10,000 tokens of the target's answers
+to other prompts (configs/table_prompts.jsonl); they are kept in the workdir. `hierarchical` has the
+distribution of its draft model and is not listed separately. A cascade has the distribution of its
+first member that proposes something. `pattern` completes stock phrases and proposes nothing
 elsewhere.
 
-Refused: `none`, which drafts nothing, and `eagle`, alone or in a cascade: its distribution at a
-token needs the hidden states of a round, which are not there without drafting. Numbers of drafts
-and acceptance rules are refused too: they have no part in alpha.
+Not allowed: `none`, which drafts nothing, and `eagle`, alone or in a cascade: its distribution at a
+token needs the hidden states of a round, which do not exist without drafting. Numbers of drafts and
+acceptance rules are not allowed either: alpha does not depend on them.
 
-The paper looked at 10K tokens: a file of 65 prompts gives as many where answers go on to the limit
-of 160 (`--config.prompts_file=FILE`), the 13 of configs/prompts.jsonl 2K.
+The paper looked at 10,000 tokens: a file of 65 prompts gives as many if answers reach the limit of
+160 tokens (`--config.prompts_file=FILE`), the 13 of configs/prompts.jsonl give 2,000.
 
 Alpha of SmolLM2 (2026-11-23, the first five prompts of each of Spec-Bench's 13 categories; 8,601
-tokens at T = 0, 9,103 at T = 1); where a drafter is silent now and then, alpha is of the rest:
+tokens at T = 0, 9,103 at T = 1); tokens for which a drafter proposes nothing are left out:
 
     drafter                   T = 0             T = 1
     random, unigram           0.000, 0.032      0.037, 0.094

@@ -1,18 +1,18 @@
-"""Expected beside measured speed-up, for every drafter, at T = 0 and T = 1.
+"""Expected and measured speed-up of every drafter, at T = 0 and T = 1.
 
     python -m jspec.experiment --config=configs/paper_walltime.py --workdir=runs/paper_walltime
     python scripts/summarize.py runs/paper_walltime
 
-In kind of Tables 2 and 4 of arXiv 2211.17192. What the report expects comes from the acceptance on
-one half of the prompts, and from the costs of rounds, which are measured apart before anything is
-answered; it is compared with the speed-up of the other half. Tables of unigrams and bigrams are
+Like Tables 2 and 4 of arXiv 2211.17192. The expected speed-up follows from the acceptance on one
+half of the prompts and from the costs of rounds, which are measured before anything is answered; it
+is compared with the measured speed-up of the other half. Tables of unigrams and bigrams are
 counted first (configs/table_prompts.jsonl) and kept in the workdir.
 
 Expected on two CPU cores (AMD EPYC, 2026-11-22, 65 prompts of Spec-Bench's categories): at T = 0
 prompt_lookup 1.21, ngram 1.19, bigram 1.04, unigram 0.97, random 0.93, layer_skip 0.68, model 0.63;
 at T = 1 1.04, 1.04, 1.00, 0.96, 0.92, 0.67, 0.63. Expectations by position within 10 % in 13 of the
-18 cells of way and temperature (prompt_lookup, ngram, random, unigram and bigram at both); `model`
-is 11 to 15 % faster than expected. All of it took 13 minutes.
+18 cells of method and temperature (prompt_lookup, ngram, random, unigram and bigram at both);
+`model` is 11 to 15 % faster than expected. All of it took 13 minutes.
 """
 
 from ml_collections import ConfigDict

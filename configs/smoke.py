@@ -1,12 +1,12 @@
-"""A look at everything in about a minute: three ways, two temperatures, four short answers.
+"""A look at everything in about a minute: three methods, two temperatures, four short answers.
 
-python -m jspec.experiment --config=configs/smoke.py --workdir=runs/smoke
-python scripts/summarize.py runs/smoke
+    python -m jspec.experiment --config=configs/smoke.py --workdir=runs/smoke
+    python scripts/summarize.py runs/smoke
 
 Expected of bfloat16 on two cores of an AMD EPYC (2026-11-22): 24 cells in 27 s, start and warm-up
-included; nothing but one program had been compiled before. Of the drafts of both drafters 22 % are
-kept at T = 0 and 16 % at T = 1, 1.22 and 1.13 tokens a target call. Four prompts of 16 tokens, each
-timed once, say nothing about speed.
+included; only one program had been compiled before. Of the drafts of both drafters 22 % are
+accepted at T = 0 and 16 % at T = 1, 1.22 and 1.13 tokens a target call. Four prompts of 16 tokens,
+each timed once, say nothing about speed.
 """
 
 from ml_collections import ConfigDict

@@ -1,4 +1,4 @@
-"""Speed against the number of draft tokens, with the number that adapts beside it.
+"""Speed against the number of draft tokens, and with the number that adapts.
 
     python -m jspec.experiment --config=configs/sweep_num_draft_tokens.py --workdir=runs/sweep
     python scripts/summarize.py runs/sweep
@@ -8,8 +8,8 @@ what a verify call costs by its width.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, the first two prompts of each of
 Spec-Bench's 13 categories, 64 tokens, three repeats), times plain decoding's speed with 1, 2, 3, 4,
-5, 7 and 10 drafts: 1.15, 1.14, 1.10, 1.10, 1.07, 1.03, 0.90; auto 1.17. What one half of the
-prompts foretells of the other by position is at most 7 % off.
+5, 7 and 10 drafts: 1.15, 1.14, 1.10, 1.10, 1.07, 1.03, 0.90; auto 1.17. The speed
+predicted from one half of the prompts by position is at most 7 % off for the other half.
 """
 
 from ml_collections import ConfigDict

@@ -2,8 +2,8 @@
 
 Fields of the config are overridden by `--config.FIELD=VALUE`. A prompts file is looked for in the
 current folder, then in the one above the config's. Every finished cell is appended to
-DIR/results.jsonl at once: a run that was killed goes on where it was with the same command, and
-several processes may work in one DIR, each cell done once (times then disturb each other). Failed
+DIR/results.jsonl at once: a killed run is resumed by the same command, and several processes may
+work in one DIR, where each cell is measured once (but the processes slow each other down). Failed
 cells are recorded, and tried again by the next run; the status is 1 if there are any. Progress goes
 to standard error. `python scripts/summarize.py DIR` makes the report.
 """
