@@ -12,16 +12,10 @@ from jspec.generation.validate_options import settings_read_by
 def check_parity(
     subject: Subject, dtype: str, prompts: list[list[int]], max_new_tokens: int
 ) -> Check:
-    """Compares greedy answers of the subject with plain decoding's.
+    """Compares greedy answers to prompts, token ids, with plain decoding's, in a dtype.
 
     A difference is excused only if the target's logits of the two tokens, computed in one pass over
     everything before them, are closer than `EXCUSED_GAPS`.
-
-    Args:
-      subject: what is audited.
-      dtype: "float32" or "bfloat16".
-      prompts: token ids.
-      max_new_tokens: of each answer.
     """
     settings = dataclasses.replace(
         subject.settings, temperature=0.0, draft_temperature=None, max_new_tokens=max_new_tokens,
@@ -55,12 +49,7 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
 
     Answers alone are compared with those in one batch, and with those of a host that looks in after
     every round; under the coupled rule also with plain decoding and another number of drafts. In
-    float32: in bfloat16 a batch's passes round differently from one row's.
-
-    Args:
-      subject: what is audited.
-      prompts: token ids; prompt k has seed + k.
-      max_new_tokens: of each answer.
+    float32: in bfloat16 a batch's passes round differently from one row's. Prompt k has seed + k.
     """
     settings = dataclasses.replace(subject.settings, max_new_tokens=max_new_tokens, logprobs=False)
     requests = [

@@ -58,11 +58,6 @@ def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
 SettingsFn = Callable[[SamplingSettings], SamplingSettings]
 
 
-def as_they_are(settings: SamplingSettings) -> SamplingSettings:
-    """Returns the settings."""
-    return settings
-
-
 def hotter(settings: SamplingSettings) -> SamplingSettings:
     """Returns the settings at twice the temperature."""
     return settings.replace(temperature=2 * settings.temperature)
@@ -80,19 +75,22 @@ def unprocessed(settings: SamplingSettings) -> SamplingSettings:
 
 
 def misreporting(
-    drafter: ModelDrafter, *, drawn: SettingsFn = as_they_are, reported: SettingsFn = as_they_are
+    drafter: ModelDrafter, *, drawn: SettingsFn | None = None, reported: SettingsFn | None = None
 ) -> ModelDrafter:
     """Returns the drafter, but it reports another distribution than it draws from.
 
     Args:
       drafter: an honest one.
-      drawn: the settings that are drawn under.
-      reported: the settings whose distribution is reported.
+      drawn: changes the settings that drafts are drawn under.
+      reported: changes the settings whose distribution is reported.
     """
 
     def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
-        token, _ = draw_from_distribution(logits, drawn(settings), rng_keys)
-        _, probs = draw_from_distribution(logits, reported(settings), rng_keys)
+        drawn_under, reported_under = (
+            settings if change is None else change(settings) for change in (drawn, reported)
+        )
+        token, _ = draw_from_distribution(logits, drawn_under, rng_keys)
+        _, probs = draw_from_distribution(logits, reported_under, rng_keys)
         return token, probs
 
     return dataclasses.replace(drafter, draw=draw)

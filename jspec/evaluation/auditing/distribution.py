@@ -53,7 +53,7 @@ def check_distribution(
 
     Args:
       subject: what is audited.
-      rows: its compiled rounds, of `NUM_TOKENS` rounds.
+      rows: its compiled rounds, `NUM_TOKENS` a run.
       context: of the rows.
       num_rows: independent rows.
     """

@@ -11,6 +11,7 @@ accepted drafts come in runs, as those of prompt lookup do, rounds of one draft 
 smaller share than alpha; otherwise the two agree.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +24,6 @@ from jspec.common.errors import InputError, check_count, check_range
 from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.evaluation.experiments.draft_distributions import (
     DraftDistribution,
-    FirstDrafts,
     ForwardPass,
 )
 from jspec.evaluation.experiments.position_figures import PositionFigures, position_figures
@@ -65,8 +65,7 @@ class Estimator:
         self._pass = ForwardPass(target.config, num_ids, target.config.vocab_size)
         self._leniences = tuple(map(float, leniences))
         self._edges = np.linspace(0, math.log(num_ids), num_bins + 1)
-        self._last_text: tuple[list[int], int] | None = None
-        self._last_logits: list[jax.Array] = []
+        self._logits = functools.lru_cache(maxsize=1)(self._run_target)
 
     def make_distribution(
         self,
@@ -148,52 +147,34 @@ class Estimator:
 
         Arguments and errors are those of `estimate`.
         """
-        prompt, answer = list(prompt_ids), list(answer_ids)
-        if not prompt:
+        if not prompt_ids:
             raise InputError("expected a prompt of at least one token, got none")
         own_settings, draft_settings = _sampling_settings(settings)
-        text, first = [*prompt, *answer[:-1]], len(prompt)  # nothing follows the last token
-        parts = [_no_figures(len(self._leniences))]
-        if len(text) > first:
-            drafts = _drafts(distribution, draft_settings, text, first)
-            options = {"leniences": self._leniences, "is_random": bool(own_settings.is_random)}
-            for logits, proposed in zip(self._logits(text, first), drafts, strict=True):
-                parts.append(position_figures(logits, proposed, own_settings, **options))
+        text, first = (*prompt_ids, *answer_ids[:-1]), len(prompt_ids)  # nothing follows the last
+        options = {"leniences": self._leniences, "is_random": bool(own_settings.is_random)}
+        state, parts = distribution.start(capacity_for(len(text), 0)), []
+        all_logits = iter(self._logits(text, first))
+        for begin, tokens in _chunks(text):
+            drafts, state = distribution.read(state, tokens, draft_settings)
+            if begin + _CHUNK >= first:
+                logits = next(all_logits)
+                parts.append(position_figures(logits, drafts, own_settings, **options))
         figures = jax.tree.map(lambda *leaves: np.concatenate(jax.device_get(leaves)), *parts)
-        skipped = first % _CHUNK  # tokens of the prompt in the first chunk that was looked at
+        skipped = (first - 1) % _CHUNK + 1  # tokens of the prompt in the first of these chunks
         here = slice(skipped, skipped + len(text) - first)
         return PositionFigures(
             figures[0][here], *(leaf[here].astype(np.float64) for leaf in figures[1:])
         )
 
-    def _logits(self, text: list[int], first: int) -> list[jax.Array]:
-        """Returns the target's logits in each chunk, from that of token `first` on."""
-        if self._last_text != (text, first):
-            self._last_logits, self._last_text = [], None
-            params = self._target.params
-            cache = self._pass.start(params, capacity_for(len(text), 0))
-            for begin, tokens in _chunks(text):
-                logits, cache = self._pass.logits(params, cache, tokens)
-                if begin + _CHUNK > first:
-                    self._last_logits.append(logits)
-            self._last_text = text, first
-        return self._last_logits
-
-
-def _drafts(
-    distribution: DraftDistribution, settings: SamplingSettings, text: list[int], first: int
-) -> Iterator[FirstDrafts]:
-    """Yields what is proposed in each chunk, from that of token `first` on."""
-    state = distribution.start(capacity_for(len(text), 0))
-    for begin, tokens in _chunks(text):
-        drafts, state = distribution.read(state, tokens, settings)
-        if begin + _CHUNK > first:
-            yield drafts
-
-
-def _no_figures(num_leniences: int) -> PositionFigures:
-    empty, pairs = np.zeros(0, np.float32), np.zeros([0, num_leniences], np.float32)
-    return PositionFigures(np.zeros(0, bool), empty, empty, pairs, pairs)
+    def _run_target(self, text: tuple[int, ...], first: int) -> list[jax.Array]:
+        """Returns the target's logits in each chunk, from that of the prompt's last token on."""
+        params, all_logits = self._target.params, []
+        cache = self._pass.start(params, capacity_for(len(text), 0))
+        for begin, tokens in _chunks(text):
+            logits, cache = self._pass.logits(params, cache, tokens)
+            if begin + _CHUNK >= first:
+                all_logits.append(logits)
+        return all_logits
 
 
 def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
