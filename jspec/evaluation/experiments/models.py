@@ -1,23 +1,34 @@
-"""The models and Generators of an experiment, each made once in a process, when it is needed."""
+"""The models, tables and Generators of an experiment, each made when it is first needed."""
 
 import dataclasses
 import functools
 import json
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from jspec.common.cli import parse_quantization
-from jspec.common.errors import WorkdirError, describe_error
+from jspec.common.counted import counted
+from jspec.common.errors import InputError, WorkdirError, describe_error
+from jspec.common.journal import Journal
+from jspec.common.progress import Progress
 from jspec.common.work_dir import write_json
-from jspec.evaluation.experiments.counted_table import counted_table
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import save_table
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
 from jspec.generation.auto import AUTO
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
+from jspec.generation.prompts import read_prompts
+from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.vocabulary import used_vocab_size
+
+_FIRST_TABLE_SEED = 10**9  # far from the seeds of what is measured
+_TABLE_BATCH_SIZE = 8
 
 
 class Models:
@@ -130,3 +141,60 @@ def recorded_costs(
     if costs is not None:
         write_json(path, entries | {method: own | {str(batch_size): costs.to_json()}})
     return costs
+
+
+def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> str:
+    """Returns the path of the workdir's table, which is made if it is missing.
+
+    The answers are kept in `table_answers.jsonl`, so that a killed run goes on with the next one.
+
+    Raises:
+      InputError: the prompts file is unreadable or empty.
+      WorkdirError: nothing can be written.
+    """
+    path = store.folder / "table.safetensors"
+    with store.setup():
+        if not path.exists():
+            table = count_ngrams(_table_answers(experiment, target, store), used_vocab_size(target))
+            try:
+                save_table(table, path, target.tokenizer)
+            except InputError as error:
+                raise WorkdirError(str(error)) from None
+    return str(path)
+
+
+def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[list[int]]:
+    """Returns the ids of answers with enough tokens together; the prompts take turns."""
+    spec = experiment.table
+    texts = [prompt.text for prompt in read_prompts(spec.prompts_file)]
+    if not texts:
+        raise InputError(f"expected at least one prompt in {spec.prompts_file}, got none")
+    journal = Journal(store.folder / "table_answers.jsonl")
+    answers = [list(map(int, record["token_ids"])) for record in journal.read()]
+    generator = Generator(
+        target, drafter="none", max_seq_len=experiment.max_seq_len, batch_size=_TABLE_BATCH_SIZE
+    )
+    print(f"counting a table on {counted(spec.num_tokens, 'token')} of the target's answers",
+          file=sys.stderr, flush=True)  # fmt: skip
+    progress = Progress(spec.num_tokens, _total(answers), "token")
+    while _total(answers) < spec.num_tokens:
+        # An answer does not depend on its batch: a resumed run may group them differently.
+        numbers = range(len(answers), len(answers) + _TABLE_BATCH_SIZE)
+        settings = Settings(spec.max_new_tokens, spec.temperature)
+        requests = [
+            Request(
+                texts[n % len(texts)], dataclasses.replace(settings, seed=_FIRST_TABLE_SEED + n)
+            )
+            for n in numbers
+        ]
+        results = generator.generate(requests, chat=experiment.wants_chat)
+        for number, result in zip(numbers, results, strict=True):
+            if _total(answers) < spec.num_tokens:
+                journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})
+                answers.append(result.token_ids)
+        progress.show(_total(answers))
+    return answers
+
+
+def _total(answers: list[list[int]]) -> int:
+    return sum(map(len, answers))

@@ -32,6 +32,7 @@ from jspec.weights.tokenizers.learn_bpe import NUM_BYTES, learn_bpe
 
 DRAFTERS = ("model", "bigram", "unigram", "random")
 _BOS, _EOS = "<|begin|>", "<|end|>"
+_CORPUS = "corpus.jsonl"
 
 
 def _size(default: Any, what: str) -> Any:
@@ -75,49 +76,48 @@ def run(plan: Plan, workdir: pathlib.Path) -> dict[str, Any]:
     """
     make_workdir(workdir)
     check_or_write_config(workdir / "config.json", dataclasses.asdict(plan))
-    output, corpus = workdir / "unconditional.json", workdir / "corpus.jsonl"
+    output = workdir / "unconditional.json"
     if not output.exists():
-        if not corpus.exists():  # one docstring a line, its end marked
-            texts = read_docstrings(plan.corpus_bytes)
-            lines = [json.dumps({"text": text + _EOS}) + "\n" for text in texts]
-            partial = corpus.with_suffix(".partial")
-            partial.write_text("".join(lines), encoding="utf-8")
-            partial.replace(corpus)
-        write_json(output, _measure(plan, workdir, corpus, *train_pair(plan, workdir, corpus)))
+        texts = _corpus_texts(workdir / _CORPUS, plan.corpus_bytes)
+        models = train_pair(plan, workdir, texts)
+        write_json(output, _measure(plan, workdir, texts, *models))
     return json.loads(output.read_bytes())
 
 
-def _read_corpus(path: pathlib.Path) -> Iterator[str]:
-    for line in path.read_text(encoding="utf-8").splitlines():
-        yield json.loads(line)["text"].removesuffix(_EOS)
+def _corpus_texts(path: pathlib.Path, num_bytes: int) -> list[str]:
+    """Returns the docstrings, which are kept in a file: one a line, its end marked."""
+    if not path.exists():
+        lines = [json.dumps({"text": text + _EOS}) + "\n" for text in read_docstrings(num_bytes)]
+        partial = path.with_suffix(".partial")
+        partial.write_text("".join(lines), encoding="utf-8")
+        partial.replace(path)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"].removesuffix(_EOS) for line in lines]
 
 
-def train_pair(
-    plan: Plan, workdir: pathlib.Path, corpus: pathlib.Path
-) -> tuple[LoadedModel, LoadedModel]:
+def train_pair(plan: Plan, workdir: pathlib.Path, texts: Sequence[str]) -> list[LoadedModel]:
     """Trains target and draft unless they are there; returns both."""
     folder = workdir / "vocabulary"
     if not folder.exists():
-        tokenizer = learn_bpe(_read_corpus(corpus), plan.vocab_size, bos=_BOS, eos=_EOS)
+        tokenizer = learn_bpe(texts, plan.vocab_size, bos=_BOS, eos=_EOS)
         write_stand_in(folder, tokenizer, plan.seq_len)
     models = []
     for name in ("target", "draft"):  # each has the tokens of the folder before it
         folder = train_from_scratch(
-            workdir / name, texts=corpus, beside=folder, seq_len=plan.seq_len,
+            workdir / name, texts=workdir / _CORPUS, beside=folder, seq_len=plan.seq_len,
             num_layers=getattr(plan, f"{name}_layers"), width=getattr(plan, f"{name}_width"),
             batch_size=plan.batch_size, num_steps=plan.num_steps, learning_rate=plan.learning_rate,
         )  # fmt: skip
         models.append(load_model(str(folder), dtype="float32"))
-    return models[0], models[1]
+    return models
 
 
 def _measure(
-    plan: Plan, workdir: pathlib.Path, corpus: pathlib.Path, target: LoadedModel, draft: LoadedModel
+    plan: Plan, workdir: pathlib.Path, texts: Sequence[str], target: LoadedModel, draft: LoadedModel
 ) -> dict[str, Any]:
     """Returns where and on what it was measured, and the acceptance at temperatures 0 and 1."""
-    texts, table = list(_read_corpus(corpus)), workdir / "table.safetensors"
-    ids = read_token_texts(str(corpus), target.tokenizer, with_prompts=True)
-    size = target.tokenizer.vocab_size
+    table, size = workdir / "table.safetensors", target.tokenizer.vocab_size
+    ids = read_token_texts(str(workdir / _CORPUS), target.tokenizer, with_prompts=True)
     save_table(count_ngrams(ids, size, num_continuations=size), table, target.tokenizer)
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     report: dict[str, Any] = provenance.environment() | {"plan": dataclasses.asdict(plan)}
