@@ -17,8 +17,7 @@ from absl import flags
 
 from jspec.common import cli
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.publish import publish
-from jspec.evaluation.reports.report import make_report, write_report
+from jspec.evaluation.reports.report import make_report, publish, write_report
 from jspec.evaluation.reports.workdir import read_workdir
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "The folder, if it is not given as DIR.")

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from jspec.common.curves import Curves, draw
 from jspec.common.errors import InputError
+from jspec.common.figures import Curves, draw
 from jspec.training.metrics_log import read_metrics
 from jspec.training.trainee import SCORE
 
@@ -50,7 +50,7 @@ def write_figures(workdir: pathlib.Path) -> None:
     panels = training_curves(read_metrics(workdir))
     if not panels or importlib.util.find_spec("matplotlib") is None:
         return
-    picture = draw(_NAME, panels, caption=_CAPTION)
+    picture = draw(_NAME, panels, caption=_CAPTION, title=f"Training: {workdir.name}")
     path = workdir / _FIGURES / _NAME
     try:
         path.parent.mkdir(exist_ok=True)

@@ -1,7 +1,7 @@
 """Ratios of speeds that were measured side by side."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -67,9 +67,29 @@ def speed_ratio(
     return Ratio(whole, float(low), float(high))
 
 
-def error_bars(ratios: Sequence[Ratio]) -> list[list[float]]:
-    """Returns the lengths of error bars, down and up; a median may lie outside its interval."""
-    return [
-        [max(ratio.median - ratio.low, 0.0) for ratio in ratios],
-        [max(ratio.high - ratio.median, 0.0) for ratio in ratios],
+Amounts = Mapping[tuple[int, Any], tuple[float, float]]  # seconds and amount, by repeat and prompt
+
+
+def compare_amounts(own: Amounts, base: Amounts) -> tuple[Ratio | None, int, int]:
+    """Returns how many times more a second `own` has than `base`, over what both have done.
+
+    A run that is not over has begun a repeat: it counts if that leaves more than without it.
+
+    Returns:
+      The ratio, None where they share nothing that took time; the prompts and the repeats.
+    """
+    both = own.keys() & base.keys()
+    shared = {place for place in both if min(*own[place], *base[place]) > 0}
+    repeats = sorted({repeat for repeat, _ in shared})
+    best: tuple[list[int], list[Any]] = [], []
+    for count in range(1, len(repeats) + 1):
+        of_each = [{prompt for r, prompt in shared if r == repeat} for repeat in repeats[:count]]
+        prompts = sorted(set.intersection(*of_each))
+        if count * len(prompts) >= len(best[0]) * len(best[1]):
+            best = repeats[:count], prompts
+    leaves = [
+        np.array([[side[repeat, prompt][leaf] for prompt in best[1]] for repeat in best[0]])
+        for side in (own, base)
+        for leaf in (0, 1)
     ]
+    return speed_ratio(*leaves) if best[1] else None, len(best[1]), len(best[0])

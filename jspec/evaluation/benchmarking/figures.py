@@ -4,19 +4,22 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.common.canvas import Picture
-from jspec.common.curves import Curves, draw
 from jspec.common.errors import InputError
+from jspec.common.figures import Curves, Picture, draw
 
 _CALL = re.compile(r"(\w+): call on (\d+) tokens, (\d+) before, (\d+) rows")
 _SECONDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
     "measured": lambda line: line["seconds"],
-    "foretold": lambda line: line["seconds"] * line["expected_ratio"] / line["ratio"],
+    "predicted": lambda line: line["seconds"] * line["expected_ratio"] / line["ratio"],
     "at least": lambda line: line["least_seconds"],
+}
+_TITLES = {
+    "roofline": "Calls: measured, predicted from their parts, and the least possible time",
+    "synthetic_acceptance": "Speed against the probability that a draft is kept",
 }
 _CAPTIONS = {
     "roofline": "Calls of a model, by tokens a row, by tokens in the cache and by rows: the time "
-    "measured, the least possible one, and what the call's parts foretell from one token's.",
+    "measured, the least possible one, and what the call's parts predict from one token's.",
     "synthetic_acceptance": "Decoding with drafts that are kept with a given probability, in the "
     "speed of plain decoding: measured, and by Theorem 3.8 of Leviathan et al. (arXiv 2211.17192).",
 }
@@ -41,7 +44,10 @@ def draw_record(name: str, record: Any) -> Picture | None:
         return None
     if not curves[0].x:
         raise InputError(f"{name}: expected lines of what was measured, got none")
-    return draw(name, curves, caption=_CAPTIONS[kind])
+    flags = record["flags"]
+    parts = (flags.get("target"), flags.get("dtype"), record.get("processor"), record.get("date"))
+    subtitle = " · ".join(str(part) for part in parts if part)
+    return draw(name, curves, caption=_CAPTIONS[kind], title=_TITLES[kind], subtitle=subtitle)
 
 
 def _kind_of(record: Any) -> str | None:

@@ -71,7 +71,7 @@ def record_trace(
       argv: the command line, for the record.
 
     Returns:
-      The trace; see `jspec.evaluation.reports.trace`. It holds all that decides the answer, plain
+      The trace; see `jspec.evaluation.analysis.trace`. It holds all that decides the answer, plain
       values: models and their forms, settings with the seed, options of drafter and rule, costs of
       `auto`.
 

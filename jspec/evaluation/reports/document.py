@@ -1,11 +1,28 @@
-"""What a report consists of: blocks, which `markdown` and `html` write each in its own way.
+"""What a report consists of; how numbers, Markdown and the HTML page are written.
 
-In texts, `code` and **strong** mean what they mean in Markdown; nothing else is markup.
+In texts, `code` means what it means in Markdown; nothing else is markup. The page needs no script,
+no other file and no network.
 """
 
-from typing import NamedTuple
+import functools
+import json
+import math
+import pathlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jspec.common.canvas import Picture
+import jinja2
+import markupsafe
+
+from jspec.common.figures import Picture
+from jspec.evaluation.analysis import trace as traces
+from jspec.evaluation.analysis.ratios import Ratio
+
+NOTHING = "-"
+_TEMPLATE = pathlib.Path(__file__).with_name("report.html.j2")
+_SPECIAL = re.compile(r"([\\*_<>#|]|\](?=[(\[:]))")  # brackets alone are no link
+_NUMBER = re.compile(r"[+-]?\d|-$")
 
 
 class Heading(NamedTuple):
@@ -27,14 +44,14 @@ class Bullets(NamedTuple):
     items: tuple[str, ...]
 
 
-class Words(NamedTuple):
-    """Words and what they mean."""
+class Glossary(NamedTuple):
+    """Words and what they mean, folded until a reader opens it."""
 
     meanings: tuple[tuple[str, str], ...]
 
 
 class Code(NamedTuple):
-    """Lines to copy, or to be shown as they are."""
+    """Lines to copy."""
 
     text: str
 
@@ -43,30 +60,154 @@ class Table(NamedTuple):
     """A table.
 
     Attributes:
-      caption: what it shows, in a line; empty where the heading above says it.
-      columns: their names, with units.
-      rows: as texts; one cell a column.
-      text_columns: indices of the columns that hold text; the others hold numbers.
+      caption: what it shows, in a line; "" where the heading above says it.
+      rows: cells by column; all rows have the columns of the first.
       note: below it.
     """
 
     caption: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    text_columns: tuple[int, ...] = (0,)
+    rows: Sequence[Mapping[str, str]]
     note: str = ""
 
-
-class Embedded(NamedTuple):
-    """Something written for each form by hand.
-
-    Attributes:
-      html: safe HTML.
-      markdown: Markdown.
-    """
-
-    html: str
-    markdown: str
+    @property
+    def numeric(self) -> dict[str, bool]:
+        """Whether each column holds nothing but numbers, and so is aligned on the right."""
+        cells = {name: [row[name] for row in self.rows] for name in self.rows[0]}
+        return {name: all(map(_NUMBER.match, own)) for name, own in cells.items()}
 
 
-Block = Heading | Paragraph | Bullets | Words | Code | Table | Picture | Embedded
+class Walk(NamedTuple):
+    """A generation round by round; see `jspec.evaluation.analysis.trace`."""
+
+    trace: Mapping[str, Any]
+
+
+Block = Heading | Paragraph | Bullets | Glossary | Code | Table | Picture | Walk
+
+
+def code(text: object) -> str:
+    """Returns a label or a message as code, which no character in it can end."""
+    return f"`{' '.join(str(text).replace('`', chr(39)).split()) or ' '}`"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Returns a number with this many decimals."""
+    return NOTHING if value is None else f"{value:.{digits}f}"
+
+
+def interval(ratio: Ratio | None, digits: int = 2, *, scale: int = 1) -> str:
+    """Returns a ratio and its interval, but for one without width, as of one prompt timed once."""
+    if ratio is None:
+        return NOTHING
+    middle, low, high = (f"{scale * value:.{digits}f}" for value in ratio)
+    return middle if math.isclose(ratio.low, ratio.high) else f"{middle} [{low}, {high}]"
+
+
+def percent(ratio: Ratio | None) -> str:
+    """Returns a share of 1 and its interval in percent."""
+    return interval(ratio, 0, scale=100)
+
+
+def plain(value: Any) -> str:
+    """Returns a value as JSON has it: a text bare, a float with three digits, a run by its ends."""
+    if value is None:
+        return NOTHING
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, list) and len(value) > 2 and all(isinstance(one, int) for one in value):
+        first, last = value[0], value[-1]
+        if value == list(range(first, last + 1)):
+            return f"{first}-{last}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def to_html(blocks: Sequence[Block]) -> str:
+    """Returns the page; its title is the first heading."""
+    headings = [block for block in blocks if isinstance(block, Heading)]
+    return _template().render(
+        title=next((one.text for one in headings), "Report").replace("`", ""),
+        chapters=[one.text for one in headings if one.level == 2],
+        blocks=[(type(block).__name__, block) for block in blocks],
+    )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"inline": _inline_html, "anchor": _anchor, "svg": _svg}
+    environment.globals["traces"] = traces
+    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _inline_html(text: str) -> markupsafe.Markup:
+    return markupsafe.Markup("").join(
+        markupsafe.Markup("<code>{}</code>" if is_code else "{}").format(part)
+        for part, is_code in _spans(text)
+    )
+
+
+def _svg(picture: str) -> markupsafe.Markup:
+    """Returns a picture without what belongs to a file alone: XML's declaration and doctype."""
+    return markupsafe.Markup(picture[picture.index("<svg") :].strip())
+
+
+def _anchor(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def to_markdown(blocks: Iterable[Block]) -> str:
+    """Returns the report; pictures are links to files under figures/."""
+    return "\n\n".join(map(_markdown, blocks)) + "\n"
+
+
+def _markdown(block: Block) -> str:
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {_inline(text)}"
+        case Paragraph(text):
+            return _inline(text)
+        case Bullets(items):
+            return "\n".join(f"- {_inline(item)}" for item in items)
+        case Glossary(meanings):
+            lines = "\n".join(f"- **{_inline(word)}**: {_inline(text)}" for word, text in meanings)
+            return f"<details><summary>Glossary</summary>\n\n{lines}\n\n</details>"
+        case Code(text):
+            return fenced(text)
+        case Table():
+            return _table(block)
+        case Picture(name, caption, description):
+            return f"![{_inline(description)}](figures/{name}.png)\n\n{_inline(caption)}".strip()
+        case Walk(trace):
+            return fenced(traces.to_terminal(trace, has_colours=False))
+
+
+def fenced(text: str) -> str:
+    """Returns lines in a fence that none of them can end."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}\n{text}\n{fence}"
+
+
+def _table(table: Table) -> str:
+    aligned = ["---:" if is_number else "---" for is_number in table.numeric.values()]
+    rows = [[_inline(cell, bar="\\|") for cell in row]
+            for row in (table.numeric, *(row.values() for row in table.rows))]  # fmt: skip
+    lines = "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], aligned, *rows[1:]))
+    caption = f"**{_inline(table.caption)}**" if table.caption else ""
+    return "\n\n".join(filter(None, (caption, lines, _inline(table.note))))
+
+
+def _inline(text: str, bar: str = "|") -> str:
+    """Returns a text without markup but code; in a table, a bar ends a cell even within code."""
+    return "".join(
+        f"`{part.replace('|', bar)}`" if is_code else _SPECIAL.sub(r"\\\1", part)
+        for part, is_code in _spans(text)
+    )
+
+
+def _spans(text: str) -> list[tuple[str, bool]]:
+    """Returns the pieces of a text, and which are code."""
+    pieces = [(part, index % 2 == 1) for index, part in enumerate(text.split("`"))]
+    return [(part, is_code) for part, is_code in pieces if part]

@@ -1,39 +1,35 @@
 """Answers that were timed: the finished cells of an experiment of kind "generate"."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.generation.stats import RoundCounts
-
-NO_CATEGORY = "all"
 
 
 class MeasuredAnswer(NamedTuple):
     """One answer.
 
     Attributes:
-      category: of the prompt; NO_CATEGORY where it has none.
+      category: of the prompt; "all" where it has none.
       num_prompt_tokens: of the prompt; 0 where it is not known.
-      token_ids: what was answered.
-      num_round_tokens: all but the first, which reading the prompt gives.
-      prefill_seconds: to read the prompt.
-      decode_seconds: from then to the last token.
-      device_seconds: the part of it in which rounds ran on the device.
+      token_ids: of the answer.
+      num_round_tokens: all but the first token, which reading the prompt gives.
+      decode_seconds: from the first token to the last.
       rounds: one by one.
-      repetition: share of the 4-grams of prompt and answer that had occurred before; None if it is
-        not known.
     """
 
     category: str
     num_prompt_tokens: int
     token_ids: tuple[int, ...]
     num_round_tokens: int
-    prefill_seconds: float
     decode_seconds: float
-    device_seconds: float
     rounds: tuple[RoundCounts, ...]
-    repetition: float | None
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.num_prompt_tokens + len(self.token_ids)
 
 
 class Cell(NamedTuple):
@@ -42,11 +38,11 @@ class Cell(NamedTuple):
     Attributes:
       method: label of the method of generating.
       setting: label of the sampling settings.
-      batch_size: answers in hand at a time.
+      batch_size: answers that are generated together.
       prompts: their numbers.
       seed: of the draw.
       repeat: the same seed is timed several times.
-      seconds: for all of it.
+      seconds: for all of it, reading the prompts included.
       answers: one a prompt and turn.
     """
 
@@ -73,51 +69,35 @@ def _parse_cell(line: Mapping[str, Any]) -> Cell:
     try:
         key, record = line["key"], line["record"]
         return Cell(
-            method=str(key["method"]),
-            setting=str(key["setting"]),
-            batch_size=int(key["batch_size"]),
-            prompts=tuple(key["prompts"]),
-            seed=int(key["seed"]),
-            repeat=int(key["repeat"]),
-            seconds=float(record["seconds"]),
-            answers=tuple(_parse_answer(answer) for answer in record["answers"]),
+            str(key["method"]),
+            str(key["setting"]),
+            int(key["batch_size"]),
+            tuple(key["prompts"]),
+            int(key["seed"]),
+            int(key["repeat"]),
+            float(record["seconds"]),
+            tuple(map(_parse_answer, record["answers"])),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(
-            f"expected a cell of kind generate, got {line.get('cell')!r} ({error!r})"
-        ) from None
+        name = line.get("cell")
+        raise InputError(f"expected a cell of kind generate, got {name!r} ({error!r})") from None
 
 
 def _parse_answer(answer: Mapping[str, Any]) -> MeasuredAnswer:
-    category, repetition = answer.get("category"), answer.get("repetition")
     return MeasuredAnswer(
-        category=NO_CATEGORY if category is None else str(category),
-        num_prompt_tokens=int(answer.get("num_prompt_tokens", 0)),
-        token_ids=tuple(answer["token_ids"]),
-        num_round_tokens=int(answer["num_round_tokens"]),
-        prefill_seconds=float(answer["prefill_seconds"]),
-        decode_seconds=float(answer["decode_seconds"]),
-        device_seconds=float(answer["device_seconds"]),
-        rounds=tuple(RoundCounts(*a_round) for a_round in answer["rounds"]),
-        repetition=None if repetition is None else float(repetition),
+        str(answer.get("category") or "all"),
+        int(answer.get("num_prompt_tokens", 0)),
+        tuple(answer["token_ids"]),
+        int(answer["num_round_tokens"]),
+        float(answer["decode_seconds"]),
+        tuple(RoundCounts(*a_round) for a_round in answer["rounds"]),
     )
 
 
-def of_category(cells: Iterable[Cell], category: str) -> list[Cell]:
-    """Returns the cells all of whose answers are of a category."""
-    return [cell for cell in cells if all(answer.category == category for answer in cell.answers)]
-
-
-def categories_of(cells: Iterable[Cell]) -> list[str]:
-    """Returns the categories of the answers in their order; none where there is only one."""
-    names = list(dict.fromkeys(answer.category for cell in cells for answer in cell.answers))
-    return names if len(names) > 1 else []
-
-
-def distinct_answers(cells: Iterable[Cell]) -> list[list[MeasuredAnswer]]:
+def answers_by_prompt(cells: Iterable[Cell]) -> list[list[MeasuredAnswer]]:
     """Returns the answers to each batch of prompts, without those of later repeats.
 
-    A repeat draws with the same seed and so says the same again: only its times are new.
+    A repeat draws with the same seed, so it gives the same answer: only its times are new.
     """
     first: dict[tuple[tuple[int, ...], int], Cell] = {}
     for cell in sorted(cells, key=lambda cell: cell.repeat):
@@ -128,6 +108,6 @@ def distinct_answers(cells: Iterable[Cell]) -> list[list[MeasuredAnswer]]:
     return list(groups.values())
 
 
-def all_rounds(answers: Iterable[Sequence[MeasuredAnswer]]) -> list[RoundCounts]:
-    """Returns the rounds of groups of answers."""
-    return [a_round for group in answers for answer in group for a_round in answer.rounds]
+def rounds_by_prompt(cells: Iterable[Cell]) -> list[list[RoundCounts]]:
+    """Returns the rounds of the answers to each batch of prompts, without later repeats."""
+    return [[r for answer in group for r in answer.rounds] for group in answers_by_prompt(cells)]

@@ -1,93 +1,113 @@
-"""The chapter on where the numbers come from: commands, versions, hardware, failures."""
+"""Where the numbers come from: commands, versions, hardware, failures."""
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jspec.evaluation.reports.document import Block, Bullets, Code, Heading, Paragraph, Table
-from jspec.evaluation.reports.portable import portable
-from jspec.evaluation.reports.wording import NOTHING, code
+from jspec.common.figures import Curves, Picture, draw
+from jspec.evaluation.reports.document import Block, Bullets, Code, Heading, Table, code
 from jspec.evaluation.reports.workdir import Workdir
 
-_SUMMARIZE = "python scripts/summarize.py DIR"
+_PATH = re.compile(r"(?:/[\w.@+:, -]+|~|\.\.)(?:/[\w.@+:, -]+)+/?")
+
+
+class View(NamedTuple):
+    """What pictures name, and how their files are told apart.
+
+    Attributes:
+      title: of the experiment.
+      model: the target and its dtype; "" where none was run.
+      machine: processor, cores and device.
+      date: of the last run.
+      temperature: at which the picture was measured; None for several or none.
+      suffix: of the files' names, "" or "-" and something unique.
+    """
+
+    title: str
+    model: str
+    machine: str
+    date: str
+    temperature: float | None = None
+    suffix: str = ""
+
+    def draw(
+        self, name: str, panels: Sequence[Curves], title: str, caption: str = "", **options: bool
+    ) -> Picture:
+        """Returns the figure; see `jspec.common.figures.draw`."""
+        at = "" if self.temperature is None else f"temperature {self.temperature:g}"
+        parts = [one.replace(" ", "\xa0") for one in (self.model, at, self.machine, self.date)]
+        subtitle = " · ".join(filter(None, (self.title, *parts)))
+        name += self.suffix
+        return draw(name, panels, title=title, subtitle=subtitle, caption=caption, **options)
+
+
+def view_of(workdir: Workdir) -> View:
+    """Returns what the pictures of a workdir name."""
+    config, last = workdir.config, workdir.runs[-1] if workdir.runs else {}
+    has_model = config.get("kind", "generate") in ("generate", "estimate")
+    model = f"{config.get('target')} {config.get('dtype')}" if has_model else ""
+    machine = "" if config.get("kind") == "theory" else _machine(last.get("environment") or {})
+    title = " ".join(str(config.get("title") or "Experiment").split())
+    return View(title, model, machine, str(last.get("started", ""))[:10])
+
+
+def _machine(own: Mapping[str, Any]) -> str:
+    cores = f"{own['cores']} cores" if own.get("cores") else ""
+    parts = dict.fromkeys(filter(None, (own.get("processor"), cores, own.get("device"))))
+    return ", ".join(map(str, parts))
 
 
 def origin_blocks(workdir: Workdir) -> list[Block]:
     """Returns the chapter."""
-    commands = list(dict.fromkeys(_command(run) for run in workdir.runs if run.get("argv")))
-    blocks: list[Block] = [
-        Heading("How it was measured"),
-        Paragraph("The commands (DIR is a folder of your choice):"),
-        Code("\n".join([*commands, _SUMMARIZE])),
-        *_environments(workdir.runs),
-        Bullets(tuple(_counts(workdir))),
-    ]
-    if workdir.failed:
-        blocks += [Paragraph("Cells that failed:"), _failures(workdir.failed)]
-    return blocks
-
-
-def _command(run: Mapping[str, Any]) -> str:
-    """Returns a run's command line without the folders of the machine that it ran on."""
-    return shlex.join(portable([str(argument) for argument in run["argv"]]))
-
-
-def _environments(runs: Sequence[Mapping[str, Any]]) -> list[Block]:
-    """Returns when and on what it ran, a line for each different machine or set of versions."""
-    lines: dict[str, list[str]] = {}
-    for run in runs:
-        lines.setdefault(_environment(run), []).append(str(run.get("started", ""))[:10])
-    items = tuple(
-        f"{_dates(dates)}: {described}" for described, dates in lines.items() if described
-    )
-    return [Bullets(items)] if items else []
-
-
-def _dates(dates: Sequence[str]) -> str:
-    first, last = min(dates), max(dates)
-    return first if first == last else f"{first} to {last}"
-
-
-def _environment(run: Mapping[str, Any]) -> str:
-    own, git = run.get("environment") or {}, run.get("git") or {}
-    parts = [
-        f"{own[name]}" if name != "cores" else f"{own[name]} cores"
-        for name in ("processor", "cores", "device")
-        if own.get(name)
-    ]
-    versions = {"python": own.get("python"), **(own.get("versions") or {})}
-    parts += [f"{name} {version}" for name, version in versions.items() if version]
-    if git.get("commit"):
-        changed = ", with changes that are not committed" if git.get("is_dirty") else ""
-        parts.append(f"git commit {code(str(git['commit'])[:12])}{changed}")
-    return ", ".join(parts)
-
-
-def _counts(workdir: Workdir) -> list[str]:
-    described = _target(workdir.config)
-    failed = len(workdir.failed)
+    commands = [shlex.join(portable(list(map(str, run["argv"])))) for run in workdir.runs
+                if run.get("argv")]  # fmt: skip
+    commands = [*dict.fromkeys(commands), "python scripts/summarize.py DIR"]
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
-    lines = [
-        f"{len(workdir.done)}{of_all} cells done, {failed or 'none'} failed (a cell is a piece of "
-        f"the run: say, a prompt answered in one way, once).{described}"
-    ]
-    if not of_all:
-        lines.append("How many cells there are to be is not recorded: some may be missing.")
-    seconds = [(line["record"] or {}).get("seconds") for line in workdir.done]
+    counts = [f"{len(workdir.done)}{of_all} cells done, {len(workdir.failed)} failed."]
+    seconds = [line["record"].get("seconds") for line in workdir.done]
     known = [float(one) for one in seconds if isinstance(one, int | float)]
-    if known:
-        lines.append(f"{sum(known) / 60:.1f} minutes of generating, compilation not counted.")
-    return [*lines, *workdir.notes]
+    counts += [f"{sum(known) / 60:.1f} minutes of generating, compilation excluded."] * bool(known)
+    items = (*_environments(workdir.runs), *counts, *workdir.notes)
+    blocks = [Heading("How it was measured"), Code("\n".join(commands)), Bullets(items)]
+    rows = [{"cell": code(one["cell"]), "error": code(one.get("error"))} for one in workdir.failed]
+    return [*blocks, Table("Failed cells", rows)] if rows else blocks
 
 
-def _target(config: Mapping[str, Any]) -> str:
-    """Returns which model was run, if any was: theory and predictions run none."""
-    target = config.get("target")
-    if not target or config.get("kind", "generate") not in ("generate", "estimate"):
-        return ""
-    return f" Target: {code(target)}, {config.get('dtype')}."
+def _environments(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns when and on what it ran, a line for each different machine or set of versions."""
+    dates: dict[str, list[str]] = {}
+    for run in runs:
+        own, git = run.get("environment") or {}, run.get("git") or {}
+        versions = {"python": own.get("python"), **(own.get("versions") or {})}
+        parts = [_machine(own), *(f"{name} {one}" for name, one in versions.items() if one)]
+        if git.get("commit"):
+            changed = ", with changes that are not committed" if git.get("is_dirty") else ""
+            parts.append(f"git commit {code(str(git['commit'])[:12])}{changed}")
+        dates.setdefault(", ".join(filter(None, parts)), []).append(
+            str(run.get("started", ""))[:10]
+        )
+    return [f"{' to '.join(sorted({min(own), max(own)}))}: {text}" for text, own in dates.items()]
 
 
-def _failures(failed: Sequence[Mapping[str, Any]]) -> Table:
-    rows = tuple((code(line["cell"]), code(line.get("error") or NOTHING)) for line in failed)
-    return Table("Failed cells", ("cell", "error"), rows, text_columns=(0, 1))
+def portable(value: Any) -> Any:
+    """Returns plain values with a path's last name in the place of each path that is not relative.
+
+    Of `--flag=PATH` the flag is kept, of a config the folder `configs`, of a workdir only "DIR".
+
+    Args:
+      value: as JSON has it.
+    """
+    if isinstance(value, Mapping):
+        return {key: portable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return list(map(portable, value))
+    if not isinstance(value, str):
+        return value
+    if value.startswith("--workdir="):
+        return "--workdir=DIR"
+    flag, equals, path = value.partition("=") if value.startswith("--") else ("", "", value)
+    if not _PATH.fullmatch(path):
+        return value
+    kept = re.search(r"configs/[^/]+$", path)
+    return f"{flag}{equals}{kept[0] if kept else path.rstrip('/').rsplit('/', 1)[-1]}"

@@ -1,29 +1,34 @@
 """The whole report of a workdir, and its files."""
 
+import gzip
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.document import Block, Embedded, Heading, Paragraph, Picture
-from jspec.evaluation.reports.estimate_chapters import estimate_chapters
-from jspec.evaluation.reports.generate_chapters import generate_chapters
-from jspec.evaluation.reports.html_page import to_html
-from jspec.evaluation.reports.markdown import fenced, to_markdown
-from jspec.evaluation.reports.origin import origin_blocks
-from jspec.evaluation.reports.table_chapters import table_chapters
-from jspec.evaluation.reports.timeline import timeline
-from jspec.evaluation.reports.trace import check_trace
-from jspec.evaluation.reports.trace import to_html as trace_html
-from jspec.evaluation.reports.trace import to_terminal as trace_text
-from jspec.evaluation.reports.workdir import Record, Workdir
+from jspec.common.figures import Picture
+from jspec.evaluation.analysis.trace import check_trace, timeline
+from jspec.evaluation.reports.curve_tables import predict_chapters, theory_chapters
+from jspec.evaluation.reports.document import (
+    Block,
+    Glossary,
+    Heading,
+    Paragraph,
+    Walk,
+    to_html,
+    to_markdown,
+)
+from jspec.evaluation.reports.estimate import estimate_chapters
+from jspec.evaluation.reports.generate import generate_chapters
+from jspec.evaluation.reports.origin import View, origin_blocks, portable, view_of
+from jspec.evaluation.reports.workdir import PACKED, RESULTS, Workdir, read_file, read_workdir
 
-ChaptersFn = Callable[[Workdir], list[Block]]
-_CHAPTERS: Mapping[str, ChaptersFn] = {
+_CHAPTERS: Mapping[str, Callable[[Workdir, View], list[Block]]] = {
     "generate": generate_chapters,
     "estimate": estimate_chapters,
-    "theory": table_chapters,
-    "predict": table_chapters,
+    "theory": theory_chapters,
+    "predict": predict_chapters,
 }
 _FIGURES = "figures"
 _LINK = re.compile(rf"^!\[.*\]\({_FIGURES}/([\w-]+)\.(?:png|svg)\)$", re.MULTILINE)
@@ -38,41 +43,22 @@ def make_report(workdir: Workdir) -> list[Block]:
     kind = workdir.config.get("kind", "generate")
     if kind not in _CHAPTERS:
         raise InputError(f"expected a kind among {', '.join(_CHAPTERS)}; got {kind!r}")
-    config = {**workdir.config, "kind": kind}
-    blocks: list[Block] = [Heading(str(config.get("title") or "Experiment"), 1)]
-    blocks += _what_is_missing(workdir)
-    if workdir.done:
-        blocks += _CHAPTERS[kind](workdir._replace(config=config))
-    else:
-        blocks.append(Paragraph("No cell is finished yet."))
-    if workdir.traces:
-        blocks.append(Heading("One generation, round by round"))
-        for index, trace in enumerate(workdir.traces, 1):
-            blocks += _trace_blocks(trace, index)
-    return [*blocks, *origin_blocks(workdir)]
-
-
-def _what_is_missing(workdir: Workdir) -> list[Block]:
-    """Returns what whoever reads only the top must know: cells that are not there."""
+    view = view_of(workdir)
+    blocks: list[Block] = [Heading(view.title, 1)]
     done, failed = len(workdir.done), len(workdir.failed)
     num_cells = max(workdir.num_cells or 0, done + failed)
-    blocks: list[Block] = []
-    if done + failed < num_cells:
-        text = f"**{done} of {num_cells} cells are finished**: this report is of those alone."
-        blocks.append(Paragraph(text))
-    if failed:
-        text = f"**{failed} of {num_cells} cells failed**, listed at the end."
-        blocks.append(Paragraph(text))
-    return blocks
-
-
-def _trace_blocks(trace: Record, index: int) -> list[Block]:
-    """Returns the walk through a generation, and its timeline."""
-    check_trace(trace)
-    blocks: list[Block] = [
-        Embedded(trace_html(trace), fenced(trace_text(trace, has_colours=False)))
-    ]
-    return [*blocks, timeline(trace, f"timeline-{index}")] if trace["rounds"] else blocks
+    if done < num_cells:
+        blocks.append(Paragraph(f"{done} of {num_cells} cells are finished, {failed} failed."))
+    if done:
+        blocks += _CHAPTERS[kind](workdir, view)
+    else:
+        blocks.append(Paragraph("No cell is finished yet."))
+    for index, trace in enumerate(map(check_trace, workdir.traces), 1):
+        blocks += [Heading("One generation, round by round"), Walk(trace)]
+        blocks += [timeline(trace, f"timeline-{index}")] if trace["rounds"] else []
+    glossary = [block for block in blocks if isinstance(block, Glossary)]
+    rest = [block for block in blocks if not isinstance(block, Glossary)]
+    return [*rest, *origin_blocks(workdir), *glossary]
 
 
 def write_report(
@@ -119,8 +105,51 @@ def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
     """Returns the files of the figures in the report that a folder holds, if it holds one."""
     report = folder / "report.md"
     text = report.read_text(encoding="utf-8", errors="replace") if report.is_file() else ""
-    return {
-        folder / _FIGURES / f"{name}.{kind}"
-        for name in _LINK.findall(text)
-        for kind in ("png", "svg")
-    }
+    names = _LINK.findall(text)
+    return {folder / _FIGURES / f"{name}.{kind}" for name in names for kind in ("png", "svg")}
+
+
+def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
+    """Writes what is worth keeping under version control into another folder.
+
+    That is report.md and figures/*.png, config.json and runs.jsonl without the folders of the
+    machine, costs.json and trace*.json as they are, and results.jsonl packed: enough to make the
+    report anew, which is the same then.
+
+    Args:
+      folder: of the experiment, or one that this function has written.
+      target: the other one; it is made where there is none.
+
+    Returns:
+      The files.
+
+    Raises:
+      InputError: the folder is no experiment's, the other one is that of a run, or cannot be
+        written.
+    """
+    if (target / RESULTS).exists():
+        raise InputError(f"expected a folder to publish into, got that of a run: {target}")
+    files = _data(folder)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (target / name).write_bytes(content)
+    except OSError as error:
+        raise InputError(f"cannot publish to {target}: {error.strerror}") from None
+    report = write_report(target, make_report(read_workdir(target)), is_small=True)
+    return [*(target / name for name in files), *report]
+
+
+def _data(folder: pathlib.Path) -> dict[str, bytes]:
+    """Returns the contents of all files but the report's, by name."""
+    workdir = read_workdir(folder)
+    files = {"config.json": json.dumps(portable(workdir.config), indent=1).encode() + b"\n"}
+    if workdir.runs:
+        lines = (json.dumps(portable(run)) for run in workdir.runs)
+        files["runs.jsonl"] = "".join(f"{line}\n" for line in lines).encode()
+    if results := read_file(folder / RESULTS) or read_file(folder / PACKED):
+        files[PACKED] = gzip.compress(results, 9, mtime=0)  # the same each time
+    for path in (folder / "costs.json", *sorted(folder.glob("trace*.json"))):
+        if content := read_file(path):
+            files[path.name] = content
+    return files

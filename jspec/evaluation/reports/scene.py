@@ -1,23 +1,29 @@
-"""An experiment's cells by setting, batch size and way: what is compared with what."""
+"""An experiment's cells by setting, batch size and method: what is compared with what."""
 
+import dataclasses
+import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from jspec.evaluation.reports.measured import Cell, categories_of, of_category
-from jspec.evaluation.reports.methods import MethodNumbers, method_numbers
-from jspec.evaluation.reports.wording import LOSSY_RULES, code
+from jspec.evaluation.reports.measured import Cell
+from jspec.evaluation.reports.timed import Timed
+
+_NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
+_MOST_SHOWN = 6
 
 
-class Scene(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Scene:
     """The methods that were timed in turn, at one setting and batch size.
 
     Attributes:
       setting: its label.
       settings: its fields.
-      batch_size: answers in hand at a time.
-      methods: of the config, by label; the first is the base.
-      cells: of each way that has any.
+      batch_size: answers that are generated together.
+      methods: of the config, by label; the first is the baseline.
+      cells: of each method that has any.
     """
 
     setting: str
@@ -27,89 +33,85 @@ class Scene(NamedTuple):
     cells: Mapping[str, Sequence[Cell]]
 
     @property
-    def base(self) -> str:
-        """The way that all others are compared with."""
+    def baseline(self) -> str:
+        """The method that all others are compared with."""
         return next(iter(self.methods))
 
     @property
-    def base_name(self) -> str:
-        """What a sentence calls it."""
-        return name_base(self.methods)
+    def baseline_name(self) -> str:
+        """What texts call it."""
+        is_plain = self.methods[self.baseline].get("drafter", "none") == "none"
+        return "plain decoding" if is_plain else self.baseline
+
+    @property
+    def temperature(self) -> float:
+        """Of the setting."""
+        return self.settings.get("temperature", 0.0)
+
+    @property
+    def name(self) -> str:
+        """What captions call it."""
+        return self.setting + ("" if self.batch_size == 1 else f", batch size {self.batch_size}")
 
     @property
     def others(self) -> list[str]:
-        """The ways with cells but the base."""
-        return [method for method in self.cells if method != self.base]
+        """The methods with cells but the baseline."""
+        return [method for method in self.cells if method != self.baseline]
 
-    @property
-    def is_lossy(self) -> Mapping[str, bool]:
-        """Whether each way changes the answers' distribution."""
+    @functools.cached_property
+    def families(self) -> dict[str, dict[str, int]]:
+        """See `families`; methods without cells are left out."""
+        return families({m: own for m, own in self.methods.items() if m in self.cells})
+
+    @functools.cached_property
+    def numbers(self) -> dict[str, Timed]:
+        """Of every method over all prompts."""
+        return {m: Timed(own, self.cells[self.baseline]) for m, own in self.cells.items()}
+
+    @functools.cached_property
+    def by_category(self) -> dict[str, dict[str, Timed]]:
+        """The numbers over the prompts of each category; empty if there is only one."""
+        base = self.cells[self.baseline]
+        names = dict.fromkeys(answer.category for cell in base for answer in cell.answers)
+        if self.batch_size > 1 or len(names) < 2:
+            return {}
         return {
-            label: method.get("acceptance") in LOSSY_RULES for label, method in self.methods.items()
+            name: {m: Timed(_of(own, name), _of(base, name)) for m, own in self.cells.items()}
+            for name in names
         }
 
-
-class Summary(NamedTuple):
-    """The numbers of a scene.
-
-    Attributes:
-      scene: what they were measured in.
-      overall: of every way, the base first.
-      by_category: the same for the prompts of each category; empty if there is only one.
-    """
-
-    scene: Scene
-    overall: list[MethodNumbers]
-    by_category: dict[str, list[MethodNumbers]]
+    @functools.cached_property
+    def shown(self) -> list[str]:
+        """The methods of a crowded table or figure: the fastest numbers of the fastest drafters."""
+        speeds = {m: own.speedup.median if own.speedup else 0.0 for m, own in self.numbers.items()}
+        family_of = {m: name for name, own in self.families.items() for m in own}
+        fastest: dict[str, str] = {}
+        for method in sorted(self.others, key=speeds.__getitem__, reverse=True):
+            fastest.setdefault(family_of.get(method, method), method)
+        chosen = list(fastest.values())[:_MOST_SHOWN]
+        return [method for method in self.others if method in chosen]
 
 
-def name_base(methods: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns what a sentence calls the base."""
-    label = next(iter(methods))
-    return "plain decoding" if methods[label].get("drafter", "none") == "none" else code(label)
+def _of(cells: Sequence[Cell], category: str) -> list[Cell]:
+    """Returns the cells all of whose answers are of a category."""
+    return [cell for cell in cells if all(answer.category == category for answer in cell.answers)]
 
 
 def make_scenes(config: Mapping[str, Any], cells: Sequence[Cell]) -> list[Scene]:
-    """Returns the scenes in which the base was timed, in the config's order."""
-    methods, settings = config.get("methods", {}), config.get("settings", {})
-    grouped: dict[tuple[str, int], dict[str, list[Cell]]] = {}
-    for cell in cells:
-        if cell.method in methods and cell.setting in settings:
-            own = grouped.setdefault((cell.setting, cell.batch_size), {})
-            own.setdefault(cell.method, []).append(cell)
-    order = {label: index for index, label in enumerate(settings)}
-    scenes = [
-        Scene(
-            setting,
-            settings[setting],
-            batch_size,
-            methods,
-            {method: own[method] for method in methods if method in own},
-        )
-        for (setting, batch_size), own in grouped.items()
-    ]
-    scenes.sort(key=lambda scene: (order[scene.setting], scene.batch_size))
-    return [scene for scene in scenes if scene.base in scene.cells]
-
-
-def summarise(scene: Scene) -> Summary:
-    """Returns the numbers of all ways, over everything and for each category."""
-    overall = [
-        method_numbers(method, cells, scene.cells[scene.base])
-        for method, cells in scene.cells.items()
-    ]
-    by_category = {}
-    for category in categories_of(scene.cells[scene.base]) if scene.batch_size == 1 else []:
-        base = of_category(scene.cells[scene.base], category)
-        by_category[category] = [
-            method_numbers(method, of_category(cells, category), base, has_whole=False)
-            for method, cells in scene.cells.items()
-        ]
-    return Summary(scene, overall, by_category)
+    """Returns the scenes in which the baseline was timed, in the config's order."""
+    methods, scenes = config.get("methods", {}), []
+    for label, settings in config.get("settings", {}).items():
+        own = [cell for cell in cells if cell.setting == label]
+        for size in sorted({cell.batch_size for cell in own}):
+            by_method = {m: [one for one in own if (one.method, one.batch_size) == (m, size)]
+                         for m in methods}  # fmt: skip
+            known = {method: found for method, found in by_method.items() if found}
+            scenes.append(Scene(label, settings, size, methods, known))
+    return [scene for scene in scenes if methods and scene.baseline in scene.cells]
 
 
 def by_length(scenes: Sequence[Scene], default: int) -> list[dict[int, Scene]]:
-    """Returns the scenes of one answer at a time in groups that differ in the answers' length.
+    """Returns the scenes of the smallest batch size in groups that differ in the answers' length.
 
     Args:
       scenes: of an experiment.
@@ -125,3 +127,22 @@ def by_length(scenes: Sequence[Scene], default: int) -> list[dict[int, Scene]]:
             length = int(scene.settings.get("max_new_tokens", default))
             groups.setdefault(json.dumps(rest, sort_keys=True), {}).setdefault(length, scene)
     return [dict(sorted(group.items())) for group in groups.values()]
+
+
+def families(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """Returns the methods that differ in the number of drafts alone: numbers by name and label.
+
+    Plain decoding and numbers that adapt ("auto") belong to no family.
+    """
+    members: dict[str, dict[str, int]] = {}
+    for label, method in methods.items():
+        count = method.get("num_draft_tokens")
+        if method.get("drafter") != "none" and isinstance(count, int):
+            rest = {key: value for key, value in method.items() if key != "num_draft_tokens"}
+            members.setdefault(json.dumps(rest, sort_keys=True), {})[label] = count
+    named: dict[str, dict[str, int]] = {}
+    for own in members.values():
+        name = _NUMBER.sub("", next(iter(own)))
+        name = next(iter(own)) if name in named else name
+        named[name] = dict(sorted(own.items(), key=lambda item: item[1]))
+    return named

@@ -4,8 +4,8 @@ import gzip
 import json
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.generation.costs import RoundCosts
@@ -13,7 +13,7 @@ from jspec.generation.costs import RoundCosts
 Record = dict[str, Any]
 
 RESULTS = "results.jsonl"
-PACKED = "results.jsonl.gz"  # in the place of the other, where a folder was published
+PACKED = "results.jsonl.gz"  # what a published folder has instead
 
 
 class Workdir(NamedTuple):
@@ -21,13 +21,12 @@ class Workdir(NamedTuple):
 
     Attributes:
       config: of the experiment, plain values.
-      runs: one a process that worked on it: when, where, with which versions.
+      runs: one for each process that worked on it: when, where, with which versions.
       done: finished cells, each once, in the order in which they were finished.
       failed: cells that failed and were not done later, each once.
       traces: of single generations, as `scripts/trace.py` writes them.
       notes: what was left out while reading.
-      costs: of rounds, measured apart from the answers, by way and batch size; empty where there
-        are none.
+      costs: of rounds, measured separately from the answers, by method and batch size.
     """
 
     config: Record
@@ -41,8 +40,8 @@ class Workdir(NamedTuple):
     @property
     def num_cells(self) -> int | None:
         """How many cells the experiment has; None where its runs do not say."""
-        said = [run.get("num_cells") for run in self.runs]
-        return max((one for one in said if isinstance(one, int)), default=None)
+        counts = [run.get("num_cells") for run in self.runs]
+        return max((one for one in counts if isinstance(one, int)), default=None)
 
 
 def read_workdir(folder: pathlib.Path) -> Workdir:
@@ -57,34 +56,26 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
         raise InputError(f"expected the folder of an experiment, got {folder}: no such folder")
     config = _read_object(folder / "config.json", "config.json")
     notes: list[str] = []
-    runs = list(_read_lines(folder / "runs.jsonl", _is_object, notes))
-    is_packed = (folder / PACKED).exists() and not (folder / RESULTS).exists()
-    cells = list(_read_lines(folder / (PACKED if is_packed else RESULTS), _is_cell, notes))
-    done = _by_name(cell for cell in cells if cell["status"] == "done")
-    failed = _by_name(cell for cell in cells if cell["status"] != "done")
+    runs = _read_lines(folder / "runs.jsonl", lambda value: isinstance(value, dict), notes)
+    results = RESULTS if (folder / RESULTS).exists() else PACKED
+    cells = _read_lines(folder / results, _is_cell, notes)
+    done = {cell["cell"]: cell for cell in cells if cell["status"] == "done"}
+    failed = {cell["cell"]: cell for cell in cells if cell["cell"] not in done}
     traces = [_read_object(path, "a trace") for path in sorted(folder.glob("trace*.json"))]
-    left = [cell for name, cell in failed.items() if name not in done]
     costs = _read_costs(folder / "costs.json", notes)
-    return Workdir(config, runs, list(done.values()), left, traces, notes, costs)
+    return Workdir(config, runs, list(done.values()), list(failed.values()), traces, notes, costs)
 
 
 def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, RoundCosts]]:
-    """Returns the costs in a file, of which what is wrong is noted; none without the file."""
-    costs: dict[str, dict[int, RoundCosts]] = {}
-    if not path.exists():
-        return costs
+    """Returns the costs in a file; none without the file, or if it is broken, which is noted."""
     try:
-        for method, entries in _read_object(path, "costs").items():
-            own = {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
-            costs[method] = own
+        return {
+            method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
+            for method, entries in (_read_object(path, "costs") if path.exists() else {}).items()
+        }
     except (InputError, ValueError, AttributeError):
         notes.append(f"{path.name} is broken and was left out")
         return {}
-    return costs
-
-
-def _by_name(cells: Iterator[Record]) -> dict[str, Record]:
-    return {cell["cell"]: cell for cell in cells}
 
 
 def _read_object(path: pathlib.Path, what: str) -> Record:
@@ -105,20 +96,20 @@ def _read_object(path: pathlib.Path, what: str) -> Record:
 
 
 def _read_lines(
-    path: pathlib.Path, is_right: Callable[[Any], TypeGuard[Record]], notes: list[str]
-) -> Iterator[Record]:
-    """Yields the objects of a JSONL file, of which a wrong one is noted; none without the file."""
+    path: pathlib.Path, is_right: Callable[[Any], bool], notes: list[str]
+) -> list[Record]:
+    """Returns the objects of a JSONL file; none without the file. Wrong lines are noted."""
+    found = []
     for number, line in enumerate(read_file(path).split(b"\n"), 1):
-        if not line.strip():
-            continue
         try:
-            value = json.loads(line)
+            value = json.loads(line or b"null")
         except (ValueError, RecursionError):
             value = None
         if is_right(value):
-            yield value
-        else:
+            found.append(value)
+        elif line.strip():
             notes.append(f"line {number} of {path.name} is torn or broken and was left out")
+    return found
 
 
 def read_file(path: pathlib.Path) -> bytes:
@@ -136,14 +127,9 @@ def read_file(path: pathlib.Path) -> bytes:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def _is_object(value: Any) -> TypeGuard[Record]:
-    return isinstance(value, dict)
-
-
-def _is_cell(value: Any) -> TypeGuard[Record]:
+def _is_cell(value: Any) -> bool:
     if not isinstance(value, dict) or not isinstance(value.get("cell"), str):
         return False
-    if value.get("status") == "failed":
-        return True
     parts = value.get("key"), value.get("record")
-    return value.get("status") == "done" and all(isinstance(part, dict) for part in parts)
+    is_done = value.get("status") == "done" and all(isinstance(part, dict) for part in parts)
+    return is_done or value.get("status") == "failed"

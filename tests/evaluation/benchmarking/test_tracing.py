@@ -7,7 +7,7 @@ import pytest
 
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.benchmarking.tracing import record_trace
-from jspec.evaluation.reports.trace import answer_tokens, check_trace, round_tokens
+from jspec.evaluation.analysis.trace import answer_tokens, check_trace, round_tokens
 from jspec.generation.request import Request, Settings
 from jspec.speculation.acceptance import RuleOptions
 from tests.cases import slow_unless

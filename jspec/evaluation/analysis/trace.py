@@ -1,0 +1,201 @@
+"""One generation round by round, as Figure 1 of Leviathan et al. (arXiv 2211.17192) shows it.
+
+A trace is plain values:
+
+    {"target", "draft", "drafter", "num_draft_tokens", "acceptance", "settings",   what was run
+     "prompt": text, "first": text of the token that reading the prompt gave,
+     "rounds": [{"drafts": [texts], "num_accepted": n, "next": text or null,
+                 "begin": s, "draft_seconds": s, "target_seconds": s}],
+     "finish_reason", "plain_seconds": [of each step of plain decoding], "environment"}
+
+`next` is the target's own token: it replaces the first rejected draft, or follows the last one; it
+is null in a round that an accepted draft ends. Times are seconds since the first round began.
+"""
+
+import itertools
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from jspec.common.errors import InputError
+from jspec.common.figures import INK, Picture, add_legend, new_figure, to_picture
+
+Kind = Literal["accepted", "rejected", "dropped", "next"]
+MEANINGS: Mapping[Kind, str] = {
+    "accepted": "a draft that the target kept",
+    "rejected": "a draft that it rejected",
+    "dropped": "drafts after the rejected one, never looked at",
+    "next": "the target's own token",
+}
+_ANSI = {
+    "accepted": "\033[32m",
+    "rejected": "\033[31;9m",
+    "dropped": "\033[90;9m",
+    "next": "\033[1;34m",
+}
+_SIGNS = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}
+_RESET = "\033[0m"
+_MOST_ROUNDS = 16  # of a timeline
+_LANES = ("drafter", "target", "plain decoding")
+_FACES = ("#f2c891", "#c9d8ef", "#dcdcdc")
+_LABELS = ("proposal, a box a draft", "call of the target, with the tokens that it gave",
+           "step of plain decoding")  # fmt: skip
+_VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+
+
+class TracedToken(NamedTuple):
+    """A token of a round.
+
+    Attributes:
+      kind: what became of it.
+      text: of the token.
+    """
+
+    kind: Kind
+    text: str
+
+
+def check_trace(trace: Any) -> dict[str, Any]:
+    """Returns a trace.
+
+    Raises:
+      InputError: it is none.
+    """
+    try:
+        for a_round in trace["rounds"]:
+            texts = [*a_round["drafts"], a_round["next"] or ""]
+            seconds = [a_round[name] for name in ("begin", "draft_seconds", "target_seconds")]
+            is_right = 0 <= a_round["num_accepted"] <= len(a_round["drafts"])
+            if not is_right or not all(isinstance(text, str) for text in texts):
+                raise ValueError(a_round)
+            sum(map(float, seconds))
+        str.join("", [trace["prompt"], trace["first"]])
+        return trace
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"expected a trace, got something else ({error!r})") from None
+
+
+def round_tokens(a_round: Mapping[str, Any]) -> list[TracedToken]:
+    """Returns a round's tokens: kept drafts, rejected ones, the target's own."""
+    drafts, num_accepted = a_round["drafts"], a_round["num_accepted"]
+    tokens = [TracedToken("accepted", text) for text in drafts[:num_accepted]]
+    tokens += [TracedToken("rejected", text) for text in drafts[num_accepted : num_accepted + 1]]
+    tokens += [TracedToken("dropped", text) for text in drafts[num_accepted + 1 :]]
+    if a_round["next"] is not None:
+        tokens.append(TracedToken("next", a_round["next"]))
+    return tokens
+
+
+def answer_tokens(trace: Mapping[str, Any]) -> Iterator[TracedToken]:
+    """Yields the tokens of the answer."""
+    yield TracedToken("next", trace["first"])
+    for token in itertools.chain.from_iterable(map(round_tokens, trace["rounds"])):
+        if token.kind in ("accepted", "next"):
+            yield token
+
+
+def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
+    """Returns the trace for a terminal, a line a round.
+
+    Args:
+      trace: the trace.
+      has_colours: else +kept|kept+, -rejected-, ~dropped|dropped~ and [the target's own].
+    """
+
+    def show(tokens: Sequence[TracedToken]) -> str:
+        runs = itertools.groupby(tokens, key=operator.attrgetter("kind"))
+        return "".join(
+            _show_run(kind, [visible(t.text) for t in run], has_colours) for kind, run in runs
+        )
+
+    legend = ", ".join(show([TracedToken(kind, text)]) for kind, text in MEANINGS.items())
+    first = show([TracedToken("next", trace["first"])])
+    lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
+    lines.append(f"{'prompt':>7}  {first}")
+    lines += [
+        f"{number:>7}  {show(round_tokens(a_round))}"
+        for number, a_round in enumerate(trace["rounds"], 1)
+    ]
+    return "\n".join([*lines, summary(trace)])
+
+
+def _show_run(kind: Kind, texts: Sequence[str], has_colours: bool) -> str:
+    """Returns tokens of one kind that follow each other."""
+    if has_colours:
+        return "".join(f"{_ANSI[kind]}{text}{_RESET}" for text in texts)
+    left, right = _SIGNS[kind]
+    return f"{left}{'|'.join(texts)}{right}"
+
+
+def visible(text: str) -> str:
+    """Returns a text on one line in which every character is seen and none is a command."""
+    return "".join(
+        _VISIBLE.get(character) or (character if character.isprintable() else "\ufffd")
+        for character in text
+    )
+
+
+def describe(trace: Mapping[str, Any]) -> str:
+    """Returns what was run, in a line."""
+    draft = f" ({trace['draft']})" if trace.get("draft") else ""
+    return (
+        f"Target {trace.get('target')}, drafter {trace.get('drafter')}{draft}, at most "
+        f"{trace.get('num_draft_tokens')} drafts a round, rule {trace.get('acceptance')}, "
+        f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}."
+    )
+
+
+def summary(trace: Mapping[str, Any]) -> str:
+    """Returns the counts, in a line."""
+    rounds = trace["rounds"]
+    num_tokens = sum(1 for _ in answer_tokens(trace)) - 1
+    num_drafts = sum(len(a_round["drafts"]) for a_round in rounds)
+    num_kept = sum(a_round["num_accepted"] for a_round in rounds)
+    return (
+        f"{num_tokens} tokens from {len(rounds)} calls of the target; {num_kept} of {num_drafts} "
+        "drafts kept."
+    )
+
+
+def timeline(trace: Mapping[str, Any], name: str) -> Picture:
+    """Returns when drafter and target worked, as Figure 5 of arXiv 2211.17192 shows it.
+
+    Where plain decoding was timed too, its steps for as many tokens are the third lane.
+
+    Args:
+      trace: with at least one round.
+      name: of the picture's files.
+    """
+    rounds = trace["rounds"][:_MOST_ROUNDS]
+    gave = [one["num_accepted"] + (one["next"] is not None) for one in rounds]
+    boxes: list[tuple[int, float, float]] = []  # lane, begin and width in ms
+    for a_round in rounds:
+        begin, drafting = 1000 * a_round["begin"], 1000 * a_round["draft_seconds"]
+        width = drafting / max(len(a_round["drafts"]), 1)
+        boxes += [(0, begin + i * width, width) for i in range(max(len(a_round["drafts"]), 1))]
+        boxes.append((1, begin + drafting, 1000 * a_round["target_seconds"]))
+    plain = [1000 * seconds for seconds in (trace.get("plain_seconds") or ())[: sum(gave)]]
+    boxes += [(2, sum(plain[:index]), width) for index, width in enumerate(plain)]
+    lanes, own = (3 if plain else 2), trace.get("environment") or {}
+    temperature = f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}"
+    parts = (trace.get("target"), f"drafter {trace.get('drafter')}", temperature,
+             own.get("processor"), own.get("date"))  # fmt: skip
+    figure, (axes,) = new_figure(
+        title=f"Drafter and target in the first {len(rounds)} rounds",
+        subtitle=" · ".join(map(str, filter(None, parts))),
+        height=1.4 + 0.45 * lanes,
+    )
+    for lane, begin, width in boxes:
+        axes.barh(lane, width, left=begin, height=0.6, color=_FACES[lane], edgecolor=INK,
+                  linewidth=0.5, label=_LABELS[lane])  # fmt: skip
+    for (_, begin, width), count in zip((one for one in boxes if one[0] == 1), gave, strict=True):
+        axes.text(begin + width / 2, 1, str(count), ha="center", va="center")
+    axes.set_yticks(range(lanes), _LANES[:lanes])
+    axes.set_ylim(lanes - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("ms")
+    axes.grid(visible=False)
+    add_legend(figure)
+    described = f"{len(rounds)} calls of the target gave {', '.join(map(str, gave))} tokens"
+    caption = "Timed call by call, which takes a little longer than running whole rounds."
+    return to_picture(figure, name, caption=caption, description=described)

@@ -1,0 +1,135 @@
+"""The numbers of one method of generating, beside a baseline that was timed in turn with it."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from jspec.evaluation.analysis.rates import acceptance, observed_alpha
+from jspec.evaluation.analysis.ratios import Ratio, compare_amounts
+from jspec.evaluation.reports.measured import Cell, answers_by_prompt, rounds_by_prompt
+
+Clock = Callable[[Cell], tuple[float, float]]
+
+
+def decoding(cell: Cell) -> tuple[float, float]:
+    """Returns seconds of decoding and the tokens that they gave: without reading the prompt."""
+    seconds = sum(answer.decode_seconds for answer in cell.answers)
+    return seconds, sum(answer.num_round_tokens for answer in cell.answers)
+
+
+def whole(cell: Cell) -> tuple[float, float]:
+    """Returns the seconds of whole answers, reading the prompt included, and all their tokens."""
+    return cell.seconds, sum(len(answer.token_ids) for answer in cell.answers)
+
+
+def calls(cell: Cell) -> tuple[float, float]:
+    """Returns seconds of decoding and the target calls in them."""
+    return decoding(cell)[0], sum(len(answer.rounds) for answer in cell.answers)
+
+
+class Timed:
+    """What was measured of one method; intervals are computed when they are first asked for.
+
+    Attributes:
+      own: cells of the method at one setting and batch size.
+      base: those of the baseline, likewise.
+      rounds: of each prompt's answers, repeats left out.
+    """
+
+    def __init__(self, own: Sequence[Cell], base: Sequence[Cell]) -> None:
+        self.own, self.base = own, base
+        self.rounds = rounds_by_prompt(own)
+        self._is_single = all(cell.batch_size == 1 for cell in own)
+        self._clock = decoding if self._is_single else whole
+
+    @functools.cached_property
+    def compared(self) -> tuple[Ratio | None, int, int]:
+        """The speed-up, on how many prompts (or batches) it rests, and on how many repeats."""
+        return compare_amounts(amounts(self.own, self._clock), amounts(self.base, self._clock))
+
+    @property
+    def speedup(self) -> Ratio | None:
+        """Tokens a second to the baseline's: of decoding, in a batch of everything."""
+        return self.compared[0]
+
+    @functools.cached_property
+    def whole_speedup(self) -> Ratio | None:
+        """The same for whole answers, reading the prompt included."""
+        return compare(self.own, self.base, whole)
+
+    @functools.cached_property
+    def cost(self) -> Ratio | None:
+        """Time of a round of one answer, in rounds of the baseline; None in a batch."""
+        return compare(self.base, self.own, calls) if self._is_single else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The amount that `speedup` compares."""
+        return _total_rate(map(self._clock, self.own))
+
+    @property
+    def milliseconds(self) -> float | None:
+        """For which the reader of one answer waits for a token, on average."""
+        rate = _total_rate(map(decoding, self.own))
+        return 1000 / rate if rate else None
+
+    @functools.cached_property
+    def acceptance(self) -> Ratio | None:
+        """Share of the proposed drafts that are kept; None without drafts."""
+        return acceptance(self.rounds)
+
+    @functools.cached_property
+    def alpha(self) -> Ratio | None:
+        """Share of the examined drafts that are kept; see `observed_alpha`."""
+        return observed_alpha(self.rounds)
+
+    @property
+    def tokens_per_call(self) -> float | None:
+        """Tokens that a target call gives, its own included."""
+        answers = [answer for group in answers_by_prompt(self.own) for answer in group]
+        num_rounds = sum(map(len, self.rounds))
+        return sum(one.num_round_tokens for one in answers) / num_rounds if num_rounds else None
+
+    @property
+    def proposed_per_round(self) -> float | None:
+        """Drafts, the mean."""
+        counts = [a_round.num_proposed for own in self.rounds for a_round in own]
+        return float(np.mean(counts)) if counts else None
+
+    @property
+    def same_answers(self) -> tuple[int, int]:
+        """Answers that are token for token the baseline's, of how many; repeats count once."""
+        ours, theirs = (
+            {(cell.prompts, cell.seed): [one.token_ids for one in cell.answers] for cell in cells}
+            for cells in (self.own, self.base)
+        )
+        shared = ours.keys() & theirs.keys()
+        pairs = [pair for key in shared for pair in zip(ours[key], theirs[key], strict=False)]
+        return sum(one == other for one, other in pairs), len(pairs)
+
+
+def compare(own: Sequence[Cell], base: Sequence[Cell], clock: Clock) -> Ratio | None:
+    """Returns how many times faster `own` is than `base`; None where they share nothing timed."""
+    return compare_amounts(amounts(own, clock), amounts(base, clock))[0]
+
+
+def amounts(
+    cells: Sequence[Cell], clock: Clock
+) -> dict[tuple[int, tuple[int, ...]], tuple[float, float]]:
+    """Returns seconds and amount by repeat and prompts, summed over seeds.
+
+    A repeat that lacks some seed of the prompts is left out.
+    """
+    seeds: dict[tuple[int, tuple[int, ...]], dict[int, tuple[float, float]]] = {}
+    for cell in cells:
+        seeds.setdefault((cell.repeat, cell.prompts), {})[cell.seed] = clock(cell)
+    most = max(map(len, seeds.values()), default=0)
+    full = {place: zip(*own.values(), strict=True) for place, own in seeds.items()
+            if len(own) == most}  # fmt: skip
+    return {place: (sum(seconds), sum(amount)) for place, (seconds, amount) in full.items()}
+
+
+def _total_rate(pairs: Iterable[tuple[float, float]]) -> float | None:
+    seconds, amount = np.sum([(0.0, 0.0), *pairs], axis=0)
+    return float(amount / seconds) if seconds else None
