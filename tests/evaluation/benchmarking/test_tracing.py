@@ -6,8 +6,8 @@ import json
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.benchmarking.tracing import record_trace
 from jspec.evaluation.analysis.trace import answer_tokens, check_trace, round_tokens
+from jspec.evaluation.benchmarking.tracing import record_trace
 from jspec.generation.request import Request, Settings
 from jspec.speculation.acceptance import RuleOptions
 from tests.cases import slow_unless

@@ -6,20 +6,25 @@ import re
 import hypothesis
 import hypothesis.strategies as st
 
+from jspec.common.figures import Picture
+from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.document import (
     Bullets,
     Code,
-    Embedded,
+    Glossary,
     Heading,
     Paragraph,
-    Picture,
     Table,
-    Words,
+    Walk,
+    code,
+    fenced,
+    interval,
+    percent,
+    plain,
+    to_html,
+    to_markdown,
 )
-from jspec.evaluation.reports.html_page import to_html
-from jspec.evaluation.reports.inline import Span, spans
-from jspec.evaluation.reports.markdown import fenced, to_markdown
-from jspec.evaluation.reports.wording import code
+from tests.evaluation.reports.workdirs import trace
 
 VOID = {"meta", "br", "img"}
 NASTY = "<script>alert('x')</script> & \"quotes\" | `ticks` ** # _under_"
@@ -66,13 +71,12 @@ def all_blocks(text):
     return [
         Heading(text, 1),
         Heading(text),
-        Paragraph(f"**bold {code(text)}** {text}"),
+        Paragraph(f"{code(text)} {text}"),
         Bullets((text, code(text))),
-        Words(((text, text),)),
+        Glossary(((text, text),)),
         Code(text),
-        Table(text, (text, "n"), ((text, "1"), (code(text), "2")), note=text),
+        Table(text, [{f"a{text}": text, "n": "1"}, {f"a{text}": code(text), "n": "2"}], note=text),
         Picture("name", text, text, SVG, b"png"),
-        Embedded("<p>by hand</p>", "by hand"),
         Heading("Second"),
         Heading("Third"),
     ]
@@ -84,7 +88,7 @@ def all_blocks(text):
 def test_a_page_is_well_formed_whatever_the_texts_are(text):
     """Answers, labels and errors may hold anything."""
     checker = check_page(to_html(all_blocks(text)))
-    assert {"table", "figure", "svg", "dl", "nav"} <= set(checker.tags)
+    assert {"table", "figure", "svg", "dl", "nav", "details"} <= set(checker.tags)
 
 
 def test_nobodys_text_becomes_markup():
@@ -94,7 +98,7 @@ def test_nobodys_text_becomes_markup():
     assert "&lt;script&gt;" in page
     text = to_markdown(all_blocks(NASTY))
     outside = re.sub(r"(?s)^```\n.*?^```$|`[^`\n]*`", "", text, flags=re.MULTILINE)
-    assert not re.search(r"(?<!\\)<", outside)
+    assert not re.search(r"(?<!\\)<(?!/?(details|summary)>)", outside)
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 4
     for row in rows:
@@ -111,16 +115,17 @@ def test_a_code_span_holds_anything():
     """Guards against ticks and line breaks in a label."""
     assert code("a`b\nc") == "`a'b c`"
     assert code("") == "` `"
-    assert spans("x `a*b` **c `d`**") == [
-        Span("text", "x "), Span("code", "a*b"), Span("text", " "), Span("strong", "c `d`"),
-    ]  # fmt: skip
+    assert to_markdown([Paragraph("x `a*b` *c*")]) == "x `a*b` \\*c\\*\n"
+    assert "<p>x <code>a&lt;b</code> &lt;c</p>" in to_html([Paragraph("x `a<b` <c")])
 
 
 def test_numbers_stand_right_and_texts_left():
     """Guards against tables that cannot be compared by eye."""
-    table = Table("t", ("method", "speed"), (("a", "1.00"),))
+    rows = [{"method": "a", "speed": "1.00 [0.90, 1.10]"}, {"method": "b", "speed": "-"}]
+    table = Table("t", rows)
     assert "| --- | ---: |" in to_markdown([table])
-    assert '<td class="number">1.00</td>' in to_html([table])
+    assert '<td class="number">1.00 [0.90, 1.10]</td>' in to_html([table])
+    assert "<td>a</td>" in to_html([table])
 
 
 def test_pictures_are_linked_in_markdown_and_inlined_in_html():
@@ -130,3 +135,39 @@ def test_pictures_are_linked_in_markdown_and_inlined_in_html():
     page = to_html([picture])
     assert "<svg" in page
     assert "<?xml" not in page
+
+
+def test_a_glossary_is_folded():
+    """Guards against a page of explanations before the reader has asked for one."""
+    blocks = [Glossary((("alpha", "a share"),))]
+    assert to_markdown(blocks).startswith("<details><summary>Glossary</summary>\n\n- **alpha**")
+    assert "<details><summary>Glossary</summary><dl>" in to_html(blocks)
+
+
+def test_a_walk_is_escaped_and_well_formed():
+    """Guards against a model that says <script>, or that sends commands to a terminal."""
+    page = to_html([Walk(trace())])
+    checker = check_page(page)
+    assert "red" not in checker.tags
+    assert '<s class="rejected"> &lt;red&gt;</s><s class="dropped"> dog</s>' in page
+    assert '<b class="next"> black</b>' in page
+    assert "\033" not in page
+    assert page.count("<li>") == 3
+    text = to_markdown([Walk(trace())])
+    assert text.startswith("```\nTarget toy")
+    assert "+ big+- <red>-~ dog~[ black]" in text
+    assert "\033" not in text
+
+
+def test_intervals_are_shown_where_they_have_a_width():
+    """Guards against brackets that claim a spread of what was timed once."""
+    assert interval(Ratio(1.234, 1.1, 1.4)) == "1.23 [1.10, 1.40]"
+    assert interval(Ratio(1.234, 1.234, 1.234)) == "1.23"
+    assert interval(None) == "-"
+    assert percent(Ratio(0.5, 0.25, 0.755)) == "50 [25, 76]"
+
+
+def test_values_are_written_plainly():
+    """Runs of numbers by their ends, floats with three digits, nothing as a dash."""
+    values = ([0, 1, 2, 3], [0, 2, 3], 0.12345, None, "text", True, 7)
+    assert [*map(plain, values)] == ["0-3", "[0, 2, 3]", "0.123", "-", "text", "true", "7"]

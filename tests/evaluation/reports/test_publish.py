@@ -6,8 +6,8 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.portable import portable
-from jspec.evaluation.reports.publish import publish
+from jspec.evaluation.reports.origin import portable
+from jspec.evaluation.reports.report import publish
 from jspec.evaluation.reports.workdir import read_workdir
 from tests.evaluation.reports.workdirs import RUN, cells, config, failed_cell, trace, write
 

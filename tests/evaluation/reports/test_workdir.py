@@ -5,12 +5,7 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.measured import (
-    categories_of,
-    distinct_answers,
-    of_category,
-    parse_cells,
-)
+from jspec.evaluation.reports.measured import answers_by_prompt, parse_cells
 from jspec.evaluation.reports.workdir import read_workdir
 from tests.evaluation.reports.workdirs import cell, cells, failed_cell, trace, write
 
@@ -79,16 +74,12 @@ def test_cells_of_another_kind_are_refused():
         parse_cells([line])
 
 
-def test_repeats_do_not_count_twice_and_categories_are_kept_apart():
-    """A repeat says the same again; a mixed batch belongs to no category."""
-    parsed = parse_cells(cells())
-    plain = [one for one in parsed if one.method == "plain"]
-    assert sum(map(len, distinct_answers(plain))) == 6
-    assert categories_of(plain) == ["qa", "code"]
-    assert len(of_category(plain, "code")) == 9
-    mixed = parse_cells([cell("plain", [2, 3], batch_size=2)])
-    assert of_category(mixed, "code") == []
-    assert categories_of(of_category(plain, "code")) == []
+def test_repeats_do_not_count_twice():
+    """A repeat gives the same answers again; seeds of one prompt belong together."""
+    plain = [one for one in parse_cells(cells()) if one.method == "plain"]
+    assert sum(map(len, answers_by_prompt(plain))) == 6
+    seeds = parse_cells([cell("plain", [2], seed=seed) for seed in (0, 1)])
+    assert [len(group) for group in answers_by_prompt(seeds)] == [2]
 
 
 def test_costs_are_read_and_broken_ones_noted(tmp_path):

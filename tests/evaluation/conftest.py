@@ -1,4 +1,4 @@
-"""What tests of reports share."""
+"""What tests that draw figures share."""
 
 import io
 

@@ -5,18 +5,17 @@ import copy
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.timeline import timeline
-from jspec.evaluation.reports.trace import (
+from jspec.evaluation.analysis.trace import (
     TracedToken,
     answer_tokens,
     check_trace,
     round_tokens,
     summary,
-    to_html,
+    timeline,
     to_terminal,
     visible,
 )
-from tests.evaluation.reports.test_document import Checker
+from tests.evaluation.drawn import legend_of
 from tests.evaluation.reports.workdirs import trace
 
 
@@ -49,17 +48,6 @@ def test_the_terminal_shows_colours_of_ours_alone():
     plain = to_terminal(trace(), has_colours=False)
     assert "\033" not in plain
     assert "+ big+- <red>-~ dog~[ black]" in plain
-
-
-def test_the_html_is_escaped_and_well_formed():
-    """Guards against a model that says <script>."""
-    page = to_html(trace())
-    checker = Checker()
-    checker.feed(page)
-    assert checker.open == []
-    assert "red" not in checker.tags
-    assert "<s> &lt;red&gt;</s>" in page
-    assert "\033" not in page
 
 
 def test_invisible_characters_are_seen():
@@ -105,16 +93,26 @@ def test_the_timeline_draws_every_call(figures):
     assert [text.get_text() for text in axes.texts] == ["2", "1", "2"]
     lanes = [label.get_text() for label in axes.get_yticklabels()]
     assert lanes == ["drafter", "target", "plain decoding"]
-    assert "Hatched" in picture.caption
-    assert "5 tokens; each: 2, 1, 2" in picture.description
+    assert picture.description == "3 calls of the target gave 2, 1, 2 tokens"
+    assert legend_of(figures[0]) == ["proposal, a box a draft",
+                                     "call of the target, with the tokens that it gave",
+                                     "step of plain decoding"]  # fmt: skip
+    title = figures[0].get_suptitle()
+    assert (
+        title
+        == "Drafter and target in the first 3 rounds\ntoy · drafter prompt_lookup · temperature 0"
+    )
+    faces = {box.get_facecolor()[:3] for box in axes.patches}
+    assert len(faces) == 3
+    assert (1.0, 1.0, 1.0) not in faces  # white boxes would vanish
 
 
 def test_a_timeline_without_plain_steps(figures):
     """Guards against a lane that is empty, and a caption about it."""
-    picture = timeline(trace() | {"plain_seconds": []}, "timeline-1")
+    timeline(trace() | {"plain_seconds": []}, "timeline-1")
     lanes = [label.get_text() for label in figures[0].axes[0].get_yticklabels()]
     assert lanes == ["drafter", "target"]
-    assert "plain" not in picture.caption
+    assert not any("plain" in label for label in legend_of(figures[0]))
 
 
 def test_a_timeline_ends_somewhere(figures):
