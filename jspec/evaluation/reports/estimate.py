@@ -17,7 +17,8 @@ from jspec.evaluation.reports.workdir import Record, Workdir
 Lines = Iterable[Mapping[str, Any]]
 Groups = Mapping[str, Sequence[Mapping[str, Any]]]  # cells of one setting, by method
 _FEWEST_TOKENS = 20  # of a bin of entropy
-_MOST_DRAWN = 8  # drafters in a figure of lines, those with the highest alpha
+_MOST_DRAWN = 8
+_DRAWN = f"At most {_MOST_DRAWN} drafters, those with the highest alpha."
 _WORDS = (
     ("alpha", "probability that the target keeps a draft, E[Σ min(target, draft)], along the "
      "target's own answers: the mean over the tokens before which the drafter has a proposal."),
@@ -122,7 +123,7 @@ def _by_entropy(group: Groups, view: View) -> Block:
     label = "entropy of the target's distribution (nats; middle of the bin)"
     middles = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
     panel = Curves(middles, lines, label, "alpha", begins_at_zero=True)
-    caption = f"{BARS} Bins of fewer than {_FEWEST_TOKENS} tokens are left out."
+    caption = f"{BARS} {_DRAWN} Bins of fewer than {_FEWEST_TOKENS} tokens are left out."
     return view.draw("alpha-by-entropy", [panel], "Alpha by entropy", caption)
 
 
@@ -154,4 +155,4 @@ def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> lis
     ]
     caption = f"Drafts kept (share) / total variation from the target, by lenience ({label})"
     title = "Drafts kept and distance, by lenience"
-    return [Table(caption, rows), view.draw("lenience", panels, title, BARS)]
+    return [Table(caption, rows), view.draw("lenience", panels, title, f"{BARS} {_DRAWN}")]

@@ -4,7 +4,7 @@ from jspec.common.figures import Curves, Picture
 from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position, kept_in_rounds
 from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.origin import View
-from jspec.evaluation.reports.scene import Scene
+from jspec.evaluation.reports.scene import SHOWN, Scene
 
 BARS = "Bars: 95 % bootstrap interval over prompts."
 _FEWEST_ROUNDS = 10  # of a position
@@ -20,7 +20,8 @@ def scene_figures(scene: Scene, view: View) -> list[Picture]:
     lines = {m: [scene.by_category[name][m].speedup for name in names] for m in scene.shown}
     if names:
         panel = Curves(names, lines, "", "speed-up", reference=scene.baseline_name)
-        pictures.append(view.draw("by-category", [panel], "Speed-up by category", BARS))
+        caption = f"{BARS} {SHOWN}"
+        pictures.append(view.draw("by-category", [panel], "Speed-up by category", caption))
     return [*pictures, *_drafts_kept(scene, view)]
 
 

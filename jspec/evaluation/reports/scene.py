@@ -12,6 +12,7 @@ from jspec.evaluation.reports.timed import Timed
 
 _NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
 _MOST_SHOWN = 6
+SHOWN = f"At most {_MOST_SHOWN} methods: of the fastest drafters the fastest number."
 
 
 @dataclasses.dataclass(frozen=True)

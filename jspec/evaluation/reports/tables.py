@@ -17,7 +17,7 @@ from jspec.evaluation.reports.document import (
     plain,
 )
 from jspec.evaluation.reports.measured import Cell
-from jspec.evaluation.reports.scene import Scene
+from jspec.evaluation.reports.scene import SHOWN, Scene
 
 _CATEGORIES = {category for members in TASKS.values() for category in members}
 
@@ -88,8 +88,9 @@ def category_tables(scene: Scene) -> list[Table]:
             }
         )
     captions = "Speed-up by category", "Tokens per target call by category (drafts kept, %)"
+    note = "" if scene.shown == scene.others else SHOWN
     tables = zip(captions, (faster, per_call), strict=True)
-    return [Table(f"{caption} ({scene.name})", rows) for caption, rows in tables if rows]
+    return [Table(f"{caption} ({scene.name})", rows, note) for caption, rows in tables if rows]
 
 
 def spec_bench_table(scene: Scene, prompts_file: str) -> list[Table]:
