@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Value = float | tuple[float, float, float] | None  # alone, or with the ends of its interval
+Known = float | tuple[float, float, float]  # alone, or with the ends of its interval
+Value = Known | None
 
 INK = "#1c1c1c"
 MARKERS = "os^DvPX*<>p"
@@ -192,10 +193,8 @@ def _draw_ticks(axes: "Axes", one: Curves, x: Sequence[float], names: Sequence[s
         axes.locator_params(axis="x", integer=True, min_n_ticks=1)
 
 
-def _split(
-    values: Sequence[float | tuple[float, float, float]],
-) -> tuple[list[float], list[list[float]] | None]:
-    """Returns the values, and their error bars' lengths; None where no value has one."""
+def _split(values: Sequence[Known]) -> tuple[list[float], list[list[float]] | None]:
+    """Returns the values and their error bars' lengths, None where no value has one."""
     triples = [one if isinstance(one, tuple) else (one, one, one) for one in values]
     # A median over repeats may lie outside its interval: no length is below 0.
     below = [max(middle - low, 0.0) for middle, low, _ in triples]

@@ -23,7 +23,7 @@ def test_a_folder_becomes_a_report(tmp_path, env):
         assert (status, errors) == (0, "")
         written = output.splitlines()
         assert written[:2] == [str(folder / "report.md"), str(folder / "report.html")]
-        assert str(folder / "figures" / "drafts-kept.png") in written
+        assert str(folder / "figures" / "by-number.png") in written
     assert "torn or broken" in (folder / "report.md").read_text()
 
 

@@ -47,7 +47,8 @@ def draw_record(name: str, record: Any) -> Picture | None:
     flags = record["flags"]
     parts = (flags.get("target"), flags.get("dtype"), record.get("processor"), record.get("date"))
     subtitle = " · ".join(str(part) for part in parts if part)
-    return draw(name, curves, caption=_CAPTIONS[kind], title=_TITLES[kind], subtitle=subtitle)
+    title, caption = _TITLES[kind], _CAPTIONS[kind]
+    return draw(name, curves, caption=caption, title=title, subtitle=subtitle, share_y=True)
 
 
 def _kind_of(record: Any) -> str | None:

@@ -82,9 +82,9 @@ def test_the_committed_smoke_report_is_made_again_from_its_record(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "folder", sorted(SMOKE.parent.glob("*/config.json")), ids=lambda path: path.parent.name
+    "name", sorted(path.parent.name for path in SMOKE.parent.glob("*/config.json"))
 )
-def test_published_folders_are_small_and_whole(folder):
+def test_published_folders_are_small_and_whole(name):
     """Every picture that a report links to is there, none is big, and nothing gives advice."""
     folder = SMOKE.parent / name
     text = (folder / "report.md").read_text(encoding="utf-8")
