@@ -7,6 +7,7 @@ from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import SHOWN, Scene
 
 BARS = "Bars: 95 % bootstrap interval over prompts."
+TIMED_BARS = "Bars: 95 % bootstrap interval over prompts and repeats."
 _FEWEST_ROUNDS = 10  # of a position
 _FEWEST = 5  # of a category
 
@@ -20,7 +21,7 @@ def scene_figures(scene: Scene, view: View) -> list[Picture]:
     lines = {m: [scene.by_category[name][m].speedup for name in names] for m in scene.shown}
     if names:
         panel = Curves(names, lines, "", "speed-up", reference=scene.baseline_name)
-        caption = f"{BARS} {SHOWN}"
+        caption = f"{TIMED_BARS} {SHOWN}"
         pictures.append(view.draw("by-category", [panel], "Speed-up by category", caption))
     return [*pictures, *_drafts_kept(scene, view)]
 
@@ -35,7 +36,9 @@ def _by_number(scene: Scene, view: View) -> Picture:
             lines[family] = [known.get(number) for number in x]
         panels.append(Curves(x, lines, "drafts a round, at most", label,
                              reference=scene.baseline_name))  # fmt: skip
-    return view.draw("by-number", panels, "Speed-up and cost of a round in these answers", BARS)
+    return view.draw(
+        "by-number", panels, "Speed-up and cost of a round in these answers", TIMED_BARS
+    )
 
 
 def _drafts_kept(scene: Scene, view: View) -> list[Picture]:

@@ -14,7 +14,7 @@ from jspec.evaluation.reports.document import (
     code,
     interval,
 )
-from jspec.evaluation.reports.figures import BARS, scene_figures
+from jspec.evaluation.reports.figures import TIMED_BARS, scene_figures
 from jspec.evaluation.reports.measured import answers_by_prompt, parse_cells
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import Scene, by_length, make_scenes
@@ -102,4 +102,4 @@ def _growth(scenes: Mapping[int, Scene], shown: Scene, view: View, what: str) ->
     ]
     panel = Curves(list(scenes), found, what, "speed-up", reference=shown.baseline_name, log_x=True)
     title, name = f"Speed-up of whole answers, by {what}", f"by-{what.replace(' ', '-')}"
-    return [Heading(f"By {what}"), Table(title, rows), view.draw(name, [panel], title, BARS)]
+    return [Heading(f"By {what}"), Table(title, rows), view.draw(name, [panel], title, TIMED_BARS)]

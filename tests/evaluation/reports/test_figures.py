@@ -6,7 +6,7 @@ import pytest
 
 from jspec.evaluation.reports.costs import cost_blocks
 from jspec.evaluation.reports.curve_tables import curves_of
-from jspec.evaluation.reports.figures import BARS, scene_figures
+from jspec.evaluation.reports.figures import scene_figures
 from jspec.evaluation.reports.measured import parse_cells
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import make_scenes
@@ -78,7 +78,7 @@ def test_speed_and_cost_by_number(figures):
     assert (speed.get_ylabel(), cost.get_ylabel()) == (
         "speed-up", "cost of a round (plain steps)",
     )  # fmt: skip
-    assert picture.caption == BARS == "Bars: 95 % bootstrap interval over prompts."
+    assert picture.caption == "Bars: 95 % bootstrap interval over prompts and repeats."
 
 
 def test_another_baseline_is_named(figures):
@@ -113,6 +113,7 @@ def test_drafts_kept_by_position_and_by_round(figures):
     assert [y for _, y in lines_of(examined)[0]] == pytest.approx([3 / 13, 2 / 3, 1])
     assert [y for _, y in lines_of(rounds)[0]] == pytest.approx([10 / 13, 1 / 13, 0, 2 / 13])
     assert len({axes.get_ylim() for axes in (of_all, examined, rounds)}) == 1
+    assert picture.caption.startswith("Bars: 95 % bootstrap interval over prompts. Positions")
     assert "fewer than 10 rounds" in picture.caption
     assert legend_of(figures[-1]) == ["lookup", "random"]
 
