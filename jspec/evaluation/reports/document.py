@@ -114,10 +114,9 @@ def plain(value: Any) -> str:
         return NOTHING
     if isinstance(value, float):
         return f"{value:.3g}"
-    if isinstance(value, list) and len(value) > 2 and all(isinstance(one, int) for one in value):
-        first, last = value[0], value[-1]
-        if value == list(range(first, last + 1)):
-            return f"{first}-{last}"
+    is_run = isinstance(value, list) and len(value) > 2 and isinstance(value[0], int)
+    if is_run and value == list(range(value[0], value[0] + len(value))):
+        return f"{value[0]}-{value[-1]}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -56,9 +56,8 @@ def make_report(workdir: Workdir) -> list[Block]:
     for index, trace in enumerate(map(check_trace, workdir.traces), 1):
         blocks += [Heading("One generation, round by round"), Walk(trace)]
         blocks += [timeline(trace, f"timeline-{index}")] if trace["rounds"] else []
-    glossary = [block for block in blocks if isinstance(block, Glossary)]
-    rest = [block for block in blocks if not isinstance(block, Glossary)]
-    return [*rest, *origin_blocks(workdir), *glossary]
+    blocks += origin_blocks(workdir)
+    return sorted(blocks, key=lambda block: isinstance(block, Glossary))  # which comes last
 
 
 def write_report(

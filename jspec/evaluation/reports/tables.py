@@ -19,6 +19,7 @@ from jspec.evaluation.reports.document import (
 from jspec.evaluation.reports.measured import Cell
 from jspec.evaluation.reports.scene import SHOWN, Scene
 
+_UNSAID = (None, "none", 1.0)  # of options: what they are without saying so
 _CATEGORIES = {category for members in TASKS.values() for category in members}
 
 
@@ -43,9 +44,6 @@ def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
             }
         )
     return Table("Methods of generating", rows)
-
-
-_UNSAID = (None, "none", 1.0)
 
 
 def overall_table(scene: Scene) -> Table:
