@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from jspec.common.errors import InputError
     from jspec.generation.generator import Generator
-    from jspec.generation.request import Piece, Request, Result, Settings
+    from jspec.generation.request import Request, Settings
+    from jspec.generation.result import Piece, Result
     from jspec.generation.stats import Stats
 
 _HOMES = {
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
-    "Piece": "jspec.generation.request",
+    "Piece": "jspec.generation.result",
     "Request": "jspec.generation.request",
-    "Result": "jspec.generation.request",
+    "Result": "jspec.generation.result",
     "Settings": "jspec.generation.request",
     "Stats": "jspec.generation.stats",
 }

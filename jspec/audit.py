@@ -22,7 +22,7 @@ from jspec.evaluation.auditing import Check, Subject
 from jspec.generation import drafter_flags, generator, provenance, settings_flags
 from jspec.generation.drafter_flags import read_drafter
 from jspec.generation.request import Settings
-from jspec.generation.row_checks import check_temperature
+from jspec.generation.rows import check_temperature
 from jspec.generation.settings_flags import read_rule, read_settings
 from jspec.generation.validate_options import check_read
 from jspec.speculation.acceptance import get_rule

@@ -20,7 +20,8 @@ from jspec.generation.drafter_flags import read_drafter
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, read_prompts
-from jspec.generation.request import MAX_SEED, Piece, Request, Result, Settings
+from jspec.generation.request import MAX_SEED, Request, Settings
+from jspec.generation.result import Piece, Result
 from jspec.generation.settings_flags import read_rule, read_settings
 from jspec.generation.validate_options import check_read
 

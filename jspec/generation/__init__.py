@@ -1,1 +1,1 @@
-"""Requests in, text out: the Python API and what it is made of."""
+"""Requests in, text out: the Python API, the compiled programs and what their rounds cost."""

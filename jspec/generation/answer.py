@@ -1,11 +1,12 @@
-"""The host's side of one row: its tokens, its text, where it ends, its counts."""
+"""The host's record of one answer: its tokens, its text, where it ends, its counts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jspec.common.compile_clock import Instant
 from jspec.common.errors import InputError
-from jspec.generation.request import Piece, Request, Result
+from jspec.generation.request import Request
+from jspec.generation.result import Piece, Result
 from jspec.generation.stats import RoundCounts, Stats
 from jspec.generation.stream_text import AnswerText
 from jspec.sampling.distribution import NO_TOKEN
@@ -13,14 +14,14 @@ from jspec.weights import TokenizerLike
 
 
 class Round(NamedTuple):
-    """What one round did for one row.
+    """What one round did in one row.
 
     Attributes:
-      token_ids: emitted.
-      logprobs: raw and processed, of each of them; None if they are not wanted.
-      num_proposed: drafts put forward.
-      num_accepted: drafts kept.
-      drafter: who proposed.
+      token_ids: the tokens that it emitted.
+      logprobs: the (raw, processed) log-probabilities of each; None if they are not wanted.
+      num_proposed: number of drafts proposed.
+      num_accepted: number of drafts accepted.
+      drafter: name of the drafter that proposed; "" if none did.
     """
 
     token_ids: list[int]
@@ -31,11 +32,11 @@ class Round(NamedTuple):
 
 
 class Answer:
-    """An answer in the making. It sees the row's tokens one by one and ends where they end.
+    """An answer in progress: it takes the row's tokens one by one and finds where they end.
 
     Attributes:
-      index: of the request.
-      finish_reason: None while it goes on.
+      index: number of the request.
+      finish_reason: why the answer ended, as in `Result`; None while it goes on.
     """
 
     def __init__(
@@ -66,17 +67,28 @@ class Answer:
         self.start()
 
     def start(self) -> None:
-        """Starts the clocks: the prefill begins."""
+        """Starts the clocks, just before the prefill."""
         self._started = self._prefilled = Instant()
 
     def add_first(self, first: Round) -> None:
-        """Takes the token that the prefill drew."""
+        """Adds the token that the prefill drew."""
         self._prefilled = Instant()
         self._push_all(first)
 
-    def add_round(self, a_round: Round) -> None:
-        """Takes one round's tokens. Tokens and drafts past the end are not there."""
-        if self.finish_reason is not None:  # the device runs on to the end of its visit
+    def add_visit(self, seconds: float, rounds: Iterable[Round]) -> None:
+        """Adds the rounds of one visit of the device.
+
+        Args:
+          seconds: time that the device took for them.
+          rounds: what they did in this answer's row.
+        """
+        self._device_seconds += seconds
+        for a_round in rounds:
+            self._add_round(a_round)
+
+    def _add_round(self, a_round: Round) -> None:
+        """Adds one round's tokens. Tokens and drafts past the answer's end are not counted."""
+        if self.finish_reason is not None:  # a visit goes on after a stop string
             return
         num_emitted = self._push_all(a_round)
         num_proposed, num_accepted = a_round.num_proposed, a_round.num_accepted
@@ -86,12 +98,8 @@ class Answer:
         self._rounds.append(RoundCounts(num_proposed, num_accepted, a_round.drafter))
         self._num_drafted += num_accepted
 
-    def add_device_seconds(self, seconds: float) -> None:
-        """Counts time in which the device ran rounds for it."""
-        self._device_seconds += seconds
-
     def _push_all(self, a_round: Round) -> int:
-        """Takes tokens up to the answer's end; returns how many."""
+        """Adds tokens up to the answer's end; returns how many they were."""
         num_emitted = 0
         for token_id in a_round.token_ids:
             if self.finish_reason is None:
@@ -117,7 +125,7 @@ class Answer:
             self.finish_reason = "length"
 
     def take_piece(self) -> Piece:
-        """Returns what came since the last piece, and the result once finished."""
+        """Returns what came since the last piece, with the result once the answer has ended."""
         is_finished = self.finish_reason is not None
         if is_finished:
             self._text.finish()

@@ -1,4 +1,4 @@
-"""A number of draft tokens that adapts: which numbers there are, and what rounds of them cost."""
+"""A number of draft tokens that adapts: the numbers to choose from, and what their rounds cost."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ from jspec.common.user_cache import cache_dir
 from jspec.generation.calibration import measure_costs
 from jspec.generation.capacity import capacity_for
 from jspec.generation.costs import RoundCosts, recall_or_measure
-from jspec.generation.engine import CostsAt, Engine
+from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
+from jspec.generation.rows import CostsAt
 from jspec.models import make_apply
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
@@ -20,19 +21,24 @@ from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
 AUTO = "auto"
-_METHOD = 2  # of measuring: costs that an older one has left behind are measured anew
-_NUMBERS = (0, 1, 3, 7)  # each costs a compiled verify call
+_METHOD = 2  # version of the measurement: what another version measured is measured again
+_NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
+_MACHINE = ("backend", "device", "processor", "native", "versions")
 
 
 def numbers_of(drafter: Drafter) -> tuple[int, ...]:
-    """Returns the numbers of drafts to choose from, rising from 0."""
+    """Returns the numbers of drafts to choose from, in increasing order from 0."""
     width = drafter.num_draft_tokens
     return (*(number for number in _NUMBERS if number < width), width)
 
 
 class AutoCosts:
-    """The costs of a Generator's rounds: given, or recalled, or measured when first asked for."""
+    """The costs of a Generator's rounds: given, recalled from a file, or measured on first use.
+
+    Attributes:
+      engine: the compiled programs, whose rows choose the number of drafts.
+    """
 
     def __init__(
         self,
@@ -51,19 +57,19 @@ class AutoCosts:
 
         Args:
           engine: the compiled programs, whose rows choose among `numbers`.
-          params: both sides' parameters.
-          drafter: what proposes.
-          numbers: of drafts, rising from 0.
-          target: the target.
-          batch_size: rows that run together.
-          max_seq_len: tokens that prompt and answer may come to.
-          key: names and options of models and drafter, plain values.
-          costs: recorded ones; None to recall or measure them.
+          params: parameters of target and drafter.
+          drafter: the drafter.
+          numbers: numbers of drafts, in increasing order from 0.
+          target: the target model.
+          batch_size: number of rows that run together.
+          max_seq_len: maximum number of tokens of prompt and answer together.
+          key: names and options of models and drafter, on which the costs depend.
+          costs: recorded costs; None to recall or measure them.
 
         Raises:
-          InputError: costs of something else.
+          InputError: if the costs are those of other numbers or drafters.
         """
-        self._engine, self._params, self._drafter = engine, params, drafter
+        self.engine, self._params, self._drafter = engine, params, drafter
         self._numbers = tuple(numbers)
         self._target, self._batch_size, self._key = target, batch_size, key
         self._max_context = self._context(max_seq_len)
@@ -73,22 +79,32 @@ class AutoCosts:
 
     @property
     def costs(self) -> RoundCosts:
-        """The costs; measured now if need be."""
+        """The costs; they are measured now if they are not known."""
         if self._known is None:
-            key = dict(self._key) | self._place()
-            self._known = recall_or_measure(
-                cache_dir() / "costs.json", key, self.measure, self._check
-            )
+            path, key = cache_dir() / "costs.json", dict(self._key) | self._machine()
+            self._known = recall_or_measure(path, key, self.measure, self._check)
         return self._known
 
     def at(self, max_length: int) -> CostsAt:
-        """Returns the costs for a row that may come to so many tokens, whatever batch it is in."""
+        """Returns the costs for a row of at most `max_length` tokens, in whatever batch it is."""
         context = self._context(max_length)
         return CostsAt(self.costs.at(context), self.costs.reading_at(context))
 
     def to_json(self) -> dict[str, Any] | None:
         """Returns the costs as plain values; None while they are not known."""
         return None if self._known is None else self._known.to_json()
+
+    def measure(self) -> RoundCosts:
+        """Measures the costs now, even if they are known."""
+        return measure_costs(
+            self.engine,
+            self._params,
+            target=mask_padding(make_apply(self._target.config), self._target),
+            drafter=self._drafter,
+            numbers=self._numbers,
+            batch_size=self._batch_size,
+            max_context=self._max_context,
+        )
 
     def _context(self, max_length: int) -> int:
         return capacity_for(max_length, self._drafter.num_draft_tokens + 1)
@@ -108,31 +124,15 @@ class AutoCosts:
                 "a cache of its own; got none"
             )
 
-    def _place(self) -> dict[str, Any]:
-        """Returns what else the costs depend on."""
+    def _machine(self) -> dict[str, Any]:
+        """Returns everything else on which the costs depend: machine, software and sizes."""
         here = environment()
         return {
-            "backend": here["backend"],
-            "device": here["device"],
-            "processor": here["processor"],
+            **{name: here[name] for name in _MACHINE},
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-            "native": here["native"],
-            "versions": here["versions"],
             "method": _METHOD,
             "bytes": [sum(leaf.nbytes for leaf in jax.tree.leaves(p)) for p in self._params],
             "batch_size": self._batch_size,
             "max_context": self._max_context,
             "numbers": list(self._numbers),
         }
-
-    def measure(self) -> RoundCosts:
-        """Measures them now, whatever is known."""
-        return measure_costs(
-            self._engine,
-            self._params,
-            target=mask_padding(make_apply(self._target.config), self._target),
-            drafter=self._drafter,
-            numbers=self._numbers,
-            batch_size=self._batch_size,
-            max_context=self._max_context,
-        )

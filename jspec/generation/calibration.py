@@ -20,8 +20,9 @@ import numpy as np
 
 from jspec.common.typing import ApplyFn
 from jspec.generation.costs import RoundCosts
-from jspec.generation.engine import Engine, Row
+from jspec.generation.engine import Engine
 from jspec.generation.request import Settings
+from jspec.generation.rows import Row
 from jspec.sampling.distribution import Switches
 from jspec.sampling.noise import INDEPENDENT
 from jspec.speculation.control import drafters_of

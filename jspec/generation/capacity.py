@@ -1,4 +1,4 @@
-"""How many slots a cache has: few sizes, so that few programs are compiled."""
+"""How many slots a cache has: one of a few sizes, so that few programs are compiled."""
 
 _SMALLEST_CAPACITY = 512
 _SMALLEST_IN_BETWEEN = 3072
@@ -8,10 +8,10 @@ def capacity_for(max_length: int, head_room: int) -> int:
     """Returns the smallest of a few capacities that is enough: 512, 1024, 2048, 3072, 4096, ...
 
     Args:
-      max_length: tokens a row may come to.
-      head_room: tokens of one block, which may stand behind the last token.
+      max_length: maximum number of tokens of a row.
+      head_room: tokens of one block of drafts, which may be written after the last token.
     """
     num_slots = max_length + head_room
     double = max(_SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
-    between = double // 4 * 3  # where a cache is large, doubling it costs much
+    between = double // 4 * 3  # doubling a large cache is expensive
     return between if between >= max(num_slots, _SMALLEST_IN_BETWEEN) else double

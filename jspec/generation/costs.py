@@ -1,4 +1,4 @@
-"""What rounds cost on the machine at hand: measured once, kept in a file, an argument of a run."""
+"""What rounds cost on this machine: measured once, kept in a file, and an argument of a run."""
 
 import contextlib
 import dataclasses
@@ -17,15 +17,15 @@ from jspec.common.errors import InputError
 
 @dataclasses.dataclass(frozen=True)
 class RoundCosts:
-    """Seconds of a round, by context, drafter and number of drafts; and what catching up takes.
+    """Seconds that rounds take, by context, drafter and number of drafts.
 
     Attributes:
-      contexts: slots of the cache for which they were measured, rising.
-      numbers: of drafts.
-      drafters: who drafts.
-      seconds: of a round, drafts and verify call, [contexts][drafters][numbers].
-      reading: for each token that a drafter has missed and reads before it drafts, [contexts]
-        [drafters]; the prompt's are among them. Empty where no drafter reads anything.
+      contexts: numbers of cache slots for which they were measured, in increasing order.
+      numbers: numbers of drafts.
+      drafters: names of the drafters.
+      seconds: seconds of a round, drafts and verify call, [contexts][drafters][numbers].
+      reading: seconds per token that a drafter has not read yet and reads before it drafts, such as
+        those of the prompt, [contexts][drafters]; empty if no drafter reads anything.
     """
 
     contexts: tuple[int, ...]
@@ -47,14 +47,14 @@ class RoundCosts:
             raise InputError("expected seconds of reading that are finite and not below 0")
 
     def at(self, context: int) -> np.ndarray:
-        """Returns the costs for that many slots, [drafters numbers].
+        """Returns the seconds of a round with this many slots, [drafters numbers].
 
-        Linear between contexts and above them; below the first one as there.
+        Linear between the measured contexts and beyond the last; constant below the first.
         """
         return self._at(context, np.asarray(self.seconds, np.float64))
 
     def reading_at(self, context: int) -> np.ndarray:
-        """Returns the seconds for each missed token with that many slots, [drafters]."""
+        """Returns the seconds per unread token with this many slots, [drafters]."""
         if not self.reading:
             return np.zeros([len(self.drafters)], np.float32)
         return self._at(context, np.asarray(self.reading, np.float64))
@@ -69,15 +69,15 @@ class RoundCosts:
         return np.maximum(at, seconds[last - 1].min()).astype(np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as plain values."""
+        """Returns the costs as plain values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, record: Any) -> Self:
-        """Returns the costs in plain values.
+        """Returns the costs in a record of `to_json`.
 
         Raises:
-          InputError: they are none.
+          InputError: if the record is anything else.
         """
         try:
             return cls(
@@ -111,16 +111,16 @@ def recall_or_measure(
     measure: Callable[[], RoundCosts],
     check: Callable[[RoundCosts], None] = lambda costs: None,
 ) -> RoundCosts:
-    """Returns the costs that a file holds under a key, or measures them and adds them to it.
+    """Returns the costs that a file holds under a key; measures and adds them if they are missing.
 
-    A corrupt file is begun anew, with a word on standard error; one that cannot be written costs a
-    measurement at every start.
+    A corrupt file is replaced, with a note on standard error. Where the file cannot be written,
+    every start measures again.
 
     Args:
-      path: of the file.
-      key: all that the costs depend on, plain values.
-      measure: measures them.
-      check: raises `InputError` for costs of something else, which are measured anew.
+      path: path of the file.
+      key: everything that the costs depend on, as plain values.
+      measure: measures the costs.
+      check: raises `InputError` for costs of something else; these are measured again.
     """
     name = json.dumps(key, sort_keys=True)
     entries, problem = _read(path)
@@ -144,10 +144,10 @@ def recall_or_measure(
 
 
 def read_costs(path: str) -> RoundCosts:
-    """Returns the costs in a JSON file of `RoundCosts.to_json`.
+    """Returns the costs in a JSON file written from `RoundCosts.to_json`.
 
     Raises:
-      InputError: there are none.
+      InputError: if the file cannot be read or holds anything else.
     """
     try:
         record = json.loads(pathlib.Path(path).read_bytes())
@@ -163,7 +163,7 @@ def read_costs(path: str) -> RoundCosts:
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
-    """Returns the entries of a file, none where it is not there, and what is wrong with it."""
+    """Returns the entries of a file, none if it does not exist, and what is wrong with it."""
     try:
         if not path.exists():
             return {}, None
@@ -174,7 +174,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _write(path: pathlib.Path, entries: Mapping[str, Any]) -> None:
-    """Replaces the file in one step, so that it is never half-written."""
+    """Replaces the file in one step, so that nobody reads half of it."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

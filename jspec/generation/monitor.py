@@ -1,4 +1,4 @@
-"""Running acceptance by category of request, and what it recommends."""
+"""Acceptance rates by category of request, and the number of drafts that they recommend."""
 
 import collections
 import dataclasses
@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from typing import Any
 
 from jspec.generation.costs import RoundCosts
-from jspec.generation.request import Result
+from jspec.generation.result import Result
 from jspec.generation.stats import RoundCounts, acceptance_rate, conditional_acceptance
 
-_LEAST_ROUNDS = 20
-_CONTEXT = 512
-_WORTH = 1.02  # a speed-up below this is not worth a second program
+_MIN_ROUNDS = 20  # fewer rounds of a category recommend nothing
+_CONTEXT = 512  # slots, for which costs are looked up
+_MIN_SPEEDUP = 1.02  # less is not worth a second program
 
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation:
-    """What drafting does for one category.
+    """What drafting does for one category of requests.
 
     Attributes:
-      category: of the requests.
-      num_rounds: looked at.
-      acceptance_rate: drafts kept of those proposed; None where none were.
-      num_draft_tokens: the best number of the proposals seen; 0 is off; None while too little has
-        been seen, or where it is not known what rounds cost.
-      speedup: expected with it over plain decoding; None likewise.
+      category: name of the category.
+      num_rounds: number of rounds seen.
+      acceptance_rate: accepted drafts divided by proposed drafts; None if none were proposed.
+      num_draft_tokens: the best number of drafts a round; 0 means plain decoding. None while too
+        few rounds were seen, or if the costs of rounds are not known.
+      speedup: expected speed-up over plain decoding with that number; None in the same cases.
     """
 
     category: str
@@ -47,11 +47,11 @@ class Recommendation:
 class AcceptanceMonitor:
     """Collects answers; `add` is a callback for a Generator's `on_result`.
 
-    The expected speed-up of n drafts is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with the
-    measured acceptance of each place and measured costs: a round in which nobody has anything to
-    propose counts as it was, and a draft model's reading of the prompts counts too. It speaks of
-    the rounds that it saw: "auto" chooses those whose drafts are likely to be kept; a fixed number
-    shows all.
+    The expected speed-up of n drafts follows Theorem 3.8 of Leviathan et al. (arXiv 2211.17192),
+    with the measured acceptance rate of each position and measured costs. Rounds without a proposal
+    count as plain steps, and a draft model's reading of the prompts is included. The estimate is
+    about the rounds that were seen: "auto" drafts where acceptance is likely, whereas a fixed
+    number of drafts shows all rounds.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class AcceptanceMonitor:
         self._num_prompt_tokens: collections.Counter[str] = collections.Counter()
 
     def add(self, result: Result) -> None:
-        """Counts one answer's rounds."""
+        """Adds the rounds of one answer."""
         category = result.category or "all"
         self._rounds.setdefault(category, []).extend(result.stats.rounds)
         self._num_prompt_tokens[category] += len(result.prompt_token_ids)
@@ -68,7 +68,7 @@ class AcceptanceMonitor:
         """Returns a recommendation for each category, in the order of their first answers.
 
         Args:
-          costs: what rounds cost (`Generator.costs`); without them there is no number.
+          costs: costs of rounds (`Generator.costs`); without them no number is recommended.
         """
         return [
             _recommend(name, rounds, self._num_prompt_tokens[name], costs)
@@ -84,7 +84,7 @@ def _recommend(
     category: str, rounds: list[RoundCounts], num_prompt_tokens: int, costs: RoundCosts | None
 ) -> Recommendation:
     number, speedup = None, None
-    if costs is not None and len(rounds) >= _LEAST_ROUNDS:
+    if costs is not None and len(rounds) >= _MIN_ROUNDS:
         number, speedup = _best_number(rounds, num_prompt_tokens, costs)
     return Recommendation(category, len(rounds), acceptance_rate(rounds), number, speedup)
 
@@ -92,8 +92,8 @@ def _recommend(
 def _best_number(
     rounds: list[RoundCounts], num_prompt_tokens: int, costs: RoundCosts
 ) -> tuple[int, float]:
-    """Returns the number of drafts with the highest expected speed, and that over plain."""
-    seconds = costs.at(_CONTEXT).max(axis=0)  # of the dearest drafter
+    """Returns the number of drafts with the highest expected speed-up, and that speed-up."""
+    seconds = costs.at(_CONTEXT).max(axis=0)  # of the most expensive drafter
     reading = float(costs.reading_at(_CONTEXT).max()) * num_prompt_tokens
     num_tokens = sum(1 + r.num_accepted for r in rounds)
     share = sum(r.num_proposed > 0 for r in rounds) / len(rounds)
@@ -105,11 +105,13 @@ def _best_number(
         time = num_tokens / tokens * a_round + (reading if number else 0.0)
         speeds[number] = float(num_tokens * seconds[0] / time) if number <= len(rates) else 0.0
     best = max(speeds, key=lambda number: speeds[number])
-    return (best, speeds[best]) if speeds[best] >= _WORTH else (0, 1.0)
+    return (best, speeds[best]) if speeds[best] >= _MIN_SPEEDUP else (0, 1.0)
 
 
 def _expected(rates: Iterable[float]) -> float:
-    """Returns how many drafts are kept on average: the sum of the products of their beginnings."""
+    """Returns the expected number of accepted drafts, from the conditional rate of each
+    position.
+    """
     total, reached = 0.0, 1.0
     for rate in rates:
         reached *= rate

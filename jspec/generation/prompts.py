@@ -1,13 +1,15 @@
-"""Prompts from a JSONL file."""
+"""Prompts: read from a JSONL file, and encoded into the token ids that a model is given."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, whole_number
 from jspec.common.json_lines import check_unicode, read_json_lines
+from jspec.weights.resolver import LoadedModel
 
-_MOST_SHOWN = 60
+_MAX_SHOWN = 60  # characters of a bad value in an error message
+_BETWEEN_TURNS = "\n\n"
 
 
 class Prompt(NamedTuple):
@@ -15,8 +17,8 @@ class Prompt(NamedTuple):
 
     Attributes:
       text: the prompt.
-      category: what kind of request it is; None where the line does not say.
-      later_turns: what the user goes on to say, one text after each answer.
+      category: kind of request; None if the line names none.
+      later_turns: the user's later messages, one after each answer.
     """
 
     text: str
@@ -25,21 +27,21 @@ class Prompt(NamedTuple):
 
     @property
     def turns(self) -> tuple[str, ...]:
-        """All that the user says."""
+        """All messages of the user."""
         return (self.text, *self.later_turns)
 
 
 def read_prompts(path: str) -> Iterator[Prompt]:
-    """Yields the prompts of a JSONL file, line by line, as they are asked for.
+    """Yields the prompts of a JSONL file, line by line.
 
     Args:
-      path: of the file, or "-" for standard input. Each line is an object with `prompt`, or with
-        Spec-Bench's `turns`, of which the first is the prompt, and may have a `category`. Empty
-        lines are skipped.
+      path: path of the file, or "-" for standard input. Each line is an object with a text
+        `prompt`, or with a list `turns` as in Spec-Bench, the first of which is the prompt; it may
+        have a `category`. Empty lines are skipped.
 
     Raises:
-      InputError: an unreadable file or a broken line, by file and line; what came before it has
-        been yielded.
+      InputError: if the file cannot be read or a line is broken; the message names file and line.
+        The prompts before that line have been yielded.
     """
     for where, record in read_json_lines(path, "the prompts file"):
         text, *later = (check_unicode(turn, where) for turn in _turns_of(record, where))
@@ -63,6 +65,85 @@ def _turns_of(record: Any, where: str) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as it stands in a JSON file; the beginning of a long one."""
+    """Returns a value as JSON, cut if it is long."""
     text = json.dumps(value)
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def encode_prompt(
+    model: LoadedModel, prompt: str | Sequence[int], *, chat: bool | None, system: str | None
+) -> list[int]:
+    """Returns the token ids of a prompt.
+
+    Args:
+      model: the model whose tokenizer and chat template are used.
+      prompt: a text, or token ids, which are taken as they are.
+      chat: whether to put a text into the chat template; None does so if there is one.
+      system: a system message for the template.
+
+    Raises:
+      InputError: if the prompt is empty, if `chat` asks for a template and there is none, or if
+        token ids are to be put into a template.
+    """
+    if not isinstance(prompt, str):
+        if chat or system is not None:
+            raise InputError(
+                "a prompt of token ids is taken as it is: expected no chat and no system with it"
+            )
+        return _token_ids(prompt)
+    return encode_conversation(model, [prompt], [], chat=chat, system=system)
+
+
+def _token_ids(prompt: Any) -> list[int]:
+    try:
+        ids = list(prompt)
+    except TypeError:
+        raise InputError(
+            f"expected a prompt as a text, a list of token ids or a Request, got {prompt!r}"
+        ) from None
+    return [whole_number("a prompt's token id", token_id) for token_id in ids]
+
+
+def encode_conversation(
+    model: LoadedModel,
+    turns: Sequence[str],
+    answers: Sequence[str],
+    *,
+    chat: bool | None,
+    system: str | None = None,
+) -> list[int]:
+    """Returns the token ids of a conversation in which the model speaks next.
+
+    Args:
+      model: the model whose tokenizer and chat template are used.
+      turns: the user's messages.
+      answers: the model's answers to all of them but the last.
+      chat: whether to use the chat template; None does so if there is one. Without it the texts are
+        joined, with an empty line after each answer.
+      system: a system message for the template.
+
+    Raises:
+      InputError: if a message is empty, or if `chat` asks for a template and there is none.
+    """
+    if not all(turns):
+        raise InputError("expected a prompt, got an empty text")
+    tokenizer = model.tokenizer
+    if chat is None:
+        chat = tokenizer.has_chat_template
+    if not chat:
+        if system is not None:
+            raise InputError("a system message needs the chat template, which is off")
+        before = zip(turns[:-1], answers, strict=True)
+        said = "".join(turn + answer + _BETWEEN_TURNS for turn, answer in before)
+        return tokenizer.encode(said + turns[-1])
+    if not tokenizer.has_chat_template:
+        raise InputError(
+            f"{model.name} has no chat template: expected --nochat (in Python chat=False)"
+        )
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    for turn, answer in zip(turns[:-1], answers, strict=True):
+        messages.append({"role": "user", "content": turn})
+        messages.append({"role": "assistant", "content": answer})
+    messages.append({"role": "user", "content": turns[-1]})
+    # The template writes BOS itself.
+    return tokenizer.encode(tokenizer.chat_prompt(messages), add_bos=False)

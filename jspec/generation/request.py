@@ -1,11 +1,10 @@
-"""What a user asks for and what comes back."""
+"""What a user asks for: a prompt, and the settings with which it is answered."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError, check_number, check_numbers, whole_number
-from jspec.generation.stats import Stats
 
 MAX_SEED = 2**32 - 1
 _FLOAT32_MAX = 2.0**127
@@ -16,27 +15,36 @@ _FLOAT32_TINY = 2.0**-126
 class Settings:
     """How one request is answered.
 
+    The defaults decode greedily. Values are checked when the object is made; what depends on the
+    model, such as token ids outside its vocabulary, is checked when the request is answered.
+
+    Example:
+      >>> Settings(max_new_tokens=64, temperature=0.8, top_p=0.95, seed=1, stop=("\\n\\n",))
+
     Attributes:
-      max_new_tokens: emit at most so many tokens.
-      temperature: 0 takes the most likely token; 1 samples the model's own distribution.
-      top_k: keep the so many most likely tokens; 0 keeps all.
-      top_p: keep the fewest most likely tokens that reach this probability; 1 keeps all.
-      min_p: keep tokens at least this likely relative to the most likely one; 0 keeps all.
-      draft_temperature: the drafter's own temperature; None takes `temperature`. The output's
-        distribution does not depend on it.
+      max_new_tokens: maximum number of tokens of the answer.
+      temperature: 0 takes the most likely token; 1 samples from the model's own distribution.
+      top_k: keep only this many of the most likely tokens; 0 keeps all.
+      top_p: keep the fewest most likely tokens whose probabilities reach this sum; 1 keeps all.
+      min_p: keep tokens whose probability is at least this share of the highest; 0 keeps all.
+      draft_temperature: temperature of the drafter; None uses `temperature`. The distribution of
+        the answer does not depend on it.
       repetition_penalty: divides positive logits, and multiplies negative ones, of every token in
-        prompt or output; 1 changes nothing.
-      presence_penalty: taken off the logit of every token in the output, -2 to 2.
-      frequency_penalty: likewise, times its count in the output, -2 to 2.
-      logit_bias: (token id, number added to its logit) pairs; a dict will do.
-      allowed_token_ids: no other token may come; None allows all.
-      forbidden_token_ids: these may not come.
-      min_new_tokens: the model's end and stop tokens, but not stop strings, are suppressed until
-        the answer has so many tokens.
-      logprobs: report the log-probabilities of the emitted tokens.
-      seed: of all randomness of the request, 0 to 2^32 - 1.
-      stop: texts that end the answer; the answer is cut before them.
-      stop_token_ids: tokens that end the answer, besides the model's own.
+        prompt or answer; 1 changes nothing.
+      presence_penalty: subtracted from the logit of every token in the answer, -2 to 2.
+      frequency_penalty: the same, times the token's count in the answer, -2 to 2.
+      logit_bias: (token id, number added to its logit) pairs, or a dict of them.
+      allowed_token_ids: the only tokens that may be emitted; None allows all.
+      forbidden_token_ids: tokens that may not be emitted.
+      min_new_tokens: the model's end tokens and `stop_token_ids`, but not stop strings, are
+        suppressed until the answer has this many tokens.
+      logprobs: whether to report the log-probabilities of the emitted tokens.
+      seed: seed of all randomness of the request, 0 to 2^32 - 1.
+      stop: texts that end the answer, which is cut before them.
+      stop_token_ids: tokens that end the answer, in addition to the model's own.
+
+    Raises:
+      InputError: if a value has the wrong type or is out of range.
     """
 
     max_new_tokens: int = 256
@@ -142,7 +150,7 @@ def _is_temperature(value: float) -> bool:
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a text is one: bytes of the command line that are no UTF-8 become lone surrogates."""
+    """Returns whether a text can be encoded: invalid bytes in an argument become surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -153,12 +161,19 @@ def _expect(condition: bool, expected: str, found: object) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A prompt and how to answer it.
+    """A prompt, and how to answer it.
+
+    Example:
+      >>> Request("What is a prime number?", Settings(max_new_tokens=64), category="maths")
 
     Attributes:
-      prompt: text, or token ids, which are taken as they are.
+      prompt: a text, or token ids, which are given to the model as they are.
       settings: how to answer.
-      category: of requests whose drafts are kept about equally often; for statistics only.
+      category: a name shared by requests whose drafts should be accepted about equally often. It
+        is used for statistics only.
+
+    Raises:
+      InputError: if `settings` are not `Settings`.
     """
 
     prompt: str | Sequence[int]
@@ -166,72 +181,5 @@ class Request:
     category: str | None = None
 
     def __post_init__(self) -> None:
-        is_right = isinstance(self.settings, Settings)
-        _expect(is_right, "settings as jspec.Settings", repr(self.settings))
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """One answer.
-
-    Attributes:
-      prompt: as it was asked.
-      prompt_token_ids: what the model was given.
-      token_ids: what it answered, the token that ended it included.
-      text: the answer as text, cut before a stop string, without special tokens.
-      finish_reason: "eos" (the model's own end), "stop" (a stop string or stop token) or "length"
-        (max_new_tokens or the context's end).
-      settings: how it was answered.
-      stats: counts and times.
-      logprobs: natural log-probability of each token under the distribution that was sampled from,
-        after processors, temperature and filters; None if not asked for.
-      raw_logprobs: likewise under the model itself.
-      category: of the request.
-    """
-
-    prompt: str | Sequence[int]
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    settings: Settings
-    stats: Stats
-    logprobs: list[float] | None = None
-    raw_logprobs: list[float] | None = None
-    category: str | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """Returns all of it as plain values."""
-        return {
-            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
-            "prompt_token_ids": self.prompt_token_ids,
-            "token_ids": self.token_ids,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-            "seed": self.settings.seed,
-            "settings": dataclasses.asdict(self.settings),
-            "stats": self.stats.to_json(),
-            "logprobs": self.logprobs,
-            "raw_logprobs": self.raw_logprobs,
-            "category": self.category,
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of an answer, as it comes.
-
-    Attributes:
-      index: of the request.
-      text: what there is to print; it may lag behind the tokens by an unfinished character or the
-        beginning of a stop string.
-      token_ids: the tokens that came.
-      num_drafted: how many of them the drafter had proposed.
-      result: the whole answer, with the last piece.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    num_drafted: int
-    result: Result | None = None
+        is_settings = isinstance(self.settings, Settings)
+        _expect(is_settings, "settings as jspec.Settings", repr(self.settings))

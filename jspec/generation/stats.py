@@ -8,12 +8,12 @@ _CALLS_THE_TARGET = "lookahead"  # the drafter whose proposal is a call of the t
 
 
 class RoundCounts(NamedTuple):
-    """What one round did for one row. Drafts past the row's end count neither way.
+    """What one round did in one row. Drafts past the answer's end count neither way.
 
     Attributes:
-      num_proposed: drafts put forward.
-      num_accepted: drafts kept.
-      drafter: who proposed; "" where nobody had anything to say.
+      num_proposed: number of drafts proposed.
+      num_accepted: number of drafts accepted.
+      drafter: name of the drafter that proposed; "" if none did.
     """
 
     num_proposed: int
@@ -25,16 +25,23 @@ class RoundCounts(NamedTuple):
 class Stats:
     """Counts and times of one request.
 
+    Rates are None where there is nothing to divide by: without a round, or without a draft.
+
+    Example:
+      >>> stats = generator.generate("Count to ten.").stats
+      >>> print(f"{stats.acceptance_rate:.0%} accepted, {stats.tokens_per_target_call:.2f} a call")
+
     Attributes:
-      rounds: verify calls it took part in, one by one.
-      num_round_tokens: tokens emitted by rounds: all but the first, which the prefill gives.
-      prefill_seconds: time to consume the prompt, compilation excluded.
-      decode_seconds: time from then to the last token, compilation excluded. A draft model catches
-        up on the prompt in it; in a batch, other rows' prefills fall into it, and in a stream what
+      rounds: the rounds (verify calls) of the request, in order.
+      num_round_tokens: number of tokens emitted by rounds: all but the first, which comes from the
+        prefill.
+      prefill_seconds: seconds to read the prompt, without compilation.
+      decode_seconds: seconds from then to the last token, without compilation. It includes a draft
+        model's reading of the prompt; in a batch, the prefills of other rows; and in a stream, what
         the caller does between two pieces.
-      device_seconds: the part of it in which rounds ran on the device; the rest is the host's.
-      compile_seconds: time spent on compiling meanwhile.
-      num_draft_tokens: drafts a round at most; 0 for plain decoding.
+      device_seconds: the part of `decode_seconds` in which rounds ran on the device.
+      compile_seconds: seconds spent on compilation during the request.
+      num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
     """
 
     rounds: tuple[RoundCounts, ...]
@@ -47,56 +54,58 @@ class Stats:
 
     @property
     def num_rounds(self) -> int:
-        """Verify calls it took part in."""
+        """Number of rounds, which is the number of verify calls."""
         return len(self.rounds)
 
     @property
     def num_proposed(self) -> int:
-        """Drafts proposed."""
+        """Number of drafts proposed."""
         return sum(a_round.num_proposed for a_round in self.rounds)
 
     @property
     def num_accepted(self) -> int:
-        """Drafts kept."""
+        """Number of drafts accepted."""
         return sum(self.accepted_per_round)
 
     @property
     def accepted_per_round(self) -> tuple[int, ...]:
-        """Drafts kept, round by round."""
+        """Number of drafts accepted in each round."""
         return tuple(a_round.num_accepted for a_round in self.rounds)
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Drafts kept of those proposed; None where none were."""
+        """Accepted drafts divided by proposed drafts; None if none were proposed."""
         return acceptance_rate(self.rounds)
 
     @property
     def num_target_calls(self) -> int:
-        """Verify calls, and those calls of the target that proposed drafts."""
+        """Verify calls, plus the calls of the target that proposed drafts."""
         return self.num_rounds + sum(r.drafter == _CALLS_THE_TARGET for r in self.rounds)
 
     @property
     def tokens_per_target_call(self) -> float | None:
-        """Tokens emitted by rounds per call of the target, prefill excluded; None without one."""
+        """Tokens emitted by rounds per call of the target, without the prefill; None without
+        rounds.
+        """
         return self.num_round_tokens / self.num_target_calls if self.num_rounds else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens emitted by rounds per second of decoding; None without a round."""
+        """Tokens emitted by rounds per second of decoding; None without rounds."""
         if not self.num_rounds or not self.decode_seconds:
             return None
         return self.num_round_tokens / self.decode_seconds
 
     @property
     def accepted_histogram(self) -> list[int]:
-        """How many rounds kept 0, 1, ... `num_draft_tokens` drafts."""
+        """How many rounds accepted 0, 1, ... `num_draft_tokens` drafts."""
         counts = [0] * (self.num_draft_tokens + 1)
         for accepted in self.accepted_per_round:
             counts[accepted] += 1
         return counts
 
     def to_json(self) -> dict[str, object]:
-        """Returns all of it as plain values."""
+        """Returns counts, rates and times as plain values, ready for `json.dumps`."""
         return {
             "num_rounds": self.num_rounds,
             "num_target_calls": self.num_target_calls,
@@ -124,35 +133,35 @@ Rounds = Sequence[RoundCounts]
 
 
 def acceptance_rate(rounds: Rounds) -> float | None:
-    """Returns drafts kept of those proposed; None where none were."""
+    """Returns accepted drafts divided by proposed drafts; None if none were proposed."""
     num_proposed = sum(a_round.num_proposed for a_round in rounds)
     return sum(a_round.num_accepted for a_round in rounds) / num_proposed if num_proposed else None
 
 
 def acceptance_by_position(rounds: Rounds) -> list[float]:
-    """Returns, for each place in a proposal, how often its draft was kept where there was one."""
+    """Returns, for each position in a proposal, the share of its drafts that were accepted."""
     return _rates(rounds, is_conditional=False)
 
 
 def conditional_acceptance(rounds: Rounds) -> list[float]:
-    """Returns the same of the rounds alone in which all drafts before it had been kept."""
+    """Returns the same over those rounds alone in which all earlier drafts were accepted."""
     return _rates(rounds, is_conditional=True)
 
 
 def _rates(rounds: Rounds, *, is_conditional: bool) -> list[float]:
     rates = []
-    for place in range(max((a_round.num_proposed for a_round in rounds), default=0)):
-        had = [r for r in rounds if r.num_proposed > place]
+    for position in range(max((a_round.num_proposed for a_round in rounds), default=0)):
+        had = [r for r in rounds if r.num_proposed > position]
         if is_conditional:
-            had = [r for r in had if r.num_accepted >= place]
+            had = [r for r in had if r.num_accepted >= position]
         if not had:
             break
-        rates.append(sum(r.num_accepted > place for r in had) / len(had))
+        rates.append(sum(r.num_accepted > position for r in had) / len(had))
     return rates
 
 
 def by_drafter(rounds: Rounds) -> dict[str, dict[str, float | int | None]]:
-    """Returns the counts of each drafter that proposed anything."""
+    """Returns counts and acceptance rate of each drafter that proposed anything, by its name."""
     names = sorted({a_round.drafter for a_round in rounds if a_round.num_proposed})
     report = {}
     for name in names:

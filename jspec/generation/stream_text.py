@@ -1,4 +1,4 @@
-"""Tokens to text as they come, with stop strings."""
+"""The text of an answer as its tokens come, with stop strings."""
 
 from jspec.weights import TokenizerLike
 
@@ -7,8 +7,8 @@ class AnswerText:
     """The growing text of one answer.
 
     Attributes:
-      text: everything decoded so far, cut before a stop string.
-      is_stopped: whether a stop string has come.
+      text: the text decoded so far, cut before a stop string.
+      is_stopped: whether the text has reached a stop string.
     """
 
     def __init__(self, tokenizer: TokenizerLike, stop: tuple[str, ...]) -> None:
@@ -23,12 +23,14 @@ class AnswerText:
         self._append(self._decoder.push(token_id))
 
     def finish(self) -> None:
-        """Adds what the decoder has held back."""
+        """Adds what the decoder held back: the bytes of an unfinished character."""
         if not self.is_stopped:
             self._append(self._decoder.flush())
 
     def take(self, *, is_last: bool) -> str:
-        """Returns the text that is new and certain: no beginning of a stop string, unless last."""
+        """Returns the new text, without an end that may begin a stop string unless it is the
+        last.
+        """
         end = len(self.text) if is_last else len(self.text) - self._num_doubtful()
         new = self.text[self._num_shown : end]
         self._num_shown = max(self._num_shown, end)
@@ -44,7 +46,7 @@ class AnswerText:
             self.is_stopped = True
 
     def _num_doubtful(self) -> int:
-        """Returns the length of the longest end of the text that begins a stop string."""
+        """Returns the length of the longest end of the text that may begin a stop string."""
         return max(
             (
                 size

@@ -25,7 +25,7 @@ def finish(answer, rounds):
     """Feeds rounds of (tokens, proposed, accepted); returns the result."""
     for tokens, proposed, accepted in rounds:
         assert answer.finish_reason is None
-        answer.add_round(Round(list(tokens), None, proposed, accepted))
+        answer.add_visit(0.0, [Round(list(tokens), None, proposed, accepted)])
     return answer.take_piece().result
 
 
@@ -100,7 +100,7 @@ def test_pieces_hold_stop_beginnings_back_and_add_up():
     answer.add_first(Round([ord("a")], None))
     pieces = [answer.take_piece()]
     for block, accepted in ((b"bc", 1), (b"d", 0), (b"X", 0), (b"yc", 1), (b"de", 2)):
-        answer.add_round(Round(list(block), None, 3, accepted))
+        answer.add_visit(0.0, [Round(list(block), None, 3, accepted)])
         pieces.append(answer.take_piece())
     assert [piece.text for piece in pieces] == ["a", "b", "", "cdX", "y", ""]
     assert [piece.num_drafted for piece in pieces] == [0, 1, 0, 0, 1, 2]
@@ -114,7 +114,7 @@ def test_a_stop_beginning_at_the_end_is_given_out():
     """Guards against text that is lost because a stop string might have come."""
     answer = make_answer(stop=("bcd",), max_new_tokens=3)
     answer.add_first(Round([ord("a")], None))
-    answer.add_round(Round(list(b"bc"), None))
+    answer.add_visit(0.0, [Round(list(b"bc"), None)])
     assert answer.take_piece().text == "abc"
 
 
@@ -125,7 +125,7 @@ def test_broken_characters_wait_for_their_end():
     answer.add_first(Round([smile[0]], None))
     texts = [answer.take_piece().text]
     for block in (smile[1:3], smile[3:4]):
-        answer.add_round(Round(list(block), None))
+        answer.add_visit(0.0, [Round(list(block), None)])
         texts.append(answer.take_piece().text)
     assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit
 
@@ -145,7 +145,7 @@ def test_compile_time_is_not_run_time(monkeypatch):
     pass_time(50, 40)
     answer.add_first(Round([ord("a")], None))
     pass_time(7, 4)
-    answer.add_round(Round(list(b"b"), None))
+    answer.add_visit(0.0, [Round(list(b"b"), None)])
     stats = answer.take_piece().result.stats
     assert stats.prefill_seconds == pytest.approx(10)
     assert stats.decode_seconds == pytest.approx(3)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.generation.request import Request, Result, Settings
+from jspec.generation.request import Request, Settings
+from jspec.generation.result import Result
 from jspec.models import init_cache, make_apply
 from jspec.sampling.distribution import Switches
 from tests import tiny_models

@@ -6,7 +6,8 @@ import pytest
 
 from jspec.generation.costs import RoundCosts
 from jspec.generation.monitor import AcceptanceMonitor
-from jspec.generation.request import Result, Settings
+from jspec.generation.request import Settings
+from jspec.generation.result import Result
 from jspec.generation.stats import RoundCounts, Stats
 
 COSTS = RoundCosts((512,), (0, 1, 3, 7), ("x",), (((1.0, 1.1, 1.3, 1.7),),))

@@ -11,7 +11,7 @@ from jspec.evaluation.auditing.context import choose_context
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.evaluation.auditing.rows import Rows
 from jspec.evaluation.auditing.subject import Check, Subject
-from jspec.generation.encode_prompt import encode_prompt
+from jspec.generation.prompts import encode_prompt
 from jspec.sampling.noise import SHARED, AcceptanceNoise
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures
 

@@ -14,9 +14,10 @@ from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.auto import AUTO, numbers_of
 from jspec.generation.batch import needed_switches
-from jspec.generation.engine import CostsAt, Row, make_engine
+from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
+from jspec.generation.rows import CostsAt, Row
 from jspec.models import make_apply
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
@@ -71,7 +72,7 @@ class Rows:
         self._numbers = ()
         if subject.num_draft_tokens == AUTO and self._drafter is not None:
             self._numbers = numbers_of(self._drafter)
-        self._engine = make_engine(subject.target, self._drafter, self._rule, self._numbers)
+        self._engine = Engine(subject.target, self._drafter, self._rule, self._numbers)
         self.num_proposed = self.num_accepted = 0
 
     def run(

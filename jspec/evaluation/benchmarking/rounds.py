@@ -19,7 +19,7 @@ from jspec.evaluation.benchmarking.repeated import Loop
 from jspec.evaluation.benchmarking.round_parts import choice_loop
 from jspec.evaluation.benchmarking.turns import Turn, take_turns
 from jspec.generation.calibration import PROMPT_TOKENS, catch_up, start_row
-from jspec.generation.engine import Engine, make_engine
+from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
 from jspec.models import KVCache, make_apply
 from jspec.sampling.distribution import first_argmax
@@ -111,7 +111,7 @@ def time_rounds(
     built = make_drafter(drafter_name, make_spec(target, draft, drafter_name, options, num_drafts))
     assert built.drafter is not None
     params = ModelParams(target.params, built.params)
-    engine = make_engine(target, built.drafter, get_rule(_RULE), (0, num_drafts))
+    engine = Engine(target, built.drafter, get_rule(_RULE), (0, num_drafts))
     for one, state in forced_states(engine, params, apply, built.drafter):
         own = _loops(params, state, apply, built.drafter, one.num_drafts)
         own |= _parts_beside(target, one.num_drafts)
@@ -142,7 +142,7 @@ def forced_states(
 def _plain_loops(target: LoadedModel, apply: ApplyFn) -> dict[str, Loop]:
     """Returns loops over a plain step and its parts."""
     params = ModelParams(target.params, None)
-    state = start_row(make_engine(target, None, get_rule(_RULE)), params, _CAPACITY, 1)
+    state = start_row(Engine(target, None, get_rule(_RULE)), params, _CAPACITY, 1)
     step = functools.partial(plain_step, target=apply)
     return {"whole": state_loop(params, state, _turned(step))} | _parts_beside(target, 0)
 

@@ -14,24 +14,21 @@ from jspec.drafters import DrafterOptions
 from jspec.generation.auto import numbers_of
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
-from jspec.generation.encode_prompt import encode_prompt
-from jspec.generation.engine import Row, verify_widths
-from jspec.generation.programs import Programs, make_programs
+from jspec.generation.engine import verify_widths
+from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS, Programs
+from jspec.generation.prompts import encode_prompt
 from jspec.generation.provenance import environment
 from jspec.generation.request import Settings
-from jspec.generation.row_checks import make_row
+from jspec.generation.rows import Row
 from jspec.models import make_apply
-from jspec.speculation.acceptance import RuleOptions, get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
+from jspec.speculation.acceptance import RuleOptions
+from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.plain import plain_step
 from jspec.speculation.step import propose, verify
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 from jspec.weights import TokenizerLike
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.vocabulary import mask_padding, used_vocab_size
-
-_RULE_DEFAULTS = RuleOptions()
-_DRAFTER_DEFAULTS = DrafterOptions()
+from jspec.weights.vocabulary import mask_padding
 
 ProposeFn = Callable[[ModelParams, SpecState], tuple[Proposal | None, SpecState]]
 VerifyFn = Callable[[ModelParams, SpecState, Proposal | None], tuple[SpecState, StepInfo]]
@@ -45,9 +42,9 @@ def record_trace(
     *,
     drafter: str,
     num_draft_tokens: int | str,
-    drafter_options: DrafterOptions = _DRAFTER_DEFAULTS,
+    drafter_options: DrafterOptions = DRAFTER_DEFAULTS,
     acceptance: str = "rejection",
-    rule_options: RuleOptions = _RULE_DEFAULTS,
+    rule_options: RuleOptions = RULE_DEFAULTS,
     chat: bool | None = None,
     argv: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -79,26 +76,18 @@ def record_trace(
       InputError: a value out of range, or a draft that does not fit the target.
     """
     use_compile_cache()
-    rule = get_rule(acceptance, rule_options)
-    options = {"drafter_options": drafter_options, "costs": None, "acceptance": acceptance,
-               "rule": rule, "max_seq_len": target.config.max_seq_len,
-               "batch_size": 1}  # fmt: skip
-    programs = make_programs(
-        target, draft, drafter=drafter, num_draft_tokens=num_draft_tokens, **options
-    )
-    plain = make_programs(target, None, drafter="none", num_draft_tokens=1, **options)
-    prompt_ids = encode_prompt(target, prompt, chat=chat, system=None)
-    row = make_row(
-        prompt_ids,
-        settings,
-        config=target.config,
-        vocab_size=used_vocab_size(target),
-        max_seq_len=target.config.max_seq_len,
+    programs = Programs(
+        target,
+        draft,
+        drafter=drafter,
+        num_draft_tokens=num_draft_tokens,
         acceptance=acceptance,
-        temperatures=rule.temperatures,
+        rule_options=rule_options,
+        drafter_options=drafter_options,
     )
-    first, rounds = _run_twice(target, programs, rule, row)
-    _, plain_rounds = _run_twice(target, plain, rule, row)
+    row = programs.make_row(encode_prompt(target, prompt, chat=chat, system=None), settings)
+    first, rounds = _run_twice(target, programs, row)
+    _, plain_rounds = _run_twice(target, Programs(target, drafter="none"), row)
     said = [first, *(token for one in rounds for token in one["emitted"])]
     return {
         "target": target.name,
@@ -124,19 +113,17 @@ def record_trace(
 
 
 def _run_twice(
-    target: LoadedModel, programs: Programs, rule: AcceptanceRule, row: Row
+    target: LoadedModel, programs: Programs, row: Row
 ) -> tuple[int, list[dict[str, Any]]]:
     """Returns the first token, and the rounds of the second run."""
     if programs.auto is not None:
         row = row._replace(costs=programs.auto.at(row.max_length))
-    halves = _make_halves(target, programs, rule)
+    halves = _make_halves(target, programs)
     _run(programs, row, *halves)
     return _run(programs, row, *halves)
 
 
-def _make_halves(
-    target: LoadedModel, programs: Programs, rule: AcceptanceRule
-) -> tuple[ProposeFn, VerifyFn]:
+def _make_halves(target: LoadedModel, programs: Programs) -> tuple[ProposeFn, VerifyFn]:
     """Returns the two programs of a round; of plain decoding the first one does nothing."""
     apply = mask_padding(make_apply(target.config), target)
     drafter = programs.drafter
@@ -144,7 +131,7 @@ def _make_halves(
         step = jax.jit(functools.partial(plain_step, target=apply), donate_argnums=1)
         return lambda params, state: (None, state), lambda params, state, _: step(params, state)
     numbers = numbers_of(drafter) if programs.auto is not None else ()
-    shared = {"target": apply, "drafter": drafter, "rule": rule}
+    shared = {"target": apply, "drafter": drafter, "rule": programs.rule}
     # The state is donated: its caches are written in place.
     return (
         jax.jit(functools.partial(propose, **shared), donate_argnums=1),

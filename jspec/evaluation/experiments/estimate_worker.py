@@ -11,10 +11,10 @@ from jspec.evaluation.experiments.estimates import Estimator
 from jspec.evaluation.experiments.models import Models
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
-from jspec.generation.encode_prompt import encode_conversation
 from jspec.generation.generator import Generator
-from jspec.generation.prompts import Prompt
-from jspec.generation.request import Request, Result
+from jspec.generation.prompts import Prompt, encode_conversation
+from jspec.generation.request import Request
+from jspec.generation.result import Result
 
 
 class EstimateWorker:

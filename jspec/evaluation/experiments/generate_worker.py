@@ -11,11 +11,11 @@ from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
-from jspec.generation.encode_prompt import encode_conversation
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.generator import Generator
-from jspec.generation.prompts import Prompt
-from jspec.generation.request import Request, Result
+from jspec.generation.prompts import Prompt, encode_conversation
+from jspec.generation.request import Request
+from jspec.generation.result import Result
 from jspec.generation.validate_options import settings_read_by
 
 _WARM_VISITS = 2  # of the host to each row, besides the prefill

@@ -16,7 +16,8 @@ from jspec.evaluation.analysis.improvement import expected_tokens
 from jspec.evaluation.analysis.intervals import mean_and_interval
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Result
+from jspec.generation.request import Request
+from jspec.generation.result import Result
 from jspec.weights.resolver import LoadedModel
 
 _OTHER_SEEDS = 10**6

@@ -9,7 +9,7 @@ from jspec.common.errors import InputError, check_among, check_range, prefixed_e
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
-from jspec.generation.row_checks import check_temperature
+from jspec.generation.rows import check_temperature
 from jspec.generation.validate_options import check_draft_temperature
 from jspec.speculation.acceptance import get_rule
 

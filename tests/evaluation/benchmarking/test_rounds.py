@@ -14,7 +14,7 @@ from jspec.evaluation.benchmarking.rounds import (
     time_rounds,
 )
 from jspec.evaluation.benchmarking.turns import Turn, take_turns, typical_parts
-from jspec.generation.engine import make_engine
+from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
 from jspec.models import make_apply
 from jspec.speculation.acceptance import get_rule
@@ -40,7 +40,7 @@ def sides(name, num_drafts=2):
     )
     built = make_drafter(name, spec)
     apply = mask_padding(make_apply(target.config), target)
-    engine = make_engine(target, built.drafter, get_rule("rejection"), (0, num_drafts))
+    engine = Engine(target, built.drafter, get_rule("rejection"), (0, num_drafts))
     return apply, built.drafter, ModelParams(target.params, built.params), engine
 
 

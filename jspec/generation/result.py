@@ -1,0 +1,74 @@
+"""What comes back from a Generator: pieces of an answer as they come, and the whole result."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from jspec.generation.request import Settings
+from jspec.generation.stats import Stats
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """One answer.
+
+    Attributes:
+      prompt: the prompt of the request.
+      prompt_token_ids: the token ids that the model was given.
+      token_ids: the token ids of the answer, including the one that ended it.
+      text: the answer as text, without special tokens and cut before a stop string.
+      finish_reason: "eos" (the model ended its answer), "stop" (a stop string or stop token came)
+        or "length" (`max_new_tokens` or the context was reached).
+      settings: the settings of the request.
+      stats: counts and times.
+      logprobs: natural log-probability of each token under the distribution that it was sampled
+        from, after processors, temperature and filters; None unless `Settings.logprobs` is set.
+      raw_logprobs: the same under the model's own distribution.
+      category: the category of the request.
+    """
+
+    prompt: str | Sequence[int]
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    settings: Settings
+    stats: Stats
+    logprobs: list[float] | None = None
+    raw_logprobs: list[float] | None = None
+    category: str | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Returns the result as plain values, ready for `json.dumps`."""
+        return {
+            "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
+            "prompt_token_ids": self.prompt_token_ids,
+            "token_ids": self.token_ids,
+            "text": self.text,
+            "finish_reason": self.finish_reason,
+            "seed": self.settings.seed,
+            "settings": dataclasses.asdict(self.settings),
+            "stats": self.stats.to_json(),
+            "logprobs": self.logprobs,
+            "raw_logprobs": self.raw_logprobs,
+            "category": self.category,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A part of an answer, as it comes.
+
+    Attributes:
+      index: number of the request, counted from 0 in the order in which they were given.
+      text: the text to print. It may lag behind the tokens by an unfinished character or by the
+        beginning of a stop string.
+      token_ids: the new tokens.
+      num_drafted: how many of them the drafter had proposed.
+      result: the whole answer, with its last piece; None before that.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    num_drafted: int
+    result: Result | None = None
