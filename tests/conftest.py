@@ -20,6 +20,7 @@ import pytest
 _HAS_BEARTYPE = importlib.util.find_spec("beartype") is not None
 _OPTIMISED = os.environ.get("JSPEC_TEST_OPTIMISED") == "1"
 _MAX_MAPS = 25_000
+_MAX_BYTES = 1_800_000_000  # resident, after which a worker forgets its compiled programs
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is asked of a hub, nor waited for
 
@@ -83,8 +84,19 @@ def few_programs():
     """
     yield
     maps = pathlib.Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > _MAX_MAPS:
+    if _resident_bytes() > _MAX_BYTES or (
+        maps.exists() and maps.read_bytes().count(b"\n") > _MAX_MAPS
+    ):
         _forget_programs()
+
+
+def _resident_bytes():
+    """Returns the memory that the process takes; 0 where the system does not say."""
+    try:
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture(scope="module")

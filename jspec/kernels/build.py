@@ -92,7 +92,8 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
         goals = {source: built.with_name(f"{source.stem}.o") for source in _HERE.glob("*.cc")}
         include = f"-I{jax.ffi.include_dir()}"
         commands = [[include, "-c", str(source), "-o", str(goals[source])] for source in goals]
-        with concurrent.futures.ThreadPoolExecutor() as pool:
+        # One compiler a core: each takes several hundred megabytes.
+        with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(run, commands))
         run(["-shared", *map(str, goals.values()), "-o", str(built)])
         library = ctypes.CDLL(str(built))

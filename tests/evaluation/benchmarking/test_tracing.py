@@ -68,7 +68,7 @@ def test_a_trace_holds_what_it_takes_to_repeat_it():
                 drafter="layer_skip",
                 num_draft_tokens=4,
                 drafter_options=options,
-                acceptance="block",
+                acceptance="lenient",
                 rule_options=RuleOptions(lenience=0.25),
                 argv=["python", "scripts/trace.py", "--seed=3"],
             )
@@ -78,13 +78,13 @@ def test_a_trace_holds_what_it_takes_to_repeat_it():
                        for k, v in trace["settings"].items()}) == settings  # fmt: skip
     assert trace["drafter_options"]["draft_layers"] == [0]
     assert trace["argv"] == ["python", "scripts/trace.py", "--seed=3"]
-    assert trace["acceptance"] == "block"
+    assert trace["acceptance"] == "lenient"
     assert trace["rule_options"] == dataclasses.asdict(RuleOptions(lenience=0.25))
     assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
     assert trace["target_quantization"] is trace["draft_quantization"] is None
     again = record_trace(
         target(), None, PROMPT, settings, drafter="layer_skip", num_draft_tokens=4,
-        drafter_options=options, acceptance="block",
+        drafter_options=options, acceptance="lenient", rule_options=RuleOptions(lenience=0.25),
     )  # fmt: skip
     assert list(answer_tokens(again)) == list(answer_tokens(trace))
 
