@@ -54,7 +54,7 @@ def test_counts_add_up():
         ({"stop": ("X",)}, ord("X"), "stop", "abc"),
     ],
 )
-def test_drafts_past_the_end_count_neither_method(settings, ending, reason, text):
+def test_drafts_past_the_end_count_neither_way(settings, ending, reason, text):
     """Guards invariant 7: an end in the middle of a block of kept drafts, the rest of it
     forgotten.
     """

@@ -1,4 +1,4 @@
-"""Few sizes of caches, each with room for a block behind the last token."""
+"""Few sizes of caches, each with room for a block after the last token."""
 
 from jspec.generation.capacity import capacity_for
 

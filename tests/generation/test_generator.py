@@ -216,7 +216,7 @@ def test_plain_decoding_says_what_full_passes_say(plain_results):
         assert result.token_ids == best[row, first : first + len(result.token_ids)].tolist()
 
 
-def test_the_cache_has_room_for_a_block_behind_the_longest_answer(monkeypatch):
+def test_the_cache_has_room_for_a_block_after_the_longest_answer(monkeypatch):
     """Guards against drafts written past the end, where a clamp would move them onto good slots."""
     rooms = []
     monkeypatch.setattr(

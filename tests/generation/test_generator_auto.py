@@ -33,7 +33,7 @@ def costs_of(drafter, per_draft):
 
 
 def both_costs():
-    """Returns the costs of a lookup, and of a model behind it."""
+    """Returns the costs of a cascade: a lookup, then a model."""
     rounds = [CHEAP[name].seconds[0][0] for name in ("prompt_lookup", "model")]
     return RoundCosts(
         (512,), NUMBERS, ("prompt_lookup", "model"), (tuple(rounds),), ((0.0, 0.001),)

@@ -41,7 +41,7 @@ def test_stop_tokens_end_inside_a_block(answer, drafter):
 
 @pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self"])
 def test_stop_strings_end_inside_a_block(answer, drafter):
-    """Guards against stops of two tokens, over rounds, missed or cut at another place."""
+    """Guards against stops of two tokens, over rounds, missed or cut somewhere else."""
     for end in ends(answer):
         result = generate(drafter, stop=("never", bytes(answer[end - 1 : end + 1]).decode()))
         assert result.token_ids == answer[: end + 1]
@@ -66,9 +66,9 @@ def test_the_models_own_end(answer):
 
 
 def test_a_stop_counts_the_drafts_before_it_only(answer):
-    """Guards invariant 7 in the counts: every draft kept, and none counted behind the end.
+    """Guards invariant 7 in the counts: every draft accepted, and none counted after the end.
 
-    Drafting for itself, all are right: so many kept, and so many proposed, as the answer has.
+    The model drafts for itself, so that all drafts of the answer are proposed and accepted.
     """
     end = ends(answer)[3]
     stats = generate("self", stop_token_ids=(answer[end],)).stats

@@ -18,7 +18,7 @@ ROUNDS = [
 
 
 def test_acceptance_by_position():
-    """Guards against three definitions: of all drafts at a place, or of those whose turn came."""
+    """Guards against mixed definitions: of all drafts at a position, or of those reached."""
     assert acceptance_by_position(ROUNDS) == [3 / 4, 1 / 3, 1 / 2]
     assert conditional_acceptance(ROUNDS) == [3 / 4, 1 / 2, 1]
 
