@@ -12,8 +12,9 @@ from jspec.generation.answer import Round
 from jspec.generation.capacity import capacity_for
 from jspec.generation.engine import Engine, Row
 from jspec.generation.request import Settings
-from jspec.sampling.distribution import Switches
-from jspec.sampling.processors import PROCESSORS, Processor
+from jspec.sampling.pipeline import PROCESSORS
+from jspec.sampling.processor import Processor
+from jspec.sampling.settings import Switches
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 

@@ -22,8 +22,8 @@ from jspec.common.typing import ApplyFn
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine, Row
 from jspec.generation.request import Settings
-from jspec.sampling.distribution import Switches
 from jspec.sampling.noise import INDEPENDENT
+from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView, lag_of
 

@@ -12,9 +12,8 @@ from jspec import kernels
 from jspec.common.memory import tree_bytes
 from jspec.common.typing import ApplyFn
 from jspec.generation.request import Settings
-from jspec.models import KVCache, QuantizedKernel, init_cache, make_apply
-from jspec.models.layers import most_native_rows
-from jspec.sampling.distribution import SamplingSettings, Switches
+from jspec.models import KVCache, init_cache, make_apply
+from jspec.sampling.settings import SamplingSettings, Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import Control
 from jspec.speculation.ends import silence
@@ -28,8 +27,7 @@ from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
 MAX_ROUNDS_PER_VISIT = 16
-_NARROW_CHUNK, _WIDE_CHUNK = 64, 256
-NARROW_PROMPT = 2 * _NARROW_CHUNK  # tokens of a prompt up to which no chunk is wide
+NARROW_PROMPT = 2 * kernels.NARROW_CHUNK  # tokens of a prompt up to which no chunk is wide
 MAX_STOP_IDS = 8
 _SHAPE = "batch_size", "capacity", "switches"  # of a state
 
@@ -226,7 +224,7 @@ def make_engine(
         drafter=drafter,
         step=step,
         vocab_size=target.config.vocab_size,
-        prefill_widths=prefill_widths(target),
+        prefill_widths=kernels.prefill_widths(target.params["embedding"]),
         numbers=numbers,
     )
 
@@ -239,21 +237,6 @@ def verify_widths(drafter: Drafter, numbers: Sequence[int]) -> Sequence[int]:
       numbers: of drafts, among which each row chooses; none if it is fixed.
     """
     return numbers or ((0,) if drafter.may_be_silent else ())
-
-
-def prefill_widths(target: LoadedModel) -> Sequence[int]:
-    """Returns the widths at which calls on chunks of a prompt are compiled.
-
-    A wide one takes as long as two and a half to four narrow ones; where many rows are multiplied
-    natively, but not in tiles, as long as four, and one width is enough.
-    """
-    embedding = target.params["embedding"]
-    if isinstance(embedding, QuantizedKernel):
-        is_one_enough = kernels.is_available()
-    else:
-        is_native = most_native_rows(embedding.dtype) >= _WIDE_CHUNK
-        is_one_enough = is_native and not kernels.has_tiles()
-    return (_NARROW_CHUNK,) if is_one_enough else (_NARROW_CHUNK, _WIDE_CHUNK)
 
 
 def _finish_row(state: SpecState, row: jax.Array) -> SpecState:

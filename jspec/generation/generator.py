@@ -37,7 +37,7 @@ from jspec.generation.validate_options import (
     check_num_draft_tokens,
     check_rule_options,
 )
-from jspec.sampling.processors import Processor
+from jspec.sampling.processor import Processor
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.weights.resolver import LoadedModel, load_model, model_name
 from jspec.weights.vocabulary import used_vocab_size

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
-from jspec.sampling.distribution import SamplingSettings, best_token, sample, sampling_probs
+from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import plain_noise
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo

@@ -8,7 +8,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowSeeds, RowTokens, Tokens
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control, Kind
 from jspec.speculation.logprobs import TokenLogprobs

@@ -17,8 +17,9 @@ from jaxtyping import Array, Float32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Logits, TargetProbs
-from jspec.sampling.distribution import SamplingSettings, sample, sampling_probs
+from jspec.sampling.distribution import sample, sampling_probs
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import greedy, rejection
 from jspec.speculation.acceptance.chain import (
     count_accepted,
