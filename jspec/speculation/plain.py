@@ -1,4 +1,4 @@
-"""Plain decoding: one target call, one token. What speculation must equal and must beat."""
+"""Plain decoding: one target call for one token, which speculation must equal and must beat."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from jspec.speculation.types import ModelParams, SpecState, StepInfo
 def plain_step(
     params: ModelParams, state: SpecState, *, target: ApplyFn
 ) -> tuple[SpecState, StepInfo]:
-    """Feeds the newest token of every row and draws the next.
+    """Feeds the newest token of every row to the target, and draws the next token.
 
     Args:
       params: the target's parameters; a drafter's are not used.
@@ -24,7 +24,7 @@ def plain_step(
       target: the model's ApplyFn.
 
     Returns:
-      The state after it, and what happened.
+      The state after the step, and what happened in it.
     """
     cache = state.target_cache
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
@@ -46,13 +46,13 @@ def plain_step(
 def draw_next(
     logits: Float32[Array, "b v"], settings: SamplingSettings, seed: RowSeeds, position: RowCounts
 ) -> tuple[RowTokens, Probs | None]:
-    """Draws each row's next token; a batch of temperature 0 only is spared its distributions.
+    """Draws each row's next token.
 
     Args:
-      logits: at the position.
-      settings: likewise.
+      logits: at the position, before the processors.
+      settings: at the position.
       seed: of each row's request.
-      position: of the token.
+      position: of the token, counted from the start of the prompt; it keys the noise.
 
     Returns:
       The tokens; their distributions, [b 1 v], where log-probabilities are wanted.
@@ -71,4 +71,5 @@ def draw_next(
     def by_best() -> tuple[RowTokens, Probs | None]:
         return best_token(logits), distribution() if has_logprobs else None
 
+    # Where all temperatures are 0, no distribution over the vocabulary need be computed.
     return jax.lax.cond(settings.is_random, by_distribution, by_best)

@@ -1,4 +1,4 @@
-"""From a prompt to a row that can be decoded, and a row into its place in a batch."""
+"""Prefill: a prompt becomes the state of one row, which is then inserted into a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,16 @@ def prefill_chunk(
 ) -> SpecState:
     """Consumes one chunk of the prompt and draws the token after it.
 
-    The whole prompt is consumed, so the drawn token is the row's first output once the last chunk
-    is in; after an earlier chunk it is overwritten by the next call.
+    After the last chunk that token is the row's first output. After an earlier one it means nothing,
+    and the next call overwrites it.
 
     Args:
-      params: both sides' parameters.
+      params: of target and drafter.
       state: after the chunks before.
       tokens: the chunk, padded, [b t].
-      num_tokens: how many of them count, [b]; at least 1.
+      num_tokens: how many of the tokens count, [b]; at least 1.
       target: the target's ApplyFn.
-      drafter: sees every token of the prompt; None for plain decoding.
+      drafter: observes every token of the prompt; None for plain decoding.
     """
     logits, hidden, cache = target(
         params.target,
@@ -57,8 +57,8 @@ def prefill_chunk(
 
 
 def insert(state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> SpecState:
-    """Puts a prefilled request, a state of one row, in the place of a row.
+    """Replaces one row of a batch by a prefilled request, a state of one row.
 
-    The filled row depends on nothing that was there: a batch is a set of strangers.
+    Every leaf is per row, so nothing of the old request is left, and no other row changes.
     """
     return jax.tree.map(lambda batch, one: batch.at[row].set(one[0]), state, prefilled)

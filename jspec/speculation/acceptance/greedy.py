@@ -15,12 +15,7 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Tempera
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns 1 where a draft is the target's most likely token, and 0 elsewhere, [b w].
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-    """
+    """Returns 1 where a draft is the target's most likely token, and 0 elsewhere, [b w]."""
     best = best_token(target_probs[:, : proposal.width])
     # A tie for the most likely token is broken as plain decoding breaks it: the first one wins.
     is_possible = probs_of_drafts(target_probs, proposal) > 0
@@ -42,13 +37,7 @@ def next_token_probs(
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Applies the rule, which leaves nothing for noise to decide.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: unused.
-    """
+    """Applies the rule, which leaves nothing for noise to decide."""
     del noise
     num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
     distribution = next_token_probs(target_probs, proposal, num_accepted)
