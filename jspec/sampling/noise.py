@@ -104,7 +104,7 @@ def gumbel_noise(
     """
 
     def draw(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
-        # mode="low" takes the logarithm of 23-bit uniforms: its noise has no tail, and a token less
+        # mode="low" makes its noise of 23-bit uniforms, which cuts off the upper tail: a token less
         # likely than about 1e-7 would never be drawn.
         one_row = functools.partial(
             jax.random.gumbel, shape=[vocab_size], dtype=jnp.float32, mode="high"

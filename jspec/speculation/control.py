@@ -1,15 +1,15 @@
 """How many drafts a row asks for: a function of its own history and of recorded costs.
 
-A round of n drafts emits 1 + a + a·l + a·l² + ... tokens on average, where a is the probability that
-the first draft is accepted, and l that a later one is once those before it are. Among the few
+A round of n drafts emits 1 + a + a·l + a·l² + ... tokens on average, where a is the probability
+that the first draft is accepted, and l that a later one is once those before it are. Among the few
 numbers of drafts for which a verify call is compiled, each row takes the one that gives the most
 tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs
 instead of the ratio c. A round of 0 drafts is a plain step.
 
-A drafter with a cache of its own may lag. Before it drafts again it must read the tokens that it has
-missed, at first the whole prompt. This cost comes once, and is spread over the tokens still to come:
-they are taken to be as many as the answer has so far, or the room that is left where that is less.
-So an answer has to grow before an expensive drafter reads a long prompt for it.
+A drafter with a cache of its own may lag. Before it drafts again it must read the tokens that it
+has missed, at first the whole prompt. This cost comes once, and is spread over the tokens still to
+come. They are taken to be as many as the answer has so far, or the room that is left where that is
+less. So an answer has to grow before an expensive drafter reads a long prompt for it.
 
 Each row estimates a and l from its own rounds, separately for each kind of proposal. With every
 round the past fades towards what was assumed at first, so a drafter that was switched off is tried

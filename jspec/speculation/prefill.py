@@ -21,8 +21,8 @@ def prefill_chunk(
 ) -> SpecState:
     """Consumes one chunk of the prompt and draws the token after it.
 
-    After the last chunk that token is the row's first output. After an earlier one it means nothing,
-    and the next call overwrites it.
+    After the last chunk that token is the row's first output. After an earlier one it means
+    nothing, and the next call overwrites it.
 
     Args:
       params: of target and drafter.

@@ -102,7 +102,7 @@ def propose(
     )
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
-        # The cache belongs to the state alone, or XLA would keep two copies of it.
+        # From here on the state alone carries the cache, with the first layers' slots written.
         state = state.replace(target_cache=proposal.prefix.cache)
         proposal = proposal.replace(prefix=proposal.prefix.replace(cache=None))
     return _end_at_no_token(proposal), state
