@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
+from jspec.kernels import library as native
 from jspec.kernels import quantized
 from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up

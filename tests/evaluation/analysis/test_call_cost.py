@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.evaluation.analysis.call_cost import CallCost
+from jspec.kernels import library as native
 from jspec.models import LlamaConfig, decoder, init_cache, init_params, make_apply
 from jspec.models.cache import TAIL
 from jspec.models.config import PRESETS
