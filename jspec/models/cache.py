@@ -110,6 +110,7 @@ class KVCache(struct.PyTreeNode):
         index = jnp.clip(relative, 0, u - 1)
         block_mask = jnp.broadcast_to(block_mask, (self.length.shape[0], t, u))
         allowed = jnp.take_along_axis(block_mask, index[:, None, :], axis=2)
+        # Slots after the block are never visible, whatever earlier blocks have left there.
         return (relative < 0)[:, None, :] | (in_block[:, None, :] & allowed)
 
     def attend(

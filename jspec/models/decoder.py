@@ -61,6 +61,7 @@ class Llama(nn.Module):
         outputs = {first_layer: x}  # by number of layers run; 0 is the embedding
         for index, layer in list(enumerate(layers))[first_layer:]:
             name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
+            # Initialising needs Flax's modules; afterwards the compiled layer is called directly.
             if self.is_initializing():
                 x, own = Block(cfg, name=name)(*inputs)
             else:

@@ -11,6 +11,7 @@ from jspec.models.config import LlamaConfig, RopeScaling
 
 def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
     """Returns the angular frequency of each pair of dimensions, in radians a position."""
+    # In NumPy, once when the program is traced: the frequencies are constants of the model.
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
     if config.rope_scaling is None:

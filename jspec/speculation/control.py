@@ -109,6 +109,7 @@ class Control(struct.PyTreeNode):
           lag: tokens that its drafter has to read first, [b]; see `lag_of`.
           room: tokens that may still be emitted, [b].
         """
+        # The expected tokens of a round for every number of drafts up to the largest.
         rows, drafter = jnp.arange(kind.shape[0]), jnp.asarray(self.drafter_of)[kind]
         first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
         most = jnp.asarray(self.most, jnp.int32)[kind]
@@ -117,9 +118,11 @@ class Control(struct.PyTreeNode):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later
         tokens = jnp.stack([expected[number] for number in self.numbers], axis=-1)
+        # Catching up is paid once, and shared by the tokens that are expected to follow.
         horizon = jnp.maximum(jnp.minimum(self.num_emitted, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
+        # A round without drafts needs no catching up.
         per_token = self.costs[rows, drafter] / tokens + jnp.where(
             jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
         )
@@ -146,6 +149,7 @@ class Control(struct.PyTreeNode):
         num_tried = jnp.minimum(num_accepted + 1, num_proposed)
         is_kind = jnp.arange(self.kept.shape[1]) == kind[:, None]
 
+        # The weights of all kinds fade in every round of the row, those that are not tried, too.
         def fade(old: Float32[Array, "b k 2"], count: RowCounts) -> Float32[Array, "b k 2"]:
             first = jnp.minimum(count, 1)
             pair = jnp.stack([first, count - first], axis=-1).astype(jnp.float32)
@@ -160,5 +164,6 @@ class Control(struct.PyTreeNode):
 
     def _rates(self) -> Float32[Array, "b k 2"]:
         """Returns the estimates of a and l for each kind."""
+        # The mean of the observations and of the assumption, which counts as a few drafts.
         assumed = jnp.asarray(self.assumed, jnp.float32)
         return (self.kept + _PRIOR_WEIGHT * assumed) / (self.tried + _PRIOR_WEIGHT)

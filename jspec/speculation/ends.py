@@ -23,6 +23,7 @@ def cut_at_end(
     is_stop &= index < num_tokens[:, None]
     first_stop = jnp.min(jnp.where(is_stop, index, tokens.shape[1]), axis=1)
     num_tokens = jnp.minimum(num_tokens, first_stop + 1)  # the stop token itself is emitted
+    # Done rows take part in every call of the batch, but emit and commit nothing.
     num_tokens = jnp.where(state.is_done, 0, num_tokens)
     # No limit on `num_tokens` is needed for the length: no more drafts were asked for than fit.
     length = state.target_cache.length + 1 + num_tokens

@@ -57,6 +57,7 @@ def _decide(
     """Applies the rule; a proposal of width 0 leaves only the next token to draw."""
     if proposal.width > 0:
         return rule.accept(probs, proposal, noise)
+    # Rules may assume at least one draft; without any, all of them draw the next token alike.
     none = jnp.zeros_like(proposal.num_tokens)
     gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]  # shared noise
     return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))

@@ -30,6 +30,7 @@ def token_logprobs(logits: Logits, probs: Probs, tokens: Int32[Array, "b t"]) ->
       probs: the distribution that was sampled from there, [b t v].
       tokens: [b t].
     """
+    # log softmax of one token each: the whole [b t v] of logarithms is never made.
     index = tokens[..., None]
     raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]

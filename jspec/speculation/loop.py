@@ -32,6 +32,7 @@ def run_rounds(
       The state after the last round, the infos of all rounds stacked on a new first axis of
       `max_rounds`, and how many rounds were run.
     """
+    # A loop's carry has a fixed shape, so room for all infos is made before the first round.
     info = jax.eval_shape(step, params, state)[1]
     infos = jax.tree.map(lambda leaf: jnp.zeros((max_rounds, *leaf.shape), leaf.dtype), info)
 

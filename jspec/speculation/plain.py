@@ -27,6 +27,7 @@ def plain_step(
       The state after the step, and what happened in it.
     """
     cache = state.target_cache
+    # The last token is in no cache yet: it has position `length`, and the drawn one `length + 1`.
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
     settings = state.settings.after(state.last_token)
     token, probs = draw_next(logits[:, 0], settings, state.seed, cache.length + 1)
@@ -35,6 +36,7 @@ def plain_step(
     num_tokens, is_done = cut_at_end(state, token, ones)
     state = state.replace(
         target_cache=cache.commit(num_tokens),
+        # A done row goes through the motions, but keeps its last token and commits nothing.
         last_token=jnp.where(state.is_done, state.last_token, token[:, 0]),
         settings=settings,
     )

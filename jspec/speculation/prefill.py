@@ -40,9 +40,12 @@ def prefill_chunk(
         hidden_layers=observed_layers(drafter),
     )
     valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]
+    # Padding was written after the chunk's tokens; it is not committed, and is overwritten later.
     cache = cache.commit(num_tokens)
+    # All `length` tokens of the prompt are committed, so the next one has position `length`.
     last, probs = draw_next(logits[:, 0], state.settings, state.seed, cache.length)
     is_stop = (last[:, None] == state.stop_ids).any(axis=1) | (last < 0)
+    # The drafter sees the prompt in the same chunks, with the target's hidden states.
     draft = state.draft
     if drafter is not None:
         draft = drafter.observe(params.draft, draft, tokens, hidden, valid)

@@ -135,6 +135,7 @@ def _at_fitting_width(
     widths = [width for width in widths if width < proposal.width] + [proposal.width]
     if len(widths) == 1:
         return verify(state, proposal)
+    # The row with the most drafts decides: a batch has one width.
     num_needed = jnp.max(proposal.num_tokens)
     shapes = jax.eval_shape(verify, state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -179,6 +180,7 @@ def _verify_and_commit(
         hidden_layers=observed_layers(drafter),
         first_layer=first_layer,
     )
+    # The processors see each position with its own prefix: penalties count the drafts before it.
     processed = process_block(logits, state.settings, block)
     settings = state.settings.without_processors()
     # The cache holds every token but the newest, so the round's first token has position
@@ -190,6 +192,7 @@ def _verify_and_commit(
     # the accepted drafts. So the first `num_tokens` tokens of the block are committed.
     valid = jnp.arange(block.shape[1]) < num_tokens[:, None]
     last = jnp.take_along_axis(tokens, jnp.maximum(num_tokens - 1, 0)[:, None], axis=1)[:, 0]
+    # Rejected drafts are rolled back by not being committed: `length` stops before their slots.
     state = state.replace(
         target_cache=cache.commit(num_tokens),
         draft=drafter.observe(params.draft, state.draft, block, hidden, valid),

@@ -39,6 +39,8 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b t"]:
     """Returns p_0 to p_w, the probability with which each prefix of drafts is to be accepted."""
     target, draft = probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal)
+    # Unlike in `rejection`, the minimum is taken of the whole product: a ratio above 1 makes up for
+    # smaller ones before it.
     weights = [jnp.ones_like(proposal.num_tokens, jnp.float32)]
     for i in range(proposal.width):
         weights.append(min_ratio(weights[-1] * target[:, i], draft[:, i]))
@@ -49,6 +51,7 @@ def good_prefix_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[
     """Returns h_1 to h_w, the probability that each prefix is good enough; 0 for padding."""
     weights = prefix_weights(target_probs, proposal)[:, 1:]
     residual = _residual_sums(target_probs, proposal, weights)
+    # S + 1 - p is 0 only where p is 1 and nothing is left over: such a prefix is good for certain.
     rest = jnp.where(weights < 1, residual + (1 - weights), 1.0)
     probs = jnp.where(weights < 1, residual / rest, 1.0)  # 0 / 0 only between equal distributions
     index, count = jnp.arange(1, proposal.width + 1), proposal.num_tokens[:, None]
@@ -98,6 +101,7 @@ def next_token_probs(
     draft = draft_distribution_after(proposal, num_accepted, target.shape[1])
     weights = prefix_weights(target_probs, proposal)
     weight = jnp.take_along_axis(weights, num_accepted[:, None], axis=1)
+    # After the last draft the target's own distribution applies, without a weight.
     weight = jnp.where((num_accepted < proposal.num_tokens)[:, None], weight, 1.0)
     # Rounding may leave no residual at all. Then draft and target agree, and the target will do.
     return normalised_or(jnp.maximum(weight * target - draft, 0.0), target)
@@ -110,6 +114,7 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     # Strictly below: a prefix with h = 0 is never good, not even at u = 0.
     is_good = uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
     lengths = jnp.arange(1, proposal.width + 1, dtype=jnp.int32)
+    # The longest good prefix counts, even if a shorter one is not good.
     num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1)
     distribution = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(distribution, noise.gumbel))

@@ -46,6 +46,7 @@ def conditional_distributions(
         return distributions
     # Padding takes no token away from the candidates after it.
     one_hot = jnp.where(jnp.sum(distributions, axis=2, keepdims=True) > 0, one_hot, 0.0)
+    # Taken by an earlier candidate: the running sum without the candidate's own token.
     is_taken = jnp.cumsum(one_hot, axis=1) - one_hot > 0
     distributions = jnp.where(is_taken, 0.0, distributions)
     total = jnp.sum(distributions, axis=2, keepdims=True)

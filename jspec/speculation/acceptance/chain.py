@@ -15,11 +15,13 @@ def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCo
     # Neither padding nor NO_TOKEN, which a drafter draws from no distribution, is ever accepted.
     is_real = jnp.arange(proposal.width) < proposal.num_tokens[:, None]
     is_real &= proposal.tokens >= 0
+    # The cumulative product is 1 up to the first rejection, and 0 from there on.
     return jnp.sum(jnp.cumprod(is_accepted & is_real, axis=1, dtype=jnp.int32), axis=1)
 
 
 def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
     """Returns the target's probability of each draft; 0 for NO_TOKEN."""
+    # The distribution after block token i judges draft i; the last one is for the bonus token.
     probs = target_probs[:, : proposal.width]
     probs = jnp.take_along_axis(probs, proposal.tokens[..., None], axis=2)[..., 0]
     return jnp.where(proposal.tokens >= 0, probs, 0.0)
@@ -43,6 +45,7 @@ def draft_distribution_after(
     """Returns the distribution of the first draft not accepted; zeros after a row's last draft."""
     if proposal.width == 0:
         return jnp.zeros([num_accepted.shape[0], vocab_size], jnp.float32)
+    # If all drafts were accepted there is no next one: any index will do, as zeros replace it.
     index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
     if proposal.probs is None:
         token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
@@ -79,6 +82,8 @@ def uniforms_of(noise: AcceptanceNoise) -> Float32[Array, "b w"]:
 
 def min_ratio(target: Float32[Array, "..."], draft: Float32[Array, "..."]) -> Float32[Array, "..."]:
     """Returns min(1, target / draft), and 0 where `target` is 0 or either is NaN."""
+    # The quotient is used only where it is below 1, so it never overflows. Comparisons with NaN are
+    # false, which leaves 0.
     ratio = target / jnp.where(draft > 0, draft, 1.0)
     ratio = jnp.where(target < draft, ratio, jnp.where(target >= draft, 1.0, 0.0))
     return jnp.where(target > 0, ratio, 0.0)
@@ -88,5 +93,6 @@ def normalised_or(
     weights: Float32[Array, "b v"], instead: Float32[Array, "b v"]
 ) -> Float32[Array, "b v"]:
     """Returns each row of `weights` summing to 1, or the row of `instead` where all are 0."""
+    # NaN is not above 0 either, so a row with NaN takes `instead`.
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), instead)

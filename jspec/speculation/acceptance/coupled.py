@@ -39,6 +39,7 @@ def next_token_probs(
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
     """Accepts drafts while they are what the target draws, with Gumbel noise [b w+1 v]."""
     tokens = sample(target_probs, noise.gumbel)
+    # The token at the first disagreement is the target's own draw: no residual is needed.
     num_accepted = count_accepted(tokens[:, : proposal.width] == proposal.tokens, proposal)
     return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
 

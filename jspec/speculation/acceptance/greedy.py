@@ -32,6 +32,7 @@ def next_token_probs(
     del proposal
     probs = probs_after(target_probs, num_accepted)
     best = best_token(probs)
+    # Zeros where the target has no distribution: NaN or all zeros.
     is_best = (jnp.arange(probs.shape[-1]) == best[:, None]) & (probs > 0)
     return is_best.astype(jnp.float32)
 

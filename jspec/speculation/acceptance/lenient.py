@@ -36,6 +36,7 @@ def acceptance_probs(
     target_probs: TargetProbs, proposal: Proposal, *, lenience: float
 ) -> Float32[Array, "b w"]:
     """Returns min(1, target / (lenience · draft)) at each draft; see `AcceptanceRule`."""
+    # As if the drafter had found its drafts less likely than it did.
     draft = lenience * draft_probs_of_drafts(proposal)
     return min_ratio(probs_of_drafts(target_probs, proposal), draft)
 
@@ -46,6 +47,7 @@ def accept(
     """Applies the form for sampling: accept a draft if u · lenience · draft < target, strictly."""
     threshold = uniforms_of(noise) * (lenience * draft_probs_of_drafts(proposal))
     num_accepted = count_accepted(threshold < probs_of_drafts(target_probs, proposal), proposal)
+    # The residual of `rejection`, unchanged: that bounds every token's probability by target / l.
     distribution = rejection.next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 

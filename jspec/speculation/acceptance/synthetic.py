@@ -66,7 +66,9 @@ def loaded_noise(
 
     See `noise.acceptance_noise` for the arguments.
     """
+    # The coin is loaded in the noise, so that the rule itself is the same for every rate.
     noise = INDEPENDENT.acceptance(seed, position, width, vocab_size, is_random)
+    # 0 is below a half, and a half is not: the coin falls as the loaded uniforms decided.
     is_kept = uniforms_of(noise) < rate_of(seed)[:, None]
     return noise.replace(uniforms=jnp.where(is_kept, 0.0, _HALF))
 

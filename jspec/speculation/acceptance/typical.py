@@ -36,6 +36,7 @@ def acceptance_probs(
       delta: the part of exp(-H), the probability of a token of average surprise, that is enough.
     """
     entropy = jnp.sum(entr(target_probs[:, : proposal.width]), axis=-1)
+    # exp(-H) is the probability of a token of average surprise.
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
     return (probs_of_drafts(target_probs, proposal) > threshold).astype(jnp.float32)
 
