@@ -128,7 +128,7 @@ def _jvp(
     reference: Callable[..., Any],
     result: Result,
     operands: tuple[Array, ...],
-    tangents: tuple[Array, ...],
+    tangents: tuple[Any, ...],  # an integer operand's is no array of JAX, but NumPy's float0
 ) -> tuple[Any, Any]:
     """Differentiates the reference, which then computes the value as well."""
     return jax.jvp(reference, operands, tangents)
