@@ -33,15 +33,9 @@ from jspec.common.typing import (
 )
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.models import KVCache
-from jspec.sampling.distribution import (
-    SamplingSettings,
-    confidence,
-    likeliest,
-    process_drafts,
-    sample,
-    sampling_probs,
-)
+from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
+from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView
 

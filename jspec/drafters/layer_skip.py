@@ -28,7 +28,7 @@ from jspec.drafters.memory import Stateless
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -22,7 +22,7 @@ from jspec.drafters.memory import Stateless
 from jspec.drafters.prefix import hand_on
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models.cache import KVCache
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -22,7 +22,7 @@ from jspec.drafters.heads.medusa_module import MedusaConfig, medusa_logits
 from jspec.drafters.last_output import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
 from jspec.models import LlamaConfig
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

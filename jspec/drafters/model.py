@@ -28,7 +28,7 @@ from jspec.drafters.draw import DrawFn, draw_from_distribution
 from jspec.drafters.history import History
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

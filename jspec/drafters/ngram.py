@@ -35,7 +35,7 @@ from jspec.drafters.ngram_matches import (
     most_frequent,
 )
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

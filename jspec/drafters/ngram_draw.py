@@ -14,8 +14,9 @@ from jaxtyping import Array, Float32, Key
 from jspec.common.typing import RowTokens
 from jspec.drafters.draw import DrawFn
 from jspec.drafters.ngram_matches import Window
-from jspec.sampling.distribution import NO_TOKEN, SamplingSettings, sample, sampling_probs
+from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
+from jspec.sampling.settings import SamplingSettings
 
 
 def make_draw(window: Window, num_places: int) -> DrawFn:

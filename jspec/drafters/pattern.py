@@ -19,7 +19,7 @@ from jspec.common.typing import RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec, option_title
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 from jspec.weights import TokenizerLike

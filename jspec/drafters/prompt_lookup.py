@@ -16,7 +16,7 @@ from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.history import History
 from jspec.drafters.memory import Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -22,7 +22,7 @@ from jspec.drafters.draw import DrawFn, draw_from_distribution
 from jspec.drafters.memory import Stateless
 from jspec.drafters.ngram_table import NgramTable, load_table
 from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

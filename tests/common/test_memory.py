@@ -13,7 +13,7 @@ from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
 from jspec.generation.request import Request, Settings
-from jspec.sampling.distribution import Switches
+from jspec.sampling.settings import Switches
 from jspec.weights.resolver import load_model
 from tests import tiny_models
 from tests.programs import check_refusal

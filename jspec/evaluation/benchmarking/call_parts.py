@@ -12,11 +12,11 @@ from jspec.evaluation.benchmarking.calls import call_loop
 from jspec.evaluation.benchmarking.repeated import Loop, with_first
 from jspec.evaluation.benchmarking.turns import Turn, take_turns
 from jspec.generation.capacity import capacity_for
+from jspec.kernels import first_argmax, rotate_heads, swiglu
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import causal_mask
-from jspec.models.layers import Kernel, RMSNorm, linear, swiglu
-from jspec.models.rope import rope_cos_sin, rotate_heads
-from jspec.sampling.distribution import first_argmax
+from jspec.models.layers import Kernel, RMSNorm, linear
+from jspec.models.rope import rope_cos_sin
 from jspec.weights.quantize import num_contracted
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.rules import flatten

@@ -25,7 +25,8 @@ from jspec.drafters import (
     member_names,
 )
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
-from jspec.sampling.distribution import SamplingSettings, confidence, likeliest, sampling_probs
+from jspec.sampling.distribution import confidence, likeliest, sampling_probs
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import Drafter, TargetView, observed_layers
 
 
