@@ -16,7 +16,7 @@ from jspec.common.memory import check_memory
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes, quantize
-from jspec.weights.tensor_names import Parameter, Part, Shape, parameter_table
+from jspec.weights.tensor_names import Parameter, Part, Path, Shape, parameter_table
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -177,7 +177,8 @@ def check_params(config: LlamaConfig, params: dict[str, Any]) -> None:
       ValueError: names the parameters that are missing, unknown or of another shape.
     """
     expected = {"/".join(entry.path): entry.shape for entry in parameter_table(config)}
-    found = {"/".join(path): tuple(leaf.shape) for path, leaf in flatten_dict(params).items()}
+    leaves: dict[Path, Any] = flatten_dict(params)
+    found = {"/".join(path): tuple(leaf.shape) for path, leaf in leaves.items()}
     if problems := _mismatch(expected, found):
         raise ValueError(f"parameters do not fit the config: {problems}")
 

@@ -1,5 +1,7 @@
 """Hugging Face folders: config.json and safetensors, one file or several with an index."""
 
+import collections
+import math
 import pathlib
 from typing import Any
 
@@ -10,9 +12,16 @@ from jspec.common.json_file import read_json, write_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config
-from jspec.weights.assemble import TensorSource, iterate_tensors, load_params, parse_config
+from jspec.weights.assemble import (
+    TensorSource,
+    check_params,
+    iterate_tensors,
+    load_params,
+    parse_config,
+)
 from jspec.weights.quantize import refuse_quantized
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
@@ -129,32 +138,26 @@ def save_hf(
 def _write_tensors(
     folder: pathlib.Path, config: LlamaConfig, params: dict[str, Any], max_shard_bytes: int
 ) -> None:
-    shards: list[list[str]] = []
-    shard: dict[str, np.ndarray] = {}
-    num_bytes = total = 0
+    import huggingface_hub
 
-    def write() -> None:
-        save_safetensors(folder / f"{len(shards)}.partial", shard)
-        shards.append(list(shard))
-
+    check_params(config, params)
+    num_bytes = {
+        part.name: math.prod(part.shape) * params["embedding"].dtype.itemsize
+        for entry in parameter_table(config)
+        for part in entry.parts
+    }
+    split = huggingface_hub.split_state_dict_into_shards_factory(
+        num_bytes,
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    shards: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
     for part, tensor in iterate_tensors(config, params):
-        if shard and num_bytes + tensor.nbytes > max_shard_bytes:
-            write()
-            shard, num_bytes = {}, 0
-        shard[part.name] = tensor
-        num_bytes, total = num_bytes + tensor.nbytes, total + tensor.nbytes
-    write()
-    _name_shards(folder, shards, total)
-
-
-def _name_shards(folder: pathlib.Path, shards: list[list[str]], num_bytes: int) -> None:
-    """Gives the files their final names, which hold the number of files, and writes the index."""
-    if len(shards) == 1:
-        (folder / "0.partial").rename(folder / _FILE)
-        return
-    weight_map = {}
-    for index, names in enumerate(shards):
-        file = f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors"
-        (folder / f"{index}.partial").rename(folder / file)
-        weight_map |= dict.fromkeys(names, file)
-    write_json(folder / _INDEX, {"metadata": {"total_size": num_bytes}, "weight_map": weight_map})
+        file = split.tensor_to_filename[part.name]
+        shards[file][part.name] = tensor
+        if len(shards[file]) == len(split.filename_to_tensors[file]):  # written, and freed
+            save_safetensors(folder / file, shards.pop(file))
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        write_json(folder / _INDEX, index)

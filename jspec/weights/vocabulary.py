@@ -21,6 +21,12 @@ from jspec.weights.tokenizers.tokenizer import TokenizerLike
 _PADDING = re.compile(r"\[PAD\d*\]|<pad_?\d*>|<\|?dummy_?\d*\|?>", re.IGNORECASE)
 
 
+def _meanings(tokenizer: TokenizerLike) -> dict[int, str]:
+    """Returns the token of each id, padding left out."""
+    tokens = tokenizer.vocabulary().items()
+    return {token_id: token for token, token_id in tokens if not _PADDING.fullmatch(token)}
+
+
 def vocabulary_digest(tokenizer: TokenizerLike) -> str | None:
     """Returns a checksum of what each id means, padding left out.
 
@@ -28,12 +34,7 @@ def vocabulary_digest(tokenizer: TokenizerLike) -> str | None:
     """
     if isinstance(tokenizer, ByteTokenizer):
         return None
-    items = [
-        [token_id, token]
-        for token, token_id in tokenizer.vocabulary().items()
-        if not _PADDING.fullmatch(token)
-    ]
-    return hashlib.sha256(json.dumps(sorted(items)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(sorted(_meanings(tokenizer).items())).encode()).hexdigest()
 
 
 def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
@@ -45,27 +46,16 @@ def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
     Raises:
       InputError: names the first id that differs.
     """
+    reason = None
     if isinstance(target, ByteTokenizer) or isinstance(draft, ByteTokenizer):
         if target.vocab_size != draft.vocab_size:
-            raise InputError(
-                f"target and draft have different tokenizers: {target.vocab_size} tokens and "
-                f"{draft.vocab_size}"
-            )
-        return
-    by_id = [
-        {token_id: token for token, token_id in tokenizer.vocabulary().items()}
-        for tokenizer in (target, draft)
-    ]
-    if by_id[0] == by_id[1]:
-        return
-    for token_id in sorted(by_id[0].keys() | by_id[1].keys()):
-        tokens = [tokens.get(token_id) for tokens in by_id]
-        is_padding = all(t is None or _PADDING.fullmatch(t) for t in tokens)
-        if tokens[0] != tokens[1] and not is_padding:
-            raise InputError(
-                f"target and draft have different tokenizers: id {token_id} is {tokens[0]!r} in "
-                f"the target and {tokens[1]!r} in the draft"
-            )
+            reason = f"{target.vocab_size} tokens and {draft.vocab_size}"
+    elif differing := dict(set(_meanings(target).items()) ^ set(_meanings(draft).items())):
+        first = min(differing)
+        own, other = (_meanings(tokenizer).get(first) for tokenizer in (target, draft))
+        reason = f"id {first} is {own!r} in the target and {other!r} in the draft"
+    if reason is not None:
+        raise InputError(f"target and draft have different tokenizers: {reason}")
 
 
 def used_vocab_size(model: LoadedModel) -> int:
