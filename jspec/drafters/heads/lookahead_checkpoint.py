@@ -24,7 +24,7 @@ from jspec.drafters.heads.folder import (
 )
 from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models.config import LlamaConfig
-from jspec.weights.rules import Rule, single_rule
+from jspec.weights.tensor_names import Parameter, one_tensor
 
 _TOKENS_KEY = "lookahead_num_tokens"
 _FILE = HeadFile("look-ahead embeddings", "model.safetensors", _TOKENS_KEY)
@@ -42,9 +42,9 @@ class LoadedLookahead(NamedTuple):
     params: dict[str, Any]
 
 
-def _rules(config: LookaheadConfig) -> list[Rule]:
+def _rules(config: LookaheadConfig) -> list[Parameter]:
     shape = config.num_tokens, config.embed_dim
-    return [single_rule(("embeddings",), "embeddings.weight", shape)]
+    return [one_tensor(("embeddings",), "embeddings.weight", shape)]
 
 
 def load_lookahead(folder: pathlib.Path, target: LlamaConfig) -> LoadedLookahead:
