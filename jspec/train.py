@@ -1,12 +1,11 @@
 """Trains a drafter: `python -m jspec.train --config=configs/train_eagle.py --workdir=DIR`.
 
-Fields of the config are overridden by `--config.FIELD=VALUE`. A run that was killed goes on where
-it was with the same command. DIR gets `config.json`, `metrics.jsonl`, the same for TensorBoard,
-`checkpoints/` and, at the end, figures of the metrics, where matplotlib is, and the drafter: a head
-in `head/`, for `--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a
-model in `draft/`, for `--drafter=model --draft=DIR/draft`. Where the target is trained too (the
-field `train_target` of medusa), it is another model, in `target/`. docs/train_a_drafter.md is the
-guide.
+`--config.FIELD=VALUE` overrides a field of the config. The same command continues a run that was
+killed. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end, the drafter and, if
+matplotlib is installed, a figure of the metrics. The drafter is a head in `head/`, for
+`--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a model in `draft/`,
+for `--drafter=model --draft=DIR/draft`. If the target is trained too (the field `train_target` of
+medusa), it is another model, in `target/`. docs/train_a_drafter.md is the guide.
 """
 
 import pathlib
@@ -20,8 +19,7 @@ from jspec.common.work_dir import check_or_write_config, make_workdir, write_jso
 from jspec.evaluation.experiments import config_flag
 from jspec.evaluation.experiments.config import to_plain
 from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR
-from jspec.training.kinds import read_training
-from jspec.training.run import has_begun, run_training
+from jspec.training.run import has_begun, read_config, run_training
 from jspec.training.trainee import describe
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
@@ -32,18 +30,18 @@ def main() -> None:
     if CONFIG.value is None or not WORKDIR.value:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     plain = to_plain(CONFIG.value)
-    training = read_training(plain)
+    config = read_config(plain)
     workdir = pathlib.Path(WORKDIR.value)
     make_workdir(workdir)
     if has_begun(workdir):
         check_or_write_config(workdir / "config.json", plain)
-    else:  # what was refused before its first step leaves no claim
+    else:  # a run that was refused before its first step does not claim the workdir
         write_json(workdir / "config.json", plain)
-    output = workdir / training.OUTPUT
+    output = workdir / config.OUTPUT
     if output.exists():
-        print(f"{output} is there already: nothing to do", file=sys.stderr, flush=True)
+        print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
-    metrics = run_training(training, workdir)
+    metrics = run_training(config, workdir)
     print(f"{output}: {describe(metrics)}")
 
 

@@ -17,7 +17,7 @@ from jspec.common.json_lines import check_output
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.ngram_table import NgramTable, save_table
 from jspec.generation.generator import DEFAULT_TARGET
-from jspec.training.token_texts import read_token_texts
+from jspec.training.texts import read_token_texts
 from jspec.weights import load_model
 from jspec.weights.vocabulary import used_vocab_size
 

@@ -1,7 +1,7 @@
 """The heads of blockwise parallel decoding (arXiv 1811.03115) as a trainee.
 
 The target stays as it is, the paper's "frozen base model": its own head is the projection that all
-places share.
+heads share.
 """
 
 import dataclasses
@@ -22,21 +22,21 @@ from jspec.drafters.heads.blockwise_module import (
 )
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
-from jspec.training.heads import make_heads_trainee
-from jspec.training.loop import Trainee
+from jspec.training.config import TrainingConfig
+from jspec.training.heads import Heads, make_heads_trainee
 from jspec.training.texts import Text
-from jspec.training.training import Training
+from jspec.training.trainee import Trainee
 from jspec.weights.resolver import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseTraining(Training):
-    """A training run of the heads of blockwise decoding; see `Training`.
+class BlockwiseTraining(TrainingConfig):
+    """A training run of the heads of blockwise decoding.
 
     Attributes:
-      num_heads: places ahead, one for each draft of a round.
-      hidden_dim: inner width for each place; 0 takes that of the target's feed-forward layers.
-      decay: weight of each place's loss relative to the one before.
+      num_heads: number of heads, one for each draft of a round.
+      hidden_dim: inner width of each head; 0 takes that of the target's feed-forward layers.
+      decay: weight of each head's loss relative to the one before.
     """
 
     OUTPUT = "head"
@@ -47,7 +47,7 @@ class BlockwiseTraining(Training):
     decay: float = 1.0
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns heads that say at first what the target says; see `Training.make_trainee`."""
+        """Returns heads that predict at first as the target's own does; see `TrainingConfig`."""
         del texts
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("decay", self.decay, 0, 10)
@@ -57,7 +57,7 @@ class BlockwiseTraining(Training):
             shape.embed_dim, self.hidden_dim or shape.hidden_dim, self.num_heads
         )
 
-        def say(
+        def logits(
             params: Params, target_params: Params, hidden: Float32[Array, "b t d"]
         ) -> Callable[[int], Float32[Array, "b t v"]]:
             inner, head = inner_layer(params, hidden), head_kernel(shape, target_params)
@@ -67,6 +67,5 @@ class BlockwiseTraining(Training):
             save_blockwise(folder, config, params, shape)
 
         first = init_blockwise_params(config, jax.random.key(self.recipe.seed))
-        return make_heads_trainee(
-            target, first, say, save, num_heads=self.num_heads, decay=self.decay
-        )
+        heads = Heads(first, logits, save, self.num_heads, self.decay)
+        return make_heads_trainee(target, heads)

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: the latest ones and the best, whole or not at all."""
+"""Checkpoints of a run: the latest ones and the best, each whole or absent (Orbax)."""
 
 import contextlib
 import pathlib
@@ -10,36 +10,30 @@ from flax import struct
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.training.recipe import Recipe
+from jspec.training.config import Recipe
 from jspec.training.trainee import SCORE
 
-CHECKPOINTS = "checkpoints"
 _STEP, _STEP_WEIGHT = "step", 1e-12
 
 
 class TrainState(struct.PyTreeNode):
-    """All that the next update needs.
-
-    Attributes:
-      params: trained so far.
-      optimizer: optax's state.
-    """
+    """All that the next update needs."""
 
     params: Params
-    optimizer: Any
+    optimizer: Any  # optax's state
 
 
 class Checkpoints:
-    """Those of a run."""
+    """The checkpoints of a run, in WORKDIR/checkpoints."""
 
     def __init__(self, workdir: pathlib.Path, recipe: Recipe) -> None:
-        """Opens the folder; what an earlier run left half written is removed."""
+        """Opens the folder; what a killed run left half written is removed."""
         from orbax.checkpoint import v1 as ocp
 
         policies = ocp.training.preservation_policies
-        self.folder = workdir / CHECKPOINTS
+        self.folder = workdir / "checkpoints"
         self._recipe = recipe
-        with self._explained("read"):
+        with self._one_line_errors("read"):
             self._checkpointer = ocp.training.Checkpointer(
                 str(self.folder.absolute()),
                 save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # type: ignore
@@ -51,33 +45,28 @@ class Checkpoints:
             )  # fmt: skip
 
     def restore(self, state: TrainState) -> tuple[TrainState, int]:
-        """Returns the latest state and its step; what it is given and 0 without one.
+        """Returns the latest state and its step; the given state and 0 if there is none.
 
         Raises:
-          InputError: the checkpoint cannot be read, or is of something else.
+          InputError: the checkpoint cannot be read, or has other parameters.
         """
         latest = self._checkpointer.latest
-        if latest is None:
-            return state, 0
-        with self._explained(f"go on from step {latest.step} in"):
-            return self._load(latest.step, state), latest.step
+        return (self._load(latest.step, state), latest.step) if latest else (state, 0)
 
-    def save(self, step: int, state: TrainState, report: dict[str, Any]) -> None:
-        """Writes a checkpoint, in Orbax's threads; the next update waits for them.
+    def save(self, step: int, state: TrainState, metrics: dict[str, Any]) -> None:
+        """Writes a checkpoint.
 
         Raises:
-          InputError: one cannot be written.
+          InputError: it cannot be written.
         """
-        with self._explained("write a checkpoint to"):
-            metrics = report | {_STEP: step}
+        with self._one_line_errors("write a checkpoint to"):
+            metrics = metrics | {_STEP: step}
             self._checkpointer.save_async(step, _named_leaves(state), metrics=metrics)
-            self._checkpointer.wait()  # the next update takes the state's memory over
+            self._checkpointer.wait()  # the next update donates the state's memory
 
     def is_stale(self) -> bool:
-        """Returns whether the best score is as many looks old as the recipe has patience."""
-        if not self._recipe.patience:
-            return False
-        if self._checkpointer.latest is None:
+        """Returns whether the recipe's patience has run out since the best score."""
+        if not self._recipe.patience or self._checkpointer.latest is None:
             return False
         age = self._checkpointer.latest.step - self._best().step
         return age >= self._recipe.patience * self._recipe.evaluate_every
@@ -86,14 +75,13 @@ class Checkpoints:
         """Returns the parameters of the best score, and its metrics.
 
         Args:
-          state: one of the same shapes.
+          state: any state of the same shapes.
 
         Raises:
           InputError: the checkpoint cannot be read.
         """
         best = self._best()
-        with self._explained(f"read step {best.step} of"):
-            return self._load(best.step, state).params, dict(best.metrics)
+        return self._load(best.step, state).params, dict(best.metrics)
 
     def _best(self) -> Any:
         return max(self._checkpointer.checkpoints, key=lambda one: _rank(one.metrics))  # type: ignore
@@ -104,12 +92,13 @@ class Checkpoints:
             name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
             for name, leaf in _named_leaves(state).items()
         }
-        leaves = self._checkpointer.load(step, abstract)
+        with self._one_line_errors(f"read step {step} of"):
+            leaves = self._checkpointer.load(step, abstract)
         return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in abstract])
 
     @contextlib.contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        """Makes one line of whatever Orbax, TensorStore or their threads raise."""
+    def _one_line_errors(self, what: str) -> Iterator[None]:
+        """Turns whatever Orbax, TensorStore or their threads raise into one line."""
         try:
             yield
         except Exception as error:
@@ -120,11 +109,11 @@ class Checkpoints:
 
 
 def _rank(metrics: Mapping[str, Any]) -> float:
-    """Returns the score; of equal ones the first is the best."""
+    """Returns the score, a hair less for later steps: of equal scores the first is the best."""
     return metrics[SCORE] - _STEP_WEIGHT * metrics.get(_STEP, 0)
 
 
 def _named_leaves(state: TrainState) -> dict[str, jax.Array]:
-    """Returns the leaves by their paths: Orbax then need not know optax's types."""
+    """Returns the leaves by their paths, so that Orbax need not know optax's types."""
     return {jax.tree_util.keystr(path): leaf
             for path, leaf in jax.tree_util.tree_leaves_with_path(state)}  # fmt: skip

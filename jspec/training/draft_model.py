@@ -3,7 +3,6 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +10,12 @@ import jax.numpy as jnp
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.common.typing import Params
 from jspec.models import LlamaConfig, init_params
-from jspec.training.boosting import boosted, make_marks
-from jspec.training.draft_loss import Sight, chain_metrics, compare
-from jspec.training.losses import LOSSES
-from jspec.training.packed import packed_hidden, places_of
-from jspec.training.texts import Rows, Text
+from jspec.training.boosting import boosted_loss, mark_known
+from jspec.training.config import TrainingConfig
+from jspec.training.model_loss import LOSSES, chain_metrics, compare, lazy_logits
+from jspec.training.packing import Rows
+from jspec.training.texts import Text
 from jspec.training.trainee import Trainee
-from jspec.training.training import Training
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel, load_model
@@ -28,12 +26,12 @@ _SIZES = ("embed_dim", "hidden_dim", "num_heads", "num_kv_heads")
 
 
 @dataclasses.dataclass(frozen=True)
-class DraftModelTraining(Training):
-    """A training run of a draft model; see `Training`.
+class DraftModelTraining(TrainingConfig):
+    """A training run of a draft model.
 
     Attributes:
-      init_layers: layers of the target that it begins as, rising; empty begins from noise. Then it
-        has the target's width.
+      init_layers: layers of the target that it begins as, in rising order; empty begins from noise.
+        With any, it has the target's width.
       embeddings: "own" begins from noise; "copied" begins as the target's embedding, head and final
         norm; "shared" is those, and does not train them. The latter two need the target's width.
       num_layers: 0 for as many as `init_layers`.
@@ -41,13 +39,13 @@ class DraftModelTraining(Training):
       hidden_dim: width of the feed-forward layers.
       num_heads: query heads.
       num_kv_heads: key and value heads.
-      cross_entropy_weight: of the losses' sum; see `losses`.
+      cross_entropy_weight: of the loss of that name in the sum; see `model_loss`.
       kl_weight: likewise.
       total_variation_weight: likewise.
       chain_steps: drafts of a round, for the score.
       earlier: draft models trained before, as `load_model` takes them. This one is then trained on
-        what they miss, and scored together with them; see `boosting`.
-      known_weight: of places where one of them agrees with the target, from 0, which leaves them
+        the positions where they are wrong, and scored together with them; see `boosting`.
+      known_weight: of positions where one of them agrees with the target, from 0, which leaves them
         out, to 1. Above 0 this one stays better at going on from its own drafts.
     """
 
@@ -87,24 +85,29 @@ class DraftModelTraining(Training):
         return {name: getattr(self, f"{name}_weight") for name in LOSSES}
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns the draft model; see `Training.make_trainee`."""
+        """Returns the draft model; see `TrainingConfig`."""
         del texts
         if target.is_random:
             raise InputError(f"{target.name}: random weights have nothing to teach")
-        config = draft_config(self, target.config)
-        return make_draft_trainee(self, config, target)
+        return _make_draft_trainee(self, draft_config(self, target.config), target)
 
-    def make_fill(self, target: LoadedModel, texts: Sequence[Text]) -> Callable[[Rows], Rows]:
-        """Returns what marks the places that earlier drafts know; see `Training.make_fill`."""
-        if not self.earlier:
-            return super().make_fill(target, texts)
+    def make_fill(
+        self, target: LoadedModel, trainee: Trainee, texts: Sequence[Text]
+    ) -> Callable[[Rows], Rows]:
+        """Returns what marks the positions that earlier drafts know; see `TrainingConfig`.
+
+        Raises:
+          InputError: an earlier draft cannot be loaded, or does not fit the target.
+        """
+        if self.states or not self.earlier:
+            return super().make_fill(target, trainee, texts)
         earlier = [load_model(name, dtype=self.dtype) for name in self.earlier]
         sizes = {"seq_len": self.seq_len, "batch_size": self.batch_size}
-        return make_marks(target, earlier, texts, **sizes)
+        return mark_known(target, earlier, texts, **sizes)
 
 
 def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConfig:
-    """Returns the shape of a draft model.
+    """Returns the shape of a draft model: the target's, where the run does not say otherwise.
 
     Raises:
       InputError: layers or embeddings of the target that do not fit it.
@@ -132,9 +135,9 @@ def _check_beginning(
 ) -> None:
     """Checks that what the draft begins as fits its shape."""
     layers, number = training.init_layers, training.num_layers
-    known = range(target.num_layers)
-    if list(layers) != sorted(set(layers)) or not all(layer in known for layer in layers):
-        raise InputError(f"expected init_layers rising, from 0 to {known[-1]}, got {list(layers)}")
+    last = target.num_layers - 1
+    if list(layers) != sorted(set(layers) & set(range(last + 1))):
+        raise InputError(f"expected init_layers rising, from 0 to {last}, got {list(layers)}")
     if layers and not is_like_target:
         raise InputError(f"with init_layers, expected {', '.join(_SIZES)} to be 0 or the target's")
     if layers and number not in (0, len(layers)):
@@ -148,83 +151,45 @@ def _check_beginning(
         )
 
 
-def make_draft_trainee(
+def _make_draft_trainee(
     training: DraftModelTraining, config: LlamaConfig, target: LoadedModel
 ) -> Trainee:
-    """Returns a draft model to train.
-
-    Args:
-      training: how it begins, and what for.
-      config: its shape; see `draft_config`.
-      target: the frozen target.
-    """
-    vocab_size = used_vocab_size(target)
-    whole = _completion(training, config)
+    """Returns a draft model of a shape to train."""
+    vocab_size, steps = used_vocab_size(target), training.chain_steps
     dtype = target.params["embedding"].dtype
+    weights = {name: weight for name, weight in training.weights.items() if weight}
+    outer = ("embedding", "final_norm", *([] if config.tie_embeddings else ["head"]))
+    first = init_params(config, jax.random.key(training.recipe.seed))
+    for index, layer in enumerate(training.init_layers):
+        first[f"layers_{index}"] = target.params[f"layers_{layer}"]
+    if training.embeddings == "shared":
+        first = {name: leaf for name, leaf in first.items() if name not in outer}
+    elif training.embeddings == "copied":
+        first |= {name: target.params[name] for name in outer}
 
-    def score(
-        params: Params, target_params: Params, rows: Rows
-    ) -> tuple[jax.Array, dict, jax.Array]:
-        """Returns the loss, metrics, and the number of places."""
-        draft_params = whole(params, target_params)
-        frozen = jax.lax.stop_gradient(target_params)
-        places = places_of(rows)
-        found = compare(
-            Sight(packed_hidden(config, draft_params, rows, jnp.float32), _head(draft_params)),
-            Sight(packed_hidden(target.config, frozen, rows, dtype), _head(frozen)),
-            jnp.roll(jnp.asarray(rows.tokens), -1, axis=1),
-            {name: weight for name, weight in training.weights.items() if weight},
-            vocab_size,
-        )
-        is_scored = jnp.roll(jnp.asarray(rows.is_answer), -1, axis=1) & places.has_ahead(1)
-        count, steps = jnp.sum(is_scored, dtype=jnp.float32), training.chain_steps
-        if rows.is_known is None:
-            metrics = chain_metrics(found, is_scored, steps)
-            return metrics["losses"][0], metrics, count
-        known, weight = jnp.asarray(rows.is_known), training.known_weight
-        return *boosted(found, is_scored, known, known_weight=weight, num_steps=steps), count
+    def whole(params: Params, target_params: Params) -> Params:
+        """Returns the draft model's parameters: those trained and those shared."""
+        return {name: target_params[name] for name in outer} | params
 
     def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        return score(params, target_params, rows)[:2]
-
-    def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        _, metrics, count = score(params, target_params, rows)
-        return {name: value * count for name, value in metrics.items()}, count
+        frozen = jax.lax.stop_gradient(target_params)
+        found = compare(
+            lazy_logits(config, whole(params, target_params), rows, jnp.float32),
+            lazy_logits(target.config, frozen, rows, dtype),
+            jnp.asarray(rows.tokens),
+            weights,
+            vocab_size,
+        )
+        if rows.is_known is None:
+            metrics = chain_metrics(found, rows.is_scored(1), steps)
+            return metrics["losses"][0], metrics
+        known, weight = jnp.asarray(rows.is_known), training.known_weight
+        return boosted_loss(found, rows.is_scored(1), known, known_weight=weight, num_steps=steps)
 
     def save(params: Params, folder: pathlib.Path) -> None:
         assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
         stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), whole(params, target.params))
         save_hf(folder, config, stored, tokenizer=target.tokenizer)
 
-    return Trainee(first_params(training, config, target.params), loss, evaluate, save)
-
-
-def _head(params: Params) -> Any:
-    return params.get("head", params["embedding"])
-
-
-def _completion(
-    training: DraftModelTraining, config: LlamaConfig
-) -> Callable[[Params, Params], Params]:
-    """Returns (trained, target's parameters) -> the draft model's."""
-    names = _outer_names(config) if training.embeddings == "shared" else ()
-    return lambda params, target_params: params | {name: target_params[name] for name in names}
-
-
-def _outer_names(config: LlamaConfig) -> tuple[str, ...]:
-    """Returns what stands around the layers."""
-    return ("embedding", "final_norm", *([] if config.tie_embeddings else ["head"]))
-
-
-def first_params(
-    training: DraftModelTraining, config: LlamaConfig, target_params: Params
-) -> Params:
-    """Returns the float32 parameters that are trained, before the first update."""
-    params = init_params(config, jax.random.key(training.recipe.seed))
-    for place, layer in enumerate(training.init_layers):
-        params[f"layers_{place}"] = target_params[f"layers_{layer}"]
-    if training.embeddings != "own":
-        params |= {name: target_params[name] for name in _outer_names(config)}
-    if training.embeddings == "shared":
-        params = {name: leaf for name, leaf in params.items() if name not in _outer_names(config)}
-    return jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), params)
+    floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), first)
+    return Trainee(floats, loss, save)

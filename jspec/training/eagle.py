@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +17,13 @@ from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import LlamaConfig
 from jspec.models.layers import look_up
 from jspec.models.outputs import head_kernel
-from jspec.training.chain_loss import report, weigh
-from jspec.training.eagle_loss import eagle_loss, known_tokens
+from jspec.training.chain_loss import chain_loss, target_steps
+from jspec.training.config import TrainingConfig
+from jspec.training.eagle_unroll import head_logits, unroll
+from jspec.training.packing import Rows
 from jspec.training.target_states import make_states, read_layers
-from jspec.training.texts import Rows, Text, most_frequent
-from jspec.training.trainee import Trainee
-from jspec.training.training import Training
+from jspec.training.texts import Text, most_frequent
+from jspec.training.trainee import LossFn, Trainee
 from jspec.weights.quantize import dequantize
 from jspec.weights.resolver import LoadedModel
 
@@ -31,18 +31,18 @@ _FROM_THE_END = 2  # the layer of the target that a head begins as: of SmolLM2's
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleTraining(Training):
-    """A training run of a head of EAGLE-3; see `Training`.
+class EagleTraining(TrainingConfig):
+    """A training run of a head of EAGLE-3.
 
     Attributes:
-      vocab_size: tokens that the head can propose: the most frequent ones of what it learns from.
+      vocab_size: tokens that the head can propose: the most frequent ones of the texts' answers.
       feature_layers: of the target; empty takes a low, a middle and a high one.
       chain_steps: calls of each chain in training.
       chain_decay: weight of each call relative to the one before.
       freeze_head: leave the projection onto the vocabulary as it begins, the target's: cheaper, and
         rare tokens need not be learned from few examples.
-      init_head: folder with a head to go on from, whose tokens may be others; empty begins with a
-        layer of the target.
+      init_head: folder with a head to go on from, which may propose other tokens; empty begins with
+        a layer of the target.
     """
 
     OUTPUT = "head"
@@ -56,31 +56,58 @@ class EagleTraining(Training):
     init_head: str = ""
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns the head of the most frequent tokens; see `Training.make_trainee`."""
+        """Returns a head of the most frequent tokens; its layer is one of the target's in shape."""
         check_range("chain_steps", self.chain_steps, 1, 64)
         check_range("vocab_size", self.vocab_size, 1, 10**9)
         size = target.config.vocab_size
         ids = most_frequent(texts, size, min(self.vocab_size, size))
-        earlier = self._find_earlier(target.config)
+        earlier = self._load_earlier(target.config)
         usual = default_feature_layers(target.config.num_layers)
         layers = tuple(self.feature_layers) or (earlier.config.feature_layers if earlier else usual)
         for layer in layers:
             check_range("feature_layers", layer, 0, target.config.num_layers)
         check_range("chain_decay", self.chain_decay, 0, 10)
-        print(f"the head can propose {len(ids)} tokens, {_coverage(texts, ids):.1%} of the texts",
-              file=sys.stderr, flush=True)  # fmt: skip
-        return make_eagle_trainee(
-            target,
-            eagle_config(target.config, vocab_size=len(ids), feature_layers=layers),
-            ids,
-            num_steps=self.chain_steps,
-            decay=self.chain_decay,
-            seed=self.recipe.seed,
-            freeze_head=self.freeze_head,
-            earlier=earlier,
+        answers = np.concatenate([np.array(text.answer, int) for text in texts])
+        print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
+              "texts", file=sys.stderr, flush=True)  # fmt: skip
+        layer = dataclasses.replace(
+            target.config, num_layers=1, vocab_size=len(ids), tie_embeddings=False
         )
+        config = EagleConfig(layer, size, layers, target.config.num_layers)
+        first = _first_params(target, config, ids, self.recipe.seed)
+        if earlier is not None:
+            first = _go_on(first, earlier, ids)
+        loss = self._make_loss(target, config, ids)
 
-    def _find_earlier(self, target: LlamaConfig) -> LoadedHead | None:
+        def save(params: Params, folder: pathlib.Path) -> None:
+            stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+            save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
+
+        return Trainee(first, loss, save, read_layers(target.config, layers))
+
+    def _make_loss(self, target: LoadedModel, config: EagleConfig, ids: np.ndarray) -> LossFn:
+        """Returns the loss of a head that can propose some tokens, [u]."""
+        states_of = make_states(target, ids, config.feature_layers)
+        is_known = jnp.zeros([config.target_vocab_size], bool).at[jnp.asarray(ids)].set(True)
+
+        def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
+            states = jax.lax.stop_gradient(states_of(target_params, rows))
+            if self.freeze_head:
+                frozen = {"head": jax.lax.stop_gradient(params["head"]["head"])}
+                params = params | {"head": params["head"] | frozen}
+            outputs = unroll(
+                config, params, rows, states.embedded, states.features, self.chain_steps
+            )
+            return chain_loss(
+                lambda step: head_logits(params, outputs[step]),
+                target_steps(rows, states, is_known),
+                num_steps=self.chain_steps,
+                decay=self.chain_decay,
+            )
+
+        return loss
+
+    def _load_earlier(self, target: LlamaConfig) -> LoadedHead | None:
         """Returns the head to go on from, if there is one."""
         if not self.init_head:
             return None
@@ -94,83 +121,10 @@ class EagleTraining(Training):
         return found
 
 
-def _coverage(texts: Sequence[Text], ids: np.ndarray) -> float:
-    answers = np.concatenate([np.array(text.answer, int) for text in texts])
-    return float(np.isin(answers, ids).mean())
-
-
-def eagle_config(
-    target: LlamaConfig, *, vocab_size: int, feature_layers: tuple[int, ...]
-) -> EagleConfig:
-    """Returns the shape of a head for a target: its layer is one of the target's.
-
-    Args:
-      target: the target.
-      vocab_size: tokens that the head can propose.
-      feature_layers: see `EagleConfig`.
-    """
-    layer = dataclasses.replace(target, num_layers=1, vocab_size=vocab_size, tie_embeddings=False)
-    return EagleConfig(layer, target.vocab_size, feature_layers, target.num_layers)
-
-
-def make_eagle_trainee(
-    target: LoadedModel,
-    config: EagleConfig,
-    ids: np.ndarray,
-    *,
-    num_steps: int,
-    decay: float,
-    seed: int,
-    freeze_head: bool = False,
-    earlier: LoadedHead | None = None,
-) -> Trainee:
-    """Returns a head to train, which begins as a layer of the target on its last features.
-
-    Args:
-      target: the frozen target.
-      config: the head's.
-      ids: tokens that the head can propose, [u].
-      num_steps: calls of each chain in training.
-      decay: weight of each call relative to the one before.
-      seed: of the initial parameters.
-      freeze_head: see `EagleTraining`.
-      earlier: a head to go on from, float32 or int8.
-    """
-    states_of = make_states(target, ids, config.feature_layers)
-    is_known = known_tokens(config, jnp.asarray(ids))
-
-    def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        states = jax.lax.stop_gradient(states_of(target_params, rows))
-        if freeze_head:
-            params = params | {"head": _frozen(params["head"], "head")}
-        value, metrics = eagle_loss(
-            params, states, config=config, is_known=is_known, num_steps=num_steps, decay=decay
-        )
-        return value, report(metrics)
-
-    def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        return weigh(loss(params, target_params, rows)[1], rows)
-
-    def save(params: Params, folder: pathlib.Path) -> None:
-        stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-        save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
-
-    first = _first_params(target, config, ids, seed)
-    if earlier is not None:
-        first = _go_on(first, earlier, ids)
-    layers = read_layers(target.config, config.feature_layers)
-    return Trainee(first, loss, evaluate, save, layers)
-
-
-def _frozen(params: Params, name: str) -> Params:
-    """Returns parameters of which one is not trained."""
-    return params | {name: jax.lax.stop_gradient(params[name])}
-
-
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:
     """Returns initial parameters: the last feature passes through a late layer of the target.
 
-    What the layer does with the embeddings begins as noise; the target's head reads what comes out.
+    The layer's weights for the embeddings begin as noise; the target's head reads its output.
     """
     params = init_eagle_params(config, jax.random.key(seed))
     width = config.layer.embed_dim
@@ -193,22 +147,22 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
 
 
 def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:
-    """Returns an earlier head's parameters; of tokens that it cannot propose, the first ones."""
-    floats = jax.tree.map(_as_floats, earlier.params, is_leaf=_is_quantized)
+    """Returns an earlier head's parameters; tokens new to it get those of `first`.
+
+    Raises:
+      InputError: the earlier head's layer has other shapes.
+    """
+    floats = jax.tree.map(
+        lambda leaf: dequantize(leaf) if isinstance(leaf, QuantizedKernel) else leaf,
+        earlier.params,
+        is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
+    )
     rows = floats["head"]["head"]
-    places = np.full(earlier.config.target_vocab_size, -1)
-    places[np.asarray(floats["ids"])] = np.arange(len(rows))
-    own = jnp.asarray(places[ids])
+    row_of = np.full(earlier.config.target_vocab_size, -1)  # of a token in the earlier head
+    row_of[np.asarray(floats["ids"])] = np.arange(len(rows))
+    own = jnp.asarray(row_of[ids])
     head = jnp.where(own[:, None] < 0, first["head"]["head"], rows[own])
     params = {"fc": floats["fc"], "head": floats["head"] | {"head": head}}
     if jax.tree.map(jnp.shape, params) != jax.tree.map(jnp.shape, first):
         raise InputError(f"{earlier.name}: expected a layer like the target's, found another shape")
     return params
-
-
-def _is_quantized(leaf: Any) -> bool:
-    return isinstance(leaf, QuantizedKernel)
-
-
-def _as_floats(leaf: Any) -> jax.Array:
-    return dequantize(leaf) if _is_quantized(leaf) else leaf

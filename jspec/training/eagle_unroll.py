@@ -1,96 +1,74 @@
-"""A head of EAGLE-3 as it drafts, at every place of a text at once: training-time test.
+"""A head of EAGLE-3 as it drafts, after every position of a text at once: training-time test.
 
-A chain of drafts that begins behind token i+1 calls the head on (feature i, token i+1), and then on
-what the head itself said in the feature's place. Step s of all chains is one call here:
+A chain of drafts that begins after token i + 1 calls the head on (feature i, token i + 1), and then
+on its own output in the feature's place. Step s of all chains is one call here:
 
     step 0   (f0 t1)  (f1 t2)  (f2 t3) ...     each sees the pairs up to its own
-    step 1   (h0 t2)  (h1 t3)  (h2 t4) ...     each sees the real pairs that its chain saw, and
-    step 2   (h0 t3)  (h1 t4)  (h2 t5) ...     its own chain's earlier guesses
+    step 1   (h0 t2)  (h1 t3)  (h2 t4) ...     each sees the pairs that its chain saw at step 0, and
+    step 2   (h0 t3)  (h1 t4)  (h2 t5) ...     its own chain's later pairs
 
-The tokens are the text's: a chain is only of use as long as its drafts are kept (arXiv 2503.01840,
-section 3.2).
+The tokens are the text's: a chain matters only as long as its drafts are accepted
+(arXiv 2503.01840, section 3.2).
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, Bool, Float, Float32
 
 from jspec.common.typing import Params
 from jspec.drafters.heads.eagle_module import EagleConfig, fuse
 from jspec.kernels import apply_rope
+from jspec.models import LlamaConfig
 from jspec.models.layers import FeedForward, RMSNorm, linear
 from jspec.models.rope import rope_cos_sin
+from jspec.training.packing import Rows, shift_left
 
 _MASKED = -1e30
-
-
-class Places(NamedTuple):
-    """Where the tokens of a row stand that holds several texts, one behind another.
-
-    Attributes:
-      text: which text each belongs to, [b t]; 0 is padding.
-      positions: in its own text, [b t].
-    """
-
-    text: Int32[Array, "b t"]
-    positions: Int32[Array, "b t"]
-
-    def visible(self) -> Bool[Array, "b t t"]:
-        """Returns which tokens each may see: those before it in its text, and itself."""
-        t = self.text.shape[1]
-        is_same = self.text[:, :, None] == self.text[:, None]
-        return is_same & jnp.tril(jnp.ones([t, t], bool))
-
-    def has_ahead(self, by: int) -> Bool[Array, "b t"]:
-        """Returns whether the text goes on for so many tokens after each."""
-        ahead = jnp.pad(self.text, ((0, 0), (0, by)))[:, by:]
-        return (ahead == self.text) & (self.text > 0)
 
 
 def unroll(
     config: EagleConfig,
     params: Params,
+    rows: Rows,
     embedded: Float[Array, "b t d"],
     features: Float[Array, "b t l d"],
-    places: Places,
     num_steps: int,
 ) -> list[Float32[Array, "b t d"]]:
-    """Returns what the head says at every place after each of a chain's calls, normed.
-
-    Rows may hold several texts, one behind another.
+    """Returns the head's outputs, normed, at every position and each of a chain's calls.
 
     Args:
       config: the head's.
       params: the head's.
-      embedded: the target's embeddings of a text, [b t d].
-      features: the target's features at its tokens, [b t l d].
-      places: where its tokens stand.
+      rows: the texts.
+      embedded: the target's embeddings of their tokens.
+      features: the target's features at their tokens.
       num_steps: calls of each chain.
 
     Returns:
-      For each step s, [b t d]: at i what the distribution of token i + 2 + s follows from, through
-      `head_logits`. The last 2 + s places of a text have no meaning.
+      For each step s, from whose index i `head_logits` predicts token i + 2 + s. The last 2 + s
+      positions of a text have no meaning.
     """
-    visible = places.visible()
+    norm, mlp = RMSNorm(config.layer.norm_epsilon), FeedForward(config.layer)
+    head, visible = params["head"], rows.visible()
     hidden = fuse(params, features)
-    real, guesses, outputs = None, [], []
+    pairs, outputs = [], []
     for step in range(num_steps):
-        tokens = _shift(embedded.astype(jnp.float32), 1 + step)
-        queries, keys, values = _project(config, params, tokens, hidden, places.positions + step)
-        if real is None:
-            real = keys, values
-        else:
-            guesses.append((keys, values))
-        hidden = hidden + _mix(config, params, queries, real, guesses, visible)
-        normed = RMSNorm(config.layer.norm_epsilon).apply(
-            {"params": params["head"]["mlp_norm"]}, hidden
-        )
-        hidden = hidden + FeedForward(config.layer).apply({"params": params["head"]["mlp"]}, normed)  # type: ignore[operator, arg-type]
-        final = RMSNorm(config.layer.norm_epsilon)
-        outputs.append(final.apply({"params": params["head"]["final_norm"]}, hidden))
+        tokens = shift_left(embedded.astype(jnp.float32), 1 + step)
+        both = [
+            norm.apply({"params": head["embedding_norm"]}, tokens),
+            norm.apply({"params": head["feature_norm"]}, hidden),
+        ]
+        inputs = jnp.concatenate(both, axis=-1)  # type: ignore[arg-type]
+        positions = jnp.asarray(rows.positions) + step
+        queries, *pair = _project(config.layer, head["attention"], inputs, positions)
+        pairs.append(pair)
+        hidden = hidden + _attend(config.layer, head["attention"], queries, pairs, visible)
+        normed = norm.apply({"params": head["mlp_norm"]}, hidden)
+        hidden = hidden + mlp.apply({"params": head["mlp"]}, normed)  # type: ignore[operator, arg-type]
+        outputs.append(norm.apply({"params": head["final_norm"]}, hidden))
     return outputs
 
 
@@ -99,66 +77,46 @@ def head_logits(params: Params, outputs: Float32[Array, "b t d"]) -> Float32[Arr
     return linear(outputs, params["head"]["head"])
 
 
-_KeysAndValues = tuple[Float32[Array, "b t k h"], Float32[Array, "b t k h"]]
-
-
-def _shift(rows: Float32[Array, "b t d"], by: int) -> Float32[Array, "b t d"]:
-    """Moves a text to the left; zeros come in from the right."""
-    return jnp.pad(rows, ((0, 0), (0, by), (0, 0)))[:, by:]
-
-
 def _project(
-    config: EagleConfig,
-    params: Params,
-    tokens: Float32[Array, "b t d"],
-    hidden: Float32[Array, "b t d"],
-    positions: Int32[Array, "b t"],
+    config: LlamaConfig, params: Params, inputs: Float32[Array, "b t i"], positions: Array
 ) -> tuple[Float32[Array, "b t k g h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
     """Returns the queries, scaled, the keys and the values of one step."""
-    cfg, head = config.layer, params["head"]
-    b, t = tokens.shape[:2]
-    k, g, h = cfg.num_kv_heads, cfg.num_groups, cfg.head_dim
-    norm = RMSNorm(cfg.norm_epsilon)
-    both = [
-        norm.apply({"params": head["embedding_norm"]}, tokens),
-        norm.apply({"params": head["feature_norm"]}, hidden),
-    ]
-    qkv = linear(jnp.concatenate(both, axis=-1), head["attention"]["qkv"])  # type: ignore[operator, arg-type]
-    if cfg.attention_bias:
-        qkv += head["attention"]["qkv_bias"]
-    rope = rope_cos_sin(cfg, positions)
+    b, t = inputs.shape[:2]
+    k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
+    qkv = linear(inputs, params["qkv"])
+    if config.attention_bias:
+        qkv += params["qkv_bias"]
+    rope = rope_cos_sin(config, positions)
     rotated = apply_rope(qkv[:, :, :, : g + 1].reshape(b, t, k * (g + 1), h), *rope)
     rotated = rotated.reshape(b, t, k, g + 1, h)
     return rotated[:, :, :, :g] * h**-0.5, rotated[:, :, :, g], qkv[:, :, :, g + 1]
 
 
-def _mix(
-    config: EagleConfig,
+def _attend(
+    config: LlamaConfig,
     params: Params,
     queries: Float32[Array, "b t k g h"],
-    real: _KeysAndValues,
-    guesses: list[_KeysAndValues],
+    pairs: Sequence[Sequence[Float32[Array, "b t k h"]]],
     visible: Bool[Array, "b t t"],
 ) -> Float32[Array, "b t d"]:
-    """Returns the attention to the real pairs up to each place, and to its own chain's guesses.
+    """Returns the attention to the pairs of step 0 that a position sees and to its chain's own.
 
-    The softmax over both is put together from its parts: scores are not copied into one array.
+    `pairs` are the keys and values of each step.
     """
-    scores = jnp.einsum("btkgh,bskh->bkgts", queries, real[0])
+    # The softmax over both is assembled from its parts, so that no array holds all scores.
+    (keys, values), *own = pairs
+    scores = jnp.einsum("btkgh,bskh->bkgts", queries, keys)
     scores = jnp.where(visible[:, None, None], scores, _MASKED)
-    own = [jnp.einsum("btkgh,btkh->bkgt", queries, keys)[..., None] for keys, _ in guesses]
+    own_scores = [jnp.einsum("btkgh,btkh->bkgt", queries, one)[..., None] for one, _ in own]
     top = jnp.max(scores, axis=-1, keepdims=True)
-    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own, top))
+    top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, own_scores, top))
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1)
-    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, real[1])
-    for score, (_, values) in zip(own, guesses, strict=True):
+    mixed = jnp.einsum("bkgts,bskh->btkgh", weights, values)
+    for score, (_, own_values) in zip(own_scores, own, strict=True):
         weight = jnp.exp(score - top)[..., 0]
         total += weight
-        mixed += jnp.einsum("bkgt,btkh->btkgh", weight, values)
+        mixed += jnp.einsum("bkgt,btkh->btkgh", weight, own_values)
     mixed /= jnp.einsum("bkgt->btkg", total)[..., None]
-    attention = params["head"]["attention"]
-    outputs = linear(mixed, attention["out"], num_contracted=3)
-    if config.layer.attention_bias:
-        outputs += attention["out_bias"]
-    return outputs
+    outputs = linear(mixed, params["out"], num_contracted=3)
+    return outputs + params["out_bias"] if config.attention_bias else outputs

@@ -1,16 +1,18 @@
 """A Llama trained from scratch on texts, by the run that trains draft models.
 
-Such a run wants a model to draft for: its tokens are taken, and the score compares the two. For the
-first model that there is, a tiny random one stands in; with cross-entropy as the only loss nothing
-is learnt from it, its run's tokens a call mean nothing, and looking but once, at the end, keeps
-the score from choosing a checkpoint.
+Such a run needs a target: it gives the tokenizer, and the score compares the two. For the first
+model a tiny random one stands in. With cross-entropy as the only loss nothing is learned from the
+target; the run's tokens a call mean nothing, and evaluating only once, at the end, keeps the score
+from choosing a checkpoint.
 """
 
+import dataclasses
 import pathlib
+from typing import Any
 
 from jspec.models import LlamaConfig
+from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining
-from jspec.training.recipe import Recipe
 from jspec.training.run import run_training
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
@@ -18,11 +20,10 @@ from jspec.weights.random_weights import random_params
 
 HEAD_DIM = 32
 _WIDTH = 8
-_NUM_HELD_OUT = 64
 
 
 def write_stand_in(folder: pathlib.Path, tokenizer: Tokenizer, max_seq_len: int) -> None:
-    """Writes a random model of next to no size, whose tokens and context others can have.
+    """Writes a tiny random model with a tokenizer and a context length that others can take.
 
     Raises:
       InputError: the folder exists or cannot be written.
@@ -36,38 +37,29 @@ def write_stand_in(folder: pathlib.Path, tokenizer: Tokenizer, max_seq_len: int)
 
 
 def train_from_scratch(
-    workdir: pathlib.Path, *, texts: pathlib.Path, beside: pathlib.Path, num_layers: int,
-    width: int, seq_len: int, batch_size: int, num_steps: int, learning_rate: float,
-) -> pathlib.Path:  # fmt: skip
+    workdir: pathlib.Path, *, num_layers: int, width: int, recipe: Recipe, **fields: Any
+) -> pathlib.Path:
     """Trains by cross-entropy alone, unless the model is there; returns its folder.
 
     Args:
       workdir: of the run; see `jspec.train`.
-      texts: the file to train on; see `read_texts`.
-      beside: the folder of the model whose tokens and context it has, and with which it is
-        compared at the end.
       num_layers: of the model.
-      width: of its residual stream, a multiple of `HEAD_DIM`; thrice as much in between.
-      seq_len: tokens of a row.
-      batch_size: rows.
-      num_steps: updates.
-      learning_rate: see `Recipe`.
+      width: of its residual stream, a multiple of `HEAD_DIM`; its feed-forward layers are three
+        times as wide.
+      recipe: how to train; it is evaluated at the last step only.
+      **fields: others of `DraftModelTraining`: the target, whose tokenizer and context length it
+        gets, the texts, and the sizes of batches.
 
     Raises:
       InputError: see `run_training`.
     """
-    training = DraftModelTraining(
-        target=str(beside), dtype="float32", texts=(str(texts),), num_held_out=_NUM_HELD_OUT,
-        seq_len=seq_len, batch_size=batch_size, num_layers=num_layers, embed_dim=width,
-        hidden_dim=3 * width, num_heads=width // HEAD_DIM, num_kv_heads=width // HEAD_DIM,
-        cross_entropy_weight=1.0, kl_weight=0.0,
-        recipe=Recipe(
-            num_steps=num_steps, learning_rate=learning_rate, max_norm=1.0,
-            evaluate_every=num_steps,
-        ),
+    config = DraftModelTraining(
+        num_layers=num_layers, embed_dim=width, hidden_dim=3 * width, num_heads=width // HEAD_DIM,
+        num_kv_heads=width // HEAD_DIM, cross_entropy_weight=1.0, kl_weight=0.0,
+        recipe=dataclasses.replace(recipe, evaluate_every=recipe.num_steps), **fields,
     )  # fmt: skip
-    folder = workdir / training.OUTPUT
+    folder = workdir / config.OUTPUT
     if not folder.exists():
         workdir.mkdir(parents=True, exist_ok=True)
-        run_training(training, workdir)
+        run_training(config, workdir)
     return folder

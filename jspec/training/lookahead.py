@@ -1,11 +1,11 @@
 """Look-ahead embeddings (PaSS, arXiv 2311.13581) as a trainee; the target stays as it is.
 
-    text slots    t0 t1 t2 t3 t4 t5 ...        a call without gradients writes their keys and values
-    block         [LA 0] [LA 1] behind t1  |  [LA 0] [LA 1] behind t5  | ...      a second call
+    text        t0 t1 t2 t3 t4 t5 ...          a call without gradients writes its keys and values
+    block       [L0 L1] after t1 | [L0 L1] after t5 | ...                        a second call
 
-Each group of embeddings stands behind one place of a text, an anchor. It sees the text up to there
-and itself. The paper takes one random place of a text; here every few places are anchors, and where
-they begin follows from the text itself, so that a step is a function of its batch.
+Each group of embeddings follows one position of a text, its anchor. It sees the text up to the
+anchor and itself. The paper takes one random anchor a text; here there is one every few positions.
+Where the first one lies depends on the text alone, so that a step is a function of its batch.
 """
 
 import dataclasses
@@ -23,22 +23,21 @@ from jspec.drafters.heads.lookahead_checkpoint import save_lookahead
 from jspec.drafters.heads.lookahead_module import LookaheadConfig, init_lookahead_params
 from jspec.models import init_cache, make_apply
 from jspec.models.cache import KVCache
-from jspec.training.chain_loss import Seen, ahead, chain_loss, report, weigh
-from jspec.training.eagle_unroll import Places
-from jspec.training.packed import places_of
-from jspec.training.texts import Rows, Text
-from jspec.training.trainee import SCORE, Trainee
-from jspec.training.training import Training
+from jspec.training.chain_loss import TargetStep, chain_loss
+from jspec.training.config import TrainingConfig
+from jspec.training.packing import Rows
+from jspec.training.texts import Text
+from jspec.training.trainee import SCORE, LossFn, Trainee
 from jspec.weights.resolver import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadTraining(Training):
-    """A training run of look-ahead embeddings; see `Training`.
+class LookaheadTraining(TrainingConfig):
+    """A training run of look-ahead embeddings.
 
     Attributes:
-      num_tokens: how many; a round has one draft more.
-      stride: places of a text from one anchor to the next.
+      num_tokens: number of embeddings; a round has one draft more.
+      stride: positions from one anchor to the next.
       decay: weight of each embedding's loss relative to the one before.
     """
 
@@ -50,7 +49,7 @@ class LookaheadTraining(Training):
     decay: float = 1.0
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns embeddings that mean nothing yet; see `Training.make_trainee`."""
+        """Returns untrained embeddings; the score counts both target calls of a round."""
         del texts
         check_range("num_tokens", self.num_tokens, 1, 63)
         check_range("decay", self.decay, 0, 10)
@@ -58,108 +57,84 @@ class LookaheadTraining(Training):
         config = LookaheadConfig(target.config.embed_dim, self.num_tokens)
         key = jax.random.key(self.recipe.seed)
         first = init_lookahead_params(config, target.params["embedding"], key)
-        return make_lookahead_trainee(target, config, first, stride=self.stride, decay=self.decay)
 
+        def save(params: Params, folder: pathlib.Path) -> None:
+            save_lookahead(folder, config, params, target.config)
 
-def make_lookahead_trainee(
-    target: LoadedModel, config: LookaheadConfig, first: Params, *, stride: int, decay: float
-) -> Trainee:
-    """Returns embeddings to train; the score counts both calls of a round.
+        return Trainee(first, self._make_loss(target), save)
 
-    Args:
-      target: the frozen target.
-      config: shape of the embeddings.
-      first: they before the first step.
-      stride: places from one anchor to the next.
-      decay: weight of each embedding's loss relative to the one before.
-    """
-    shape, num = target.config, config.num_tokens
-    apply, dtype = make_apply(shape), target.params["embedding"].dtype
+    def _make_loss(self, target: LoadedModel) -> LossFn:
+        """Returns the loss of all groups of embeddings, which are one block of a second call."""
+        shape, num, stride = target.config, self.num_tokens, self.stride
+        apply, dtype = make_apply(shape), target.params["embedding"].dtype
 
-    def read(params: Params, rows: Rows) -> tuple[Array, KVCache]:
-        """Returns the target's logits at every token, [b t v], and its keys and values."""
-        tokens, places = jnp.asarray(rows.tokens), places_of(rows)
-        b, t = tokens.shape
-        room = t + t // stride * num
-        cache = init_cache(shape, batch_size=b, capacity=room, dtype=dtype)
-        mask = places.visible()
-        logits, _, cache = apply(params, tokens, cache, positions=places.positions, block_mask=mask)
-        return logits, cache
+        def read(params: Params, rows: Rows) -> tuple[Array, KVCache]:
+            """Returns the target's logits at every token, [b t v], and its keys and values."""
+            b, t = rows.tokens.shape
+            capacity = t + t // stride * num
+            cache = init_cache(shape, batch_size=b, capacity=capacity, dtype=dtype)
+            positions, mask = jnp.asarray(rows.positions), rows.visible()
+            tokens = jnp.asarray(rows.tokens)
+            logits, _, cache = apply(params, tokens, cache, positions=positions, block_mask=mask)
+            return logits, cache
 
-    def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        target_logits, cache = jax.lax.stop_gradient(read(target_params, rows))
-        places, anchors = places_of(rows), anchors_of(rows, stride)
-        b, n = anchors.shape
-        block = jnp.broadcast_to(params["embeddings"], (b, n, num, config.embed_dim))
-        positions = _take(places.positions, anchors)[..., None] + 1 + jnp.arange(num)
-        logits, _, _ = apply(
-            target_params,
-            block.reshape(b, n * num, -1),
-            cache,
-            positions=positions.reshape(b, -1),
-            block_mask=look_mask(places, anchors, num),
-        )
-        logits = logits.reshape(b, n, num, -1)
-        value, metrics = chain_loss(
-            lambda step: logits[:, :, step],
-            see_at(rows, anchors, target_logits),
-            num_steps=num,
-            decay=decay,
-        )
-        return value, report(metrics) | {SCORE: (1 + metrics.length) / 2}
+        def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
+            target_logits, cache = jax.lax.stop_gradient(read(target_params, rows))
+            anchors = anchors_of(rows, stride)
+            b, n = anchors.shape
+            block = jnp.broadcast_to(params["embeddings"], (b, n, num, shape.embed_dim))
+            positions = _take(jnp.asarray(rows.positions), anchors)[..., None] + 1 + jnp.arange(num)
+            logits, _, _ = apply(
+                target_params,
+                block.reshape(b, n * num, -1),
+                cache,
+                positions=positions.reshape(b, -1),
+                block_mask=group_mask(rows, anchors, num),
+            )
+            logits = logits.reshape(b, n, num, -1)
+            value, metrics = chain_loss(
+                lambda step: logits[:, :, step],
+                _anchored_steps(rows, anchors, target_logits),
+                num_steps=num,
+                decay=self.decay,
+            )
+            return value, metrics | {SCORE: (1 + metrics[SCORE]) / 2}
 
-    def evaluate(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        return weigh(loss(params, target_params, rows)[1], rows)
-
-    def save(params: Params, folder: pathlib.Path) -> None:
-        save_lookahead(folder, config, params, shape)
-
-    return Trainee(first, loss, evaluate, save)
+        return loss
 
 
 def anchors_of(rows: Rows, stride: int) -> Int32[Array, "b n"]:
-    """Returns the places behind which is looked ahead, beginning where the row's tokens say."""
+    """Returns the positions after which embeddings look ahead."""
     tokens = jnp.asarray(rows.tokens)
-    begin = jnp.sum(tokens, axis=1, keepdims=True) % stride
+    begin = jnp.sum(tokens, axis=1, keepdims=True) % stride  # arbitrary, but the row's own
     return begin + stride * jnp.arange(tokens.shape[1] // stride, dtype=jnp.int32)
 
 
-def look_mask(places: Places, anchors: Int32[Array, "b n"], num: int) -> Bool[Array, "b m u"]:
-    """Returns what each embedding of each group sees: its text up to the anchor, and its group.
+def group_mask(rows: Rows, anchors: Int32[Array, "b n"], num: int) -> Bool[Array, "b m u"]:
+    """Returns what each embedding sees: its text up to the anchor, and its group up to itself.
 
-    Args:
-      places: of the text's tokens, [b t].
-      anchors: [b n].
-      num: embeddings of a group; m = n · num, u = t + m.
+    Groups have `num` embeddings; m = n · num, u = t + m.
     """
     b, n = anchors.shape
-    text = jnp.take_along_axis(places.visible(), anchors[..., None], axis=1)
+    text = jnp.take_along_axis(rows.visible(), anchors[..., None], axis=1)
     group = jnp.asarray(np.kron(np.eye(n), np.tril(np.ones([num, num]))).astype(bool))
     group = jnp.broadcast_to(group, (b, n * num, n * num))
     return jnp.concatenate([jnp.repeat(text, num, axis=1), group], axis=2)
 
 
-def see_at(
+def _anchored_steps(
     rows: Rows, anchors: Int32[Array, "b n"], logits: Float32[Array, "b t v"]
-) -> Callable[[int], Seen]:
-    """Returns the target's side of chains that begin behind the anchors; see `chain_loss`.
+) -> Callable[[int], TargetStep]:
+    """Returns the target's side of chains that begin after the anchors, from its logits."""
 
-    Args:
-      rows: the texts.
-      anchors: [b n].
-      logits: the target's, at every token.
-    """
-    places, is_answer = places_of(rows), jnp.asarray(rows.is_answer)
+    def target_step(step: int) -> TargetStep:
+        ahead = 2 + step
+        is_scored = _take(rows.is_scored(ahead), anchors)
+        at = anchors[..., None] + ahead - 1
+        here = jnp.take_along_axis(logits, at, axis=1, mode="clip")
+        return TargetStep(jax.nn.softmax(here), jnp.argmax(here, axis=-1), is_scored, is_scored)
 
-    def see(step: int) -> Seen:
-        by = 2 + step
-        is_scored = _take(ahead(is_answer, by) & places.has_ahead(by), anchors)
-        at = anchors[..., None] + by - 1
-        there = jnp.take_along_axis(logits, at, axis=1, mode="clip")
-        distribution = jax.nn.softmax(there), jnp.argmax(there, axis=-1)
-        return Seen(*distribution, is_scored, is_scored)
-
-    return see
+    return target_step
 
 
 def _take(leaf: Array, anchors: Int32[Array, "b n"]) -> Array:

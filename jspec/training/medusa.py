@@ -15,30 +15,29 @@ from jspec.common.typing import Params
 from jspec.drafters.heads.medusa_checkpoint import load_medusa, save_medusa
 from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params, medusa_logits
 from jspec.models.outputs import head_kernel
-from jspec.training.heads import make_heads_trainee
-from jspec.training.joint import TARGET, check_changeable, make_joint_trainee
-from jspec.training.loop import Trainee
+from jspec.training.config import TrainingConfig
+from jspec.training.heads import TARGET, Heads, make_heads_trainee, make_joint_trainee
 from jspec.training.texts import Text
-from jspec.training.training import Training
+from jspec.training.trainee import Trainee
 from jspec.weights.resolver import LoadedModel
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaTraining(Training):
-    """A training run of heads of Medusa; see `Training`.
+class MedusaTraining(TrainingConfig):
+    """A training run of heads of Medusa.
 
     Attributes:
-      num_heads: how many, one for each draft of a round.
-      num_layers: residual blocks of each.
+      num_heads: number of heads, one for each draft of a round.
+      num_layers: residual blocks of each head.
       decay: weight of each head's loss relative to the one before.
       init_head: folder with heads of that shape to begin with; empty begins with the target's own.
       train_target: Medusa-2: train the target as well, beginning with heads of the first stage
         (`init_head`). IT BECOMES ANOTHER MODEL, which is written to `target/` beside `head/`; see
-        `joint`.
+        `heads`.
       heads_weight: of the heads' loss beside the target's, with `train_target`; lambda 0 in the
-        paper's equation. 0.2 is what the authors' own recipe has.
-      target_rate: steps of the target relative to those of the heads, with `train_target`; the
-        authors' recipe has a fourth.
+        paper's equation. 0.2 is the value of the authors' own recipe.
+      target_rate: steps of the target relative to those of the heads, with `train_target`; a fourth
+        in the authors' recipe.
     """
 
     OUTPUT = "head"
@@ -53,16 +52,15 @@ class MedusaTraining(Training):
     target_rate: float = 0.25
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns the heads, with the target if that is trained; see `Training.make_trainee`."""
+        """Returns the heads, with the target if that is trained; see `TrainingConfig`."""
         del texts
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("num_layers", self.num_layers, 1, 64)
         check_range("decay", self.decay, 0, 10)
         shape = target.config
         config = MedusaConfig(shape.embed_dim, shape.vocab_size, self.num_heads, self.num_layers)
-        first = self._first_heads(config, target)
 
-        def say(
+        def logits(
             params: Params, target_params: Params, hidden: Float32[Array, "b t d"]
         ) -> Callable[[int], Float32[Array, "b t v"]]:
             del target_params
@@ -72,18 +70,17 @@ class MedusaTraining(Training):
             name = str(folder.parent / TARGET) if self.train_target else target.name
             save_medusa(folder, config, params, shape, base_model=name)
 
+        first = self._first_heads(config, target)
+        heads = Heads(first, logits, save, self.num_heads, self.decay)
         if not self.train_target:
-            return make_heads_trainee(
-                target, first, say, save, num_heads=self.num_heads, decay=self.decay
-            )
+            return make_heads_trainee(target, heads)
         self._check_joint(target)
         return make_joint_trainee(
-            target, first, say, save, num_heads=self.num_heads, decay=self.decay,
-            heads_weight=self.heads_weight, target_rate=self.target_rate,
-        )  # fmt: skip
+            target, heads, heads_weight=self.heads_weight, target_rate=self.target_rate
+        )
 
     def _first_heads(self, config: MedusaConfig, target: LoadedModel) -> Params:
-        """Returns heads that say what the target says, or those of a folder, in float32."""
+        """Returns heads that predict as the target's own does, or those of a folder, in float32."""
         if not self.init_head:
             return init_medusa_params(config, head_kernel(target.config, target.params))  # type: ignore
         found = load_medusa(pathlib.Path(self.init_head), target.config, jnp.float32)
@@ -95,11 +92,17 @@ class MedusaTraining(Training):
         return found.params
 
     def _check_joint(self, target: LoadedModel) -> None:
-        check_changeable(target, self.states)
         check_range("heads_weight", self.heads_weight, 0, 100)
         check_range("target_rate", self.target_rate, 0, 10)
+        if target.is_random:
+            raise InputError(f"{target.name}: random weights have no distribution worth keeping")
         if not self.init_head:
             raise InputError(
-                "train_target expects init_head, the heads of a run without it: those that have "
-                "learned nothing yet would spoil the target"
+                "train_target expects init_head, the heads of a run without it: untrained ones "
+                "would spoil the target"
+            )
+        if self.states:
+            raise InputError(
+                f"expected no states with train_target, got {self.states}: what is on disk was "
+                "computed by the target before it changed"
             )

@@ -4,96 +4,109 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.common.errors import InputError
+from jspec.common.dataclass_fields import read_fields
+from jspec.common.errors import InputError, check_among
 from jspec.common.work_dir import check_or_write_config
-from jspec.training.corpus import read_texts
-from jspec.training.figures import write_figures
+from jspec.training.blockwise import BlockwiseTraining
+from jspec.training.config import Recipe, TrainingConfig
+from jspec.training.draft_model import DraftModelTraining
+from jspec.training.eagle import EagleTraining
+from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
-from jspec.training.state_store import StateStore
-from jspec.training.texts import Batches, Rows, Text, iterate_rows, pack, split
-from jspec.training.trainee import Trainee
-from jspec.training.training import Training
-from jspec.weights.resolver import LoadedModel, load_model
+from jspec.training.medusa import MedusaTraining
+from jspec.training.metrics import write_figures
+from jspec.training.packing import Batches, iterate_rows, pack
+from jspec.training.texts import Text, read_texts, split
+from jspec.weights.resolver import load_model
 
-_TEXTS = "texts.json"  # what is trained on, written when everything is ready
+KINDS: Mapping[str, type[TrainingConfig]] = {
+    "blockwise": BlockwiseTraining,
+    "draft_model": DraftModelTraining,
+    "eagle": EagleTraining,
+    "lookahead": LookaheadTraining,
+    "medusa": MedusaTraining,
+}
+_TEXTS = "texts.json"  # a digest of what is trained on, written when everything is ready
 
 
-def run_training(training: Training, workdir: pathlib.Path) -> Mapping[str, Any]:
+def read_config(plain: Mapping[str, Any]) -> TrainingConfig:
+    """Returns the training run that plain values describe.
+
+    Args:
+      plain: its fields as in JSON; `drafter` decides which fields there are.
+
+    Raises:
+      InputError: an unknown field, or a value of another type or out of range.
+    """
+    check_among("drafter", plain.get("drafter"), KINDS)
+    make = KINDS[plain["drafter"]]
+    fields = read_fields(make, plain)
+    fields["recipe"] = Recipe(**read_fields(Recipe, fields.get("recipe", {}), "recipe."))
+    return make(**fields)
+
+
+def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, Any]:
     """Trains a drafter and writes it to its folder in the workdir; returns its metrics.
 
     Raises:
-      InputError: texts that cannot be read, are too few or are others than those with which the
-        workdir was begun, a model that cannot be loaded, a loss that is not finite, or a full disk.
+      InputError: texts that cannot be read, are too few or differ from those with which the workdir
+        was begun, a model that cannot be loaded, a loss that is not finite, or a full disk.
     """
-    target = load_model(training.target, dtype=training.dtype)
-    texts = _read(training, target)
+    target = load_model(config.target, dtype=config.dtype)
+    texts = []
+    for path in config.texts:
+        sizes = {"vocab_size": target.config.vocab_size, "seq_len": config.seq_len}
+        texts += read_texts(path, target.tokenizer, **sizes)
+    if len(texts) <= config.num_held_out:
+        raise InputError(f"expected more than {config.num_held_out} texts, got {len(texts)}")
     if has_begun(workdir):
-        check_or_write_config(workdir / _TEXTS, _summary_of(texts))
-    training_on, held_out = split(texts, training.num_held_out)
-    if training.score_prompts:
-        training_on = [_all_scored(text) for text in training_on]
-    num_answer_tokens = _count_answers(training_on, training.seq_len)
-    _count_answers(held_out, training.seq_len)
-    trainee = training.make_trainee(target, training_on)
-    fill = _make_fill(training, target, trainee, texts)
+        check_or_write_config(workdir / _TEXTS, _digest(texts))
+    training, held_out = split(texts, config.num_held_out)
+    if config.score_prompts:
+        training = [Text(text.ids[:1], text.ids[1:]) for text in training]
+    num_answer_tokens = _count_answer_tokens(training, config.seq_len)
+    _count_answer_tokens(held_out, config.seq_len)
+    trainee = config.make_trainee(target, training)
+    fill = config.make_fill(target, trainee, texts)
     batches = Batches(
-        training_on,
-        batch_size=training.batch_size,
-        seq_len=training.seq_len,
-        seed=training.recipe.seed,
+        training,
+        batch_size=config.batch_size,
+        seq_len=config.seq_len,
+        seed=config.recipe.seed,
         fill=fill,
     )
-    print(f"{len(training_on)} texts, {num_answer_tokens} tokens to predict, "
+    print(f"{len(training)} texts, {num_answer_tokens} tokens to predict, "
           f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
-    held_rows = iterate_rows(pack(held_out, training.seq_len), training.batch_size)
-    held_rows = [fill(rows) for rows in held_rows]
-    check_or_write_config(workdir / _TEXTS, _summary_of(texts))
-    params, metrics = train(trainee, target.params, batches, held_rows, training.recipe, workdir)
-    trainee.save(params, workdir / training.OUTPUT)
+    held_out_rows = iterate_rows(pack(held_out, config.seq_len), config.batch_size)
+    held_out_rows = [fill(rows) for rows in held_out_rows]
+    check_or_write_config(workdir / _TEXTS, _digest(texts))
+    params, metrics = train(trainee, target.params, batches, held_out_rows, config.recipe, workdir)
+    trainee.save(params, workdir / config.OUTPUT)
     write_figures(workdir)
     return metrics
 
 
 def has_begun(workdir: pathlib.Path) -> bool:
-    """Returns whether a run has got so far that the workdir is its own."""
+    """Returns whether a run got as far as its first step here, so that the workdir is its own."""
     return (workdir / _TEXTS).exists()
 
 
-def _make_fill(
-    training: Training, target: LoadedModel, trainee: Trainee, texts: Sequence[Text]
-) -> Callable[[Rows], Rows]:
-    """Returns what adds to rows the target's outputs, if they are to be stored, or what else."""
-    if not training.states:
-        return training.make_fill(target, texts)
-    if not trainee.layers:
-        raise InputError(f"expected no states with {training.drafter}: it asks the target itself")
-    store = StateStore(
-        pathlib.Path(training.states),
-        target,
-        trainee.layers,
-        texts,
-        seq_len=training.seq_len,
-        batch_size=training.batch_size,
-    )
-    return store.fill
-
-
-def _summary_of(texts: Sequence[Text]) -> dict[str, Any]:
-    """Returns what tells texts from others: a run goes on with those with which it began."""
+def _digest(texts: Sequence[Text]) -> dict[str, Any]:
+    """Returns what identifies texts: a run goes on only with those with which it began."""
     digest = hashlib.sha256()
     for text in texts:
         digest.update(json.dumps([text.prompt, text.answer]).encode())
     return {"num_texts": len(texts), "sha256_of_texts": digest.hexdigest()}
 
 
-def _count_answers(texts: Sequence[Text], seq_len: int) -> int:
-    """Returns the tokens of answers in rows of that length.
+def _count_answer_tokens(texts: Sequence[Text], seq_len: int) -> int:
+    """Returns the number of tokens of answers that fit into rows.
 
     Raises:
-      InputError: none, since all texts are cut before their answers begin.
+      InputError: there are none, since all texts are cut before their answers begin.
     """
     count = sum(len(text.ids[len(text.prompt) : seq_len]) for text in texts)
     if count == 0:
@@ -106,22 +119,3 @@ def _count_answers(texts: Sequence[Text], seq_len: int) -> int:
         print(f"{num_cut} of {len(texts)} texts are cut to seq_len tokens, {seq_len}",
               file=sys.stderr, flush=True)  # fmt: skip
     return count
-
-
-def _all_scored(text: Text) -> Text:
-    return Text(text.ids[:1], text.ids[1:])
-
-
-def _read(training: Training, target: LoadedModel) -> list[Text]:
-    """Returns the texts of all files."""
-    texts = []
-    for path in training.texts:
-        texts += read_texts(
-            path,
-            target.tokenizer,
-            vocab_size=target.config.vocab_size,
-            seq_len=training.seq_len,
-        )
-    if len(texts) <= training.num_held_out:
-        raise InputError(f"expected more than {training.num_held_out} texts, got {len(texts)}")
-    return texts

@@ -2,16 +2,21 @@
 
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
 from jspec.common.typing import Params
-from jspec.training.texts import Rows
+from jspec.training.packing import Rows
 
+# The metric by which checkpoints are compared: tokens a target call emits at temperature 0.
 SCORE = "tokens_per_call"
-# Of drafts trained in sequence: the share of places where one of them agrees with the target.
+# Of drafts trained in sequence: the share of positions where one of them agrees with the target.
 COVERED_BEFORE, COVERED = "covered_before", "covered"
+
+# (params, target's parameters, rows) -> the loss and metrics, `SCORE` among them: scalars or
+# vectors, means over the scored positions of the rows.
+LossFn: TypeAlias = Callable[[Params, Params, Rows], tuple[jax.Array, dict[str, jax.Array]]]
 
 
 class Trainee(NamedTuple):
@@ -19,27 +24,25 @@ class Trainee(NamedTuple):
 
     Attributes:
       params: before the first update; all of them are trained.
-      loss: (params, target's parameters, rows) -> the loss and a dict of scalars or vectors.
-      evaluate: (params, target's parameters, rows) -> sums and the count they are divided by: a
-        dict with `SCORE` among others, and the number of places.
-      save: (params, folder) -> nothing: writes the drafter in the form that it is loaded from.
-      layers: those of the target whose outputs `loss` takes from rows that bring them; empty if it
-        always asks the target.
+      loss: see `LossFn`.
+      save: (params, folder) -> None: writes the drafter in the format in which it is loaded.
+      layers: the target's layers whose outputs `loss` takes from rows that bring them; empty if
+        `loss` always runs the target.
     """
 
     params: Params
-    loss: Callable[[Params, Params, Rows], tuple[jax.Array, dict[str, jax.Array]]]
-    evaluate: Callable[[Params, Params, Rows], tuple[dict[str, jax.Array], jax.Array]]
+    loss: LossFn
     save: Callable[[Params, pathlib.Path], None]
     layers: tuple[int, ...] = ()
 
 
 def describe(metrics: Mapping[str, Any]) -> str:
-    """Returns in words what a trainee is worth on held-out texts."""
+    """Returns in one line how well a trainee does on held-out texts."""
     text = f"{metrics[SCORE]:.3f} tokens a call on held-out texts"
     if COVERED not in metrics:
         return text
     return (
         f"{text} by a tree of all drafts; a draft agrees with the target at "
-        f"{metrics[COVERED]:.1%} of the places, without this one at {metrics[COVERED_BEFORE]:.1%}"
+        f"{metrics[COVERED]:.1%} of the positions, without this one at "
+        f"{metrics[COVERED_BEFORE]:.1%}"
     )

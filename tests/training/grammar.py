@@ -12,10 +12,9 @@ import numpy as np
 import optax
 
 from jspec.models import init_params
-from jspec.training.draft_loss import masked_mean
-from jspec.training.losses import cross_entropy
-from jspec.training.packed import packed_hidden, places_of
-from jspec.training.texts import Batches, Text, iterate_rows, pack
+from jspec.training.loop import make_evaluate
+from jspec.training.packing import Batches, iterate_rows, pack, packed_hidden
+from jspec.training.texts import Text
 from tests.tiny_models import CONFIG, make_model
 
 SEQ_LEN = 64
@@ -36,7 +35,7 @@ _RULES = {
 
 
 def write_text(rng, length):
-    """Returns the beginning of a text, so many ASCII bytes."""
+    """Returns the beginning of a text, `length` ASCII bytes."""
     letters, waiting = "", ["text"]
     while len(letters) < length:
         symbol = waiting.pop(0)
@@ -62,6 +61,12 @@ def grammar_batches(batch_size):
     return batches, list(iterate_rows(pack(grammar_texts(32, 3), SEQ_LEN), batch_size))
 
 
+def metrics_before(trainee, batch_size):
+    """Returns the metrics on held-out rows before the first update."""
+    evaluate = make_evaluate(trainee.loss)
+    return evaluate(trainee.params, grammar_target().params, grammar_batches(batch_size)[1])
+
+
 @functools.cache
 def grammar_target():
     """Returns a tiny Llama trained on 256 texts of the grammar, from scratch."""
@@ -69,9 +74,8 @@ def grammar_target():
 
     def loss(params, rows):
         logits = packed_hidden(CONFIG, params, rows, jnp.float32) @ params["head"].T
-        tokens = jnp.asarray(rows.tokens)
-        losses = cross_entropy(logits[:, :-1], logits[:, :-1], tokens[:, 1:])
-        return masked_mean(losses, places_of(rows).has_ahead(1)[:, :-1])
+        labels = jnp.asarray(rows.tokens)[:, 1:]  # a text fills its row
+        return optax.softmax_cross_entropy_with_integer_labels(logits[:, :-1], labels).mean()
 
     @jax.jit
     def update(params, state, rows):

@@ -5,19 +5,19 @@ Seeds: 0 of the grammar and of the first draft, 1 of the second ones.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.models import init_cache, make_apply
-from jspec.training.boosting import boosted, make_marks
-from jspec.training.draft_loss import PlaceMetrics
+from jspec.training.boosting import boosted_loss, mark_known
+from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining
-from jspec.training.recipe import Recipe
+from jspec.training.model_loss import PositionMetrics
+from jspec.training.packing import pack
 from jspec.training.run import run_training
-from jspec.training.texts import Text, pack
+from jspec.training.texts import Text
 from jspec.training.trainee import COVERED, COVERED_BEFORE, SCORE
 from jspec.weights.resolver import load_model
 from tests.tiny_models import CONFIG, make_model, peaked_params
@@ -29,13 +29,6 @@ RECIPE = Recipe(
 )
 _HELD_OUT = 32
 _MARGIN = 0.1  # of all places; measured: 0.44 by one alone, 0.49 by two alike, 0.63 boosted
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-    """Optax raises floats to whole powers."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +96,7 @@ def test_marks_are_where_one_of_the_drafts_agrees():
     drafts = [make_model(params=peaked_params(CONFIG, disturbance=noise)) for noise in (0.2, 0.1)]
     target, texts = make_model(), [Text(one.prompt, one.answer) for one in grammar_texts(6, 4, 40)]
     drafts = [dataclasses.replace(draft, tokenizer=target.tokenizer) for draft in drafts]
-    fill = make_marks(target, drafts, texts, seq_len=36, batch_size=4)
+    fill = mark_known(target, drafts, texts, seq_len=36, batch_size=4)
     rows = fill(pack(texts[::-1], 36))
     assert rows.is_known is not None
     cache = init_cache(CONFIG, batch_size=1, capacity=36, dtype=jnp.float32)
@@ -120,18 +113,18 @@ def test_marks_are_where_one_of_the_drafts_agrees():
 def test_marked_places_do_not_count():
     """By hand: four places, the last of which is not scored."""
     row = lambda *values: jnp.array([values], jnp.float32)  # noqa: E731
-    found = PlaceMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0))
+    found = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0))
     is_scored = jnp.array([[True, True, True, False]])
     is_known = jnp.array([[True, True, False, True]])
     for weight, loss in [(0.0, 4.0), (1.0, 7 / 3), (0.5, 5.5 / 2)]:
-        value, metrics = boosted(found, is_scored, is_known, known_weight=weight, num_steps=3)
+        value, metrics = boosted_loss(found, is_scored, is_known, known_weight=weight, num_steps=3)
         assert float(value) == pytest.approx(loss)
     assert float(metrics[COVERED_BEFORE]) == pytest.approx(2 / 3)
     assert float(metrics[COVERED]) == pytest.approx(2 / 3)
     assert float(metrics[SCORE]) == pytest.approx(1 + (2 + 1 + 0) / 3)
     assert float(metrics["own_tokens_per_call"]) == pytest.approx(1 + 1 / 3)
     nothing = jnp.ones_like(is_known)
-    assert boosted(found, is_scored, nothing, known_weight=0.0, num_steps=1)[0] == 0
+    assert boosted_loss(found, is_scored, nothing, known_weight=0.0, num_steps=1)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -143,7 +136,7 @@ def test_marked_places_do_not_count():
 def test_bad_fields_are_refused(fields, message):
     """In one line."""
     with pytest.raises(InputError, match=message):
-        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), [])
+        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), None, [])
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
@@ -152,5 +145,6 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
     other = make_model(config, params=peaked_params(config))
     folder = save_target(tmp_path / "other", other)
     target = load_model(save_target(tmp_path / "target", make_model()), dtype="float32")
+    training = DraftModelTraining(num_layers=1, earlier=(folder,))
     with pytest.raises(InputError, match="different tokenizers"):
-        DraftModelTraining(num_layers=1, earlier=(folder,)).make_fill(target, grammar_texts(2, 5))
+        training.make_fill(target, None, grammar_texts(2, 5))

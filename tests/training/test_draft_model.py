@@ -10,14 +10,14 @@ from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.models import LlamaConfig
+from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining, draft_config
 from jspec.training.loop import train
-from jspec.training.recipe import Recipe
 from jspec.training.trainee import SCORE
 from jspec.weights.resolver import LoadedModel
 from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_models import CONFIG, target
-from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
+from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
 
 BATCH = 16
 SMALL = {"num_layers": 1, "embed_dim": 16, "hidden_dim": 32, "num_heads": 2, "num_kv_heads": 1}
@@ -27,32 +27,16 @@ RECIPE = Recipe(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-    """Optax raises floats to whole powers."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
 def learn(folder, **options):
     """Trains a draft from scratch; returns its model, its metrics and those before."""
     training = DraftModelTraining(**SMALL, recipe=RECIPE, **options)
     trainee = training.make_trainee(grammar_target(), [])
     data = grammar_batches(BATCH)
-    before = metrics_of(trainee)
+    before = metrics_before(trainee, BATCH)
     params, after = train(trainee, grammar_target().params, *data, RECIPE, folder)
     config = draft_config(training, CONFIG)
     model = LoadedModel(config, params, grammar_target().tokenizer, "draft", "hf")
     return model, after, before
-
-
-def metrics_of(trainee):
-    """Returns the means over held-out rows."""
-    frozen = grammar_target().params
-    evaluate = jax.jit(trainee.evaluate)
-    found = [evaluate(trainee.params, frozen, rows) for rows in grammar_batches(BATCH)[1]]
-    total = sum(float(count) for _, count in found)
-    return {name: sum(np.asarray(sums[name]) for sums, _ in found) / total for name in found[0][0]}
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +120,7 @@ def test_chosen_layers_begin_better_than_noise(learned):
     np.testing.assert_array_equal(
         trainee.params["layers_0"]["mlp"]["down"], frozen.params["layers_1"]["mlp"]["down"]
     )
-    assert metrics_of(trainee)["acceptance"][0] > learned[2]["acceptance"][0] + 0.05
+    assert metrics_before(trainee, BATCH)["acceptance"][0] > learned[2]["acceptance"][0] + 0.05
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
-from jspec.training.eagle_unroll import Places, head_logits, unroll
+from jspec.training.eagle_unroll import head_logits, unroll
+from jspec.training.packing import pack
+from jspec.training.texts import Text
 from tests import tiny_eagle
 
 STEPS = 3
@@ -19,11 +21,10 @@ def head():
     return tiny_eagle.params()
 
 
-def places_of(*lengths):
-    """Returns the places of one row with texts of those lengths."""
-    text = np.concatenate([np.full(n, i + 1) for i, n in enumerate(lengths)])
-    positions = np.concatenate([np.arange(n) for n in lengths])
-    return Places(jnp.asarray(text[None], jnp.int32), jnp.asarray(positions[None], jnp.int32))
+def rows_of(texts):
+    """Returns one row of texts, [1 t] each."""
+    texts = [Text((), tuple(text[0].tolist())) for text in texts]
+    return pack(texts, sum(len(text.ids) for text in texts))
 
 
 def chain(pair, head, tokens, features, anchor):
@@ -49,8 +50,8 @@ def test_every_chain_is_what_drafting_computes(tiny_pair, head):
     features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
     row = jnp.concatenate(texts, axis=1)
     outputs = _unroll(
-        tiny_eagle.CONFIG, head, tiny_pair.target["embedding"][row],
-        jnp.concatenate(features, axis=1), places_of(9, 12), STEPS,
+        tiny_eagle.CONFIG, head, rows_of(texts), tiny_pair.target["embedding"][row],
+        jnp.concatenate(features, axis=1), STEPS,
     )  # fmt: skip
     logits = [head_logits(head, output)[0] for output in outputs]
     for text, own, begin in zip(texts, features, (0, 9), strict=True):
@@ -65,13 +66,13 @@ def test_every_chain_is_what_drafting_computes(tiny_pair, head):
 def test_gradients_reach_every_parameter(tiny_pair, head):
     """From the loss of the last step alone."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 61, (1, 10)), jnp.int32)
-    features = tiny_eagle.features_of(tiny_pair, tokens)
+    features, rows = tiny_eagle.features_of(tiny_pair, tokens), rows_of([tokens])
     trained = {name: leaf for name, leaf in head.items() if name != "ids"}
 
     def loss(params):
         outputs = unroll(
-            tiny_eagle.CONFIG, params, tiny_pair.target["embedding"][tokens], features,
-            places_of(10), STEPS,
+            tiny_eagle.CONFIG, params, rows, tiny_pair.target["embedding"][tokens],
+            features, STEPS,
         )  # fmt: skip
         return jnp.sum(jax.nn.log_softmax(head_logits(params, outputs[-1]))[:, :, 0])
 

@@ -7,7 +7,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.config import to_plain
-from jspec.training.kinds import KINDS, read_training
+from jspec.training.run import KINDS, read_config
 
 HEADS = ("medusa", "blockwise", "lookahead")
 
@@ -16,7 +16,7 @@ HEADS = ("medusa", "blockwise", "lookahead")
 def test_a_config_describes_its_kind(name):
     """As `jspec.train` reads it."""
     path = pathlib.Path("configs", f"train_{name}.py")
-    training = read_training(to_plain(runpy.run_path(str(path))["get_config"]()))
+    training = read_config(to_plain(runpy.run_path(str(path))["get_config"]()))
     assert type(training) is KINDS[name]
     assert training.drafter == name
     assert training.texts == ("answers.jsonl",)
@@ -35,4 +35,4 @@ def test_a_config_describes_its_kind(name):
 def test_fields_of_other_kinds_are_refused(fields, message):
     """By name."""
     with pytest.raises(InputError, match=message):
-        read_training(fields)
+        read_config(fields)

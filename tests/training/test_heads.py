@@ -1,4 +1,7 @@
-"""Every kind of head learns from a tiny target alone, and what is trained is what drafts."""
+"""Every kind of head learns from a tiny target alone; what is trained drafts, and is lossless.
+
+The target has learned a grammar (seed 0); so have the heads, from the target's distributions.
+"""
 
 import dataclasses
 import json
@@ -8,53 +11,49 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
+from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.training.blockwise import BlockwiseTraining
+from jspec.training.config import Recipe
+from jspec.training.eagle import EagleTraining
 from jspec.training.lookahead import LookaheadTraining
-from jspec.training.loop import Recipe, train
+from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
 from jspec.training.trainee import SCORE
 from tests.cases import slow_unless
-from tests.training.phrases import answers, batches_and_held_out, sample_texts, target
+from tests.evaluation.auditing.subjects import make_subject
+from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
 
 RECIPE = Recipe(
-    num_steps=120, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=20, evaluate_every=40
+    num_steps=120, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=20, evaluate_every=60
 )
 KINDS = {
+    "eagle": EagleTraining(vocab_size=40, feature_layers=(0, 1), chain_steps=3, recipe=RECIPE),
     "medusa": MedusaTraining(num_heads=3, recipe=RECIPE),
     "blockwise": BlockwiseTraining(num_heads=3, recipe=RECIPE),
     "lookahead": LookaheadTraining(num_tokens=2, stride=2, recipe=RECIPE),
 }
-# Tokens a call by which a trained head beats itself before the first step; seed 0. A look-ahead
-# takes two calls a round, so that 2 is the most that it can reach, from 1.
-MARGIN = {"medusa": 1.0, "blockwise": 1.0, "lookahead": 0.4}
+# By how much a trained head beats itself before the first step: tokens a call on held-out texts and
+# the share of its drafts that are accepted. Measured: 2.6, 1.8, 2.0, 0.10, and 0.86, 0.65, 0.64,
+# 0.13. A look-ahead takes two calls a round, and the target keeps its first draft in any case.
+MARGIN = {"eagle": 1.0, "medusa": 1.0, "blockwise": 1.0, "lookahead": 0.06}
+SHARE = {"eagle": 0.3, "medusa": 0.3, "blockwise": 0.3, "lookahead": 0.08}
+_RULES = {0.0: "greedy", 1.0: "rejection"}
+_PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-    """Optax raises floats to whole powers."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
-
-@pytest.fixture(scope="module", params=[slow_unless(one == "blockwise", one) for one in KINDS])
+@pytest.fixture(
+    scope="module", params=[slow_unless(kind in ("eagle", "blockwise"), kind) for kind in KINDS]
+)
 def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
-    trainee = KINDS[request.param].make_trainee(target(), answers())
-    batches, held_out = batches_and_held_out()
-    params, metrics = train(trainee, target().params, batches, held_out, RECIPE, folder)
+    trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
+    params, metrics = train(trainee, grammar_target().params, *grammar_batches(16), RECIPE, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder
-
-
-def score_of(trainee, params):
-    """Returns the tokens a call on held-out texts."""
-    _, held_out = batches_and_held_out()
-    sums = [trainee.evaluate(params, target().params, rows) for rows in held_out]
-    return sum(float(one[SCORE]) for one, _ in sums) / sum(float(count) for _, count in sums)
 
 
 def test_it_learns(trained):
@@ -63,7 +62,7 @@ def test_it_learns(trained):
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.9 * losses[0]
-    before = score_of(trainee, trainee.params)
+    before = metrics_before(trainee, 16)[SCORE]
     print(f"{before:.3f} -> {metrics[SCORE]:.3f} tokens a call, loss {losses}")
     assert metrics[SCORE] > before + MARGIN[name]
 
@@ -72,14 +71,13 @@ def test_it_learns(trained):
 def test_what_was_trained_drafts_better_than_untrained(trained):
     """The folders are loaded by name; greedy output is plain decoding's."""
     name, _, _, folder = trained
-    requests = [
-        Request(text.tolist(), Settings(max_new_tokens=40)) for text in sample_texts(8, 5, 7)
-    ]
-    plain = Generator(target(), drafter="none", batch_size=8).generate(requests)
+    settings = Settings(max_new_tokens=40)
+    requests = [Request(list(text.prompt), settings) for text in grammar_texts(8, 3)]
+    plain = Generator(grammar_target(), drafter="none", batch_size=8).generate(requests)
     rates = []
     for head in ("untrained", "head"):
         generator = Generator(
-            target(), drafter=name, num_draft_tokens=3, batch_size=8,
+            grammar_target(), drafter=name, num_draft_tokens=3, batch_size=8,
             drafter_options=DrafterOptions(draft_head=str(folder / head)),
         )  # fmt: skip
         results = generator.generate(requests)
@@ -87,12 +85,32 @@ def test_what_was_trained_drafts_better_than_untrained(trained):
         kept = sum(one.stats.num_accepted for one in results)
         rates.append(kept / sum(one.stats.num_proposed for one in results))
     print(f"{name}: {rates[0]:.3f} -> {rates[1]:.3f} of the drafts kept")
-    assert rates[1] > rates[0] + 0.3
+    assert rates[1] > rates[0] + SHARE[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", _RULES)
+def test_it_is_lossless(trained, temperature):
+    """Every check of the audit passes, with penalties, and drafts were kept on the way."""
+    drafter, _, _, folder = trained
+    subject = make_subject(
+        _RULES[temperature], drafter, target=grammar_target(), num_draft_tokens=3,
+        drafter_options=DrafterOptions(draft_head=str(folder / "head")),
+        settings=Settings(temperature=temperature, **_PENALTIES),
+    )  # fmt: skip
+    with jax.numpy_dtype_promotion("strict"):
+        checks = {one.name: one for one in run_checks(subject, num_rows=1024, max_new_tokens=16)}
+    assert {"emitted distribution", "negative control", "caches", "drafts"} <= set(checks)
+    failed = [f"{name}: {one.detail}" for name, one in checks.items() if not one.has_passed]
+    assert failed == []
+    assert checks["drafts"].data["num_accepted"] > 0
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
-    [("medusa", {"num_heads": 0}, "num_heads from 1 to 64, got 0"),
+    [("eagle", {"chain_steps": 0}, "chain_steps from 1 to 64, got 0"),
+     ("eagle", {"vocab_size": 0}, "vocab_size from 1 to"),
+     ("medusa", {"num_heads": 0}, "num_heads from 1 to 64, got 0"),
      ("medusa", {"num_layers": 65}, "num_layers from 1 to 64, got 65"),
      ("blockwise", {"num_heads": 65}, "num_heads from 1 to 64, got 65"),
      ("blockwise", {"hidden_dim": -1}, "hidden_dim from 0 to 1000000, got -1"),
@@ -103,4 +121,4 @@ def test_fields_out_of_range_are_named(kind, change, message):
     """Before anything is computed."""
     training = dataclasses.replace(KINDS[kind], **change)
     with pytest.raises(InputError, match=message):
-        training.make_trainee(target(), [])
+        training.make_trainee(grammar_target(), [])

@@ -18,9 +18,9 @@ from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.models import init_cache, make_apply
-from jspec.training.joint import moved
+from jspec.training.config import Recipe
+from jspec.training.heads import move
 from jspec.training.medusa import MedusaTraining
-from jspec.training.recipe import Recipe
 from jspec.training.run import run_training
 from jspec.training.trainee import SCORE
 from jspec.weights.resolver import load_model
@@ -32,13 +32,6 @@ RECIPE = Recipe(
     num_steps=120, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=20, evaluate_every=40
 )
 NUM_HEADS = 3
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-    """Optax raises floats to whole powers."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +161,7 @@ def test_a_run_that_was_killed_before_it_wrote_its_heads_goes_on(folder, tmp_pat
 
 def test_the_target_moves_at_a_rate_of_its_own():
     """In the change's type, which is the one that is computed in."""
-    found = moved({"w": jnp.ones([2], jnp.bfloat16)}, {"w": jnp.full([2], 0.01)}, 0.25)
+    found = move({"w": jnp.ones([2], jnp.bfloat16)}, {"w": jnp.full([2], 0.01)}, 0.25)
     assert found["w"].dtype == jnp.float32
     np.testing.assert_allclose(found["w"], 1.0025)
 

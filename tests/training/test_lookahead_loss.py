@@ -6,8 +6,9 @@ import numpy as np
 
 from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models import init_cache, make_apply
-from jspec.training.lookahead import anchors_of, make_lookahead_trainee
-from jspec.training.texts import Text, pack
+from jspec.training.lookahead import LookaheadTraining, anchors_of
+from jspec.training.packing import pack
+from jspec.training.texts import Text
 from tests import tiny_lookahead
 from tests.tiny_models import CONFIG, target
 
@@ -29,9 +30,9 @@ def test_the_loss_is_that_of_calls_on_each_text_by_itself():
     """The mean cross-entropy behind every anchor whose tokens ahead are of the same answer."""
     texts, rows = packed()
     params = tiny_lookahead.params(LOOK)
-    trainee = make_lookahead_trainee(target(), LOOK, params, stride=STRIDE, decay=0.5)
-    with jax.numpy_dtype_promotion("standard"):
-        value, metrics = jax.jit(trainee.loss)(params, target().params, rows)
+    training = LookaheadTraining(num_tokens=2, stride=STRIDE, decay=0.5)
+    trainee = training.make_trainee(target(), [])
+    value, metrics = jax.jit(trainee.loss)(params, target().params, rows)
     anchors = np.asarray(anchors_of(rows, STRIDE))
     losses = [[], []]
     for index, text in enumerate(texts):
@@ -78,8 +79,6 @@ def test_gradients_reach_the_embeddings_alone():
     """Every one of them."""
     _, rows = packed()
     params = tiny_lookahead.params(LOOK)
-    trainee = make_lookahead_trainee(target(), LOOK, params, stride=STRIDE, decay=1.0)
-    with jax.numpy_dtype_promotion("standard"):
-        gradient = jax.grad(lambda p: trainee.loss(p, target().params, rows)[0])
-        grads = jax.jit(gradient)(params)
+    trainee = LookaheadTraining(num_tokens=2, stride=STRIDE).make_trainee(target(), [])
+    grads = jax.jit(jax.grad(lambda p: trainee.loss(p, target().params, rows)[0]))(params)
     assert (jnp.abs(grads["embeddings"]).max(axis=1) > 0).all()

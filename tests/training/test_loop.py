@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import resource
 
 import jax
@@ -11,25 +10,16 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training.events import scalars_of
-from jspec.training.loop import train
-from jspec.training.metrics_log import MetricsLog, read_metrics
-from jspec.training.recipe import Recipe
-from jspec.training.texts import Rows
+from jspec.training.config import Recipe
+from jspec.training.loop import train, with_precision
+from jspec.training.metrics import read_metrics
+from jspec.training.packing import Rows
 from jspec.training.trainee import SCORE, Trainee
-from tests.training.test_events import read_events
 
 WIDTH = 20_000  # more than the full disk takes
 RECIPE = Recipe(
     num_steps=12, learning_rate=0.1, warmup_steps=0, max_norm=1e6, log_every=2, evaluate_every=3
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def promotion():
-    """Optax raises floats to whole powers."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 class Numbers:
@@ -55,17 +45,13 @@ def loss(params, frozen, rows):
     """The squared distance of the vector from the batch's number."""
     del frozen
     value = jnp.mean(jnp.square(params["w"].astype(jnp.float32) - mean_of(rows)))
-    return value, {"size": jnp.max(params["w"]), "both": params["w"][:2]}
+    metrics = {"size": jnp.max(params["w"]), "acceptance": params["w"][:2], SCORE: -value}
+    return value, metrics
 
 
-def evaluate(params, frozen, rows):
-    del frozen
-    return {SCORE: -2 * loss(params, None, rows)[0], "acceptance": params["w"][:2]}, jnp.float32(2)
-
-
-def make_trainee(**changes):
-    start = {"w": jnp.linspace(-1.0, 1.0, WIDTH)}
-    return Trainee(start, loss, evaluate, lambda params, folder: None)._replace(**changes)
+def make_trainee(loss=loss, first=None):
+    start = jnp.linspace(-1.0, 1.0, WIDTH) if first is None else first
+    return Trainee({"w": start}, loss, lambda params, folder: None)
 
 
 def run(folder, batches=None, trainee=None, **changes):
@@ -95,20 +81,20 @@ def test_accumulated_batches_are_one_update(undisturbed, tmp_path):
 
 @pytest.mark.parametrize("keep", [1, 3])
 def test_it_stops_when_the_score_gets_no_better(tmp_path, keep, capsys):
-    """Whatever is kept: the score is best at step 3, two looks later is step 9."""
+    """Whatever is kept: the score is best at step 3, two evaluations later is step 9."""
 
     def scored(params, frozen, rows):
-        sums, count = evaluate(params, frozen, rows)
-        return sums | {SCORE: -jnp.square(params["w"][0] + 0.7)}, count
+        value, metrics = loss(params, frozen, rows)
+        return value, metrics | {SCORE: -jnp.square(params["w"][0] + 0.7)}
 
-    trainee = make_trainee(evaluate=scored, params={"w": jnp.full([WIDTH], -1.0)})
+    trainee = make_trainee(scored, first=jnp.full([WIDTH], -1.0))
     _, metrics, journal = run(
         tmp_path, Numbers(**{f"_{k}": 50 for k in range(60)}), trainee, num_steps=60, patience=2,
         keep=keep,
     )  # fmt: skip
     assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9]
     assert metrics[SCORE] == journal[[one["step"] for one in journal].index(3)]["held_out"][SCORE]
-    assert "no better score in 2 looks" in capsys.readouterr().err
+    assert "no better score in 2 evaluations" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("keep", [1, 2])
@@ -116,10 +102,10 @@ def test_it_stops_when_the_score_never_changes(tmp_path, keep):
     """As of a drafter of which nothing is ever kept: the first of equal scores is the best."""
 
     def flat(params, frozen, rows):
-        sums, count = evaluate(params, frozen, rows)
-        return sums | {SCORE: jnp.float32(2.0)}, count
+        value, metrics = loss(params, frozen, rows)
+        return value, metrics | {SCORE: jnp.float32(2.0)}
 
-    trainee = make_trainee(evaluate=flat)
+    trainee = make_trainee(flat)
     batches = Numbers(**{f"_{k}": 50 for k in range(60)})
     *_, journal = run(tmp_path, batches, trainee, num_steps=60, patience=3, keep=keep)
     assert [one["step"] for one in journal if "held_out" in one] == [3, 6, 9, 12]
@@ -134,7 +120,7 @@ def test_a_gradient_that_is_no_number_stops_the_run(tmp_path):
         return value + jnp.sqrt(jnp.where(is_poisoned, jnp.sum(params["w"] * 0.0), 1.0)), metrics
 
     with pytest.raises(InputError, match="the gradient of step 8, batch 7, is nan: stopped"):
-        run(tmp_path, Numbers(_7=99), make_trainee(loss=rooted))
+        run(tmp_path, Numbers(_7=99), make_trainee(rooted))
     assert read_metrics(tmp_path)[-1]["step"] == 6
     assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["3", "6"]
 
@@ -177,7 +163,7 @@ def test_bfloat16_is_for_computing_only(undisturbed, tmp_path):
         seen.append(params["w"].dtype)
         return loss(params, frozen, rows)
 
-    params, *_ = run(tmp_path, trainee=make_trainee(loss=watched), compute_dtype="bfloat16")
+    params, *_ = run(tmp_path, trainee=make_trainee(watched), compute_dtype="bfloat16")
     assert set(seen) == {jnp.dtype("bfloat16")}
     assert params["w"].dtype == jnp.float32
     np.testing.assert_allclose(params["w"], undisturbed[0]["w"], atol=0.1)
@@ -199,46 +185,15 @@ def test_recomputing_saves_memory_and_changes_nothing():
     rows, frozen = Rows(*[np.ones([1, 128], np.int32)] * 4), jnp.linspace(0.0, 1.0, 32)
     found = []
     for remat in ("none", "products"):
-        trainee = Recipe(remat=remat).apply_to(make_trainee(loss=deep))
+        deep_loss = with_precision(deep, Recipe(remat=remat))
         _, pull, _ = jax.vjp(
-            lambda p, f=trainee.loss: f(p, frozen, rows), {"w": weights}, has_aux=True
+            lambda p, f=deep_loss: f(p, frozen, rows), {"w": weights}, has_aux=True
         )
         kept = sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
         found.append((kept, pull(jnp.float32(1))[0]))
     (whole, wanted), (less, grads) = found
     assert less < 0.5 * whole
     np.testing.assert_allclose(grads["w"], wanted["w"], rtol=1e-4, atol=1e-5)
-
-
-def test_tensorboard_gets_what_the_journal_has(tmp_path):
-    """Also of a run that was killed and went on: each number once."""
-
-    def kill():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, Numbers(_8=kill))
-    _, _, journal = run(tmp_path)
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    found = read_events(path.read_bytes())
-    assert [step for step, _ in found] == [one["step"] for one in journal]
-    for (_, values), record in zip(found, journal, strict=True):
-        assert values == pytest.approx(dict(scalars_of(record)))
-    looks = [values for _, values in found if f"held_out/{SCORE}" in values]
-    assert looks[0].keys() >= {"held_out/acceptance/0", "held_out/acceptance/1"}
-
-
-def test_torn_lines_and_later_steps_are_dropped(tmp_path):
-    """A kill may tear the last line, and may come behind the last checkpoint."""
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2, 2, 3)]
-    path.write_text("\n".join([*lines, '{"step": 3, "lo']))
-    assert [one["step"] for one in read_metrics(tmp_path)] == [1, 2, 2, 3]
-    log = MetricsLog(tmp_path, 2)
-    log.write({"step": 3, "loss": 2.0})
-    assert path.read_text().splitlines() == [*lines[:3], json.dumps({"step": 3, "loss": 2.0})]
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    assert [step for step, _ in read_events(events.read_bytes())] == [1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(

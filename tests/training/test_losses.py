@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.training.draft_loss import PlaceMetrics, Sight, chain_metrics, compare
-from jspec.training.losses import LOSSES, overlap
+from jspec.training.model_loss import (
+    LOSSES,
+    LazyLogits,
+    PositionMetrics,
+    chain_metrics,
+    compare,
+    overlap,
+    position_losses,
+)
 
 TARGET = [0.5, 0.25, 0.25]
 DRAFT = [0.25, 0.5, 0.25]
@@ -22,13 +29,14 @@ def logits_of(*distributions):
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_those_computed_by_hand(name):
     """One place, a vocabulary of three."""
-    found = LOSSES[name](logits_of(DRAFT), logits_of(TARGET), jnp.ones([1, 1], jnp.int32))
-    np.testing.assert_allclose(found, [[BY_HAND[name]]], rtol=1e-5)
+    found = position_losses(logits_of(DRAFT), logits_of(TARGET), jnp.ones([1, 1], jnp.int32))
+    np.testing.assert_allclose(found[name], [[BY_HAND[name]]], rtol=1e-5)
 
 
 def test_kl_is_the_forward_one():
     """0.9 log(0.9 / 0.5) + 0.1 log(0.1 / 0.5); reversed it would be 0.51."""
-    found = LOSSES["kl"](logits_of([0.5, 0.5]), logits_of([0.9, 0.1]), jnp.zeros([1, 1], jnp.int32))
+    draft, target = logits_of([0.5, 0.5]), logits_of([0.9, 0.1])
+    found = position_losses(draft, target, jnp.zeros([1, 1], jnp.int32))["kl"]
     np.testing.assert_allclose(found, [[0.9 * np.log(1.8) + 0.1 * np.log(0.2)]], rtol=1e-5)
 
 
@@ -38,7 +46,7 @@ def test_losses_fall_along_their_gradients(name):
     target, tokens = logits_of(TARGET), jnp.zeros([1, 1], jnp.int32)
 
     def loss(logits):
-        return jnp.sum(LOSSES[name](logits, target, tokens))
+        return jnp.sum(position_losses(logits, target, tokens)[name])
 
     logits, grad = logits_of(DRAFT), jax.jit(jax.grad(loss))
     for _ in range(200):
@@ -52,7 +60,7 @@ def test_chains_end_where_a_draft_is_lost_and_where_their_text_ends():
     is_scored = jnp.asarray([[False, True, True, True, False, True, True, False]])
     agreement = jnp.asarray([[1, 1, 1, 0, 1, 0, 1, 1]], jnp.float32)
     acceptance = jnp.asarray([[1, 0.5, 0.4, 1, 1, 0.2, 1, 1]], jnp.float32)
-    found = chain_metrics(PlaceMetrics(agreement, acceptance, agreement), is_scored, 2)
+    found = chain_metrics(PositionMetrics(agreement, acceptance, agreement), is_scored, 2)
     # Begun at 1, 2, 3, 5, 6: kept 2, 1, 0, 0, 1.
     np.testing.assert_allclose(found["tokens_per_call"], 1 + 4 / 5, rtol=1e-6)
     sampled = (0.5 + 0.5 * 0.4) + (0.4 + 0.4) + 1 + (0.2 + 0.2) + 1
@@ -72,7 +80,9 @@ def test_places_are_compared_a_few_at_a_time():
     tokens = jnp.asarray(rng.integers(0, 7, (2, 70)), jnp.int32)
 
     def in_parts(draft_head):
-        found = compare(Sight(drafts, draft_head), Sight(targets, head), tokens, {"kl": 2.0}, 7)
+        found = compare(
+            LazyLogits(drafts, draft_head), LazyLogits(targets, head), tokens, {"kl": 2.0}, 7
+        )
         return jnp.sum(found.loss), found
 
     def at_once(draft_head):
@@ -80,7 +90,8 @@ def test_places_are_compared_a_few_at_a_time():
             jnp.einsum("btd,vd->btv", x, y)[..., :7]
             for x, y in ((drafts, draft_head), (targets, head))
         ]
-        return jnp.sum(2 * LOSSES["kl"](*distributions, tokens)), overlap(*distributions)
+        losses = position_losses(*distributions, tokens)
+        return jnp.sum(2 * losses["kl"]), overlap(*distributions)
 
     (value, found), grads = jax.jit(jax.value_and_grad(in_parts, has_aux=True))(draft_head)
     (wanted, acceptance), wanted_grads = jax.value_and_grad(at_once, has_aux=True)(draft_head)

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training import state_store
+from jspec.training import target_states
 from jspec.training.eagle import EagleTraining
-from jspec.training.state_store import StateStore
-from jspec.training.target_states import make_reader
-from jspec.training.texts import Batches, Text, pack
+from jspec.training.packing import Batches, pack
+from jspec.training.target_states import StateStore, make_reader
+from jspec.training.texts import Text
 from tests.tiny_models import CONFIG, make_model, peaked_params, target
 
 SEQ_LEN, LAYERS = 32, (1, 2)
@@ -23,7 +23,7 @@ SEQ_LEN, LAYERS = 32, (1, 2)
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """Several of them, the last one not full."""
-    monkeypatch.setattr(state_store, "_SHARD", 4)
+    monkeypatch.setattr(target_states, "_TEXTS_A_FILE", 4)
 
 
 def make_texts(number, seed=0):
@@ -61,13 +61,12 @@ def test_a_head_learns_the_same_from_them(tmp_path):
     assert trainee.layers == LAYERS
     rows = pack(texts, SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
-    with jax.numpy_dtype_promotion("standard"):
-        asked, stored = (
-            jax.jit(jax.grad(lambda p, rows=one: trainee.loss(p, target().params, rows)[0]))(
-                trainee.params
-            )
-            for one in (rows, filled)
+    asked, stored = (
+        jax.jit(jax.grad(lambda p, rows=one: trainee.loss(p, target().params, rows)[0]))(
+            trainee.params
         )
+        for one in (rows, filled)
+    )
     norm = np.sqrt(sum(float(jnp.sum(leaf**2)) for leaf in jax.tree.leaves(asked)))
     apart = jax.tree.map(lambda a, b: float(jnp.sum((a - b) ** 2)), asked, stored)
     assert 0 < np.sqrt(sum(jax.tree.leaves(apart))) < 0.05 * norm
@@ -92,15 +91,15 @@ def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
     """The shard that it was at is made anew; nothing else stays of it."""
-    texts, pack_ = make_texts(8), state_store.pack
+    texts, compute = make_texts(8), target_states.compute_by_text
 
-    def kill(group, seq_len):
+    def kill(*args, **options):
         if len(list(tmp_path.iterdir())) == 1:
             raise KeyboardInterrupt
-        return pack_(group, seq_len)
+        return compute(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(state_store, "pack", kill)
+        patch.setattr(target_states, "compute_by_text", kill)
         with pytest.raises(KeyboardInterrupt):
             open_store(tmp_path, texts)
     assert len(list(tmp_path.iterdir())) == 1
@@ -126,7 +125,7 @@ def test_a_damaged_shard_is_refused(tmp_path, content):
     open_store(tmp_path, texts)
     (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
-    with pytest.raises(InputError, match=r"cannot read .*\.npy: .*made anew"):
+    with pytest.raises(InputError, match=r"cannot read .*\.npy: .*compute it anew"):
         open_store(tmp_path, texts)
 
 

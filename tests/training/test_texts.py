@@ -1,61 +1,125 @@
-"""Texts and their packing: what is trained on, in which order."""
+"""Texts from files: answers as ids, lines with a text, any text, docstrings; what is held out."""
+
+import json
 
 import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training.texts import Batches, Text, iterate_rows, most_frequent, pack, split
+from jspec.training.texts import (
+    Text,
+    most_frequent,
+    read_docstrings,
+    read_texts,
+    read_token_texts,
+    split,
+    write_texts,
+)
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
-TEXTS = [Text((1, 2, 3), (4, 5)), Text((6,), (7, 8, 9, 10)), Text((11, 12), (13,) * 9)]
+TOKENIZER = ByteTokenizer(128, bos_id=1, eos_ids=(0,))
+ANSWER = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "x", "prompt": "y"}
 
 
-def test_texts_stand_one_behind_another_and_the_last_is_cut():
-    """Places, positions and answers by hand."""
-    rows = pack(TEXTS, 16)
-    np.testing.assert_array_equal(
-        rows.tokens, [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0, 0, 0, 0, 0, 0],
-                      [11, 12, *[13] * 9, 0, 0, 0, 0, 0]],
+def read(path, seq_len=6):
+    return read_texts(str(path), TOKENIZER, vocab_size=128, seq_len=seq_len)
+
+
+def write(path, *records):
+    """Writes JSONL; returns its path."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def test_answers_come_as_they_were_written(tmp_path):
+    """Ids are not cut here; lines of failed prompts are skipped."""
+    texts = [Text((1, 2), (3,) * 9), Text((), (4,))]
+    path = tmp_path / "answers.jsonl"
+    write_texts(path, texts)
+    with path.open("a") as file:
+        file.write('{"error": "too long"}\n\n')
+    assert read(path) == texts
+
+
+def test_the_ids_of_an_answer_go_before_its_text(tmp_path):
+    """Both are in what `jspec.generate --output_json` writes; its text lacks the prompt."""
+    assert read(write(tmp_path / "answers.jsonl", ANSWER)) == [Text((1, 2), (3, 4))]
+
+
+def test_texts_are_cut_into_pieces(tmp_path):
+    """All of it once; the first token of a piece is its prompt, and one alone is left out."""
+    path = tmp_path / "book.txt"
+    path.write_text("abcdefghijkl")
+    found = read(path)
+    assert [len(text.answer) for text in found] == [5, 5]
+    assert [i for text in found for i in text.ids] == [1, *b"abcdefghijkl"][:12]
+    lines = write(tmp_path / "lines.jsonl", {"text": "abcdefgh"}, {"text": "xyz"})
+    assert read(lines) == [Text((1,), tuple(b"abcde")), Text((b"f"[0],), tuple(b"gh")),
+                           Text((1,), tuple(b"xyz"))]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [('{"prompt_token_ids": [1]}', "expected token_ids, or a text"),
+     ('{"token_ids": [1]}', "expected prompt_token_ids"),
+     ('{"prompt_token_ids": [1], "token_ids": [true]}', "token_ids to be a list of whole numbers"),
+     ('{"prompt_token_ids": [1], "token_ids": [199]}', "expected ids below 128, got 199"),
+     ('{"prompt_token_ids": [-2], "token_ids": [99]}', "expected ids below 128, got -2"),
+     ('{"text": 3}', "expected token_ids, or a text in text"),
+     ('{"prompt": "Why?"}', "expected token_ids, or a text in text"),
+     ("[1]", "expected an object"),
+     ("{", "broken JSON")],
+)  # fmt: skip
+def test_lines_that_are_no_texts_are_refused(tmp_path, line, message):
+    """By file and line."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt_token_ids": [1, 2], "token_ids": [3]}\n' + line + "\n")
+    with pytest.raises(InputError, match=rf"answers\.jsonl:2: .*{message}"):
+        read(path)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path):
+    """By name."""
+    (tmp_path / "noise.txt").write_bytes(b"\xff\xfe\xff")
+    with pytest.raises(InputError, match=r"noise\.txt: expected UTF-8"):
+        read(tmp_path / "noise.txt")
+    for name in ("nowhere.txt", "nowhere.jsonl"):
+        with pytest.raises(InputError, match=name):
+            read(tmp_path / name)
+
+
+@pytest.mark.parametrize("with_prompts", [True, False])
+def test_texts_to_count_in(tmp_path, with_prompts):
+    """Ids go before text, text before prompt; a text gets no BOS; turns are texts of their own."""
+    path = write(
+        tmp_path / "i.jsonl", ANSWER, {"token_ids": [5]}, {"text": "ab", "prompt": "c"},
+        {"prompt": "d"}, {"turns": ["e", "fg"]},
     )  # fmt: skip
-    np.testing.assert_array_equal(rows.text[0], [1] * 5 + [2] * 5 + [0] * 6)
-    np.testing.assert_array_equal(rows.positions[0], [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, *[0] * 6])
-    np.testing.assert_array_equal(np.flatnonzero(rows.is_answer[0]), [3, 4, 6, 7, 8, 9])
-    cut = pack([Text((1,), tuple(range(2, 40)))], 12)
-    np.testing.assert_array_equal(cut.tokens, [range(1, 13)])
+    texts = list(read_token_texts(path, TOKENIZER, with_prompts=with_prompts))
+    first = [1, 2, 3, 4] if with_prompts else [3, 4]
+    assert texts == [first, [5], [97, 98], [100], [101], [102, 103]]
 
 
-def test_batches_follow_from_the_seed_and_their_number():
-    """Whatever was asked for before; every epoch has an order of its own."""
-    texts = [Text((i,), (i,) * 7) for i in range(1, 33)]
-    options = {"batch_size": 2, "seq_len": 17}
-    one, other = (Batches(texts, seed=3, **options) for _ in range(2))
-    assert one.num_batches == 8
-    wanted = [one[index].tokens for index in range(20)]
-    for index in (19, 3, 8, 0):
-        np.testing.assert_array_equal(other[index].tokens, wanted[index])
-    epochs = [np.concatenate(wanted[first : first + 8]) for first in (0, 8)]
-    assert (epochs[0] != epochs[1]).any()
-    assert sorted(np.unique(epochs[0])) == sorted(np.unique(epochs[1])) == list(range(33))
-    assert (Batches(texts, seed=4, **options)[0].tokens != wanted[0]).any()
-
-
-def test_an_order_that_is_packed_more_tightly_is_not_cut_short():
-    """Guards against a batch of fewer rows, where an epoch is one batch."""
-    texts = [Text((), (1,) * length) for length in (2, 2, 6, 6)]  # 2 rows of 8 tokens, or 3
-    num_tried = 0
-    for seed in range(20):
-        try:
-            batches = Batches(texts, batch_size=3, seq_len=8, seed=seed)
-        except InputError:  # the first epoch is one of 2 rows
-            continue
-        assert [len(batches[index].tokens) for index in range(12)] == [3] * 12
-        num_tried += 1
-    assert num_tried > 0
-
-
-def test_too_few_texts_are_refused():
-    """Not a batch of nothing."""
-    with pytest.raises(InputError, match="expected texts for 9 rows of 16 tokens, got 2"):
-        Batches(TEXTS, batch_size=9, seq_len=16, seed=0)
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([1], "expected an object"),
+        ({"token_ids": "abc"}, "token_ids to be a list of whole numbers"),
+        ({"token_ids": [1, 2.5]}, "token_ids to be a list of whole numbers"),
+        ({"token_ids": [1], "prompt_token_ids": None}, "prompt_token_ids to be a list"),
+        ({"answer": "a"}, "expected token_ids, or a text in text or prompt or turns"),
+        ({"text": 5}, "expected token_ids, or a text"),
+        ({"turns": ["a", None]}, "expected token_ids, or a text"),
+        ({"text": "\ud800"}, "expected UTF-8"),
+    ],
+)
+def test_broken_lines_are_named(tmp_path, record, message):
+    """What came before has been yielded."""
+    path = write(tmp_path / "i.jsonl", ANSWER, record)
+    texts = read_token_texts(path, TOKENIZER, with_prompts=True)
+    assert next(texts) == [1, 2, 3, 4]
+    with pytest.raises(InputError, match=rf"i\.jsonl:2: .*{message}"):
+        next(texts)
 
 
 def test_the_most_frequent_tokens_of_answers():
@@ -73,10 +137,39 @@ def test_held_out_texts_are_not_trained_on():
     assert split(texts, 0) == (texts, [])
 
 
-def test_the_last_batch_is_filled_with_nothing():
-    """No text is scored twice."""
-    rows = pack([Text((1,), (2,) * 9)] * 3, 10)
-    batches = list(iterate_rows(rows, 2))
-    assert [batch.tokens.shape for batch in batches] == [(2, 10)] * 2
-    assert not batches[1].is_answer[1].any()
-    assert sum(batch.is_answer.sum() for batch in batches) == 27
+FILES = {
+    "b/two.py": '"""Two."""\n\ndef f():\n    """Says f."""\n\nclass C:\n    """Two."""\n',
+    "a.py": '"""One é."""\n',
+    "broken.py": '"""Broken."""\nprint "no"\n',
+    "half.py": '"""Half: \\ud800."""\n',
+    "latin.py": b'"""\xe9"""\n',
+    "odd.py": '"""Odd."""\n"\\d"\n',
+    "test/test_a.py": '"""A test."""\n',
+    "site-packages/other.py": '"""Another."""\n',
+}
+
+
+def test_docstrings_that_are_taken_and_their_order(tmp_path):
+    """Guards against tests, installed packages, a text twice, files that cannot be read, too few.
+
+    And against a smaller corpus than the one that was asked for.
+    """
+    for name, content in FILES.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    texts = ["One é.", "Two.", "Says f.", "Odd."]
+    sizes = [len(text.encode()) for text in texts]
+    for number in range(1, 5):
+        assert read_docstrings(sum(sizes[:number]), tmp_path) == texts[:number]
+    assert read_docstrings(sum(sizes) - 1, tmp_path) == texts[:-1]
+    with pytest.raises(InputError, match=r"expected 23 bytes of docstrings in .*, got 22"):
+        read_docstrings(23, tmp_path)
+
+
+def test_the_standard_library_has_enough_for_a_model():
+    """The same texts twice, as many as were asked for, none longer than all of them."""
+    texts = read_docstrings(50_000)
+    assert 49_000 < sum(len(text.encode()) for text in texts) <= 50_000
+    assert len(set(texts)) == len(texts) > 100
+    assert read_docstrings(50_000) == texts

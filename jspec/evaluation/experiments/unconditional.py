@@ -22,10 +22,10 @@ from jspec.drafters.ngram_table import save_table
 from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
 from jspec.generation import provenance
 from jspec.generation.request import Request, Settings
-from jspec.training.docstrings import read_docstrings
+from jspec.training.config import Recipe
 from jspec.training.from_scratch import HEAD_DIM, train_from_scratch, write_stand_in
-from jspec.training.metrics_log import read_metrics
-from jspec.training.token_texts import read_token_texts
+from jspec.training.metrics import read_metrics
+from jspec.training.texts import read_docstrings, read_token_texts
 from jspec.weights import NUM_BYTES, TokenizerLike, learn_bpe
 from jspec.weights.resolver import LoadedModel, load_model
 
@@ -100,12 +100,13 @@ def train_pair(plan: Plan, workdir: pathlib.Path, texts: Sequence[str]) -> list[
     if not folder.exists():
         tokenizer = learn_bpe(texts, plan.vocab_size, bos=_BOS, eos=_EOS)
         write_stand_in(folder, tokenizer, plan.seq_len)
+    recipe = Recipe(num_steps=plan.num_steps, learning_rate=plan.learning_rate, max_norm=1.0)
     models = []
     for name in ("target", "draft"):  # each has the tokens of the folder before it
         folder = train_from_scratch(
-            workdir / name, texts=workdir / _CORPUS, beside=folder, seq_len=plan.seq_len,
+            workdir / name, target=str(folder), dtype="float32", texts=(str(workdir / _CORPUS),),
             num_layers=getattr(plan, f"{name}_layers"), width=getattr(plan, f"{name}_width"),
-            batch_size=plan.batch_size, num_steps=plan.num_steps, learning_rate=plan.learning_rate,
+            seq_len=plan.seq_len, batch_size=plan.batch_size, recipe=recipe,
         )  # fmt: skip
         models.append(load_model(str(folder), dtype="float32"))
     return models

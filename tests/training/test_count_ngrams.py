@@ -1,18 +1,14 @@
-"""Texts to count in, and scripts/count_ngrams.py."""
+"""scripts/count_ngrams.py: a table of n-grams from answers."""
 
 import json
 
 import pytest
 import safetensors
 
-from jspec.common.errors import InputError
 from jspec.drafters.ngram_table import load_table
-from jspec.training.token_texts import read_token_texts
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.programs import check_refusal, environment, run
 from tests.tiny_models import save_folder
 
-TOKENIZER = ByteTokenizer(128, bos_id=127)
 ANSWER = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "x", "prompt": "y"}
 
 
@@ -20,40 +16,6 @@ def write(path, *records):
     """Writes JSONL; returns its path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
-
-
-@pytest.mark.parametrize("with_prompts", [True, False])
-def test_answers_and_texts(tmp_path, with_prompts):
-    """Ids go before text, text before prompt; a text gets no BOS; turns are texts of their own."""
-    path = write(
-        tmp_path / "i.jsonl", ANSWER, {"token_ids": [5]}, {"text": "ab", "prompt": "c"},
-        {"prompt": "d"}, {"turns": ["e", "fg"]},
-    )  # fmt: skip
-    texts = list(read_token_texts(path, TOKENIZER, with_prompts=with_prompts))
-    first = [1, 2, 3, 4] if with_prompts else [3, 4]
-    assert texts == [first, [5], [97, 98], [100], [101], [102, 103]]
-
-
-@pytest.mark.parametrize(
-    ("record", "message"),
-    [
-        ([1], "expected an object"),
-        ({"token_ids": "abc"}, "token_ids to be a list of whole numbers"),
-        ({"token_ids": [1, 2.5]}, "token_ids to be a list of whole numbers"),
-        ({"token_ids": [1], "prompt_token_ids": None}, "prompt_token_ids to be a list"),
-        ({"answer": "a"}, 'expected "token_ids", or a text'),
-        ({"text": 5}, 'expected "token_ids", or a text'),
-        ({"turns": ["a", None]}, 'expected "token_ids", or a text'),
-        ({"text": "\ud800"}, "expected UTF-8"),
-    ],
-)
-def test_broken_lines_are_named(tmp_path, record, message):
-    """What came before has been yielded."""
-    path = write(tmp_path / "i.jsonl", ANSWER, record)
-    texts = read_token_texts(path, TOKENIZER, with_prompts=True)
-    assert next(texts) == [1, 2, 3, 4]
-    with pytest.raises(InputError, match=rf"i\.jsonl:2: .*{message}"):
-        next(texts)
 
 
 @pytest.fixture

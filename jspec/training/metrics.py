@@ -1,0 +1,83 @@
+"""The metrics of a run by step: lines of JSON, and the figure drawn from them."""
+
+import importlib.util
+import pathlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from jspec.common.errors import InputError
+from jspec.common.figures import Curves, draw
+from jspec.common.journal import Journal, Record
+from jspec.training.trainee import SCORE
+
+METRICS = "metrics.jsonl"
+_FIGURES, _NAME = "figures", "training"
+_CAPTION = (
+    "Loss on the texts trained on; tokens a call of the target at temperature 0 on held-out texts; "
+    "and the probability at temperature 1 that each draft of a chain is accepted there, among the "
+    "tokens that the drafter can propose."
+)
+
+
+def open_metrics(workdir: pathlib.Path, step: int) -> Journal:
+    """Returns the log of a run that goes on after `step`; entries of later steps are dropped.
+
+    Raises:
+      InputError: it is damaged, or cannot be written.
+    """
+    journal = _journal(workdir)
+    journal.cut(sum(record["step"] <= step for record in journal.read()))
+    return journal
+
+
+def read_metrics(workdir: pathlib.Path) -> list[Record]:
+    """Returns the entries of a run.
+
+    Raises:
+      InputError: they cannot be read.
+    """
+    return _journal(workdir).read() if (workdir / METRICS).exists() else []
+
+
+def _journal(workdir: pathlib.Path) -> Journal:
+    return Journal(workdir / METRICS)
+
+
+def training_curves(records: Sequence[Record]) -> list[Curves]:
+    """Returns the panels for which a log has entries: loss, score, acceptance of each draft."""
+    logged = [record for record in records if "loss" in record]
+    evaluated = [record for record in records if "held_out" in record]
+    scores = [record["held_out"][SCORE] for record in evaluated]
+    chains = [np.atleast_1d(record["held_out"].get("acceptance", [])) for record in evaluated]
+    drafts = np.transpose(chains).tolist() if chains else []
+    panels = [
+        (logged, {"loss": [record["loss"] for record in logged]}, "loss"),
+        (evaluated, {"tokens a call": scores}, "tokens a call, held-out texts"),
+        (evaluated, {f"draft {i}": values for i, values in enumerate(drafts, 1)},
+         "acceptance, held-out texts"),
+    ]  # fmt: skip
+    return [
+        Curves([record["step"] for record in own], lines, "step", label)
+        for own, lines, label in panels
+        if own and lines
+    ]
+
+
+def write_figures(workdir: pathlib.Path) -> None:
+    """Draws a run into WORKDIR/figures, as PNG and SVG; nothing without matplotlib or entries.
+
+    Raises:
+      InputError: the files cannot be written.
+    """
+    panels = training_curves(read_metrics(workdir))
+    if not panels or importlib.util.find_spec("matplotlib") is None:
+        return
+    picture = draw(_NAME, panels, caption=_CAPTION, title=f"Training: {workdir.name}")
+    path = workdir / _FIGURES / _NAME
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.with_suffix(".svg").write_text(picture.svg, encoding="utf-8")
+        path.with_suffix(".png").write_bytes(picture.png)
+    except OSError as error:
+        raise InputError(f"cannot write {path.parent}: {error.strerror}") from None

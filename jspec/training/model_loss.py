@@ -1,0 +1,170 @@
+"""The losses of draft models, which are compared with the target at every position of a text.
+
+With p the target's distribution, q the draft's and x the text's next token:
+
+    cross_entropy     -log q(x)                 on texts that the target wrote
+    kl                sum p log(p / q)          distillation of the whole distribution
+    total_variation   1 - sum min(p, q)         one minus the probability that a draft is accepted
+                                                (arXiv 2211.17192, section 3.3 and section 6)
+
+Logits of a large vocabulary take much memory: they are made for a few positions at a time and
+recomputed in the backward pass.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32
+
+from jspec.common.typing import Logits, Params, Tokens
+from jspec.models import LlamaConfig
+from jspec.models.layers import Kernel, linear
+from jspec.models.outputs import head_kernel
+from jspec.training.chain_loss import masked_mean
+from jspec.training.packing import Rows, packed_hidden, shift_left
+from jspec.training.trainee import SCORE
+
+LOSSES = ("cross_entropy", "kl", "total_variation")
+_CHUNK = 64  # positions of a row at a time
+
+
+class LazyLogits(NamedTuple):
+    """A model's logits before they are computed: normed last hidden states, and the head [v d]."""
+
+    hidden: Float32[Array, "b t d"]
+    head: Kernel
+
+
+class PositionMetrics(NamedTuple):
+    """A draft compared with its target at each position i, in the distribution of token i + 1.
+
+    Attributes:
+      loss: what is trained for, [b t].
+      acceptance: sum min(target, draft), both at temperature 1, [b t].
+      agreement: 1 where both find the same token most likely, else 0, [b t].
+    """
+
+    loss: Float32[Array, "b t"]
+    acceptance: Float32[Array, "b t"]
+    agreement: Float32[Array, "b t"]
+
+
+def position_losses(
+    draft_logits: Logits, target_logits: Logits, tokens: Tokens
+) -> dict[str, Float32[Array, "b t"]]:
+    """Returns the losses by name, [b t], of logits [b t v] and the next tokens [b t].
+
+    The first two are in nats. The last one's gradient vanishes where the two distributions share
+    nothing: begin with another loss.
+    """
+    log_probs = jax.nn.log_softmax(draft_logits)
+    draft, target = jax.nn.log_softmax(draft_logits), jax.nn.log_softmax(target_logits)
+    return {  # each with a softmax of its own: shared, its gradient would be rounded otherwise
+        "cross_entropy": -jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0],
+        "kl": jnp.sum(jnp.exp(target) * (target - draft), axis=-1),
+        "total_variation": 1 - overlap(draft_logits, target_logits),
+    }
+
+
+def overlap(draft_logits: Logits, target_logits: Logits) -> Float32[Array, "b t"]:
+    """Returns sum min(p, q), the probability that a draft is accepted at temperature 1, [b t]."""
+    draft, target = jax.nn.softmax(draft_logits), jax.nn.softmax(target_logits)
+    return jnp.sum(jnp.minimum(draft, target), axis=-1)
+
+
+def lazy_logits(
+    config: LlamaConfig, params: Params, rows: Rows, dtype: jax.typing.DTypeLike
+) -> LazyLogits:
+    """Returns a model's logits at every token; see `packed_hidden`."""
+    return LazyLogits(packed_hidden(config, params, rows, dtype), head_kernel(config, params))
+
+
+def compare(
+    draft: LazyLogits,
+    target: LazyLogits,
+    tokens: Tokens,
+    weights: Mapping[str, float],
+    vocab_size: int,
+) -> PositionMetrics:
+    """Returns how a draft and its target compare on the same texts.
+
+    Args:
+      draft: the draft's logits, [b t v].
+      target: the target's; no gradient goes to it.
+      tokens: of the texts, [b t].
+      weights: of the losses by name; others do not count.
+      vocab_size: number of token ids; the heads' later rows are padding.
+    """
+    target = jax.lax.stop_gradient(target)
+
+    def compare_chunk(chunk: tuple[Array, Array, Array]) -> PositionMetrics:
+        draft_hidden, target_hidden, next_tokens = chunk
+        draft_logits = linear(draft_hidden, draft.head)[..., :vocab_size]
+        target_logits = linear(target_hidden, target.head)[..., :vocab_size]
+        agrees = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
+        losses = position_losses(draft_logits, target_logits, next_tokens)
+        loss = jnp.float32(0)
+        for name, weight in weights.items():
+            loss += weight * losses[name]
+        acceptance = overlap(draft_logits, target_logits)
+        return PositionMetrics(loss, acceptance, agrees.astype(jnp.float32))
+
+    leaves = draft.hidden, target.hidden, shift_left(tokens, 1)
+    found = jax.lax.map(jax.checkpoint(compare_chunk), jax.tree.map(_to_chunks, leaves))
+    length = tokens.shape[1]
+    return jax.tree.map(
+        lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, :length], found
+    )
+
+
+def _to_chunks(leaf: Array) -> Array:
+    """[b t ...] to [chunks b t' ...], zeros after the end."""
+    b, t = leaf.shape[:2]
+    num_chunks = -(-t // _CHUNK)
+    padding = [(0, 0), (0, num_chunks * _CHUNK - t)] + [(0, 0)] * (leaf.ndim - 2)
+    split = jnp.pad(leaf, padding).reshape(b, num_chunks, _CHUNK, *leaf.shape[2:])
+    return jnp.moveaxis(split, 1, 0)
+
+
+def chain_metrics(
+    found: PositionMetrics, is_scored: Bool[Array, "b t"], num_steps: int
+) -> dict[str, Array]:
+    """Returns what rounds that begin at every scored position would achieve.
+
+    Chains run along the text: draft s of the chain that begins at position i is the draft at
+    position i + s, and the chain's length counts the drafts accepted before the first rejection.
+
+    Args:
+      found: by position.
+      is_scored: positions whose next token counts.
+      num_steps: drafts of a chain, s.
+
+    Returns:
+      `losses`, `acceptance`, `agreement`: means at each step, [s].
+      `tokens_per_call`: tokens a round would emit at temperature 0.
+      `sampled_tokens_per_call`: the same at temperature 1, along the text.
+    """
+    counts = [is_scored]  # a chain ends with its text: the last position of a text never counts
+    for step in range(1, num_steps):
+        counts.append(counts[-1] & shift_left(is_scored, step))
+
+    def by_step(values: Float32[Array, "b t"]) -> Float32[Array, "s"]:
+        means = [masked_mean(shift_left(values, s), counted) for s, counted in enumerate(counts)]
+        return jnp.stack(means)
+
+    def length(accepted: Float32[Array, "b t"]) -> Float32[Array, ""]:
+        product, total = jnp.ones_like(accepted), jnp.zeros_like(accepted)
+        for step, counted in enumerate(counts):
+            product *= jnp.where(counted, shift_left(accepted, step), 0.0)
+            total += product
+        return 1 + masked_mean(total, is_scored)
+
+    return {
+        "losses": by_step(found.loss),
+        "acceptance": by_step(found.acceptance),
+        "agreement": by_step(found.agreement),
+        SCORE: length(found.agreement),
+        "sampled_tokens_per_call": length(found.acceptance),
+    }

@@ -1,0 +1,161 @@
+"""A head of EAGLE-3 in training: how it begins, from which head it goes on, and how a run resumes.
+
+Seeds: 0 of the grammar, the order of its texts and the heads' parameters.
+"""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters.heads.eagle_checkpoint import load_eagle
+from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
+from jspec.drafters.heads.folder import round_head
+from jspec.training.config import Recipe
+from jspec.training.eagle import EagleTraining
+from jspec.training.loop import train
+from jspec.training.texts import Text
+from tests.tiny_models import CONFIG
+from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
+
+LAYERS = (0, 1)
+OWN, EARLIER = range(0, 40), range(20, 50)  # tokens that two heads can propose
+RECIPE = Recipe(
+    num_steps=24, learning_rate=1e-2, warmup_steps=4, max_norm=5.0, log_every=6, evaluate_every=6
+)
+
+
+def frozen():
+    """Returns the target's parameters."""
+    return grammar_target().params
+
+
+def trainee_of(ids, **fields):
+    """Returns a head that can propose some tokens and has not learned anything yet."""
+    fields = {"feature_layers": LAYERS, "chain_steps": 2} | fields
+    training = EagleTraining(vocab_size=len(ids), recipe=RECIPE, **fields)
+    return training.make_trainee(grammar_target(), [Text((), tuple(ids))])
+
+
+@pytest.mark.parametrize("freeze_head", [False, True])
+def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
+    """Every parameter is there; what is frozen gets no gradient, and nothing else lacks one."""
+    ids = np.unique([text.answer for text in grammar_texts(128, 2)])
+    trainee = trainee_of(ids, freeze_head=freeze_head)
+    layer = dataclasses.replace(
+        CONFIG, num_layers=1, vocab_size=len(ids), tie_embeddings=False
+    )  # fmt: skip
+    config = EagleConfig(layer, CONFIG.vocab_size, LAYERS, CONFIG.num_layers)
+    shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
+    del shapes["ids"]
+    assert jax.tree.map(jnp.shape, trainee.params) == jax.tree.map(jnp.shape, shapes)
+    layer, head = frozen()["layers_0"], trainee.params["head"]
+    width = CONFIG.embed_dim
+    np.testing.assert_array_equal(head["attention"]["qkv"][..., width:], layer["attention"]["qkv"])
+    np.testing.assert_array_equal(head["mlp"]["down"], layer["mlp"]["down"])
+    np.testing.assert_array_equal(head["head"], frozen()["head"][ids])
+    rows = grammar_batches(4)[0][0]
+    gradient = jax.jit(jax.grad(lambda params: trainee.loss(params, frozen(), rows)[0]))
+    largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), gradient(trainee.params))
+    assert (largest["head"].pop("head") == 0) == freeze_head
+    assert min(jax.tree.leaves(largest)) > 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Returns a folder with a head unlike the target, and beside it the same rounded to int8."""
+    folder = tmp_path_factory.mktemp("earlier") / "head"
+    trainee = trainee_of(EARLIER)
+    trainee.save(jax.tree.map(lambda leaf: leaf + 0.25, trainee.params), folder)
+    round_head(folder, folder.with_name("rounded"))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["head", "rounded"])
+def test_a_head_goes_on_from_an_earlier_one(folder, name):
+    """Its layer as it was, and its tokens where both propose them: to bfloat16 or half an int8."""
+    expected = jax.tree.map(lambda leaf: leaf + 0.25, trainee_of(OWN).params)
+    num_new = EARLIER[0] - OWN[0]
+    expected["head"]["head"] = expected["head"]["head"].at[:num_new].add(-0.25)
+    found = trainee_of(OWN, init_head=str(folder.with_name(name))).params
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=0.01), found, expected)
+
+
+def test_a_config_takes_the_earlier_heads_layers(folder):
+    """Not the usual ones; others are refused."""
+    given, taken = (
+        trainee_of(OWN, init_head=str(folder), feature_layers=one) for one in (LAYERS, ())
+    )
+    assert given.layers == taken.layers
+    with pytest.raises(InputError, match=r"expected a head that reads layers \[1, 2\]"):
+        trainee_of(OWN, init_head=str(folder), feature_layers=(1, 2))
+
+
+def test_another_layer_is_refused(folder, monkeypatch):
+    """One of another shape, where the shapes of what is computed from it would not fit."""
+    earlier = load_eagle(folder, CONFIG, jnp.float32)
+    head = earlier.params["head"]
+    mlp = jax.tree.map(lambda leaf: leaf[:1], head["mlp"])
+    other = earlier._replace(params=earlier.params | {"head": head | {"mlp": mlp}})
+    monkeypatch.setattr("jspec.training.eagle.load_eagle", lambda *_: other)
+    with pytest.raises(InputError, match="expected a layer like the target's"):
+        trainee_of(OWN, init_head=str(folder))
+
+
+class Changed:
+    """Batches of which one is made by a function."""
+
+    def __init__(self, batches, at, make):
+        self.batches, self.at, self.make = batches, at, make
+
+    def __getitem__(self, index):
+        return self.make() if index == self.at else self.batches[index]
+
+
+class Killed(Exception):
+    """Stands for a signal."""
+
+
+def kill():
+    raise Killed
+
+
+def metrics_of(folder):
+    """Returns the lines of metrics."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
+    """Killed between two checkpoints: the same parameters to the bit, and each line once."""
+    trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)
+    whole, other = tmp_path / "whole", tmp_path / "killed"
+    wanted = train(trainee, frozen(), batches, held_out, RECIPE, whole)
+    with pytest.raises(Killed):
+        train(trainee, frozen(), Changed(batches, 15, kill), held_out, RECIPE, other)
+    assert [one["step"] for one in metrics_of(other)] == [6, 6, 12, 12]
+    params, metrics = train(trainee, frozen(), batches, held_out, RECIPE, other)
+    jax.tree.map(np.testing.assert_array_equal, params, wanted[0])
+    assert metrics == wanted[1]
+    assert metrics_of(other) == metrics_of(whole)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
+    """It says at which step and batch, and the last good checkpoint stays."""
+    poison = 3  # an id of no text
+    trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)
+    sound = trainee.loss
+
+    def loss(params, frozen, rows):
+        value, metrics = sound(params, frozen, rows)
+        return jnp.where(rows.tokens[0, 0] == poison, jnp.nan, value), metrics
+
+    rows = batches[17]._replace(tokens=batches[17].tokens.copy())
+    rows.tokens[0, 0] = poison
+    poisoned = Changed(batches, 17, lambda: rows)
+    with pytest.raises(InputError, match="the loss of step 18, batch 17, is nan"):
+        train(trainee._replace(loss=loss), frozen(), poisoned, held_out, RECIPE, tmp_path)
+    assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 12
