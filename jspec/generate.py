@@ -11,6 +11,7 @@ from absl import flags
 
 from jspec.common import cli
 from jspec.common.errors import InputError
+from jspec.common.flag_help import list_flags
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.memory import Budget
 from jspec.drafters import choose_drafter
@@ -71,6 +72,10 @@ _OUTPUT_JSON = flags.DEFINE_string(
 _STATS = flags.DEFINE_bool(
     "stats", True, "Print statistics on standard error, and at first device and memory."
 )
+
+list_flags("Models", "target draft dtype draft_quantization", "target_quantization max_seq_len")
+list_flags("Prompts", "prompt prompts_file system max_new_tokens stop batch_size", "chat")
+list_flags("Output", "output_json stream stats")
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
 from jspec.common.errors import InputError
+from jspec.common.flag_help import define_help_flags
 
 QUANTIZATIONS = ("none", "int8", "int4")
 INTERRUPTED = 130
@@ -97,10 +98,9 @@ def _forget_output() -> None:
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one is a line on standard error, not a page of usage."""
+    define_help_flags()
     try:
         return flags.FLAGS(argv)
-    except SystemExit:  # absl has printed the help that was asked for, and calls it a failure
-        sys.exit(0)
     except BrokenPipeError:  # the help's reader has gone away
         _forget_output()
         sys.exit(1)

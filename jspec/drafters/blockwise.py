@@ -20,8 +20,14 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.blockwise_checkpoint import load_blockwise
 from jspec.drafters.heads.blockwise_module import BlockwiseConfig, inner_layer, place_output
-from jspec.drafters.last_output import ReadingLastOutput
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import ReadingLastOutput
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    HeadOptions,
+    required_head,
+)
 from jspec.models import LlamaConfig
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
@@ -143,3 +149,14 @@ def build_blockwise(spec: DrafterSpec) -> BuiltDrafter:
         vocab_size=spec.vocab_size,
     )
     return BuiltDrafter(drafter, heads.params)
+
+
+ENTRY = DrafterEntry(
+    name="blockwise",
+    build=build_blockwise,
+    proposes="the most likely tokens, by smaller heads that share the target's vocabulary matrix",
+    source="1811.03115",
+    options=HeadOptions,
+    needs="draft_head",
+    prior_cost=1.1,
+)

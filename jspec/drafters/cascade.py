@@ -30,7 +30,7 @@ from jspec.common.typing import (
     RowTokens,
     Tokens,
 )
-from jspec.drafters.prefix import hand_on
+from jspec.drafters.memory import hand_on
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView, lag_of, observed_layers

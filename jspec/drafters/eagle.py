@@ -21,8 +21,14 @@ from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse, init_eagle_cache
-from jspec.drafters.history import History
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import History
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DrawnHeadOptions,
+    required_head,
+)
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
 from jspec.sampling.distribution import SamplingSettings
@@ -227,3 +233,15 @@ def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=spec.options.draft_confidence,
     )
     return BuiltDrafter(drafter, head.params)
+
+
+ENTRY = DrafterEntry(
+    name="eagle",
+    build=build_eagle,
+    proposes="what a trained head draws from the target's hidden states; "
+    "jspec has one for `smollm2-135m-instruct`",
+    source="2503.01840",
+    options=DrawnHeadOptions,
+    needs="draft_head",
+    prior_cost=1.2,
+)

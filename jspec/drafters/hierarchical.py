@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
+from jspec.common.errors import InputError
 from jspec.common.typing import (
     DraftProbs,
     DraftTokens,
@@ -31,7 +32,14 @@ from jspec.common.typing import (
     RowTokens,
     Tokens,
 )
-from jspec.drafters.model import ModelDrafter, ModelState
+from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    ConfidenceOptions,
+    DrafterEntry,
+    DrafterSpec,
+    option,
+)
 from jspec.models import KVCache
 from jspec.sampling.distribution import (
     SamplingSettings,
@@ -46,6 +54,18 @@ from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView
 
 _ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
+
+
+@dataclasses.dataclass(frozen=True)
+class HierarchicalOptions(ConfidenceOptions):
+    """Of `hierarchical`."""
+
+    inner_drafter: str = option(
+        "prompt_lookup", "What guesses the draft model's tokens for hierarchical."
+    )
+    inner_num_draft_tokens: int = option(
+        4, "How many of them it guesses at a time, at most.", between=(1, 64)
+    )
 
 
 class HierarchicalParams(NamedTuple):
@@ -288,3 +308,52 @@ def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]
 def _leading(flags: Bool[Array, "b t"]) -> Bool[Array, "b t"]:
     """Marks those that are set with all before them."""
     return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0
+
+
+def build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns the drafter over the draft model and what guesses its tokens.
+
+    Raises:
+      InputError: there is no draft model, or the inner drafter needs one of its own.
+    """
+    from jspec.drafters.registry import make_drafter  # which imports this file
+
+    model = make_model_drafter(spec, "hierarchical")
+    # The last draft of a round comes with the guesses before it.
+    num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
+    inner_spec = spec._replace(num_draft_tokens=num_guesses, is_member=True)
+    inner = make_drafter(_inner_name(spec.options), inner_spec)
+    assert inner.drafter is not None
+    params = HierarchicalParams(spec.draft_params, inner.params)
+    return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
+
+
+def _inner_name(options: HierarchicalOptions) -> str:
+    from jspec.drafters.registry import REGISTRY
+
+    name = options.inner_drafter
+    known = [one.name for one in REGISTRY.values() if one.needs in ("", "draft_table")]
+    known.remove("none")
+    if not set(known).issuperset(name.split("+")):
+        listed = ", ".join(known)
+        raise InputError(f"expected an inner drafter without a model, among {listed}; got {name!r}")
+    return name
+
+
+def _options_read(options: HierarchicalOptions) -> set[str]:
+    from jspec.drafters.registry import options_read
+
+    own = {field.name for field in dataclasses.fields(HierarchicalOptions)}
+    return own | options_read(_inner_name(options), options)  # type: ignore[arg-type]
+
+
+ENTRY = DrafterEntry(
+    name="hierarchical",
+    build=build_hierarchical,
+    proposes="the drafts of `model`, itself decoded speculatively by `--inner_drafter`",
+    source="2211.17192",
+    options=HierarchicalOptions,
+    needs="draft",
+    prior_cost=2.4,
+    read=_options_read,
+)

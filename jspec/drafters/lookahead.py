@@ -18,9 +18,14 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.lookahead_checkpoint import load_lookahead
 from jspec.drafters.heads.lookahead_module import embed_block
-from jspec.drafters.memory import Stateless
-from jspec.drafters.prefix import hand_on
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import Stateless, hand_on
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DrawnHeadOptions,
+    required_head,
+)
 from jspec.models.cache import KVCache
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -124,3 +129,14 @@ def build_lookahead(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=spec.options.draft_confidence,
     )
     return BuiltDrafter(drafter, embeddings.params)
+
+
+ENTRY = DrafterEntry(
+    name="lookahead",
+    build=build_lookahead,
+    proposes="what the target itself draws at trained embeddings of unknown tokens",
+    source="2311.13581",
+    options=DrawnHeadOptions,
+    needs="draft_head",
+    prior_cost=2.1,
+)

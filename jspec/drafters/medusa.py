@@ -19,8 +19,14 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.medusa_checkpoint import load_medusa
 from jspec.drafters.heads.medusa_module import MedusaConfig, medusa_logits
-from jspec.drafters.last_output import ReadingLastOutput
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import ReadingLastOutput
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DrawnHeadOptions,
+    required_head,
+)
 from jspec.models import LlamaConfig
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -110,3 +116,14 @@ def build_medusa(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=spec.options.draft_confidence,
     )
     return BuiltDrafter(drafter, heads.params)
+
+
+ENTRY = DrafterEntry(
+    name="medusa",
+    build=build_medusa,
+    proposes="what trained heads, one a position, draw from the target's last hidden state",
+    source="2401.10774",
+    options=DrawnHeadOptions,
+    needs="draft_head",
+    prior_cost=1.15,
+)

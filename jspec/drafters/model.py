@@ -25,8 +25,8 @@ from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.history import History
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.memory import History
+from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -254,3 +254,14 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
 def build_model(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over the draft model, with the draft model's parameters."""
     return BuiltDrafter(make_model_drafter(spec), spec.draft_params)
+
+
+ENTRY = DrafterEntry(
+    name="model",
+    build=build_model,
+    proposes="what a second, cheaper model draws (default with `--draft`)",
+    source="2211.17192, 2302.01318",
+    options=ConfidenceOptions,
+    needs="draft",
+    prior_cost=2.2,
+)

@@ -19,11 +19,11 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
+from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn
-from jspec.drafters.history import History
-from jspec.drafters.memory import Remembering
+from jspec.drafters.memory import History, Remembering
 from jspec.drafters.ngram_draw import make_draw
 from jspec.drafters.ngram_matches import (
     Window,
@@ -34,12 +34,43 @@ from jspec.drafters.ngram_matches import (
     longest_matches,
     most_frequent,
 )
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    ConfidenceOptions,
+    DrafterEntry,
+    DrafterSpec,
+    option,
+)
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
 _ASSUMED = 0.4, 0.6  # acceptance of first and later drafts, before it is known
+
+
+@dataclasses.dataclass(frozen=True)
+class NgramOptions(ConfidenceOptions):
+    """Of `ngram`."""
+
+    ngram_min_order: int = option(2, "n of the shortest n-grams that ngram counts.")
+    ngram_max_order: int = option(4, "n of the longest.", between=(2, 16))
+    ngram_window: int = option(
+        512, "Tokens at the text's end in which ngram counts.", between=(2, 32768)
+    )
+    ngram_max_tokens: int = option(4, "Drafts of ngram a round, at most.", between=(1, 64))
+    ngram_probs: str = option(
+        "deterministic",
+        "ngram proposes the most frequent token, or draws in proportion to the counts.",
+        among=("deterministic", "sampled"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 2 <= self.ngram_min_order <= self.ngram_max_order:
+            raise InputError(
+                f"expected ngram_min_order from 2 to ngram_max_order, {self.ngram_max_order}; got "
+                f"{self.ngram_min_order}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,3 +188,20 @@ def build_ngram(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=options.draft_confidence,
     )
     return BuiltDrafter(drafter)
+
+
+def _options_read(options: NgramOptions) -> set[str]:
+    names = {field.name for field in dataclasses.fields(NgramOptions)}
+    # The most frequent token follows from the text and is never unsure.
+    return names if options.ngram_probs == "sampled" else names - {"draft_confidence"}
+
+
+ENTRY = DrafterEntry(
+    name="ngram",
+    build=build_ngram,
+    proposes="what followed most often, by 4-, 3- and 2-grams of the last 512 tokens",
+    source="2211.17192",
+    options=NgramOptions,
+    prior_cost=1.05,
+    read=_options_read,
+)

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts, RowTokens
-from jspec.drafters.history import History
+from jspec.drafters.memory import History
 
 _NO_TEXT = -1
 

@@ -18,7 +18,7 @@ from jspec.common.errors import InputError
 from jspec.common.typing import RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.pattern_json import skeleton_pattern
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, option_title
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
@@ -64,6 +64,22 @@ def make_tables(
     )
     table = token_table(automaton, token_bytes, vocab_size)
     return PatternParams(jnp.asarray(table), jnp.asarray(tokens), jnp.asarray(counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternOptions(Options):
+    """Of `pattern`, which needs one of them."""
+
+    pattern: str | None = option(
+        None, "A regular expression whose forced tokens pattern proposes.", flag="draft_pattern"
+    )
+    json_skeleton: str | None = option(
+        None,
+        'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; placeholders: <string>, '
+        "<number>, <integer>, <boolean>. Spaces and line breaks count: drafts come only where the "
+        "answer is laid out as this text is.",
+        flag="draft_json",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +155,8 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
     if (pattern is None) == (skeleton is None):
         found = "neither" if pattern is None else "both"
         raise InputError(
-            f"the drafter 'pattern' expects {option_title('pattern')}, a regular expression, or "
-            f"{option_title('json_skeleton')}; got {found}"
+            "the drafter 'pattern' expects pattern (--draft_pattern), a regular expression, or "
+            f"json_skeleton (--draft_json); got {found}"
         )
     if skeleton is not None:
         pattern = skeleton_pattern(skeleton)
@@ -153,3 +169,14 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
         num_draft_tokens=spec.num_draft_tokens,
     )
     return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)
+
+
+ENTRY = DrafterEntry(
+    name="pattern",
+    build=build_pattern,
+    proposes="what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) "
+    "leaves no choice about",
+    source="2307.09702",
+    options=PatternOptions,
+    prior_cost=1.05,
+)

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32, Key
 
 from jspec.common.typing import Params, RowCounts, RowTokens
-from jspec.drafters.history import History
-from jspec.drafters.memory import Remembering
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.memory import History, Remembering
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
@@ -24,6 +23,23 @@ from jspec.speculation.types import Kind, LimitFn, TargetView
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
 _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (0.7, 0.75),
             (0.75, 0.85), (0.9, 0.9))  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupOptions(Options):
+    """Of `prompt_lookup`."""
+
+    # A cascade's other members have better drafts than those of one token's match.
+    lookup_min_match: int = option(
+        0,
+        "Tokens that must match for prompt_lookup; 0 takes 1, and 2 in a cascade.",
+        between=(0, 8),
+    )
+    lookup_growth: float = option(
+        0.0,
+        "prompt_lookup proposes at most this times the length of the match; 0 sets no such limit.",
+        between=(0, 100),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,3 +135,13 @@ def build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
         spec.num_draft_tokens, min_match=min_match, growth=options.lookup_growth
     )
     return BuiltDrafter(drafter)
+
+
+ENTRY = DrafterEntry(
+    name="prompt_lookup",
+    build=build_prompt_lookup,
+    proposes="what followed the last time the text ended like this",
+    source="2304.04487",
+    options=LookupOptions,
+    prior_cost=1.05,
+)

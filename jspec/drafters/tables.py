@@ -21,13 +21,28 @@ from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn, draw_from_distribution
 from jspec.drafters.memory import Stateless
 from jspec.drafters.ngram_table import NgramTable, load_table
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    ConfidenceOptions,
+    DrafterEntry,
+    DrafterSpec,
+    option,
+)
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
 _ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, before it is known
+
+
+@dataclasses.dataclass(frozen=True)
+class TableOptions(ConfidenceOptions):
+    """Of `unigram` and `bigram`."""
+
+    draft_table: str | None = option(
+        None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,3 +198,31 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
     if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
         vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
     return load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)
+
+
+UNIGRAM = DrafterEntry(
+    name="unigram",
+    build=build_unigram,
+    proposes="what a table of token counts draws",
+    source="2211.17192",
+    options=TableOptions,
+    needs="draft_table",
+    prior_cost=1.04,
+)
+BIGRAM = DrafterEntry(
+    name="bigram",
+    build=build_bigram,
+    proposes="what a table of counts draws from the tokens that followed the last one",
+    source="2211.17192",
+    options=TableOptions,
+    needs="draft_table",
+    prior_cost=1.1,
+)
+RANDOM = DrafterEntry(
+    name="random",
+    build=build_random,
+    proposes="any token, each equally likely: the limit of no cost and no skill",
+    source="2211.17192",
+    options=ConfidenceOptions,
+    prior_cost=1.04,
+)
