@@ -17,11 +17,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
+from jspec.drafters.heads.folder import HeadSizes
 from jspec.models.layers import linear
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseConfig:
+class BlockwiseConfig(HeadSizes):
     """Everything that decides the computation of the heads.
 
     Attributes:
@@ -33,12 +34,6 @@ class BlockwiseConfig:
     embed_dim: int
     hidden_dim: int
     num_heads: int
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {field.name} as a number of at least 1, got {value!r}")
 
 
 def inner_layer(params: Params, hidden: Float[Array, "b t d"]) -> Float32[Array, "b t f"]:

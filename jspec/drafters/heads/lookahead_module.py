@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jspec.drafters.heads.folder import HeadSizes
 from jspec.models.layers import Kernel, look_up
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadConfig:
+class LookaheadConfig(HeadSizes):
     """How many embeddings there are, and how wide they are.
 
     Attributes:
@@ -27,12 +28,6 @@ class LookaheadConfig:
 
     embed_dim: int
     num_tokens: int
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {field.name} as a number of at least 1, got {value!r}")
 
 
 def embed_block(

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
+from jspec.drafters.heads.folder import HeadSizes
 from jspec.models.layers import linear
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(HeadSizes):
     """Everything that decides the computation of the heads.
 
     Attributes:
@@ -34,12 +35,6 @@ class MedusaConfig:
     vocab_size: int
     num_heads: int
     num_layers: int = 1
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {field.name} as a number of at least 1, got {value!r}")
 
 
 def medusa_logits(
