@@ -21,7 +21,7 @@ from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse, init_eagle_cache
-from jspec.drafters.memory import History
+from jspec.drafters.memory import History, StopsUnsure
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
@@ -67,7 +67,7 @@ class _Drafting(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter:
+class EagleDrafter(StopsUnsure):
     """Proposes a chain sampled from a head.
 
     Attributes:
@@ -88,11 +88,6 @@ class EagleDrafter:
     def kinds(self) -> tuple[Kind, ...]:
         """One: its drafts are all alike."""
         return _KINDS
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

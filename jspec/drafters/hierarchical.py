@@ -19,19 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jaxtyping import Array, Bool, Float32, Int32, Key
+from jaxtyping import Array, Bool, Key
 
 from jspec.common.errors import InputError
-from jspec.common.typing import (
-    DraftProbs,
-    DraftTokens,
-    Params,
-    RowCounts,
-    RowFlags,
-    RowTokens,
-    Tokens,
-)
+from jspec.common.typing import RowCounts, RowTokens, Tokens
+from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Pair, Round, grow
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
 from jspec.drafters.spec import (
     BuiltDrafter,
@@ -41,14 +33,7 @@ from jspec.drafters.spec import (
     option,
 )
 from jspec.models import KVCache
-from jspec.sampling.distribution import (
-    SamplingSettings,
-    confidence,
-    likeliest,
-    process_drafts,
-    sample,
-    sampling_probs,
-)
+from jspec.sampling.distribution import SamplingSettings
 from jspec.sampling.noise import gumbel_noise
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView
@@ -68,13 +53,6 @@ class HierarchicalOptions(ConfidenceOptions):
     )
 
 
-class HierarchicalParams(NamedTuple):
-    """Parameters of the draft model and of the inner drafter."""
-
-    draft: Params
-    inner: Params = None
-
-
 class HierarchicalState(NamedTuple):
     """Memory of the draft model and of the inner drafter: both have seen what is committed."""
 
@@ -85,48 +63,6 @@ class HierarchicalState(NamedTuple):
     def cache(self) -> KVCache:
         """The draft model's."""
         return self.model.cache
-
-
-class _Drafting(struct.PyTreeNode):
-    """A chain in the making.
-
-    Attributes:
-      cache: the draft model's, up to the token before the newest.
-      inner: the inner drafter's state, which has seen all but the newest token.
-      settings: behind the newest token.
-      newest: the last two tokens, [b 2].
-      tokens: drawn so far, [b w].
-      probs: their distributions, [b w v].
-      num_tokens: of each row's, [b].
-      fed: what stands in the cache behind the committed tokens, [b w].
-      is_going: rows that want more, [b].
-    """
-
-    cache: KVCache
-    inner: Any
-    settings: SamplingSettings
-    newest: Int32[Array, "b 2"]
-    tokens: DraftTokens
-    probs: DraftProbs
-    num_tokens: RowCounts
-    fed: Int32[Array, "b w"]
-    is_going: RowFlags
-
-
-class _Round(NamedTuple):
-    """What a round asks for, the same for every call of the draft model.
-
-    Attributes:
-      params: of both.
-      wanted: drafts of each row, [b].
-      rng_keys: one for each draft.
-      noise: drawn with them, [b w v].
-    """
-
-    params: HierarchicalParams
-    wanted: RowCounts
-    rng_keys: Key[Array, "b w"]
-    noise: Float32[Array, "b w v"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,13 +129,13 @@ class HierarchicalDrafter:
     ) -> tuple[Proposal, HierarchicalState]:
         """Drafts as many tokens as guesses allow in each call of the draft model."""
         del view
-        wanted = limit(jnp.zeros_like(last_token))
+        pair, wanted = Pair(self.model, self.inner), limit(jnp.zeros_like(last_token))
         (batch_size, width), vocab_size = rng_keys.shape, self.model.target_vocab_size
         is_wanted = wanted > 0
         is_random = settings.is_random & is_wanted.any()
         noise = gumbel_noise(rng_keys.reshape(-1), vocab_size, is_random)
-        a_round = _Round(params, wanted, rng_keys, noise.reshape(batch_size, width, vocab_size))
-        drafting = _Drafting(
+        a_round = Round(params, wanted, rng_keys, noise.reshape(batch_size, width, vocab_size))
+        drafting = Drafting(
             cache=self.model.ready_cache(params.draft, state.model, is_wanted),
             inner=state.inner,
             settings=settings,
@@ -211,103 +147,13 @@ class HierarchicalDrafter:
             is_going=is_wanted,
         )
         drafting = jax.lax.while_loop(
-            lambda now: now.is_going.any(), lambda now: self._grow(a_round, now), drafting
+            lambda now: now.is_going.any(), lambda now: grow(pair, a_round, now), drafting
         )
         proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
         model = self.model.remember(
             state.model, drafting.cache, drafting.fed, drafting.num_tokens, is_wanted
         )
         return proposal, state._replace(model=model)  # what the inner one saw of drafts is dropped
-
-    def _grow(self, a_round: _Round, now: _Drafting) -> _Drafting:
-        """One call of the draft model: at least one draft more of each row that is sure of it."""
-        params, width = a_round.params, now.tokens.shape[1]
-        guess, inner = self._guess(a_round, now)
-        block = jnp.concatenate([now.newest, guess.tokens], axis=1)
-        logits, hidden, cache = self.model.apply(params.draft, block, now.cache)
-        block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
-        logits = self._widen(logits[:, 1:])
-        probs = _distributions(logits, now.settings, guess.tokens)
-        rows = jnp.arange(block.shape[0])[:, None]
-        offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
-        tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
-        is_reached = now.is_going[:, None] & _follows(guess, tokens)
-        is_reached &= offsets < a_round.wanted[:, None]
-        is_sure = self._is_sure(logits, probs, now.settings) & (tokens >= 0)
-        is_meant = is_reached & _leading(is_sure)
-        num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
-        num_tokens = now.num_tokens + num_new
-        is_stopped = (is_reached & ~is_sure).any(axis=1) | (num_tokens >= a_round.wanted)
-        slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
-        chain = jnp.concatenate([now.newest, tokens], axis=1)
-        return _Drafting(
-            cache=cache.commit(num_new),
-            inner=self.inner.observe(params.inner, inner, block, hidden, is_meant),
-            settings=now.settings.after_all(tokens, is_meant),
-            newest=jnp.take_along_axis(chain, num_new[:, None] + jnp.arange(2), axis=1),
-            tokens=now.tokens.at[rows, slots].set(tokens, mode="drop"),
-            probs=now.probs.at[rows, slots].set(probs, mode="drop"),
-            num_tokens=num_tokens,
-            fed=now.fed.at[rows, offsets].set(block, mode="drop"),
-            is_going=now.is_going & ~is_stopped,
-        )
-
-    def _guess(self, a_round: _Round, now: _Drafting) -> tuple[Proposal, Any]:
-        """Asks the inner drafter for all drafts that a row wants but the last, which is free."""
-        params, num_guesses = a_round.params, self.inner.num_draft_tokens
-        room = jnp.where(now.is_going, a_round.wanted - now.num_tokens - 1, 0)
-        room = jnp.clip(room, 0, num_guesses)
-        offsets = now.num_tokens[:, None] + jnp.arange(num_guesses)
-        offsets = jnp.minimum(offsets, now.tokens.shape[1] - 1)
-        before = now.cache.commit(jnp.ones_like(room))  # all but the newest token
-        return self.inner.propose(
-            params.inner,
-            now.inner,
-            now.newest[:, 1],
-            limit=lambda kind: jnp.broadcast_to(room, kind.shape),
-            rng_keys=jnp.take_along_axis(a_round.rng_keys, offsets, axis=1),
-            settings=now.settings,
-            view=TargetView(params.draft, self.model.apply, before),
-        )
-
-    def _widen(self, logits: Float32[Array, "b t u"]) -> Float32[Array, "b t v"]:
-        """Returns logits as many as a target's; tokens that the draft lacks have -inf."""
-        missing = self.model.target_vocab_size - self.model.vocab_size
-        logits = logits[..., : self.model.vocab_size]
-        return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
-
-    def _is_sure(
-        self,
-        logits: Float32[Array, "b t v"],
-        probs: Float32[Array, "b t v"],
-        settings: SamplingSettings,
-    ) -> Bool[Array, "b t"]:
-        """Marks distributions whose most likely token is likely enough."""
-        if self.model.min_confidence == 0:
-            return jnp.ones(probs.shape[:2], bool)
-        return confidence(likeliest(logits), probs, settings) >= self.model.min_confidence
-
-
-def _distributions(
-    logits: Float32[Array, "b t v"], settings: SamplingSettings, guesses: DraftTokens
-) -> Float32[Array, "b t v"]:
-    """Returns the distributions behind the newest token and behind each guess."""
-    logits = process_drafts(logits, settings, guesses)
-    return sampling_probs(logits, settings.without_processors())
-
-
-def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]:
-    """Marks the draws whose distribution is that of the chain: every guess before them was
-    right.
-    """
-    is_right = guess.tokens == tokens[:, :-1]
-    is_right &= jnp.arange(guess.width) < guess.num_tokens[:, None]
-    return _leading(jnp.pad(is_right, ((0, 0), (1, 0)), constant_values=True))
-
-
-def _leading(flags: Bool[Array, "b t"]) -> Bool[Array, "b t"]:
-    """Marks those that are set with all before them."""
-    return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0
 
 
 def build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:

@@ -18,7 +18,7 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.lookahead_checkpoint import load_lookahead
 from jspec.drafters.heads.lookahead_module import embed_block
-from jspec.drafters.memory import Stateless, hand_on
+from jspec.drafters.memory import Stateless, StopsUnsure, hand_on
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
@@ -49,7 +49,7 @@ class _Looked(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadDrafter(Stateless):
+class LookaheadDrafter(StopsUnsure, Stateless):
     """Proposes a chain whose distributions come from one call of the target. It has no state.
 
     Attributes:
@@ -68,11 +68,6 @@ class LookaheadDrafter(Stateless):
     def kinds(self) -> tuple[Kind, ...]:
         """One: a chain of at most so many drafts."""
         return (Kind("lookahead", *_ASSUMED, most=self.num_draft_tokens),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
 
     def propose(
         self,

@@ -19,7 +19,7 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.medusa_checkpoint import load_medusa
 from jspec.drafters.heads.medusa_module import MedusaConfig, medusa_logits
-from jspec.drafters.memory import ReadingLastOutput
+from jspec.drafters.memory import ReadingLastOutput, StopsUnsure
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
@@ -36,7 +36,7 @@ _ASSUMED = 0.6, 0.5  # acceptance, before it is known
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaDrafter(ReadingLastOutput):
+class MedusaDrafter(StopsUnsure, ReadingLastOutput):
     """Proposes a chain of which every head draws one token.
 
     Attributes:
@@ -57,11 +57,6 @@ class MedusaDrafter(ReadingLastOutput):
     def kinds(self) -> tuple[Kind, ...]:
         """One: a chain of at most so many drafts."""
         return (Kind("medusa", *_ASSUMED, most=self.num_draft_tokens),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
 
     def propose(
         self,

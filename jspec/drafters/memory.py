@@ -98,6 +98,21 @@ class Remembering:
         return state.append(tokens, valid)
 
 
+class StopsUnsure:
+    """A drafter that has a draft unless it is unsure.
+
+    Attributes:
+      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
+    """
+
+    min_confidence: float
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether being unsure may stop it."""
+        return self.min_confidence > 0
+
+
 class ReadingLastOutput:
     """A drafter whose state is the output of the target's last layer, before the norm, [b d].
 

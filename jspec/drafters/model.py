@@ -1,15 +1,12 @@
 """A second, cheaper Llama as drafter, with its own KV cache.
 
     target   | committed ................ c | last |
-    draft    | cached ........... b |            (one or more tokens behind)
+    draft    | cached ........... b |            (lags by one or more tokens)
     propose           catch up  | c  last | d1  d2 ...
 
-The drafter remembers every committed token, and how many of them its cache holds. Before proposing
-it catches up to all but the newest committed token, in calls of many tokens, or of few where few
-are missing, and then begins with a two-token call [newest committed, last]. That call fills the
-hole which a round with every draft accepted leaves (its last draft was never fed to the drafter);
-in other rounds it rewrites one slot with what it held. The prompt is caught up on in the same way,
-when drafts are first wanted; a row of which none are wanted lags on.
+The drafter remembers every committed token and how many of them its cache holds. Before proposing
+it reads those that are missing, the prompt among them, but for the newest committed token: the
+round begins with a two-token call [newest committed, last]. A row without drafts wanted lags on.
 """
 
 import dataclasses
@@ -25,7 +22,7 @@ from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.memory import History
+from jspec.drafters.memory import History, StopsUnsure
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.distribution import SamplingSettings
@@ -43,8 +40,8 @@ class ModelState(struct.PyTreeNode):
     Attributes:
       history: the committed tokens.
       cache: the draft model's; `cache.length` committed tokens are in it.
-      fed: tokens behind `cache.length` that were fed while drafting, [b w]. As many of them as
-        turn out to be committed stay in the cache.
+      fed: tokens after `cache.length` that were fed while drafting, [b w]; those that turn out to
+        be committed stay in the cache.
     """
 
     history: History
@@ -53,7 +50,7 @@ class ModelState(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter:
+class ModelDrafter(StopsUnsure):
     """Proposes a chain sampled from a draft model.
 
     Attributes:
@@ -80,13 +77,8 @@ class ModelDrafter:
         """One: drafts of a model are all alike."""
         return (Kind("model", *_ASSUMED),)
 
-    @property
-    def may_be_silent(self) -> bool:
-        """A model has something to say unless it is unsure."""
-        return self.min_confidence > 0
-
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
-        """Returns the places of the calls that read what is missing before it proposes, [b]."""
+        """Returns the tokens in the calls that read what is missing, padding included, [b]."""
         del kind
         missing = self._missing(state.history, state.cache)
         num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
@@ -138,6 +130,8 @@ class ModelDrafter:
         history, is_wanted = state.history, wanted > 0
 
         def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
+            # Where every draft of the last round was accepted, the last of them was never fed to
+            # the drafter: this call fills that hole. Else it rewrites one slot with what it held.
             block = jnp.stack([history.newest(), token], axis=1)
             logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
@@ -162,12 +156,10 @@ class ModelDrafter:
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
     def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
-        """Catches up; returns the cache without the newest committed token.
-
-        The round's first call begins with that token and rewrites its slot: an up-to-date row steps
-        back. Rows that are not wanted stay as they are.
-        """
+        """Catches up; returns the cache without the newest committed token."""
         cache = self._catch_up(params, state, is_wanted)
+        # The round's first call begins with that token and rewrites its slot: an up-to-date row
+        # steps back. Rows that are not wanted stay as they are.
         before_newest = jnp.maximum(state.history.length - 1, 0)
         return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
 
@@ -181,26 +173,22 @@ class ModelDrafter:
     ) -> ModelState:
         """Returns the state after a round's drafts.
 
-        As many fed tokens count as the row has drafts. A neighbour that wants more makes the batch
-        feed more, and what a row has yet to read must not depend on its neighbours.
-
         Args:
           state: before it.
           cache: with what was fed in it, whatever its length.
-          fed: what stands behind the committed tokens of the rows that drafted.
+          fed: the tokens after the committed ones of the rows that drafted.
           num_tokens: drafts of each row, [b].
           is_wanted: the rows that drafted, [b].
         """
         length = jnp.where(is_wanted, state.history.length, state.cache.length)
+        # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
+        # depend on its neighbours. So as many fed tokens count as the row has drafts.
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
         fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
         return ModelState(state.history, cache.rollback(length), fed)
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
-        """Feeds committed tokens until only the newest may be missing. Usually nothing to do.
-
-        A while loop of no trips leaves the cache where it is; a `lax.cond` would copy it.
-        """
+        """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
         history = state.history
 
         def missing(cache: KVCache) -> RowCounts:
@@ -212,6 +200,7 @@ class ModelDrafter:
             return fed.commit(jnp.minimum(missing(cache), width))
 
         cache = state.cache
+        # A while loop of no trips leaves the cache where it is; a `lax.cond` would copy it.
         for width, most_left in ((CATCH_UP_WIDTH, 2 * _FEW), (_FEW, 0)):
             cache = jax.lax.while_loop(
                 lambda cache, most_left=most_left: (missing(cache) > most_left).any(),
@@ -225,11 +214,7 @@ class ModelDrafter:
 
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
-    """Returns the drafter over the draft model.
-
-    Args:
-      spec: what it is built from.
-      name: of the drafter that uses it, for the message.
+    """Returns the drafter over the draft model, for the drafter called `name`.
 
     Raises:
       InputError: there is no draft model.

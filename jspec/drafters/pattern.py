@@ -8,6 +8,8 @@ from the text alone, so their distribution is one-hot. (The automaton over token
 """
 
 import dataclasses
+import json
+import re
 from typing import NamedTuple
 
 import jax
@@ -17,7 +19,6 @@ from jaxtyping import Array, Bool, Int16, Int32, Key
 from jspec.common.errors import InputError
 from jspec.common.typing import RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
-from jspec.drafters.pattern_json import skeleton_pattern
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
 from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -25,6 +26,14 @@ from jspec.speculation.types import Kind, LimitFn, TargetView
 from jspec.weights import TokenizerLike
 
 _ASSUMED = 0.8, 0.9  # acceptance of first and later drafts, before it is known
+_INTEGER = r"-?(?:0|[1-9][0-9]*)"
+_VALUES = {
+    "string": r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*"',
+    "number": _INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?",
+    "integer": _INTEGER,
+    "boolean": "(?:true|false)",
+}
+_PLACEHOLDER = re.compile('"<([^"<>]*)>"')
 
 
 class PatternParams(NamedTuple):
@@ -143,6 +152,36 @@ class PatternDrafter:
 
 def _advance(params: PatternParams, state: RowCounts, token: RowTokens) -> RowCounts:
     return params.next_state[state, token].astype(jnp.int32)
+
+
+def skeleton_pattern(skeleton: str) -> str:
+    """Returns the regular expression of a JSON text with placeholders.
+
+    An example is {"name": "<string>", "age": "<integer>"}. All but the placeholders stands as it is
+    written, spaces and line breaks included.
+
+    Raises:
+      InputError: no JSON object or array, or an unknown placeholder.
+    """
+    skeleton = skeleton.strip()
+    if not skeleton:
+        raise InputError("expected a JSON skeleton (--draft_json), got an empty text")
+    try:
+        value = json.loads(skeleton)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"expected a JSON skeleton (--draft_json), got {skeleton[:60]!r}: {error}"
+        ) from None
+    if not isinstance(value, dict | list):
+        raise InputError(f"expected a JSON object or array as skeleton, got {skeleton[:60]!r}")
+    literal, *rest = _PLACEHOLDER.split(skeleton)
+    pattern = re.escape(literal)
+    for name, literal in zip(rest[::2], rest[1::2], strict=True):
+        if name not in _VALUES:
+            known = ", ".join(f"<{known}>" for known in _VALUES)
+            raise InputError(f"expected placeholders among {known}; got <{name}>")
+        pattern += _VALUES[name] + re.escape(literal)
+    return pattern
 
 
 def build_pattern(spec: DrafterSpec) -> BuiltDrafter:

@@ -19,7 +19,7 @@ from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.memory import Stateless
+from jspec.drafters.memory import Stateless, StopsUnsure
 from jspec.drafters.ngram_table import NgramTable, load_table
 from jspec.drafters.spec import (
     BuiltDrafter,
@@ -46,7 +46,7 @@ class TableOptions(ConfidenceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(Stateless):
+class TableDrafter(StopsUnsure, Stateless):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
@@ -69,11 +69,6 @@ class TableDrafter(Stateless):
     def kinds(self) -> tuple[Kind, ...]:
         """One."""
         return (Kind(self.name, _ASSUMED[self.name], _ASSUMED[self.name]),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """A table always has something to say, unless it shall only speak when it is sure."""
-        return self.min_confidence > 0
 
     def propose(
         self,

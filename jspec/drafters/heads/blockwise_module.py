@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
-from jspec.drafters.heads.folder import HeadSizes
+from jspec.drafters.heads.head_format import HeadSizes
 from jspec.models.layers import linear
 
 

@@ -7,13 +7,12 @@ missing, left over, or of another shape.
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.common.new_folder import new_folder
-from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.int8_tensors import FloatTensors, to_int8
 from jspec.weights.rules import Path, Rule, flatten, nest
@@ -22,117 +21,7 @@ from jspec.weights.tokenizers.files import check_readable, read_json
 if TYPE_CHECKING:
     import jax
 
-# What a config.json says of the target: in words, its key, and the field of LlamaConfig.
-_TARGET_ENTRIES = (
-    ("width", "hidden_size", "embed_dim"),
-    ("vocabulary", "vocab_size", "vocab_size"),
-    ("layers", "num_hidden_layers", "num_layers"),
-)
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
-
-
-class HeadSizes:
-    """Base of a dataclass whose fields are numbers of at least 1; a ValueError names another."""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {name} as a number of at least 1, got {value!r}")
-
-
-class LoadedParams(NamedTuple):
-    """A head ready to run.
-
-    Attributes:
-      config: its shape.
-      params: as its module's `init_..._params` returns them.
-    """
-
-    config: Any
-    params: dict[str, Any]
-
-
-class HeadFormat(NamedTuple):
-    """The folder layout of one kind of head.
-
-    Attributes:
-      what: the kind, in words.
-      file: the name of the safetensors file.
-      architecture: as config.json has it.
-      keys: entries of config.json with the fields of the head's config, by the field's name; the
-        first is an entry that no other kind has.
-      read_config: (config.json, target, tensors) -> the head's config; a ValueError says what is
-        wrong.
-      rules: the table from the head's tensors to its parameters.
-      sizes: what the tensors themselves say of the target, for `check_target`.
-    """
-
-    what: str
-    file: str
-    architecture: str
-    keys: Mapping[str, str]
-    read_config: Callable[[dict[str, Any], LlamaConfig, Mapping[str, np.ndarray]], Any]
-    rules: Callable[[Any], list[Rule]]
-    sizes: Callable[[Any, Mapping[str, np.ndarray]], list[tuple[str, Any, int]]] = lambda *_: []
-
-
-def load_head(
-    layout: HeadFormat, folder: pathlib.Path, target: LlamaConfig, dtype: Any = "float32"
-) -> LoadedParams:
-    """Loads a head.
-
-    Args:
-      layout: of its folder.
-      folder: with config.json and the safetensors file.
-      target: the model that it was trained for.
-      dtype: bfloat16 or float32.
-
-    Raises:
-      InputError: anything missing, damaged, of another shape, or of another target.
-    """
-    path, key = folder / "config.json", next(iter(layout.keys.values()))
-    raw = read_any_config(folder, layout.what)
-    if key not in raw:
-        raise InputError(f"{path}: expected {layout.what}; it has no {key}")
-    tensors = read_tensors(folder / layout.file)
-    try:
-        config = layout.read_config(raw, target, tensors)
-    except ValueError as error:
-        raise InputError(f"{path}: {error}") from None
-    check_target(folder, _target_sizes(raw, target) + layout.sizes(config, tensors))
-    return LoadedParams(config, pack_params(folder, tensors, layout.rules(config), dtype))
-
-
-def save_head(
-    layout: HeadFormat,
-    folder: pathlib.Path,
-    config: Any,
-    params: dict[str, Any],
-    target: LlamaConfig,
-    *,
-    base_model: str | None = None,
-) -> None:
-    """Writes a head; the folder appears when it is complete.
-
-    Args:
-      layout: of the folder.
-      folder: the new one.
-      config: of the head.
-      params: its parameters.
-      target: the model that it was trained for.
-      base_model: the target's name, for other programs that read such a folder.
-
-    Raises:
-      InputError: the folder exists or cannot be written.
-    """
-    tensors = unpack_params(layout.rules(config), params)
-    text = {entry: getattr(target, field) for _, entry, field in _TARGET_ENTRIES}
-    text |= {"architectures": [layout.architecture]}
-    text |= {entry: getattr(config, field) for field, entry in layout.keys.items()}
-    text |= {"dtype": str(next(iter(flatten(params).values())).dtype)}
-    if base_model is not None:
-        text["base_model_name_or_path"] = base_model
-    write_head(folder, layout.file, tensors, text)
 
 
 def read_any_config(folder: pathlib.Path, what: str) -> dict[str, Any]:
@@ -162,13 +51,6 @@ def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) ->
             raise InputError(
                 f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
             )
-
-
-def _target_sizes(raw: dict[str, Any], target: LlamaConfig) -> list[tuple[str, Any, int]]:
-    """Returns what config.json says of the target for `check_target`, as far as it does."""
-    return [
-        (what, raw[key], getattr(target, one)) for what, key, one in _TARGET_ENTRIES if key in raw
-    ]
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@
 import functools
 from typing import Any
 
-from jspec.drafters.heads.folder import HeadFormat, load_head, save_head
+from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models.config import LlamaConfig
 from jspec.weights.rules import Rule, single_rule

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jspec.drafters.heads.folder import HeadSizes
+from jspec.drafters.heads.head_format import HeadSizes
 from jspec.models.layers import Kernel, look_up
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from jspec.drafters.heads.folder import HeadFormat, load_head, save_head
+from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.drafters.heads.medusa_module import MedusaConfig
 from jspec.models.config import LlamaConfig
 from jspec.weights.rules import Rule, single_rule

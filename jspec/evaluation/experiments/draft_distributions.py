@@ -24,7 +24,7 @@ from jspec.drafters import (
     make_drafter,
     member_names,
 )
-from jspec.drafters.layer_skip import choose_layers
+from jspec.drafters.layer_choice import choose_layers
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
 from jspec.sampling.distribution import SamplingSettings, confidence, likeliest, sampling_probs
 from jspec.speculation.types import Drafter, TargetView, observed_layers
