@@ -1,11 +1,11 @@
-"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): greedy heads for the next places.
+"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): greedy heads for later positions.
 
     target   | ... tn-1  tn | last |          `last` came from the hidden state at tn
-    heads    |           tn | place 0: d1 | place 1: d2 | place 2: d3
+    heads    |           tn | head 0: d1 | head 1: d2 | head 2: d3
 
 The heads share one feed-forward layer and the target's own projection onto the vocabulary. Each
-proposes its most likely token under the row's processors, which is no draw: the draft follows from
-the context alone, and the rule is told so.
+proposes its most likely token under the row's processors. The draft follows from the context alone,
+so it has no distribution to report.
 """
 
 import dataclasses
@@ -68,12 +68,12 @@ class BlockwiseDrafter(ReadingLastOutput):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain of at most so many drafts."""
+        """One: a chain with at most one draft a head."""
         return (Kind("blockwise", *_ASSUMED, most=self.num_draft_tokens),)
 
     @property
     def may_be_silent(self) -> bool:
-        """It always has something to say."""
+        """It always has a draft."""
         return False
 
     def propose(

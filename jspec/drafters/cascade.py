@@ -1,4 +1,4 @@
-"""Several drafters in order: for each row the first that has something to say proposes.
+"""Several drafters in order: in each row the first that has a draft proposes.
 
     lookup  | found a match | nothing       | found         of four rows, one round
     model   | lags          | proposes      | lags
@@ -108,7 +108,7 @@ class CascadeDrafter:
         settings: SamplingSettings,
         view: TargetView,
     ) -> tuple[Proposal, tuple[Any, ...]]:
-        """Asks each member for the rows in which those before it had nothing to say."""
+        """Asks each member for the rows in which no earlier member had a draft."""
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
         before = view.cache

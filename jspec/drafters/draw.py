@@ -51,7 +51,7 @@ class Drawing(NamedTuple):
       vocab_size: of the distributions.
       ids: of the tokens that the logits are of, rising; None for the first ones.
       min_confidence: a draft is put forward where its distribution is at least this sure.
-      draw: draws a token and says which distribution it was drawn from.
+      draw: draws a token and returns the distribution it was drawn from.
     """
 
     vocab_size: int

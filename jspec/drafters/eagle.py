@@ -5,8 +5,8 @@
 
 The head's cache holds one pair a token. A pair whose feature was the head's own guess is made again
 from the target's feature once the token is committed: a round begins with a call on all the pairs
-that are missing, which is what the last round committed. A row of which no drafts were wanted lags
-and catches up in wider calls, the prompt among them.
+that are missing, which is what the last round committed. A row without drafts wanted lags, and
+later catches up in wider calls; so does the prompt.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ class EagleState(struct.PyTreeNode):
 
     Attributes:
       history: the committed tokens.
-      features: the target's fused features at them, with room for a block behind the last,
+      features: the target's fused features at them, with room for a block after the last,
         [b 1 s d].
       cache: the head's; its committed slots hold pairs of real features.
     """

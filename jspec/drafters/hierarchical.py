@@ -93,7 +93,7 @@ class HierarchicalDrafter:
         return self.model.may_be_silent
 
     def lag(self, state: HierarchicalState, kind: RowCounts) -> RowCounts:
-        """Returns the places of the calls by which the draft model catches up, [b]."""
+        """Returns the tokens in the calls by which the draft model catches up, [b]."""
         return self.model.lag(state.model, kind)
 
     def init(self, batch_size: int, capacity: int) -> HierarchicalState:

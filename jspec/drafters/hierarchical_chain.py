@@ -41,12 +41,12 @@ class Drafting(struct.PyTreeNode):
     Attributes:
       cache: the draft model's, up to the token before the newest.
       inner: the inner drafter's state, which has seen all but the newest token.
-      settings: behind the newest token.
+      settings: after the newest token.
       newest: the last two tokens, [b 2].
       tokens: drawn so far, [b w].
       probs: their distributions, [b w v].
       num_tokens: of each row's, [b].
-      fed: what stands in the cache behind the committed tokens, [b w].
+      fed: the tokens in the cache after the committed ones, [b w].
       is_going: rows that want more, [b].
     """
 
@@ -152,7 +152,7 @@ def _is_sure(
 def _distributions(
     logits: Float32[Array, "b t v"], settings: SamplingSettings, guesses: DraftTokens
 ) -> Float32[Array, "b t v"]:
-    """Returns the distributions behind the newest token and behind each guess."""
+    """Returns the distributions after the newest token and after each guess."""
     logits = process_drafts(logits, settings, guesses)
     return sampling_probs(logits, settings.without_processors())
 

@@ -94,9 +94,9 @@ class FirstLayersDrafter(StopsUnsure, Stateless):
     ) -> tuple[Proposal, tuple[()]]:
         """Drafts one token after another, and begins the verify call on all of them.
 
-        All rows run in lockstep: one that wants fewer drafts goes on, and its block slots behind
-        the last meant draft hold what no committed token ever sees. So do those behind the last
-        token fed, where `hidden` is 0.
+        All rows run in lockstep: one that wants fewer drafts goes on, and no committed token ever
+        sees its block slots after the last draft that is meant. The same holds for the slots after
+        the last token fed, where `hidden` is 0.
         """
         del params
         b, width = rng_keys.shape

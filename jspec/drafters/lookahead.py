@@ -4,7 +4,7 @@
     verify    | committed | last   d1    d2    d3   d4 |
 
 A round is two calls of the target, and gives at least two tokens: d1 comes from the target's own
-distribution. The first call works in the target's cache, behind what is committed; the second one
+distribution. The first call works in the target's cache, after the committed tokens; the second
 writes its block over that, and nothing of the first is ever committed.
 """
 
@@ -66,7 +66,7 @@ class LookaheadDrafter(StopsUnsure, Stateless):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain of at most so many drafts."""
+        """One: a chain of one draft and one more for each embedding."""
         return (Kind("lookahead", *_ASSUMED, most=self.num_draft_tokens),)
 
     def propose(

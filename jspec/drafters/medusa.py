@@ -3,9 +3,9 @@
     target   | ... tn-1  tn | last |          `last` came from the hidden state at tn
     heads    |           tn | head 0: d1 | head 1: d2 | head 2: d3
 
-Head i was trained for the token i + 2 places behind the one whose hidden state it reads. What it
-says does not depend on the drafts before, but it is drawn like any other draft, through the row's
-processors and settings, from a distribution that is known: the output is exact at any temperature.
+Head i was trained for the token i + 2 positions after the one whose hidden state it reads. Its
+prediction does not depend on earlier drafts. It is drawn like any other draft, under the row's
+processors and settings, from a known distribution: the output is exact at any temperature.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ _ASSUMED = 0.6, 0.5  # acceptance, before it is known
 
 @dataclasses.dataclass(frozen=True)
 class MedusaDrafter(StopsUnsure, ReadingLastOutput):
-    """Proposes a chain of which every head draws one token.
+    """Proposes a chain to which every head adds one token.
 
     Attributes:
       config: of the heads.
@@ -55,7 +55,7 @@ class MedusaDrafter(StopsUnsure, ReadingLastOutput):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain of at most so many drafts."""
+        """One: a chain with at most one draft a head."""
         return (Kind("medusa", *_ASSUMED, most=self.num_draft_tokens),)
 
     def propose(

@@ -155,7 +155,7 @@ class ReadingLastOutput:
 
 
 def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> TargetPrefix:
-    """Returns a verify call of which no layer has run yet, over the cache of the view.
+    """Returns a verify call before its first layer, over the cache of the view.
 
     Args:
       view: the target, its cache as the drafters have left it.

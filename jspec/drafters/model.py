@@ -58,8 +58,7 @@ class ModelDrafter(StopsUnsure):
       init_cache: (batch size, capacity) -> its empty cache.
       num_draft_tokens: drafts a round.
       vocab_size: ids that draft and target share; the draft's padding beyond them is cut.
-      target_vocab_size: width of the target's distributions; the proposed distributions are padded
-        to it.
+      target_vocab_size: width of the target's distributions, to which the proposed are padded.
       min_confidence: it proposes no further where no token is this likely; 0 never stops it.
       draw: see `draw_chain`.
     """
@@ -158,8 +157,7 @@ class ModelDrafter(StopsUnsure):
     def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
         """Catches up; returns the cache without the newest committed token."""
         cache = self._catch_up(params, state, is_wanted)
-        # The round's first call begins with that token and rewrites its slot: an up-to-date row
-        # steps back. Rows that are not wanted stay as they are.
+        # The first call begins with that token and rewrites its slot: an up-to-date row steps back.
         before_newest = jnp.maximum(state.history.length - 1, 0)
         return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
 

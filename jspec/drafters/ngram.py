@@ -1,7 +1,7 @@
 """Counts of n-grams over prompt and output as they grow, as a drafter that needs no training.
 
-Of the n-grams in the last tokens of the text, those that begin with the n - 1 tokens at its end say
-what may follow; the longest n of which there is any decides. One of two distributions:
+The n-grams in the last tokens of the text that begin with the n - 1 tokens at its end predict what
+follows. The largest n with any such n-gram decides. There are two distributions:
 
 * deterministic: the most frequent continuation, of equals the most recent. Drafts follow from the
   text alone, so that their distribution is one-hot.

@@ -25,8 +25,8 @@ class Window(struct.PyTreeNode):
 
     Attributes:
       tokens: ending with the newest, [b u]; negative before the beginning of the text.
-      followed: what stands after each place but the last, [b u-1].
-      label: of what stands there, a number below u that equal tokens share, [b u-1].
+      followed: the token after each place but the last, [b u-1].
+      label: of that token, a number below u that equal tokens share, [b u-1].
     """
 
     tokens: Int32[Array, "b u"]

@@ -1,10 +1,10 @@
 """Structured output: propose what a pattern leaves no choice about.
 
 An automaton follows the text, prompt included; where the pattern has begun and only one text can
-come next, the tokens of that text are proposed. Nothing is enforced: the target says what it says,
-and a text that leaves the pattern is looked at anew from the pattern's beginning. Drafts follow
-from the text alone, so their distribution is one-hot. (The automaton over tokens is that of arXiv
-2307.09702, which constrains the model with it.)
+come next, the tokens of that text are proposed. Nothing is enforced: the target is free to say
+anything, and a text that leaves the pattern is matched again from the pattern's beginning. Drafts
+follow from the text alone, so their distribution is one-hot. (The automaton over tokens is that of
+arXiv 2307.09702, which constrains the model with it.)
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class PatternParams(NamedTuple):
     """The automaton's tables.
 
     Attributes:
-      next_state: behind each token, [n v].
+      next_state: after each token, [n v].
       forced: the tokens that have to come, [n w].
       num_forced: how many they are, [n].
     """
@@ -143,7 +143,7 @@ class PatternDrafter:
         settings: SamplingSettings,
         view: TargetView,
     ) -> tuple[Proposal, RowCounts]:
-        """Looks up what the state behind `last_token` forces."""
+        """Looks up what the state after `last_token` forces."""
         del rng_keys, settings, view
         here = _advance(params, state, last_token)
         num_tokens = jnp.minimum(params.num_forced[here], limit(jnp.zeros_like(here)))

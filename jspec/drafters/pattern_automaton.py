@@ -1,6 +1,6 @@
 """A pattern as tables over tokens: where each token leads, and which tokens are forced.
 
-    pattern  \\{"age": [0-9]+\\}      state behind {"a     behind {"age": 4
+    pattern  \\{"age": [0-9]+\\}      state after {"a      after {"age": 4
     next byte                        g, no other          a digit or }
     forced                           ge":_                nothing
 
@@ -90,7 +90,7 @@ def forced_bytes(automaton: ByteAutomaton, state: int) -> bytes:
 def token_table(
     automaton: ByteAutomaton, token_bytes: Sequence[bytes | None], vocab_size: int
 ) -> np.ndarray:
-    """Returns the state behind each token, [n v] int16.
+    """Returns the state after each token, [n v] int16.
 
     A token that leads nowhere is tried again from the start; one that leads nowhere from there, or
     has no text, leads to the start.
@@ -137,7 +137,7 @@ def forced_tokens(
       automaton: the pattern's.
       token_bytes: of every token.
       encode: text to tokens, without BOS.
-      width: no more than so many.
+      width: the most tokens a state.
     """
     by_bytes = {text: token_id for token_id, text in enumerate(token_bytes) if text}
     tokens = np.zeros([len(automaton.is_end), width], np.int32)

@@ -76,7 +76,7 @@ class ByteGraph:
         return start
 
     def _item(self, op: str, value: Any, start: int) -> int:
-        """Adds one part of an expression behind a node; returns the node behind it."""
+        """Adds one part of an expression after a node; returns the node after it."""
         if op in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
             return self._character(_ranges(op, value), start)
         if op == "SUBPATTERN":

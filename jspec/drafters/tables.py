@@ -1,9 +1,9 @@
 """Trivial approximation models: tables of counts, and no model at all.
 
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
-nothing, makes decoding a little faster, and that a model which says anything at random is the limit
-of no cost and no skill. A table's distribution for the next token follows from the last one alone;
-it goes through the row's processors, temperature and filters like any other.
+nothing, makes decoding a little faster, and that a model that draws any token at random is the
+limit of no cost and no skill. A table's distribution for the next token follows from the last one
+alone; it goes through the row's processors, temperature and filters like any other.
 `scripts/count_ngrams.py` makes tables. They are parameters, not constants of the compiled program.
 """
 
@@ -117,7 +117,7 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
 
     Args:
       params: `probs` [u], of the unigrams; `ids` [u k] and `counts` [u k] of what followed each
-        token most often, counts of 0 behind them.
+        token most often, then counts of 0.
       token: [b].
     """
     ids, counts = params["ids"][token], params["counts"][token]
@@ -162,7 +162,7 @@ def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def build_random(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter that says anything."""
+    """Returns the drafter that draws from all tokens alike."""
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
     return BuiltDrafter(_make(spec, "random", logits))
 

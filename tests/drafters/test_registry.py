@@ -213,7 +213,9 @@ def test_an_empty_name_in_a_cascade_is_shown(name):
         choose_drafter(name, has_draft=True)
 
 
-@pytest.mark.parametrize("name", ["draft_table", "draft_head", "pattern", "json_skeleton"])
+@pytest.mark.parametrize(
+    "name", ["draft_table", "draft_head", "pattern", "json_skeleton", "inner_drafter"]
+)
 def test_empty_texts_are_refused(name):
     """Guards against `--draft_pattern=`, which matches everywhere and forces nothing."""
     message = f"expected {title_of(name)} as a text, got an empty one"

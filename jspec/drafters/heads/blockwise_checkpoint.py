@@ -4,7 +4,7 @@
   config.json           blockwise_num_heads, blockwise_hidden_size (F), and the target's sizes
   model.safetensors
     up.weight           [H·F, D]   and up.bias [H·F]
-    down.{i}.weight     [D, H·F]   and down.{i}.bias [D], of place i of H
+    down.{i}.weight     [D, H·F]   and down.{i}.bias [D], of head i of H
 ```
 """
 

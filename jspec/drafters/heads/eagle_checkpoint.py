@@ -11,7 +11,7 @@
   t2d                                   [V]        whether the head can propose the id
 ```
 
-What vLLM's `speculators` write is read as well; see `speculators_head`. A head whose matrices are
+What vLLM's `speculators` write is read as well; see `speculators`. A head whose matrices are
 int8 (see `int8_tensors`) runs in int8.
 """
 
@@ -50,8 +50,8 @@ class LoadedHead(NamedTuple):
 
     Attributes:
       config: its shape.
-      params: `fc`, `head` and `ids`; see `models.eagle`.
-      name: what it was asked for by.
+      params: `fc`, `head` and `ids`; see `eagle_module`.
+      name: the name by which it was asked for.
     """
 
     config: EagleConfig
@@ -84,7 +84,7 @@ def eagle_rules(config: EagleConfig) -> list[Rule]:
 
 
 def is_eagle_folder(folder: pathlib.Path) -> bool:
-    """Returns whether a folder's config.json says that it holds a head."""
+    """Returns whether a folder holds a head, by its config.json."""
     path = folder / "config.json"
     if not path.is_file():
         return False
@@ -148,7 +148,9 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
 
 
 def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
-    """Takes what says which layers are read out of a config; some heads have it in a group."""
+    """Removes the entry with the layers that are read from a config; some heads have it in a
+    group.
+    """
     group = raw.pop(LAYERS_GROUP, None) or {}
     if not isinstance(group, dict):
         raise ValueError(f"expected {LAYERS_GROUP} to be an object, got {group!r}")

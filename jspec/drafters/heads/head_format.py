@@ -1,4 +1,4 @@
-"""Loading and saving a trained head, whatever kind it is: a `HeadFormat` says what is special."""
+"""Loading and saving a trained head, whatever its kind: a `HeadFormat` holds the differences."""
 
 import pathlib
 from collections.abc import Callable, Mapping
@@ -56,8 +56,8 @@ class HeadFormat(NamedTuple):
       architecture: as config.json has it.
       keys: entries of config.json with the fields of the head's config, by the field's name; the
         first is an entry that no other kind has.
-      read_config: (config.json, target, tensors) -> the head's config; a ValueError says what is
-        wrong.
+      read_config: (config.json, target, tensors) -> the head's config; raises ValueError for a bad
+        one.
       rules: the table from the head's tensors to its parameters.
       sizes: what the tensors themselves say of the target, for `check_target`.
     """

@@ -1,9 +1,9 @@
-"""Look-ahead embeddings (PaSS, arXiv 2311.13581): inputs that make a model say what comes later.
+"""Look-ahead embeddings (PaSS, arXiv 2311.13581): inputs at which a model predicts later tokens.
 
     inputs    | ... tn | last | [LA 0] | [LA 1] | [LA 2]
     logits of |          d1   |   d2   |   d3   |   d4       in one call of the model as it is
 
-They stand where tokens stand that are not known yet, and are all that is trained.
+They take the positions of tokens that are not known yet; nothing else is trained.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def embed_block(
 def init_lookahead_params(
     config: LookaheadConfig, table: Float[Array, "v d"], rng_key: Array
 ) -> dict[str, Any]:
-    """Returns embeddings as large as a model's own, that mean nothing; the key is consumed.
+    """Returns embeddings as large as a model's own, without a meaning yet; the key is consumed.
 
     Args:
       config: their shape.

@@ -1,11 +1,11 @@
-"""The heads of Medusa (arXiv 2401.10774): each says one more token from the last hidden state.
+"""The heads of Medusa (arXiv 2401.10774): each predicts one later token from the last hidden state.
 
     normed output of the last layer at token i  -- the target's own head -->  probs of token i + 1
                                                 -- head 0 -->                 probs of token i + 2
                                                 -- head 1 -->                 probs of token i + 3
 
 A head is residual blocks x + silu(W x + b), and then a head over the vocabulary of its own. None
-sees what the others have said.
+sees the others' predictions.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ class MedusaConfig(HeadSizes):
 def medusa_logits(
     config: MedusaConfig, params: Params, hidden: Float[Array, "b t d"]
 ) -> Float32[Array, "b t v"]:
-    """Returns what one head says.
+    """Returns one head's logits.
 
     Args:
       config: of the heads.
@@ -55,7 +55,7 @@ def medusa_logits(
 
 
 def init_medusa_params(config: MedusaConfig, head: Float[Array, "v d"]) -> dict[str, Any]:
-    """Returns heads that all say what the target's own head says of the next token.
+    """Returns heads that all predict what the target's own head predicts of the next token.
 
     Their residual blocks add nothing, and are free to learn.
 
