@@ -97,10 +97,12 @@ class BlockwiseDrafter(ReadingLastOutput):
         places = [place(index) for index in range(self.num_draft_tokens)]
 
         def first(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
+            # The shared layer runs once a round.
             return later(asking.replace(inner=inner_layer(params, hidden)), token)
 
         def later(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
             del token
+            # Only the head whose turn it is goes through the projection, the expensive part.
             logits = linear(jax.lax.switch(asking.index, places, asking.inner), head)
             return logits[:, 0, : self.vocab_size], asking.replace(index=asking.index + 1)
 

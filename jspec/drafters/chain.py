@@ -106,15 +106,18 @@ def draw_chain(
             drafting.probs,
         )
         num_tokens = drafting.num_tokens + drawn.is_meant.astype(jnp.int32)
+        # NO_TOKEN is negative: a row that has stopped still needs an id that can be looked up.
         token = jnp.maximum(drawn.token, 0)
         return drafting.replace(
             memory=memory,
             token=token,
+            # Penalties and the like see the drafts before the next one.
             settings=drafting.settings.after(token),
             count=index + 1,
             tokens=drafting.tokens.at[:, index].set(token),
             probs=drawn.probs,
             num_tokens=num_tokens,
+            # A row stops for good: drafts after a gap would have no meaning.
             is_going=drawn.is_meant & (num_tokens < limit),
         )
 

@@ -110,12 +110,15 @@ def draw_one(
         keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
         token, distribution = drawing.draw(_spread(drawing, logits), settings, keys)
         meant = is_meant(token, distribution)
+        # A draft that is not put forward leaves no distribution on record.
         distribution = jnp.where(meant[:, None], distribution, 0.0)
         return Drawn(jnp.array(False), token, meant, drawn.probs.at[:, index].set(distribution))
 
     def by_best() -> Drawn:
+        # At temperature 0 nothing is drawn, and one number records the distribution.
         token = best_token(logits)
         if drawing.ids is not None:
+            # From the head's own vocabulary to the target's ids.
             token = jnp.where(token >= 0, drawing.ids[token], token)
         meant = is_meant(token, jnp.ones_like(logits))
         place = jnp.arange(token.shape[0]), index, token

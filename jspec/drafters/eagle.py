@@ -102,6 +102,7 @@ class EagleDrafter(StopsUnsure):
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""
+        # The layout of a cache with one head, so that `write_rows` serves both.
         shape = batch_size, 1, capacity + TAIL, self.config.layer.embed_dim
         return EagleState(
             history=History.init(batch_size, capacity),
@@ -140,6 +141,7 @@ class EagleDrafter(StopsUnsure):
     ) -> tuple[Proposal, EagleState]:
         """Drafts one token after another, in a loop on the device."""
         wanted = limit(jnp.zeros_like(last_token))
+        # `last` is not committed yet, but it is half of the newest pair.
         text = state.history.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
         num_pairs = state.history.length
         width = self.num_draft_tokens + 1
@@ -152,10 +154,12 @@ class EagleDrafter(StopsUnsure):
             cache: KVCache, num: int, at: RowCounts
         ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
             size = state.features.shape[2]
+            # Rows that miss fewer pairs read the last ones again, and do not commit them.
             slots = jnp.minimum(cache.length[:, None] + jnp.arange(num), size - 1)
             rows = jnp.arange(slots.shape[0])[:, None]
             table = state.features.reshape(-1, state.features.shape[-1])
             features = look_up(table, rows * size + slots)
+            # A pair joins a feature with the token after it.
             return feed(text.window(cache.length + 1, num), features, cache, at)
 
         def catch_up(cache: KVCache) -> KVCache:
@@ -176,7 +180,10 @@ class EagleDrafter(StopsUnsure):
             return logits, _Drafting(cache.commit(jnp.ones_like(token)), hidden[:, 0])
 
         cache = jax.lax.while_loop(
-            lambda cache: (missing(cache) > width).any(), catch_up, state.cache
+            # A loop of no trips leaves the cache in place; a `lax.cond` would copy it.
+            lambda cache: (missing(cache) > width).any(),
+            catch_up,
+            state.cache,
         )
         b, d = last_token.shape[0], self.config.layer.embed_dim
         proposal, drafting, _ = draw_chain(
@@ -191,6 +198,7 @@ class EagleDrafter(StopsUnsure):
             ids=params["ids"],
             min_confidence=self.min_confidence,
         )
+        # Pairs with guessed features are dropped: the target's own replace them once committed.
         length = jnp.where(wanted > 0, num_pairs, cache.length)
         return proposal, state.replace(cache=drafting.cache.rollback(length))
 

@@ -133,6 +133,7 @@ class HierarchicalDrafter:
         (batch_size, width), vocab_size = rng_keys.shape, self.model.target_vocab_size
         is_wanted = wanted > 0
         is_random = settings.is_random & is_wanted.any()
+        # All noise of the round at once: each offset has its own, whichever call draws there.
         noise = gumbel_noise(rng_keys.reshape(-1), vocab_size, is_random)
         a_round = Round(params, wanted, rng_keys, noise.reshape(batch_size, width, vocab_size))
         drafting = Drafting(
@@ -153,6 +154,7 @@ class HierarchicalDrafter:
         model = self.model.remember(
             state.model, drafting.cache, drafting.fed, drafting.num_tokens, is_wanted
         )
+        # The inner drafter forgets the drafts that it has seen: they may be rejected.
         return proposal, state._replace(model=model)  # what the inner one saw of drafts is dropped
 
 

@@ -81,6 +81,7 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     """One call of the draft model: at least one draft more of each row that is sure of it."""
     params, width = a_round.params, now.tokens.shape[1]
     guess, inner = _guess(pair, a_round, now)
+    # The token before the newest fills the slot of a last draft that was never fed.
     block = jnp.concatenate([now.newest, guess.tokens], axis=1)
     logits, hidden, cache = pair.model.apply(params.draft, block, now.cache)
     block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
@@ -88,13 +89,16 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     probs = _distributions(logits, now.settings, guess.tokens)
     rows = jnp.arange(block.shape[0])[:, None]
     offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
+    # The token that plain drafting would draw here: a guess is kept only if it is that token.
     tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
     is_reached = now.is_going[:, None] & _follows(guess, tokens)
     is_reached &= offsets < a_round.wanted[:, None]
+    # Confidence is checked before the draw counts: to drop a drawn token would bias the output.
     is_sure = _is_sure(pair.model, logits, probs, now.settings) & (tokens >= 0)
     is_meant = is_reached & _leading(is_sure)
     num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
     num_tokens = now.num_tokens + num_new
+    # A row that is unsure once drafts no further in this round.
     is_stopped = (is_reached & ~is_sure).any(axis=1) | (num_tokens >= a_round.wanted)
     slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
     chain = jnp.concatenate([now.newest, tokens], axis=1)
@@ -114,6 +118,7 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
 def _guess(pair: Pair, a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
     """Asks the inner drafter for all drafts that a row wants but the last, which is free."""
     params, num_guesses = a_round.params, pair.inner.num_draft_tokens
+    # The call itself gives the last draft.
     room = jnp.where(now.is_going, a_round.wanted - now.num_tokens - 1, 0)
     room = jnp.clip(room, 0, num_guesses)
     offsets = now.num_tokens[:, None] + jnp.arange(num_guesses)

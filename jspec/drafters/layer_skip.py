@@ -114,8 +114,10 @@ class FirstLayersDrafter(StopsUnsure, Stateless):
             min_confidence=self.min_confidence,
         )
         block = jnp.concatenate([last_token[:, None], proposal.tokens], axis=1)
+        # The last draft has not been fed: the verify call needs its first layers too.
         newest = jax.lax.dynamic_index_in_dim(block, num_calls, axis=1, keepdims=False)
         _, begun = call(begun, newest)  # of logits that nobody reads XLA leaves out the product
+        # Nothing is committed yet: the slots hold the block's first layers.
         cache = begun.cache.rollback(view.cache.length)
         prefix = TargetPrefix(begun.hidden, cache, self.num_layers)
         return proposal.replace(prefix=prefix), state

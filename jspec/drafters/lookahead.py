@@ -84,6 +84,7 @@ class LookaheadDrafter(StopsUnsure, Stateless):
         table, (b, width) = view.params["embedding"], rng_keys.shape
 
         def first(looked: _Looked, token: RowTokens) -> tuple[Array, _Looked]:
+            # One call gives the logits of every draft; later ones only read them.
             block = embed_block(table, params, token, width - 1)
             logits, _, cache = view.apply(view.params, block, looked.cache)
             return later(looked.replace(cache=cache, logits=logits), token)
@@ -105,6 +106,7 @@ class LookaheadDrafter(StopsUnsure, Stateless):
             vocab_size=self.target_vocab_size,
             min_confidence=self.min_confidence,
         )
+        # The look-ahead block lies after the committed slots; the verify call overwrites it.
         prefix = hand_on(view._replace(cache=looked.cache), last_token, proposal.tokens)
         return proposal.replace(prefix=prefix), state
 

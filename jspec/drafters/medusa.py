@@ -78,6 +78,7 @@ class MedusaDrafter(StopsUnsure, ReadingLastOutput):
 
         def ask(index: Int32[Array, ""], token: RowTokens) -> tuple[Array, Int32[Array, ""]]:
             del token
+            # Heads that nobody asks are not computed.
             logits = jax.lax.switch(index, heads, hidden)
             return logits[:, 0, : self.vocab_size], index + 1
 

@@ -145,6 +145,7 @@ class ReadingLastOutput:
         """Keeps the output at the last valid token; a row without a valid token keeps its state."""
         del params, tokens
         num_valid = valid.sum(axis=1, dtype=jnp.int32)
+        # A row without valid tokens reads any output, which is not kept.
         index = jnp.maximum(num_valid - 1, 0)[:, None, None]
         newest = jnp.take_along_axis(hidden[:, :, 0], index, axis=1)[:, 0]
         return jnp.where(num_valid[:, None] > 0, newest.astype(jnp.float32), state)

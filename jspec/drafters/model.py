@@ -31,7 +31,7 @@ from jspec.speculation.types import Kind, LimitFn, TargetView
 
 CATCH_UP_WIDTH = 64
 _FEW = 8  # width of the calls that read the last tokens, twice as many at most
-_ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
+_KINDS = (Kind("model", 0.7, 0.7),)  # acceptance before it is known
 
 
 class ModelState(struct.PyTreeNode):
@@ -59,8 +59,7 @@ class ModelDrafter(StopsUnsure):
       num_draft_tokens: drafts a round.
       vocab_size: ids that draft and target share; the draft's padding beyond them is cut.
       target_vocab_size: width of the target's distributions, to which the proposed are padded.
-      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
-      draw: see `draw_chain`.
+      min_confidence, draw: see `draw_chain`.
     """
 
     apply: ApplyFn
@@ -74,12 +73,13 @@ class ModelDrafter(StopsUnsure):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One: drafts of a model are all alike."""
-        return (Kind("model", *_ASSUMED),)
+        return _KINDS
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
         del kind
-        missing = self._missing(state.history, state.cache)
+        # The same widths in the same order as `_catch_up`.
+        missing = jnp.maximum(state.history.length - 1 - state.cache.length, 0)
         num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
         wide = num_wide * CATCH_UP_WIDTH
         return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
@@ -103,6 +103,7 @@ class ModelDrafter(StopsUnsure):
         """Remembers committed tokens; those that were fed while drafting count as cached."""
         del params, hidden
         width = min(tokens.shape[1], self.num_draft_tokens)
+        # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
         is_fed &= (state.cache.length == state.history.length)[:, None]
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
@@ -129,8 +130,8 @@ class ModelDrafter(StopsUnsure):
         history, is_wanted = state.history, wanted > 0
 
         def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
-            # Where every draft of the last round was accepted, the last of them was never fed to
-            # the drafter: this call fills that hole. Else it rewrites one slot with what it held.
+            # If every draft of a round is accepted, the last was never fed to the drafter: this
+            # call fills that hole. Else it rewrites one slot with what it held.
             block = jnp.stack([history.newest(), token], axis=1)
             logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
@@ -151,6 +152,7 @@ class ModelDrafter(StopsUnsure):
             min_confidence=self.min_confidence,
             draw=self.draw,
         )
+        # The last draft is not fed, as no draft follows it.
         fed = jnp.concatenate([last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
@@ -182,6 +184,7 @@ class ModelDrafter(StopsUnsure):
         # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
         # depend on its neighbours. So as many fed tokens count as the row has drafts.
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
+        # No token is -1, so that nothing else counts as fed.
         fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
         return ModelState(state.history, cache.rollback(length), fed)
 
@@ -190,7 +193,7 @@ class ModelDrafter(StopsUnsure):
         history = state.history
 
         def missing(cache: KVCache) -> RowCounts:
-            return jnp.where(is_wanted, self._missing(history, cache), 0)
+            return jnp.where(is_wanted, jnp.maximum(history.length - 1 - cache.length, 0), 0)
 
         def feed(width: int, cache: KVCache) -> KVCache:
             tokens = history.window(cache.length, width)
@@ -206,9 +209,6 @@ class ModelDrafter(StopsUnsure):
                 cache,
             )
         return cache
-
-    def _missing(self, history: History, cache: KVCache) -> RowCounts:
-        return jnp.maximum(history.length - 1 - cache.length, 0)
 
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:

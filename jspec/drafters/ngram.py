@@ -122,11 +122,13 @@ class NgramDrafter(Remembering):
         """Predicts token after token from the counts."""
         del params, view
         window = last_window(state, last_token, self.window, self.vocab_size)
+        # The newest token is followed below, as every draft is.
         lengths = first_matches(window, self.max_order - 1)
         _, length, _ = self._follow(window, lengths, last_token)
         kind = jnp.maximum(length - (self.min_order - 1), 0)
         wanted = jnp.where(length > 0, limit(kind), 0)
         if not self.is_sampled:
+            # One-hot drafts need no noise and no distribution of a whole vocabulary.
             return self._predict(window, lengths, last_token, wanted, kind), state
 
         def count(
@@ -201,6 +203,7 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
         probs = jnp.where(logits > -jnp.inf, probs, 0.0)  # should a processor add a token
         probs = probs / jnp.sum(probs, axis=1, keepdims=True)
         weights = jnp.take_along_axis(probs, window.followed, axis=1, mode="clip")
+        # A token that came twice has two positions, which share its probability.
         weights = jnp.where(is_text, weights / occurrences, 0.0)
         noise = gumbel_noise(rng_keys, num_places, settings.is_random)
         place = sample(weights, noise[:, num_places - weights.shape[1] :])

@@ -130,6 +130,7 @@ class PatternDrafter:
         def follow(i: Int32[Array, ""], state: RowCounts) -> RowCounts:
             return jnp.where(valid[:, i], _advance(params, state, tokens[:, i]), state)
 
+        # One token after another: where a token leads depends on the state before it.
         return jax.lax.fori_loop(0, tokens.shape[1], follow, state)
 
     def propose(
@@ -180,6 +181,7 @@ def skeleton_pattern(skeleton: str) -> str:
         if name not in _VALUES:
             known = ", ".join(f"<{known}>" for known in _VALUES)
             raise InputError(f"expected placeholders among {known}; got <{name}>")
+        # A placeholder stands for any value of its kind.
         pattern += _VALUES[name] + re.escape(literal)
     return pattern
 

@@ -48,6 +48,7 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
         row = np.full(256, _NOWHERE, np.int32)
         edges = [edge for node in sets[len(table)] for edge in graph.edges[node]]
         cuts = sorted({edge[0] for edge in edges} | {edge[1] + 1 for edge in edges})
+        # Between two cuts all bytes lead to the same nodes.
         for low, high in itertools.pairwise(cuts):
             goals = {goal for first, last, goal in edges if first <= low <= last}
             if not goals:
@@ -58,6 +59,7 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
                 sets.append(reached)
             row[low:high] = index[reached]
         table.append(row)
+        # Checked as it grows: some short expressions have millions of states.
         if len(sets) > MAX_STATES:
             raise InputError(
                 f"expected a pattern of at most {MAX_STATES} states, got more: {pattern[:60]!r}"
@@ -78,6 +80,7 @@ def _closure(graph: ByteGraph, nodes: Sequence[int] | set[int]) -> frozenset[int
 def forced_bytes(automaton: ByteAutomaton, state: int) -> bytes:
     """Returns the longest run of bytes from a state along which nothing else may come."""
     run = bytearray()
+    # Where the pattern may end, nothing is forced.
     while not automaton.is_end[state] and len(run) < _MAX_FORCED_BYTES:
         (choices,) = np.nonzero(automaton.next_state[state] != _NOWHERE)
         if len(choices) != 1:
@@ -99,6 +102,7 @@ def token_table(
       InputError: the table would be larger than MAX_TABLE_BYTES.
     """
     num_states = len(automaton.next_state)
+    # Checked before the table is built.
     if 2 * num_states * vocab_size > MAX_TABLE_BYTES:
         raise InputError(
             f"expected a pattern of at most {MAX_TABLE_BYTES // (2 * vocab_size)} states for a "
@@ -119,6 +123,7 @@ def token_table(
             table[state, alive[is_over]] = reached[is_over]
             goes_on = (lengths[alive] > i + 1) & (reached != _NOWHERE)
             alive, reached = alive[goes_on], reached[goes_on]
+    # The text may begin the pattern anew with this token.
     from_start = np.maximum(table[0], 0)
     return np.where(table == _NOWHERE, from_start, table)
 
@@ -161,6 +166,7 @@ def _encode_run(
     text: then the longest token that fits comes first, and so on.
     """
     text = run.decode(errors="ignore")
+    # The tokenizer's own split is what the model has learnt to say.
     if text and run.startswith(text.encode()):
         try:
             ids = encode(text)

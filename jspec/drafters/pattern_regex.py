@@ -48,6 +48,7 @@ class ByteGraph:
         self._pattern = pattern
         try:
             parsed: _Items = parser.parse(pattern, re.ASCII)
+            # Python sets ASCII itself; verbose only drops spaces of the expression.
             if parsed.state.flags & ~(re.ASCII | re.VERBOSE):
                 raise self._error("flags are not supported")
             self.end = self._sequence(parsed, self._node())
@@ -99,6 +100,7 @@ class ByteGraph:
         return joined
 
     def _repeat(self, fewest: int, most: Any, items: _Items, start: int) -> int:
+        # Repetitions are unrolled: an automaton cannot count.
         for _ in range(fewest):
             start = self._sequence(items, self._node(start))
         if str(most) == "MAXREPEAT":
@@ -122,6 +124,7 @@ class ByteGraph:
             return nodes[rest]
 
         for low, high in ranges:
+            # One edge for each range of first bytes; the nodes after it are shared.
             for first, *rest in utf8_ranges(low, high):
                 self.edges[start].append((*first, node_before(tuple(rest))))
         return end

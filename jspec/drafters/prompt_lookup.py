@@ -89,6 +89,7 @@ class PromptLookupDrafter(Remembering):
         del params, rng_keys, settings, view
         text = state.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
         match_length, match_end = longest_match(text, self.max_match)
+        # Past the text's end the copy goes on with itself: a repetition is continued.
         period = jnp.maximum(text.length - 1 - match_end, 1)[:, None]
         offsets = jnp.arange(self.num_draft_tokens) % period
         slots = match_end[:, None] + 1 + offsets
@@ -114,6 +115,7 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
     """
     capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)
+    # The text's end itself is no earlier position.
     agrees = ends < text.length[:, None] - 1
     match_length = jnp.zeros(text.tokens.shape, jnp.int32)
     before = jnp.pad(text.tokens, ((0, 0), (max_match, 0)))
@@ -123,6 +125,7 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
         shifted = before[:, start : start + capacity]  # shifted[e] is tokens[e - back]
         agrees &= (shifted == suffix_token) & (ends >= back)
         match_length += agrees.astype(jnp.int32)
+    # One maximum over both criteria: the length, then the more recent position.
     best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)
     return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best
 

@@ -79,6 +79,7 @@ def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
     names = member_names(name)
     if len(names) == 1:
         return REGISTRY[name].build(spec)
+    # A member may not draft in the target's own cache, where others' blocks may lie.
     spec = spec._replace(is_member=True, is_in_cascade=True)
     built = [REGISTRY[member].build(spec) for member in names]
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
@@ -106,6 +107,7 @@ def member_names(name: str) -> list[str]:
         raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
     if len(set(names)) < len(names):
         raise InputError(f"expected each drafter of a cascade once, got {name!r}")
+    # There is one --draft_head.
     if len(set(names).intersection(_WITH_HEAD)) > 1:
         raise InputError(
             f"expected at most one of {', '.join(_WITH_HEAD)} in a cascade, as draft_head is one "

@@ -125,6 +125,7 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
     followed = jnp.zeros((*token.shape, *params["probs"].shape), jnp.float32)
     followed = followed.at[rows, ids].add(counts)
     is_seen = counts[:, 0] > 0
+    # log 0 is -inf: a token never counted is never proposed.
     return jnp.log(jnp.where(is_seen[:, None], followed, params["probs"]))
 
 
@@ -136,6 +137,7 @@ def uniform_logits(params: Params, token: RowTokens, *, vocab_size: int) -> Floa
 
 def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     """Returns the parameters of the drafter "unigram" or "bigram"."""
+    # In float64, before it is rounded once.
     probs = table.unigrams / table.unigrams.sum()
     params = {"probs": jnp.asarray(probs, jnp.float32)}
     if name == "bigram":

@@ -73,6 +73,7 @@ def init_blockwise_params(config: BlockwiseConfig, rng_key: Array) -> dict[str, 
     Returns:
       `up` and `down_0`, `down_1`, ..., each with `kernel` ([h·f d]; [d h·f]) and `bias`; float32.
     """
+    # Zeros below: the heads begin as the target's own head.
     d, wide = config.embed_dim, config.num_heads * config.hidden_dim
     up = {"kernel": jax.random.normal(rng_key, (wide, d)) * d**-0.5, "bias": jnp.zeros([wide])}
     downs = {

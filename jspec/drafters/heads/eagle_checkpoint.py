@@ -107,9 +107,11 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
 
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
+    # Of equal logits the first is taken, in the head as in the target: the smallest id's.
     ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
+        # One matrix at a time, so that the head is never whole in float32.
         finish = functools.partial(quantize_head_leaf, dtype=dtype)
         params = pack_params(folder, tensors, rules, "float32", finish)
     else:

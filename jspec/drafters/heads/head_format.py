@@ -89,6 +89,7 @@ def load_head(
     raw = read_any_config(folder, layout.what)
     if key not in raw:
         raise InputError(f"{path}: expected {layout.what}; it has no {key}")
+    # Read first, as published folders may hold more heads than their config.json says.
     tensors = read_tensors(folder / layout.file)
     try:
         config = layout.read_config(raw, target, tensors)

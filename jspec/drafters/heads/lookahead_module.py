@@ -57,6 +57,7 @@ def init_lookahead_params(
       table: the model's embedding.
       rng_key: of the draw.
     """
+    # Inputs of another size than the model's own would start training far off.
     scale = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
     shape = config.num_tokens, config.embed_dim
     return {"embeddings": scale * jax.random.normal(rng_key, shape)}

@@ -47,6 +47,7 @@ def medusa_logits(
       params: of this one.
       hidden: the target's last hidden states, normed, [b t d].
     """
+    # Residual sums in float32, whatever the weights' type.
     x = hidden.astype(jnp.float32)
     for layer in range(config.num_layers):
         block = params[f"layer_{layer}"]
