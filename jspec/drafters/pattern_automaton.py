@@ -16,6 +16,8 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.drafters.pattern_regex import ByteGraph
 
+# A pattern is refused while its automaton grows. Libraries such as interegular build it to the end:
+# with them `(a|b)*a(a|b){14}` takes over half a minute, and one with {20} does not end.
 MAX_STATES = 512
 MAX_TABLE_BYTES = 64 * 2**20
 _MAX_FORCED_BYTES = 256
