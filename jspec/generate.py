@@ -11,6 +11,7 @@ from absl import flags
 
 from jspec.common import cli
 from jspec.common.errors import InputError
+from jspec.common.flag_help import list_flags
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.memory import Budget
 from jspec.drafters import choose_drafter
@@ -25,9 +26,9 @@ from jspec.generation.flag_values import (
 )
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
+from jspec.generation.printer import Printer
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import MAX_SEED, Request, Settings
-from jspec.generation.result import Piece, Result
 from jspec.generation.settings_flags import read_rule, read_settings
 from jspec.generation.validate_options import check_read
 
@@ -77,6 +78,10 @@ _OUTPUT_JSON = flags.DEFINE_string(
 _STATS = flags.DEFINE_bool(
     "stats", True, "Print statistics on standard error, and at first device and memory."
 )
+
+list_flags("Models", "target draft dtype draft_quantization", "target_quantization max_seq_len")
+list_flags("Prompts", "prompt prompts_file system max_new_tokens stop batch_size", "chat")
+list_flags("Output", "output_json stream stats")
 
 
 def main() -> None:
@@ -225,67 +230,6 @@ def read_texts(
             f"expected at least one prompt in {title_of(prompts_file)}, got none"
         )
     return texts, problem
-
-
-class Printer:
-    """Shows answers to a person: text on standard output, statistics on standard error.
-
-    Attributes:
-      stream: print text as it comes, not answer by answer.
-      stats: print statistics after each answer.
-      notes: lines to begin with, on standard error.
-      has_titles: print a line with the prompt's number before each answer.
-    """
-
-    def __init__(self, *, stream: bool, stats: bool, notes: list[str], has_titles: bool) -> None:
-        self._stream, self._stats, self._has_titles = stream, stats, has_titles
-        self._notes = notes
-        self._begun: set[int] = set()
-
-    def show(self, piece: Piece) -> None:
-        """Prints what is new."""
-        for note in self._notes:
-            print(f"note: {note}", file=sys.stderr, flush=True)
-        self._notes = []
-        if not self._stream and piece.result is None:
-            return
-        if self._has_titles and piece.index not in self._begun:
-            print(f"--- prompt {piece.index} ---")
-            self._begun.add(piece.index)
-        text = piece.text if self._stream or piece.result is None else piece.result.text
-        print(text, end="", flush=True)
-        if piece.result is not None:
-            print(flush=True)
-            if self._stats:
-                title = f"prompt {piece.index}: " if self._has_titles else ""
-                print(title + format_stats(piece.result), file=sys.stderr, flush=True)
-
-
-def format_stats(result: Result) -> str:
-    """Returns an answer's statistics in two lines, a third with log-probabilities."""
-    stats = result.stats
-    rate = "-" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f}"
-    line = (
-        f"{len(result.token_ids)} tokens ({result.finish_reason}), {rate} tokens/s; "
-        f"prefill {stats.prefill_seconds:.2f} s, decode {stats.decode_seconds:.2f} s, "
-        f"compile {stats.compile_seconds:.2f} s"
-    )
-    accepted = "no drafts"
-    if stats.acceptance_rate is not None:
-        accepted = (
-            f"acceptance {stats.acceptance_rate:.1%} ({stats.num_accepted} of "
-            f"{stats.num_proposed} drafts)"
-        )
-    per_call = stats.tokens_per_target_call
-    calls = "-" if per_call is None else f"{per_call:.2f}"
-    text = f"{line}\n{accepted}, {calls} tokens per target call"
-    if result.logprobs is not None and result.raw_logprobs is not None:
-        count = len(result.logprobs)
-        text += (
-            f"\nmean log-probability {sum(result.logprobs) / count:.4f} as sampled, "
-            f"{sum(result.raw_logprobs) / count:.4f} raw"
-        )
-    return text
 
 
 if __name__ == "__main__":

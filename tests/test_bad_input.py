@@ -108,7 +108,6 @@ def spoil(tmp_path):
         ("--inner_num_draft_tokens=0", "inner_num_draft_tokens from 1 to 64, got 0"),
         ("--drafter=pattern", "(--draft_pattern), a regular expression, or json_skeleton"),
         ("--drafter=magic", "drafter"),
-        ("--drafter=layer_skip", "'layer_skip' expects draft_layers (--draft_layers), got"),
         ("--draft_layers=few", "draft_layers as a number or a list like 0-5,28,29, with no number"),
         ("--draft_layers=", "expected draft_layers as a number or a list"),
         ("--draft_layers=1000000-", "with no number above 9999; got '1000000-'"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -289,3 +290,9 @@ def test_help_is_no_failure(env):
     status, output, errors = run("jspec.generate", "--help", env=env)
     assert (status, errors) == (0, "")
     assert "--num_draft_tokens" in output
+    assert 15 <= output.count("\n  --") <= 25
+    _, full, _ = run("jspec.generate", "--helpfull", env=env)
+    topics = re.findall(r"^(\w+):$", full, re.MULTILINE)
+    assert topics == ["Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"]
+    assert "  --ngram_window " in full
+    assert "  --ngram_window " not in output

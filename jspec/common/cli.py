@@ -14,6 +14,7 @@ from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
 from jspec.common.errors import InputError
+from jspec.common.flag_help import define_help_flags
 
 INTERRUPTED = 130
 _MOMENT = 0.05  # seconds until an interrupt is sent again
@@ -95,12 +96,11 @@ def _forget_output() -> None:
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
+    """Parses flags; a wrong one is a line on standard error, not a page of usage."""
+    define_help_flags()
     try:
         return flags.FLAGS(argv)
-    except SystemExit:  # absl has printed the help and reports that as a failure
-        sys.exit(0)
-    except BrokenPipeError:  # the reader of the help has closed the pipe
+    except BrokenPipeError:  # the help's reader has gone away
         _forget_output()
         sys.exit(1)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:

@@ -13,9 +13,12 @@ from jspec.drafters.pattern import PatternDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.registry import (
     DRAFTERS,
+    REGISTRY,
     WITH_DRAFT_MODEL,
+    DrafterOptions,
     check_options,
     choose_drafter,
+    drafters_table,
     draws_from_distribution,
     make_drafter,
     member_names,
@@ -27,7 +30,7 @@ from jspec.drafters.registry import (
 from jspec.drafters.spec import (
     DEFAULT_NUM_DRAFT_TOKENS,
     BuiltDrafter,
-    DrafterOptions,
+    DrafterEntry,
     DrafterSpec,
 )
 from jspec.drafters.tables import TableDrafter
@@ -36,11 +39,13 @@ from jspec.speculation.types import Drafter
 __all__ = [
     "DEFAULT_NUM_DRAFT_TOKENS",
     "DRAFTERS",
+    "REGISTRY",
     "WITH_DRAFT_MODEL",
     "BlockwiseDrafter",
     "BuiltDrafter",
     "CascadeDrafter",
     "Drafter",
+    "DrafterEntry",
     "DrafterOptions",
     "DrafterSpec",
     "EagleDrafter",
@@ -57,6 +62,7 @@ __all__ = [
     "TableDrafter",
     "check_options",
     "choose_drafter",
+    "drafters_table",
     "draws_from_distribution",
     "make_drafter",
     "member_names",

@@ -1,11 +1,11 @@
-"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): greedy heads for the next places.
+"""Blockwise parallel decoding (Stern et al., arXiv 1811.03115): greedy heads for later positions.
 
     target   | ... tn-1  tn | last |          `last` came from the hidden state at tn
-    heads    |           tn | place 0: d1 | place 1: d2 | place 2: d3
+    heads    |           tn | head 0: d1 | head 1: d2 | head 2: d3
 
 The heads share one feed-forward layer and the target's own projection onto the vocabulary. Each
-proposes its most likely token under the row's processors, which is no draw: the draft follows from
-the context alone, and the rule is told so.
+proposes its most likely token under the row's processors. The draft follows from the context alone,
+so it has no distribution to report.
 """
 
 import dataclasses
@@ -20,8 +20,14 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.blockwise_checkpoint import load_blockwise
 from jspec.drafters.heads.blockwise_module import BlockwiseConfig, inner_layer, place_output
-from jspec.drafters.last_output import ReadingLastOutput
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import ReadingLastOutput
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    HeadOptions,
+    required_head,
+)
 from jspec.models import LlamaConfig
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
@@ -63,12 +69,12 @@ class BlockwiseDrafter(ReadingLastOutput):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain of at most so many drafts."""
+        """One: a chain with at most one draft a head."""
         return (Kind("blockwise", *_ASSUMED, most=self.num_draft_tokens),)
 
     @property
     def may_be_silent(self) -> bool:
-        """It always has something to say."""
+        """It always has a draft."""
         return False
 
     def propose(
@@ -92,10 +98,12 @@ class BlockwiseDrafter(ReadingLastOutput):
         places = [place(index) for index in range(self.num_draft_tokens)]
 
         def first(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
+            # The shared layer runs once a round.
             return later(asking.replace(inner=inner_layer(params, hidden)), token)
 
         def later(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
             del token
+            # Only the head whose turn it is goes through the projection, the expensive part.
             logits = linear(jax.lax.switch(asking.index, places, asking.inner), head)
             return logits[:, 0, : self.vocab_size], asking.replace(index=asking.index + 1)
 
@@ -144,3 +152,14 @@ def build_blockwise(spec: DrafterSpec) -> BuiltDrafter:
         vocab_size=spec.vocab_size,
     )
     return BuiltDrafter(drafter, heads.params)
+
+
+ENTRY = DrafterEntry(
+    name="blockwise",
+    build=build_blockwise,
+    proposes="the most likely tokens, by smaller heads that share the target's vocabulary matrix",
+    source="1811.03115",
+    options=HeadOptions,
+    needs="draft_head",
+    prior_cost=1.1,
+)

@@ -1,4 +1,4 @@
-"""Several drafters in order: for each row the first that has something to say proposes.
+"""Several drafters in order: in each row the first that has a draft proposes.
 
     lookup  | found a match | nothing       | found         of four rows, one round
     model   | lags          | proposes      | lags
@@ -30,8 +30,8 @@ from jspec.common.typing import (
     RowTokens,
     Tokens,
 )
-from jspec.drafters.prefix import hand_on
-from jspec.sampling.settings import SamplingSettings
+from jspec.drafters.memory import hand_on
+from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView, lag_of, observed_layers
 
@@ -70,6 +70,7 @@ class CascadeDrafter:
         """Returns what the member of each row's kind has yet to read, [b]; see `lag_of`."""
         lag, first_kind = jnp.zeros_like(kind), 0
         for member, own in zip(self.members, state, strict=True):
+            # Kinds are numbered across the members; a member knows its own from 0.
             own_kind = kind - first_kind
             is_own = (own_kind >= 0) & (own_kind < len(member.kinds))
             lag = jnp.where(is_own, lag_of(member, own, own_kind), lag)
@@ -92,6 +93,7 @@ class CascadeDrafter:
         states, first = [], 0
         for member, own_params, own in zip(self.members, params, state, strict=True):
             end = first + len(observed_layers(member))
+            # A member that observes no layer ignores what it is shown.
             shown = hidden[:, :, first:end] if end > first else hidden
             states.append(member.observe(own_params, own, tokens, shown, valid))
             first = end
@@ -108,7 +110,7 @@ class CascadeDrafter:
         settings: SamplingSettings,
         view: TargetView,
     ) -> tuple[Proposal, tuple[Any, ...]]:
-        """Asks each member for the rows in which those before it had nothing to say."""
+        """Asks each member for the rows in which no earlier member had a draft."""
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
         before = view.cache
@@ -123,10 +125,12 @@ class CascadeDrafter:
                 view=view,
             )
             kind = jnp.zeros_like(last_token) if proposal.kind is None else proposal.kind
+            # The first member with a draft has the row; later ones are asked for none.
             is_turn = is_open & (proposal.num_tokens > 0)
             proposals.append(proposal.replace(kind=kind + first_kind))
             turns.append(is_turn)
             states.append(new)
+            # This member wrote into the target's cache: later calls go on from there.
             if proposal.prefix is not None:
                 view = view._replace(cache=proposal.prefix.cache)
             is_open &= ~is_turn
@@ -155,6 +159,7 @@ class CascadeDrafter:
         """Adds the distributions up: one member alone proposes for a row, and those of padding are
         zeros.
         """
+        # Only one member proposes for a row, and the others' rows are zeros: a sum merges them.
         distributions = [self._widen(p.probs) for p in proposals if p.probs is not None]
         if not distributions:
             return None
@@ -163,6 +168,7 @@ class CascadeDrafter:
         if not counts:
             return merged
         num_certain = sum(counts[1:], counts[0])
+        # Drafts without a distribution are certain: probability 1 on the token itself.
         is_certain = (jnp.arange(tokens.shape[1]) < num_certain[:, None]) & (tokens >= 0)
         rows, slots = jnp.indices(tokens.shape)
         return merged.at[rows, slots, tokens].add(is_certain.astype(jnp.float32))

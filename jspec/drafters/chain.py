@@ -1,7 +1,7 @@
 """Drawing drafts one after another, each from a distribution of its own.
 
 A row stops where it has as many as are wanted of it, where there is no distribution (all logits
--inf: a table that has nothing to say, or only what the processors forbid), or where its
+-inf: a table without an entry, or with only tokens that the processors forbid), or where its
 distribution's most likely token is less likely than `min_confidence` (see `sampling.confidence`):
 the distribution is looked at *before* it is drawn from. (To take back a token that was drawn
 because it looks unlikely would bias the output.)
@@ -75,7 +75,7 @@ def draw_chain(
       ids: of the tokens that the logits are of, rising; None for 0 to u-1. The others have
         probability 0.
       min_confidence: see the module.
-      draw: draws a token and says which distribution it was drawn from.
+      draw: draws a token and returns the distribution it was drawn from.
 
     Returns:
       The proposal; the memory; how many calls were made, which fed the last token and then drafts.
@@ -106,15 +106,18 @@ def draw_chain(
             drafting.probs,
         )
         num_tokens = drafting.num_tokens + drawn.is_meant.astype(jnp.int32)
+        # NO_TOKEN is negative: a row that has stopped still needs an id that can be looked up.
         token = jnp.maximum(drawn.token, 0)
         return drafting.replace(
             memory=memory,
             token=token,
+            # Penalties and the like see the drafts before the next one.
             settings=drafting.settings.after(token),
             count=index + 1,
             tokens=drafting.tokens.at[:, index].set(token),
             probs=drawn.probs,
             num_tokens=num_tokens,
+            # A row stops for good: drafts after a gap would have no meaning.
             is_going=drawn.is_meant & (num_tokens < limit),
         )
 

@@ -54,6 +54,7 @@ class _PairCounts:
 
     def add(self, ids: np.ndarray) -> None:
         """Counts the pairs of a text."""
+        # One number a pair makes counting a sort of numbers.
         self._new.append(ids[:-1] * self._vocab_size + ids[1:])
         self._num_new += len(ids)
         if self._num_new >= _MERGE_AT:
@@ -72,8 +73,10 @@ class _PairCounts:
         """Returns what followed each token most often, and how often, [v number] each."""
         self._merge()
         first, second = np.divmod(self._pairs, self._vocab_size)
+        # By first token, then the most frequent, then the smaller id.
         order = np.lexsort((second, -self._counts, first))
         first, second, counts = first[order], second[order], self._counts[order]
+        # Position among the pairs with the same first token.
         rank = np.arange(len(first)) - np.searchsorted(first, first)
         is_kept = rank < number
         ids = np.zeros([self._vocab_size, number], np.int32)

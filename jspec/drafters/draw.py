@@ -45,7 +45,7 @@ class Drawing(NamedTuple):
       vocab_size: of the distributions.
       ids: of the tokens that the logits are of, rising; None for the first ones.
       min_confidence: a draft is put forward where its distribution is at least this sure.
-      draw: draws a token and says which distribution it was drawn from.
+      draw: draws a token and returns the distribution it was drawn from.
     """
 
     vocab_size: int
@@ -104,12 +104,15 @@ def draw_one(
         keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
         token, distribution = drawing.draw(_spread(drawing, logits), settings, keys)
         meant = is_meant(token, distribution)
+        # A draft that is not put forward leaves no distribution on record.
         distribution = jnp.where(meant[:, None], distribution, 0.0)
         return Drawn(jnp.array(False), token, meant, drawn.probs.at[:, index].set(distribution))
 
     def by_best() -> Drawn:
+        # At temperature 0 nothing is drawn, and one number records the distribution.
         token = best_token(logits)
         if drawing.ids is not None:
+            # From the head's own vocabulary to the target's ids.
             token = jnp.where(token >= 0, drawing.ids[token], token)
         meant = is_meant(token, jnp.ones_like(logits))
         place = jnp.arange(token.shape[0]), index, token

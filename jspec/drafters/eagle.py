@@ -5,8 +5,8 @@
 
 The head's cache holds one pair a token. A pair whose feature was the head's own guess is made again
 from the target's feature once the token is committed: a round begins with a call on all the pairs
-that are missing, which is what the last round committed. A row of which no drafts were wanted lags
-and catches up in wider calls, the prompt among them.
+that are missing, which is what the last round committed. A row without drafts wanted lags, and
+later catches up in wider calls; so does the prompt.
 """
 
 import dataclasses
@@ -21,8 +21,14 @@ from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse, init_eagle_cache
-from jspec.drafters.history import History
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import History, StopsUnsure
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DrawnHeadOptions,
+    required_head,
+)
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
 from jspec.sampling.settings import SamplingSettings
@@ -38,7 +44,7 @@ class EagleState(struct.PyTreeNode):
 
     Attributes:
       history: the committed tokens.
-      features: the target's fused features at them, with room for a block behind the last,
+      features: the target's fused features at them, with room for a block after the last,
         [b 1 s d].
       cache: the head's; its committed slots hold pairs of real features.
     """
@@ -61,7 +67,7 @@ class _Drafting(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter:
+class EagleDrafter(StopsUnsure):
     """Proposes a chain sampled from a head.
 
     Attributes:
@@ -84,11 +90,6 @@ class EagleDrafter:
         return _KINDS
 
     @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
-
-    @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's layers whose outputs it observes."""
         return self.config.feature_layers
@@ -101,6 +102,7 @@ class EagleDrafter:
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""
+        # The layout of a cache with one head, so that `write_rows` serves both.
         shape = batch_size, 1, capacity + TAIL, self.config.layer.embed_dim
         return EagleState(
             history=History.init(batch_size, capacity),
@@ -139,6 +141,7 @@ class EagleDrafter:
     ) -> tuple[Proposal, EagleState]:
         """Drafts one token after another, in a loop on the device."""
         wanted = limit(jnp.zeros_like(last_token))
+        # `last` is not committed yet, but it is half of the newest pair.
         text = state.history.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
         num_pairs = state.history.length
         width = self.num_draft_tokens + 1
@@ -151,10 +154,12 @@ class EagleDrafter:
             cache: KVCache, num: int, at: RowCounts
         ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
             size = state.features.shape[2]
+            # Rows that miss fewer pairs read the last ones again, and do not commit them.
             slots = jnp.minimum(cache.length[:, None] + jnp.arange(num), size - 1)
             rows = jnp.arange(slots.shape[0])[:, None]
             table = state.features.reshape(-1, state.features.shape[-1])
             features = look_up(table, rows * size + slots)
+            # A pair joins a feature with the token after it.
             return feed(text.window(cache.length + 1, num), features, cache, at)
 
         def catch_up(cache: KVCache) -> KVCache:
@@ -175,7 +180,10 @@ class EagleDrafter:
             return logits, _Drafting(cache.commit(jnp.ones_like(token)), hidden[:, 0])
 
         cache = jax.lax.while_loop(
-            lambda cache: (missing(cache) > width).any(), catch_up, state.cache
+            # A loop of no trips leaves the cache in place; a `lax.cond` would copy it.
+            lambda cache: (missing(cache) > width).any(),
+            catch_up,
+            state.cache,
         )
         b, d = last_token.shape[0], self.config.layer.embed_dim
         proposal, drafting, _ = draw_chain(
@@ -190,6 +198,7 @@ class EagleDrafter:
             ids=params["ids"],
             min_confidence=self.min_confidence,
         )
+        # Pairs with guessed features are dropped: the target's own replace them once committed.
         length = jnp.where(wanted > 0, num_pairs, cache.length)
         return proposal, state.replace(cache=drafting.cache.rollback(length))
 
@@ -227,3 +236,15 @@ def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=spec.options.draft_confidence,
     )
     return BuiltDrafter(drafter, head.params)
+
+
+ENTRY = DrafterEntry(
+    name="eagle",
+    build=build_eagle,
+    proposes="what a trained head draws from the target's hidden states; "
+    "jspec has one for `smollm2-135m-instruct`",
+    source="2503.01840",
+    options=DrawnHeadOptions,
+    needs="draft_head",
+    prior_cost=1.2,
+)

@@ -13,20 +13,22 @@ first k in a cascade, where the block may be another member's.
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float32, Int32, Key
+from jaxtyping import Array, Float32, Int32, Key
 
-from jspec.common.errors import InputError
-from jspec.common.typing import ApplyFn, Params, RowCounts, RowTokens, Tokens
+from jspec.common.typing import ApplyFn, Params, RowTokens
 from jspec.drafters.chain import draw_chain
-from jspec.drafters.memory import Stateless
+from jspec.drafters.layer_choice import LayerSkipOptions, choose_layers
+from jspec.drafters.memory import Stateless, StopsUnsure
 from jspec.drafters.model import ModelDrafter, ModelState
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+)
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix
@@ -51,7 +53,7 @@ class _Begun(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class FirstLayersDrafter(Stateless):
+class FirstLayersDrafter(StopsUnsure, Stateless):
     """Proposes a chain sampled from the target's first layers, in the target's own cache.
 
     It has neither parameters nor state, and nothing to catch up on: the target's cache is whole.
@@ -79,11 +81,6 @@ class FirstLayersDrafter(Stateless):
         """One: its drafts are all alike."""
         return _KINDS
 
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
-
     def propose(
         self,
         params: Params,
@@ -97,9 +94,9 @@ class FirstLayersDrafter(Stateless):
     ) -> tuple[Proposal, tuple[()]]:
         """Drafts one token after another, and begins the verify call on all of them.
 
-        All rows run in lockstep: one that wants fewer drafts goes on, and its block slots behind
-        the last meant draft hold what no committed token ever sees. So do those behind the last
-        token fed, where `hidden` is 0.
+        All rows run in lockstep: one that wants fewer drafts goes on, and no committed token ever
+        sees its block slots after the last draft that is meant. The same holds for the slots after
+        the last token fed, where `hidden` is 0.
         """
         del params
         b, width = rng_keys.shape
@@ -117,8 +114,10 @@ class FirstLayersDrafter(Stateless):
             min_confidence=self.min_confidence,
         )
         block = jnp.concatenate([last_token[:, None], proposal.tokens], axis=1)
+        # The last draft has not been fed: the verify call needs its first layers too.
         newest = jax.lax.dynamic_index_in_dim(block, num_calls, axis=1, keepdims=False)
         _, begun = call(begun, newest)  # of logits that nobody reads XLA leaves out the product
+        # Nothing is committed yet: the slots hold the block's first layers.
         cache = begun.cache.rollback(view.cache.length)
         prefix = TargetPrefix(begun.hidden, cache, self.num_layers)
         return proposal.replace(prefix=prefix), state
@@ -136,49 +135,17 @@ class FirstLayersDrafter(Stateless):
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerSubsetDrafter:
+class LayerSubsetDrafter(ModelDrafter):
     """Proposes a chain sampled from any of the target's layers, with a cache of their own.
 
-    Attributes:
-      model: they as a draft model, which lags and catches up like any other; it is given the
-        target's parameters.
+    They are a draft model, which lags and catches up like any other; its parameters are the
+    target's.
     """
-
-    model: ModelDrafter
-
-    @property
-    def num_draft_tokens(self) -> int:
-        """Drafts a round."""
-        return self.model.num_draft_tokens
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One: its drafts are all alike."""
         return _KINDS
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.model.may_be_silent
-
-    def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
-        """Returns the places of the calls by which the layers catch up, [b]."""
-        return self.model.lag(state, kind)
-
-    def init(self, batch_size: int, capacity: int) -> ModelState:
-        """Returns the state of rows that have seen nothing."""
-        return self.model.init(batch_size, capacity)
-
-    def observe(
-        self,
-        params: Params,
-        state: ModelState,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> ModelState:
-        """Remembers committed tokens; see `ModelDrafter`."""
-        return self.model.observe(params, state, tokens, hidden, valid)
 
     def propose(
         self,
@@ -193,7 +160,7 @@ class LayerSubsetDrafter:
     ) -> tuple[Proposal, ModelState]:
         """Drafts one token after another; see `ModelDrafter`."""
         del params
-        return self.model.propose(
+        return super().propose(
             view.params, state, last_token,
             limit=limit, rng_keys=rng_keys, settings=settings, view=view,
         )  # fmt: skip
@@ -203,10 +170,10 @@ def build_layer_skip(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter of the target's layers `spec.options.draft_layers`.
 
     Raises:
-      InputError: no layers, or layers that the target does not have, or not in their order.
+      InputError: layers that the target does not have, or not in their order.
     """
     config = spec.target_config
-    layers = _check_layers(spec.options.draft_layers, config.num_layers)
+    layers = choose_layers(spec.options.draft_layers, config.num_layers)
     options = {
         "apply": make_apply(config, layers),
         "num_draft_tokens": spec.num_draft_tokens,
@@ -214,6 +181,7 @@ def build_layer_skip(spec: DrafterSpec) -> BuiltDrafter:
         "target_vocab_size": config.vocab_size,
         "min_confidence": spec.options.draft_confidence,
     }
+    # In a cascade the block may be another member's: these layers then need a cache of their own.
     if layers == tuple(range(len(layers))) and not spec.is_member:
         return BuiltDrafter(
             FirstLayersDrafter(num_layers=len(layers), embed_dim=config.embed_dim, **options)
@@ -223,22 +191,15 @@ def build_layer_skip(spec: DrafterSpec) -> BuiltDrafter:
     def empty_cache(batch_size: int, capacity: int) -> KVCache:
         return init_cache(part, batch_size=batch_size, capacity=capacity, dtype=spec.dtype)
 
-    return BuiltDrafter(LayerSubsetDrafter(ModelDrafter(init_cache=empty_cache, **options)))
+    return BuiltDrafter(LayerSubsetDrafter(init_cache=empty_cache, **options))
 
 
-def _check_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
-    if layers is None:
-        raise InputError("the drafter 'layer_skip' expects draft_layers (--draft_layers), got none")
-    layers = tuple(layers)
-    if any(not 0 <= layer < num_layers for layer in layers):
-        listed = ",".join(map(str, layers))
-        if layers == tuple(range(len(layers))):
-            listed = f"the first {len(layers)}"
-        raise InputError(
-            f"expected draft_layers among the target's {num_layers}, from 0 to {num_layers - 1}; "
-            f"got {listed}"
-        )
-    if not layers or any(low >= high for low, high in itertools.pairwise(layers)):
-        listed = ",".join(map(str, layers)) or "none"
-        raise InputError(f"expected draft_layers in rising order, at least one; got {listed}")
-    return layers
+ENTRY = DrafterEntry(
+    name="layer_skip",
+    build=build_layer_skip,
+    proposes="what some of the target's own layers draw (`--draft_layers`)",
+    source="2404.16710, 2309.08168",
+    options=LayerSkipOptions,
+    needs="layers",
+    prior_cost=1.9,
+)

@@ -4,7 +4,7 @@
     verify    | committed | last   d1    d2    d3   d4 |
 
 A round is two calls of the target, and gives at least two tokens: d1 comes from the target's own
-distribution. The first call works in the target's cache, behind what is committed; the second one
+distribution. The first call works in the target's cache, after the committed tokens; the second
 writes its block over that, and nothing of the first is ever committed.
 """
 
@@ -18,9 +18,14 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.lookahead_checkpoint import load_lookahead
 from jspec.drafters.heads.lookahead_module import embed_block
-from jspec.drafters.memory import Stateless
-from jspec.drafters.prefix import hand_on
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import Stateless, StopsUnsure, hand_on
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DrawnHeadOptions,
+    required_head,
+)
 from jspec.models.cache import KVCache
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -44,7 +49,7 @@ class _Looked(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadDrafter(Stateless):
+class LookaheadDrafter(StopsUnsure, Stateless):
     """Proposes a chain whose distributions come from one call of the target. It has no state.
 
     Attributes:
@@ -61,13 +66,8 @@ class LookaheadDrafter(Stateless):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain of at most so many drafts."""
+        """One: a chain of one draft and one more for each embedding."""
         return (Kind("lookahead", *_ASSUMED, most=self.num_draft_tokens),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
 
     def propose(
         self,
@@ -84,6 +84,7 @@ class LookaheadDrafter(Stateless):
         table, (b, width) = view.params["embedding"], rng_keys.shape
 
         def first(looked: _Looked, token: RowTokens) -> tuple[Array, _Looked]:
+            # One call gives the logits of every draft; later ones only read them.
             block = embed_block(table, params, token, width - 1)
             logits, _, cache = view.apply(view.params, block, looked.cache)
             return later(looked.replace(cache=cache, logits=logits), token)
@@ -105,6 +106,7 @@ class LookaheadDrafter(Stateless):
             vocab_size=self.target_vocab_size,
             min_confidence=self.min_confidence,
         )
+        # The look-ahead block lies after the committed slots; the verify call overwrites it.
         prefix = hand_on(view._replace(cache=looked.cache), last_token, proposal.tokens)
         return proposal.replace(prefix=prefix), state
 
@@ -124,3 +126,14 @@ def build_lookahead(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=spec.options.draft_confidence,
     )
     return BuiltDrafter(drafter, embeddings.params)
+
+
+ENTRY = DrafterEntry(
+    name="lookahead",
+    build=build_lookahead,
+    proposes="what the target itself draws at trained embeddings of unknown tokens",
+    source="2311.13581",
+    options=DrawnHeadOptions,
+    needs="draft_head",
+    prior_cost=2.1,
+)

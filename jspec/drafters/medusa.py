@@ -3,9 +3,9 @@
     target   | ... tn-1  tn | last |          `last` came from the hidden state at tn
     heads    |           tn | head 0: d1 | head 1: d2 | head 2: d3
 
-Head i was trained for the token i + 2 places behind the one whose hidden state it reads. What it
-says does not depend on the drafts before, but it is drawn like any other draft, through the row's
-processors and settings, from a distribution that is known: the output is exact at any temperature.
+Head i was trained for the token i + 2 positions after the one whose hidden state it reads. Its
+prediction does not depend on earlier drafts. It is drawn like any other draft, under the row's
+processors and settings, from a known distribution: the output is exact at any temperature.
 """
 
 import dataclasses
@@ -19,8 +19,14 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.heads.medusa_checkpoint import load_medusa
 from jspec.drafters.heads.medusa_module import MedusaConfig, medusa_logits
-from jspec.drafters.last_output import ReadingLastOutput
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, required_head
+from jspec.drafters.memory import ReadingLastOutput, StopsUnsure
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    DrafterEntry,
+    DrafterSpec,
+    DrawnHeadOptions,
+    required_head,
+)
 from jspec.models import LlamaConfig
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -30,8 +36,8 @@ _ASSUMED = 0.6, 0.5  # acceptance, before it is known
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaDrafter(ReadingLastOutput):
-    """Proposes a chain of which every head draws one token.
+class MedusaDrafter(StopsUnsure, ReadingLastOutput):
+    """Proposes a chain to which every head adds one token.
 
     Attributes:
       config: of the heads.
@@ -49,13 +55,8 @@ class MedusaDrafter(ReadingLastOutput):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain of at most so many drafts."""
+        """One: a chain with at most one draft a head."""
         return (Kind("medusa", *_ASSUMED, most=self.num_draft_tokens),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It has something to say unless it is unsure."""
-        return self.min_confidence > 0
 
     def propose(
         self,
@@ -77,6 +78,7 @@ class MedusaDrafter(ReadingLastOutput):
 
         def ask(index: Int32[Array, ""], token: RowTokens) -> tuple[Array, Int32[Array, ""]]:
             del token
+            # Heads that nobody asks are not computed.
             logits = jax.lax.switch(index, heads, hidden)
             return logits[:, 0, : self.vocab_size], index + 1
 
@@ -110,3 +112,14 @@ def build_medusa(spec: DrafterSpec) -> BuiltDrafter:
         min_confidence=spec.options.draft_confidence,
     )
     return BuiltDrafter(drafter, heads.params)
+
+
+ENTRY = DrafterEntry(
+    name="medusa",
+    build=build_medusa,
+    proposes="what trained heads, one a position, draw from the target's last hidden state",
+    source="2401.10774",
+    options=DrawnHeadOptions,
+    needs="draft_head",
+    prior_cost=1.15,
+)

@@ -1,9 +1,60 @@
-"""What drafters without a cache remember: nothing, or the text."""
+"""What drafters remember, and what several of them share.
 
-from jaxtyping import Array, Bool
+A drafter remembers nothing (`Stateless`), the text (`Remembering`, in a `History`), or the target's
+last output (`ReadingLastOutput`). One that called the target hands its cache on (`hand_on`).
+"""
 
-from jspec.common.typing import Params, Tokens
-from jspec.drafters.history import History
+from typing import Any, Self
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float, Float32, Int32
+
+from jspec.common.typing import DraftTokens, Params, RowCounts, RowTokens, Tokens
+from jspec.models import LlamaConfig
+from jspec.models.layers import look_up
+from jspec.models.outputs import normed_outputs
+from jspec.speculation.acceptance.types import TargetPrefix
+from jspec.speculation.types import TargetView
+
+
+class History(struct.PyTreeNode):
+    """The committed tokens of every row, for drafters that look back at them.
+
+    Attributes:
+      tokens: [b s]; those from `length` on are meaningless.
+      length: committed tokens, [b].
+    """
+
+    tokens: Int32[Array, "b s"]
+    length: RowCounts
+
+    @classmethod
+    def init(cls, batch_size: int, capacity: int) -> Self:
+        """Returns empty texts with room for `capacity` tokens."""
+        return cls(
+            tokens=jnp.zeros([batch_size, capacity], jnp.int32),
+            length=jnp.zeros([batch_size], jnp.int32),
+        )
+
+    def append(self, tokens: Tokens, valid: Bool[Array, "b t"]) -> Self:
+        """Adds the valid tokens of each row, which come first in it."""
+        rows = jnp.arange(tokens.shape[0])[:, None]
+        slots = self.length[:, None] + jnp.arange(tokens.shape[1])
+        slots = jnp.where(valid, slots, self.tokens.shape[1])  # past the end: dropped
+        return self.replace(
+            tokens=self.tokens.at[rows, slots].set(tokens, mode="drop"),
+            length=self.length + valid.sum(axis=1, dtype=jnp.int32),
+        )
+
+    def window(self, start: RowCounts, width: int) -> Tokens:
+        """Returns `width` tokens of each row, beginning at `start`."""
+        slots = start[:, None] + jnp.arange(width)
+        return jnp.take_along_axis(self.tokens, slots, axis=1, mode="clip")
+
+    def newest(self) -> RowTokens:
+        """Returns the last committed token of each row."""
+        return self.window(jnp.maximum(self.length - 1, 0), 1)[:, 0]
 
 
 class Stateless:
@@ -45,3 +96,76 @@ class Remembering:
         """Remembers committed tokens."""
         del params, hidden
         return state.append(tokens, valid)
+
+
+class StopsUnsure:
+    """A drafter that has a draft unless it is unsure.
+
+    Attributes:
+      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
+    """
+
+    min_confidence: float
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether being unsure may stop it."""
+        return self.min_confidence > 0
+
+
+class ReadingLastOutput:
+    """A drafter whose state is the output of the target's last layer, before the norm, [b d].
+
+    It has no cache and nothing to catch up on: every committed token brings its output along.
+
+    Attributes:
+      target: the target's shape.
+    """
+
+    target: LlamaConfig
+
+    @property
+    def hidden_layers(self) -> tuple[int, ...]:
+        """The target's last layer."""
+        return (self.target.num_layers,)
+
+    def init(self, batch_size: int, capacity: int) -> Float32[Array, "b d"]:
+        """Returns the state of rows that have seen nothing."""
+        del capacity
+        return jnp.zeros([batch_size, self.target.embed_dim], jnp.float32)
+
+    def observe(
+        self,
+        params: Params,
+        state: Float32[Array, "b d"],
+        tokens: Tokens,
+        hidden: Float[Array, "b t 1 d"],
+        valid: Bool[Array, "b t"],
+    ) -> Float32[Array, "b d"]:
+        """Keeps the output at the last valid token; a row without a valid token keeps its state."""
+        del params, tokens
+        num_valid = valid.sum(axis=1, dtype=jnp.int32)
+        # A row without valid tokens reads any output, which is not kept.
+        index = jnp.maximum(num_valid - 1, 0)[:, None, None]
+        newest = jnp.take_along_axis(hidden[:, :, 0], index, axis=1)[:, 0]
+        return jnp.where(num_valid[:, None] > 0, newest.astype(jnp.float32), state)
+
+    def read(self, target_params: Any, state: Float32[Array, "b d"]) -> Float32[Array, "b 1 d"]:
+        """Returns what the target's own head reads at that token."""
+        return normed_outputs(self.target, target_params, state[:, None])
+
+
+def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> TargetPrefix:
+    """Returns a verify call before its first layer, over the cache of the view.
+
+    Args:
+      view: the target, its cache as the drafters have left it.
+      last_token: the newest token, [b].
+      drafts: the tokens after it, [b w].
+    """
+    # The cache that came out of a drafter's call goes on to the verify call: if the one from before
+    # were used again, XLA would copy it in every round. What the drafter wrote after the committed
+    # slots does no harm, as the verify call writes its block over it.
+    block = jnp.concatenate([last_token[:, None], drafts], axis=1)
+    hidden = look_up(view.params["embedding"], block).astype(jnp.float32)
+    return TargetPrefix(hidden, view.cache, 0)

@@ -1,15 +1,12 @@
 """A second, cheaper Llama as drafter, with its own KV cache.
 
     target   | committed ................ c | last |
-    draft    | cached ........... b |            (one or more tokens behind)
+    draft    | cached ........... b |            (lags by one or more tokens)
     propose           catch up  | c  last | d1  d2 ...
 
-The drafter remembers every committed token, and how many of them its cache holds. Before proposing
-it catches up to all but the newest committed token, in calls of many tokens, or of few where few
-are missing, and then begins with a two-token call [newest committed, last]. That call fills the
-hole which a round with every draft accepted leaves (its last draft was never fed to the drafter);
-in other rounds it rewrites one slot with what it held. The prompt is caught up on in the same way,
-when drafts are first wanted; a row of which none are wanted lags on.
+The drafter remembers every committed token and how many of them its cache holds. Before proposing
+it reads those that are missing, the prompt among them, but for the newest committed token: the
+round begins with a two-token call [newest committed, last]. A row without drafts wanted lags on.
 """
 
 import dataclasses
@@ -25,8 +22,8 @@ from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.history import History
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
+from jspec.drafters.memory import History, StopsUnsure
+from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -34,7 +31,7 @@ from jspec.speculation.types import Kind, LimitFn, TargetView
 
 CATCH_UP_WIDTH = 64
 _FEW = 8  # width of the calls that read the last tokens, twice as many at most
-_ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
+_KINDS = (Kind("model", 0.7, 0.7),)  # acceptance before it is known
 
 
 class ModelState(struct.PyTreeNode):
@@ -43,8 +40,8 @@ class ModelState(struct.PyTreeNode):
     Attributes:
       history: the committed tokens.
       cache: the draft model's; `cache.length` committed tokens are in it.
-      fed: tokens behind `cache.length` that were fed while drafting, [b w]. As many of them as
-        turn out to be committed stay in the cache.
+      fed: tokens after `cache.length` that were fed while drafting, [b w]; those that turn out to
+        be committed stay in the cache.
     """
 
     history: History
@@ -53,7 +50,7 @@ class ModelState(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter:
+class ModelDrafter(StopsUnsure):
     """Proposes a chain sampled from a draft model.
 
     Attributes:
@@ -61,10 +58,8 @@ class ModelDrafter:
       init_cache: (batch size, capacity) -> its empty cache.
       num_draft_tokens: drafts a round.
       vocab_size: ids that draft and target share; the draft's padding beyond them is cut.
-      target_vocab_size: width of the target's distributions; the proposed distributions are padded
-        to it.
-      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
-      draw: see `draw_chain`.
+      target_vocab_size: width of the target's distributions, to which the proposed are padded.
+      min_confidence, draw: see `draw_chain`.
     """
 
     apply: ApplyFn
@@ -78,17 +73,13 @@ class ModelDrafter:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One: drafts of a model are all alike."""
-        return (Kind("model", *_ASSUMED),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """A model has something to say unless it is unsure."""
-        return self.min_confidence > 0
+        return _KINDS
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
-        """Returns the places of the calls that read what is missing before it proposes, [b]."""
+        """Returns the tokens in the calls that read what is missing, padding included, [b]."""
         del kind
-        missing = self._missing(state.history, state.cache)
+        # The same widths in the same order as `_catch_up`.
+        missing = jnp.maximum(state.history.length - 1 - state.cache.length, 0)
         num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
         wide = num_wide * CATCH_UP_WIDTH
         return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
@@ -112,6 +103,7 @@ class ModelDrafter:
         """Remembers committed tokens; those that were fed while drafting count as cached."""
         del params, hidden
         width = min(tokens.shape[1], self.num_draft_tokens)
+        # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
         is_fed &= (state.cache.length == state.history.length)[:, None]
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
@@ -138,6 +130,8 @@ class ModelDrafter:
         history, is_wanted = state.history, wanted > 0
 
         def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
+            # If every draft of a round is accepted, the last was never fed to the drafter: this
+            # call fills that hole. Else it rewrites one slot with what it held.
             block = jnp.stack([history.newest(), token], axis=1)
             logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
@@ -158,16 +152,14 @@ class ModelDrafter:
             min_confidence=self.min_confidence,
             draw=self.draw,
         )
+        # The last draft is not fed, as no draft follows it.
         fed = jnp.concatenate([last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
     def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
-        """Catches up; returns the cache without the newest committed token.
-
-        The round's first call begins with that token and rewrites its slot: an up-to-date row steps
-        back. Rows that are not wanted stay as they are.
-        """
+        """Catches up; returns the cache without the newest committed token."""
         cache = self._catch_up(params, state, is_wanted)
+        # The first call begins with that token and rewrites its slot: an up-to-date row steps back.
         before_newest = jnp.maximum(state.history.length - 1, 0)
         return cache.rollback(jnp.where(is_wanted, before_newest, cache.length))
 
@@ -181,30 +173,27 @@ class ModelDrafter:
     ) -> ModelState:
         """Returns the state after a round's drafts.
 
-        As many fed tokens count as the row has drafts. A neighbour that wants more makes the batch
-        feed more, and what a row has yet to read must not depend on its neighbours.
-
         Args:
           state: before it.
           cache: with what was fed in it, whatever its length.
-          fed: what stands behind the committed tokens of the rows that drafted.
+          fed: the tokens after the committed ones of the rows that drafted.
           num_tokens: drafts of each row, [b].
           is_wanted: the rows that drafted, [b].
         """
         length = jnp.where(is_wanted, state.history.length, state.cache.length)
+        # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
+        # depend on its neighbours. So as many fed tokens count as the row has drafts.
         is_own = jnp.arange(fed.shape[1]) < num_tokens[:, None]
+        # No token is -1, so that nothing else counts as fed.
         fed = jnp.where(is_own & is_wanted[:, None], fed, -1)
         return ModelState(state.history, cache.rollback(length), fed)
 
     def _catch_up(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
-        """Feeds committed tokens until only the newest may be missing. Usually nothing to do.
-
-        A while loop of no trips leaves the cache where it is; a `lax.cond` would copy it.
-        """
+        """Feeds committed tokens until only the newest may be missing. Usually nothing to do."""
         history = state.history
 
         def missing(cache: KVCache) -> RowCounts:
-            return jnp.where(is_wanted, self._missing(history, cache), 0)
+            return jnp.where(is_wanted, jnp.maximum(history.length - 1 - cache.length, 0), 0)
 
         def feed(width: int, cache: KVCache) -> KVCache:
             tokens = history.window(cache.length, width)
@@ -212,6 +201,7 @@ class ModelDrafter:
             return fed.commit(jnp.minimum(missing(cache), width))
 
         cache = state.cache
+        # A while loop of no trips leaves the cache where it is; a `lax.cond` would copy it.
         for width, most_left in ((CATCH_UP_WIDTH, 2 * _FEW), (_FEW, 0)):
             cache = jax.lax.while_loop(
                 lambda cache, most_left=most_left: (missing(cache) > most_left).any(),
@@ -220,16 +210,9 @@ class ModelDrafter:
             )
         return cache
 
-    def _missing(self, history: History, cache: KVCache) -> RowCounts:
-        return jnp.maximum(history.length - 1 - cache.length, 0)
-
 
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
-    """Returns the drafter over the draft model.
-
-    Args:
-      spec: what it is built from.
-      name: of the drafter that uses it, for the message.
+    """Returns the drafter over the draft model, for the drafter called `name`.
 
     Raises:
       InputError: there is no draft model.
@@ -254,3 +237,14 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
 def build_model(spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter over the draft model, with the draft model's parameters."""
     return BuiltDrafter(make_model_drafter(spec), spec.draft_params)
+
+
+ENTRY = DrafterEntry(
+    name="model",
+    build=build_model,
+    proposes="what a second, cheaper model draws (default with `--draft`)",
+    source="2211.17192, 2302.01318",
+    options=ConfidenceOptions,
+    needs="draft",
+    prior_cost=2.2,
+)

@@ -15,7 +15,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts, RowTokens
-from jspec.drafters.history import History
+from jspec.drafters.memory import History
 
 _NO_TEXT = -1
 
@@ -25,8 +25,8 @@ class Window(struct.PyTreeNode):
 
     Attributes:
       tokens: ending with the newest, [b u]; negative before the beginning of the text.
-      followed: what stands after each place but the last, [b u-1].
-      label: of what stands there, a number below u that equal tokens share, [b u-1].
+      followed: the token after each place but the last, [b u-1].
+      label: of that token, a number below u that equal tokens share, [b u-1].
     """
 
     tokens: Int32[Array, "b u"]
@@ -43,6 +43,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
       width: how many, at least 2; no more than the history has room for are looked at.
       vocab_size: ids are below it.
     """
+    # More would only be padding.
     width = min(width, history.tokens.shape[1])
     start = history.length - (width - 1)
     places = jnp.arange(width - 1)
@@ -84,6 +85,7 @@ def lengthen(
       token: what follows, [b].
       longest: longer matches count as this long.
     """
+    # A match that ended one place earlier goes on here.
     before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
     agrees = (window.tokens[:, :-1] == token[:, None]) & (token >= 0)[:, None]
     return jnp.where(agrees, jnp.minimum(before + 1, longest), 0)
@@ -107,6 +109,7 @@ def most_frequent(window: Window, is_match: Bool[Array, "b p"]) -> RowTokens:
     """Returns what followed most often where there is a match, [b]; of equals the most recent."""
     num_places = is_match.shape[1]
     counts = _count_equals(window, is_match)
+    # One maximum over both criteria: the count, then the more recent place.
     score = jnp.where(is_match, counts * num_places + jnp.arange(num_places), 0)
     place = jnp.max(score, axis=1, keepdims=True) % num_places
     return jnp.take_along_axis(window.followed, place, axis=1)[:, 0]

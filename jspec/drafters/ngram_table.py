@@ -72,12 +72,14 @@ def save_table(
         "vocab_size": str(table.vocab_size),
         "num_tokens": str(table.num_tokens),
     }
+    # Ids mean nothing without their tokenizer.
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
     if digest is not None:
         metadata["vocabulary"] = digest
     content = safetensors.numpy.save(tensors, metadata)
     partial = None
     try:
+        # Written beside the goal and renamed: a reader never sees half a file.
         with tempfile.NamedTemporaryFile(
             dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
@@ -108,6 +110,7 @@ def load_table(
     """
     import safetensors
 
+    # safetensors' own message for a folder names no file.
     if os.path.isdir(path):
         raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
     if not os.path.isfile(path):

@@ -1,13 +1,15 @@
 """Structured output: propose what a pattern leaves no choice about.
 
 An automaton follows the text, prompt included; where the pattern has begun and only one text can
-come next, the tokens of that text are proposed. Nothing is enforced: the target says what it says,
-and a text that leaves the pattern is looked at anew from the pattern's beginning. Drafts follow
-from the text alone, so their distribution is one-hot. (The automaton over tokens is that of arXiv
-2307.09702, which constrains the model with it.)
+come next, the tokens of that text are proposed. Nothing is enforced: the target is free to say
+anything, and a text that leaves the pattern is matched again from the pattern's beginning. Drafts
+follow from the text alone, so their distribution is one-hot. (The automaton over tokens is that of
+arXiv 2307.09702, which constrains the model with it.)
 """
 
 import dataclasses
+import json
+import re
 from typing import NamedTuple
 
 import jax
@@ -17,21 +19,28 @@ from jaxtyping import Array, Bool, Int16, Int32, Key
 from jspec.common.errors import InputError
 from jspec.common.typing import RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
-from jspec.drafters.pattern_json import skeleton_pattern
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec, option_title
-from jspec.sampling.settings import SamplingSettings
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
+from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 from jspec.weights import TokenizerLike
 
 _ASSUMED = 0.8, 0.9  # acceptance of first and later drafts, before it is known
+_INTEGER = r"-?(?:0|[1-9][0-9]*)"
+_VALUES = {
+    "string": r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*"',
+    "number": _INTEGER + r"(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?",
+    "integer": _INTEGER,
+    "boolean": "(?:true|false)",
+}
+_PLACEHOLDER = re.compile('"<([^"<>]*)>"')
 
 
 class PatternParams(NamedTuple):
     """The automaton's tables.
 
     Attributes:
-      next_state: behind each token, [n v].
+      next_state: after each token, [n v].
       forced: the tokens that have to come, [n w].
       num_forced: how many they are, [n].
     """
@@ -64,6 +73,22 @@ def make_tables(
     )
     table = token_table(automaton, token_bytes, vocab_size)
     return PatternParams(jnp.asarray(table), jnp.asarray(tokens), jnp.asarray(counts))
+
+
+@dataclasses.dataclass(frozen=True)
+class PatternOptions(Options):
+    """Of `pattern`, which needs one of them."""
+
+    pattern: str | None = option(
+        None, "A regular expression whose forced tokens pattern proposes.", flag="draft_pattern"
+    )
+    json_skeleton: str | None = option(
+        None,
+        'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; placeholders: <string>, '
+        "<number>, <integer>, <boolean>. Spaces and line breaks count: drafts come only where the "
+        "answer is laid out as this text is.",
+        flag="draft_json",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +130,7 @@ class PatternDrafter:
         def follow(i: Int32[Array, ""], state: RowCounts) -> RowCounts:
             return jnp.where(valid[:, i], _advance(params, state, tokens[:, i]), state)
 
+        # One token after another: where a token leads depends on the state before it.
         return jax.lax.fori_loop(0, tokens.shape[1], follow, state)
 
     def propose(
@@ -118,7 +144,7 @@ class PatternDrafter:
         settings: SamplingSettings,
         view: TargetView,
     ) -> tuple[Proposal, RowCounts]:
-        """Looks up what the state behind `last_token` forces."""
+        """Looks up what the state after `last_token` forces."""
         del rng_keys, settings, view
         here = _advance(params, state, last_token)
         num_tokens = jnp.minimum(params.num_forced[here], limit(jnp.zeros_like(here)))
@@ -127,6 +153,37 @@ class PatternDrafter:
 
 def _advance(params: PatternParams, state: RowCounts, token: RowTokens) -> RowCounts:
     return params.next_state[state, token].astype(jnp.int32)
+
+
+def skeleton_pattern(skeleton: str) -> str:
+    """Returns the regular expression of a JSON text with placeholders.
+
+    An example is {"name": "<string>", "age": "<integer>"}. All but the placeholders stands as it is
+    written, spaces and line breaks included.
+
+    Raises:
+      InputError: no JSON object or array, or an unknown placeholder.
+    """
+    skeleton = skeleton.strip()
+    if not skeleton:
+        raise InputError("expected a JSON skeleton (--draft_json), got an empty text")
+    try:
+        value = json.loads(skeleton)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"expected a JSON skeleton (--draft_json), got {skeleton[:60]!r}: {error}"
+        ) from None
+    if not isinstance(value, dict | list):
+        raise InputError(f"expected a JSON object or array as skeleton, got {skeleton[:60]!r}")
+    literal, *rest = _PLACEHOLDER.split(skeleton)
+    pattern = re.escape(literal)
+    for name, literal in zip(rest[::2], rest[1::2], strict=True):
+        if name not in _VALUES:
+            known = ", ".join(f"<{known}>" for known in _VALUES)
+            raise InputError(f"expected placeholders among {known}; got <{name}>")
+        # A placeholder stands for any value of its kind.
+        pattern += _VALUES[name] + re.escape(literal)
+    return pattern
 
 
 def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
@@ -139,8 +196,8 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
     if (pattern is None) == (skeleton is None):
         found = "neither" if pattern is None else "both"
         raise InputError(
-            f"the drafter 'pattern' expects {option_title('pattern')}, a regular expression, or "
-            f"{option_title('json_skeleton')}; got {found}"
+            "the drafter 'pattern' expects pattern (--draft_pattern), a regular expression, or "
+            f"json_skeleton (--draft_json); got {found}"
         )
     if skeleton is not None:
         pattern = skeleton_pattern(skeleton)
@@ -153,3 +210,14 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
         num_draft_tokens=spec.num_draft_tokens,
     )
     return BuiltDrafter(PatternDrafter(spec.num_draft_tokens), tables)
+
+
+ENTRY = DrafterEntry(
+    name="pattern",
+    build=build_pattern,
+    proposes="what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) "
+    "leaves no choice about",
+    source="2307.09702",
+    options=PatternOptions,
+    prior_cost=1.05,
+)

@@ -1,6 +1,6 @@
 """A pattern as tables over tokens: where each token leads, and which tokens are forced.
 
-    pattern  \\{"age": [0-9]+\\}      state behind {"a     behind {"age": 4
+    pattern  \\{"age": [0-9]+\\}      state after {"a      after {"age": 4
     next byte                        g, no other          a digit or }
     forced                           ge":_                nothing
 
@@ -16,6 +16,8 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.drafters.pattern_regex import ByteGraph
 
+# A pattern is refused while its automaton grows. Libraries such as interegular build it to the end:
+# with them `(a|b)*a(a|b){14}` takes over half a minute, and one with {20} does not end.
 MAX_STATES = 512
 MAX_TABLE_BYTES = 64 * 2**20
 _MAX_FORCED_BYTES = 256
@@ -48,6 +50,7 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
         row = np.full(256, _NOWHERE, np.int32)
         edges = [edge for node in sets[len(table)] for edge in graph.edges[node]]
         cuts = sorted({edge[0] for edge in edges} | {edge[1] + 1 for edge in edges})
+        # Between two cuts all bytes lead to the same nodes.
         for low, high in itertools.pairwise(cuts):
             goals = {goal for first, last, goal in edges if first <= low <= last}
             if not goals:
@@ -58,6 +61,7 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
                 sets.append(reached)
             row[low:high] = index[reached]
         table.append(row)
+        # Checked as it grows: some short expressions have millions of states.
         if len(sets) > MAX_STATES:
             raise InputError(
                 f"expected a pattern of at most {MAX_STATES} states, got more: {pattern[:60]!r}"
@@ -78,6 +82,7 @@ def _closure(graph: ByteGraph, nodes: Sequence[int] | set[int]) -> frozenset[int
 def forced_bytes(automaton: ByteAutomaton, state: int) -> bytes:
     """Returns the longest run of bytes from a state along which nothing else may come."""
     run = bytearray()
+    # Where the pattern may end, nothing is forced.
     while not automaton.is_end[state] and len(run) < _MAX_FORCED_BYTES:
         (choices,) = np.nonzero(automaton.next_state[state] != _NOWHERE)
         if len(choices) != 1:
@@ -90,7 +95,7 @@ def forced_bytes(automaton: ByteAutomaton, state: int) -> bytes:
 def token_table(
     automaton: ByteAutomaton, token_bytes: Sequence[bytes | None], vocab_size: int
 ) -> np.ndarray:
-    """Returns the state behind each token, [n v] int16.
+    """Returns the state after each token, [n v] int16.
 
     A token that leads nowhere is tried again from the start; one that leads nowhere from there, or
     has no text, leads to the start.
@@ -99,6 +104,7 @@ def token_table(
       InputError: the table would be larger than MAX_TABLE_BYTES.
     """
     num_states = len(automaton.next_state)
+    # Checked before the table is built.
     if 2 * num_states * vocab_size > MAX_TABLE_BYTES:
         raise InputError(
             f"expected a pattern of at most {MAX_TABLE_BYTES // (2 * vocab_size)} states for a "
@@ -119,6 +125,7 @@ def token_table(
             table[state, alive[is_over]] = reached[is_over]
             goes_on = (lengths[alive] > i + 1) & (reached != _NOWHERE)
             alive, reached = alive[goes_on], reached[goes_on]
+    # The text may begin the pattern anew with this token.
     from_start = np.maximum(table[0], 0)
     return np.where(table == _NOWHERE, from_start, table)
 
@@ -137,7 +144,7 @@ def forced_tokens(
       automaton: the pattern's.
       token_bytes: of every token.
       encode: text to tokens, without BOS.
-      width: no more than so many.
+      width: the most tokens a state.
     """
     by_bytes = {text: token_id for token_id, text in enumerate(token_bytes) if text}
     tokens = np.zeros([len(automaton.is_end), width], np.int32)
@@ -161,6 +168,7 @@ def _encode_run(
     text: then the longest token that fits comes first, and so on.
     """
     text = run.decode(errors="ignore")
+    # The tokenizer's own split is what the model has learnt to say.
     if text and run.startswith(text.encode()):
         try:
             ids = encode(text)

@@ -48,6 +48,7 @@ class ByteGraph:
         self._pattern = pattern
         try:
             parsed: _Items = parser.parse(pattern, re.ASCII)
+            # Python sets ASCII itself; verbose only drops spaces of the expression.
             if parsed.state.flags & ~(re.ASCII | re.VERBOSE):
                 raise self._error("flags are not supported")
             self.end = self._sequence(parsed, self._node())
@@ -76,7 +77,7 @@ class ByteGraph:
         return start
 
     def _item(self, op: str, value: Any, start: int) -> int:
-        """Adds one part of an expression behind a node; returns the node behind it."""
+        """Adds one part of an expression after a node; returns the node after it."""
         if op in ("LITERAL", "NOT_LITERAL", "ANY", "IN"):
             return self._character(_ranges(op, value), start)
         if op == "SUBPATTERN":
@@ -99,6 +100,7 @@ class ByteGraph:
         return joined
 
     def _repeat(self, fewest: int, most: Any, items: _Items, start: int) -> int:
+        # Repetitions are unrolled: an automaton cannot count.
         for _ in range(fewest):
             start = self._sequence(items, self._node(start))
         if str(most) == "MAXREPEAT":
@@ -122,6 +124,7 @@ class ByteGraph:
             return nodes[rest]
 
         for low, high in ranges:
+            # One edge for each range of first bytes; the nodes after it are shared.
             for first, *rest in utf8_ranges(low, high):
                 self.edges[start].append((*first, node_before(tuple(rest))))
         return end

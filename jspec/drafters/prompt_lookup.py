@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32, Key
 
 from jspec.common.typing import Params, RowCounts, RowTokens
-from jspec.drafters.history import History
-from jspec.drafters.memory import Remembering
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling.settings import SamplingSettings
+from jspec.drafters.memory import History, Remembering
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
+from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
@@ -24,6 +23,23 @@ from jspec.speculation.types import Kind, LimitFn, TargetView
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
 _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (0.7, 0.75),
             (0.75, 0.85), (0.9, 0.9))  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupOptions(Options):
+    """Of `prompt_lookup`."""
+
+    # A cascade's other members have better drafts than those of one token's match.
+    lookup_min_match: int = option(
+        0,
+        "Tokens that must match for prompt_lookup; 0 takes 1, and 2 in a cascade.",
+        between=(0, 8),
+    )
+    lookup_growth: float = option(
+        0.0,
+        "prompt_lookup proposes at most this times the length of the match; 0 sets no such limit.",
+        between=(0, 100),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +89,7 @@ class PromptLookupDrafter(Remembering):
         del params, rng_keys, settings, view
         text = state.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
         match_length, match_end = longest_match(text, self.max_match)
+        # Past the text's end the copy goes on with itself: a repetition is continued.
         period = jnp.maximum(text.length - 1 - match_end, 1)[:, None]
         offsets = jnp.arange(self.num_draft_tokens) % period
         slots = match_end[:, None] + 1 + offsets
@@ -86,18 +103,19 @@ class PromptLookupDrafter(Remembering):
 
 
 def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:
-    """Finds the earlier place that agrees longest with the end of each text.
+    """Finds the earlier position that agrees longest with the end of each text.
 
     Args:
       text: the texts.
       max_match: count no further than this many tokens.
 
     Returns:
-      How many tokens agree, [b], and the index of the last of them at the earlier place, [b]; the
-      most recent place among equals.
+      How many tokens agree, [b], and the index of the last of them at the earlier position, [b];
+      the most recent position among equals.
     """
     capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)
+    # The text's end itself is no earlier position.
     agrees = ends < text.length[:, None] - 1
     match_length = jnp.zeros(text.tokens.shape, jnp.int32)
     before = jnp.pad(text.tokens, ((0, 0), (max_match, 0)))
@@ -107,6 +125,7 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
         shifted = before[:, start : start + capacity]  # shifted[e] is tokens[e - back]
         agrees &= (shifted == suffix_token) & (ends >= back)
         match_length += agrees.astype(jnp.int32)
+    # One maximum over both criteria: the length, then the more recent position.
     best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)
     return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best
 
@@ -119,3 +138,13 @@ def build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
         spec.num_draft_tokens, min_match=min_match, growth=options.lookup_growth
     )
     return BuiltDrafter(drafter)
+
+
+ENTRY = DrafterEntry(
+    name="prompt_lookup",
+    build=build_prompt_lookup,
+    proposes="what followed the last time the text ended like this",
+    source="2304.04487",
+    options=LookupOptions,
+    prior_cost=1.05,
+)

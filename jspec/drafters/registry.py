@@ -1,94 +1,70 @@
-"""Drafters by name."""
+"""All drafters by name: flags, `--help`, the README's table and every check are read from here.
+
+To add a drafter, write its file with an `ENTRY` and name it in `_ENTRIES`; if it has options of its
+own, `DrafterOptions` inherits them.
+"""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from jspec.common.errors import InputError
-from jspec.drafters.blockwise import BlockwiseDrafter, build_blockwise
+from jspec.drafters import (
+    blockwise,
+    eagle,
+    hierarchical,
+    layer_skip,
+    lookahead,
+    medusa,
+    model,
+    ngram,
+    pattern,
+    prompt_lookup,
+    tables,
+)
 from jspec.drafters.cascade import CascadeDrafter
-from jspec.drafters.eagle import EagleDrafter, build_eagle
 from jspec.drafters.heads.shipped import shipped_head
-from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
-from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, build_layer_skip
-from jspec.drafters.lookahead import LookaheadDrafter, build_lookahead
-from jspec.drafters.medusa import MedusaDrafter, build_medusa
-from jspec.drafters.model import ModelDrafter, build_model, make_model_drafter
-from jspec.drafters.ngram import NgramDrafter, build_ngram
-from jspec.drafters.pattern import PatternDrafter, build_pattern
-from jspec.drafters.prompt_lookup import PromptLookupDrafter, build_prompt_lookup
 from jspec.drafters.spec import (
-    DEFAULT_NUM_DRAFT_TOKENS,
     BuiltDrafter,
-    DrafterOptions,
+    DrafterEntry,
     DrafterSpec,
+    DrawnHeadOptions,
     option_title,
 )
-from jspec.drafters.tables import TableDrafter, build_bigram, build_random, build_unigram
-from jspec.speculation.types import Drafter
 
 
-def _build_none(spec: DrafterSpec) -> BuiltDrafter:
-    del spec
-    return BuiltDrafter(None)
+@dataclasses.dataclass(frozen=True)
+class DrafterOptions(  # the fields come in the order of --helpfull, the last base's first
+    DrawnHeadOptions,
+    tables.TableOptions,
+    ngram.NgramOptions,
+    pattern.PatternOptions,
+    hierarchical.HierarchicalOptions,
+    layer_skip.LayerSkipOptions,
+    prompt_lookup.LookupOptions,
+):
+    """Options of all drafters; each reads its own."""
 
 
-def _build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
-    model, name = make_model_drafter(spec, "hierarchical"), _inner_name(spec.options)
-    # The last draft of a round comes with the guesses before it.
-    num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
-    inner = make_drafter(name, spec._replace(num_draft_tokens=num_guesses, is_member=True))
-    assert inner.drafter is not None
-    params = HierarchicalParams(spec.draft_params, inner.params)
-    return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
-
-
-def _inner_name(options: DrafterOptions) -> str:
-    """Returns the name of what guesses under `hierarchical`."""
-    name = options.inner_drafter
-    if not set(_WITHOUT_MODEL).issuperset(name.split("+")):
-        known = ", ".join(_WITHOUT_MODEL)
-        raise InputError(f"expected an inner drafter without a model, among {known}; got {name!r}")
-    return name
-
-
-class _Registered(NamedTuple):
-    """A drafter.
-
-    Attributes:
-      build: makes it.
-      options: those of `DrafterOptions` that it reads.
-    """
-
-    build: Callable[[DrafterSpec], BuiltDrafter]
-    options: tuple[str, ...] = ()
-
-
-_REGISTRY: Mapping[str, _Registered] = {
-    "none": _Registered(_build_none),
-    "model": _Registered(build_model, ("draft_confidence",)),
-    "prompt_lookup": _Registered(build_prompt_lookup, ("lookup_min_match", "lookup_growth")),
-    "layer_skip": _Registered(build_layer_skip, ("draft_layers", "draft_confidence")),
-    "eagle": _Registered(build_eagle, ("draft_head", "draft_confidence")),
-    "medusa": _Registered(build_medusa, ("draft_head", "draft_confidence")),
-    "blockwise": _Registered(build_blockwise, ("draft_head",)),
-    "lookahead": _Registered(build_lookahead, ("draft_head", "draft_confidence")),
-    "hierarchical": _Registered(
-        _build_hierarchical, ("inner_drafter", "inner_num_draft_tokens", "draft_confidence")
-    ),
-    "pattern": _Registered(build_pattern, ("pattern", "json_skeleton")),
-    "ngram": _Registered(
-        build_ngram,
-        ("ngram_min_order", "ngram_max_order", "ngram_window", "ngram_max_tokens", "ngram_probs"),
-    ),
-    "unigram": _Registered(build_unigram, ("draft_table", "draft_confidence")),
-    "bigram": _Registered(build_bigram, ("draft_table", "draft_confidence")),
-    "random": _Registered(build_random, ("draft_confidence",)),
-}
-DRAFTERS = tuple(_REGISTRY)
-WITH_DRAFT_MODEL = ("model", "hierarchical")
-_WITH_HEAD = tuple(name for name, one in _REGISTRY.items() if "draft_head" in one.options)
-_WITHOUT_MODEL = ("prompt_lookup", "ngram", "unigram", "bigram", "random", "pattern")
+_ENTRIES = (
+    DrafterEntry("none", lambda spec: BuiltDrafter(None), "nothing: plain decoding"),
+    model.ENTRY,
+    prompt_lookup.ENTRY,
+    layer_skip.ENTRY,
+    eagle.ENTRY,
+    medusa.ENTRY,
+    blockwise.ENTRY,
+    lookahead.ENTRY,
+    hierarchical.ENTRY,
+    pattern.ENTRY,
+    ngram.ENTRY,
+    tables.UNIGRAM,
+    tables.BIGRAM,
+    tables.RANDOM,
+)
+REGISTRY = {entry.name: entry for entry in _ENTRIES}
+DRAFTERS = tuple(REGISTRY)
+WITH_DRAFT_MODEL = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft")
+_WITH_HEAD = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft_head")
 _DEFAULTS = DrafterOptions()
 
 
@@ -98,11 +74,14 @@ def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
     Raises:
       InputError: no such drafter, one twice, or one that lacks something.
     """
+    if spec.options is None:
+        spec = spec._replace(options=_DEFAULTS)
     names = member_names(name)
     if len(names) == 1:
-        return _REGISTRY[name].build(spec)
+        return REGISTRY[name].build(spec)
+    # A member may not draft in the target's own cache, where others' blocks may lie.
     spec = spec._replace(is_member=True, is_in_cascade=True)
-    built = [_REGISTRY[member].build(spec) for member in names]
+    built = [REGISTRY[member].build(spec) for member in names]
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
     return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
 
@@ -128,6 +107,7 @@ def member_names(name: str) -> list[str]:
         raise InputError(f"expected 'none' alone, as it drafts nothing; got {name!r}")
     if len(set(names)) < len(names):
         raise InputError(f"expected each drafter of a cascade once, got {name!r}")
+    # There is one --draft_head.
     if len(set(names).intersection(_WITH_HEAD)) > 1:
         raise InputError(
             f"expected at most one of {', '.join(_WITH_HEAD)} in a cascade, as draft_head is one "
@@ -147,20 +127,14 @@ def options_read(name: str, options: DrafterOptions) -> set[str]:
     Raises:
       InputError: see `member_names`; or an inner drafter that may not be one.
     """
-    read: set[str] = set()
-    for member in member_names(name):
-        read.update(_REGISTRY[member].options)
-        if member == "ngram" and options.ngram_probs == "sampled":
-            read.add("draft_confidence")
-        if member == "hierarchical":
-            read |= options_read(_inner_name(options), options)
-    return read
+    return set[str]().union(*(REGISTRY[m].options_read(options) for m in member_names(name)))
 
 
 def draws_from_distribution(name: str, options: DrafterOptions) -> bool:
     """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
 
-    The drafts of the others follow from the context. Who draws is who reads `draft_confidence`.
+    The drafts of the others follow from the context. The drafters that draw are those that read
+    `draft_confidence`.
     """
     return "draft_confidence" in options_read(name, options)
 
@@ -169,14 +143,14 @@ def check_options(names: Sequence[str], options: DrafterOptions) -> None:
     """Checks that each option which is not at its default is read by one of those drafters.
 
     Raises:
-      InputError: one that none of them reads.
+      InputError: an option that none of them reads.
     """
     read = set[str]().union(*(options_read(name, options) for name in names))
     for field in dataclasses.fields(options):
         if field.name not in read and getattr(options, field.name) != field.default:
-            readers = [name for name, one in _REGISTRY.items() if field.name in one.options]
+            readers = [name for name in DRAFTERS if field.name in options_read(name, _DEFAULTS)]
             raise InputError(
-                f"expected {option_title(field.name)} with a drafter that reads it "
+                f"expected {option_title(field)} with a drafter that reads it "
                 f"({', '.join(readers)}), got it with {', '.join(map(repr, names))}"
             )
 
@@ -193,7 +167,7 @@ def with_shipped_head(name: str, options: DrafterOptions, target: str) -> Drafte
     Args:
       name: the drafter's; see `member_names`.
       options: as they were given.
-      target: what the target was asked for by.
+      target: the name by which the target was asked for.
     """
     heads = (shipped_head(member, target) for member in member_names(name))
     head = next(filter(None, heads), None)
@@ -215,7 +189,7 @@ def choose_drafter(
       name: None takes "model" where there is a draft, else "prompt_lookup", and "+eagle" where a
         head for the target comes with jspec.
       has_draft: whether there is a draft model.
-      target: what the target is asked for by.
+      target: the name by which the target was asked for.
       options: of the drafters.
 
     Raises:
@@ -239,35 +213,13 @@ def choose_drafter(
     return name
 
 
-__all__ = [
-    "DEFAULT_NUM_DRAFT_TOKENS",
-    "DRAFTERS",
-    "WITH_DRAFT_MODEL",
-    "BlockwiseDrafter",
-    "BuiltDrafter",
-    "CascadeDrafter",
-    "Drafter",
-    "DrafterOptions",
-    "DrafterSpec",
-    "EagleDrafter",
-    "FirstLayersDrafter",
-    "HierarchicalDrafter",
-    "HierarchicalParams",
-    "LayerSubsetDrafter",
-    "LookaheadDrafter",
-    "MedusaDrafter",
-    "ModelDrafter",
-    "NgramDrafter",
-    "PatternDrafter",
-    "PromptLookupDrafter",
-    "TableDrafter",
-    "check_options",
-    "choose_drafter",
-    "draws_from_distribution",
-    "make_drafter",
-    "member_names",
-    "needs_draft_model",
-    "options_read",
-    "with_shipped_head",
-    "without_unread",
-]
+def drafters_table() -> str:
+    """Returns the README's table of the drafters, in Markdown."""
+    lines = ["| `--drafter` | proposes | needs | a round costs | paper |", "|---|---|---|---|---|"]
+    for entry in _ENTRIES:
+        needs = f"`--{entry.needs}`" if entry.needs not in ("", "layers") else ""
+        papers = entry.source.split(", ") if entry.source else ()
+        links = ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
+        cells = f"`{entry.name}`", entry.proposes, needs, f"{entry.prior_cost:.1f}", links
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)

@@ -1,10 +1,11 @@
-"""What drafters are built from, and what building one gives."""
+"""What a drafter's file tells the registry: its options, its entry, and how it is built."""
 
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
-from jspec.common.errors import InputError, check_numbers, check_range, whole_number
+from jspec.common.errors import InputError, check_among, check_numbers, check_range
 from jspec.common.typing import Params
 from jspec.drafters.heads.shipped import find_head
 from jspec.models import LlamaConfig
@@ -12,100 +13,99 @@ from jspec.speculation.types import Drafter
 from jspec.weights import TokenizerLike
 
 DEFAULT_NUM_DRAFT_TOKENS = 2
-NGRAM_PROBS = ("deterministic", "sampled")
-_FLAGS = {"pattern": "--draft_pattern", "json_skeleton": "--draft_json"}
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    between: tuple[int, int] | None = None,
+    among: tuple[str, ...] = (),
+    flag: str | None = None,
+    parse: Callable[[str], Any] | None = None,
+) -> Any:
+    """Returns a field of a drafter's options, from which its flag and its checks are made.
+
+    Args:
+      default: the value that nobody asks for.
+      help_text: one or two lines for `--help`.
+      between: the smallest and the largest number allowed.
+      among: the texts allowed.
+      flag: the flag's name, if it is not the field's.
+      parse: makes the value from the flag's text, where the value is no number and no text.
+    """
+    about = {"help": help_text, "between": between, "among": among, "flag": flag, "parse": parse}
+    return dataclasses.field(default=default, metadata=about)
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterOptions:
-    """Options of all drafters; each reads its own.
+class Options:
+    """Base of a drafter's options; every field is an `option`.
 
-    Attributes:
-      draft_confidence: a drafter that samples proposes no further where its distribution's most
-        likely token is less likely than this, at temperature 0 before it is made one-hot; 0 never
-        stops it.
-      lookup_min_match: tokens that must match for `prompt_lookup` to propose; 0 takes 1, and 2 in a
-        cascade, where others have more to say than one token's match.
-      draft_layers: the target's layers with which `layer_skip` drafts, rising; it expects some.
-      inner_drafter: what guesses the draft model's tokens under `hierarchical`.
-      inner_num_draft_tokens: how many of them it guesses at a time, at most.
-      pattern: a regular expression for `pattern`; see `pattern_regex`.
-      json_skeleton: or a JSON text with placeholders; see `pattern_json`.
-      lookup_growth: `prompt_lookup` proposes at most this times the length of the match; 0 sets no
-        such limit.
-      ngram_min_order: n of the shortest n-grams that `ngram` counts.
-      ngram_max_order: n of the longest.
-      ngram_window: tokens at the text's end in which it counts.
-      ngram_max_tokens: its drafts a round, at most.
-      ngram_probs: "deterministic", the most frequent token, or "sampled" in proportion to the
-        counts.
-      draft_table: the file with the counts of `unigram` and `bigram`.
-      draft_head: the folder with what was trained for `eagle`, `medusa`, `blockwise` or
-        `lookahead`, or "shipped:" and the name of a head that comes with jspec; None takes that of
-        the target, if there is one.
+    Raises:
+      InputError: a value of another type or out of its range.
     """
-
-    draft_confidence: float = 0.0
-    lookup_min_match: int = 0
-    draft_layers: tuple[int, ...] | None = None
-    inner_drafter: str = "prompt_lookup"
-    inner_num_draft_tokens: int = 4
-    pattern: str | None = None
-    json_skeleton: str | None = None
-    lookup_growth: float = 0.0
-    ngram_min_order: int = 2
-    ngram_max_order: int = 4
-    ngram_window: int = 512
-    ngram_max_tokens: int = 4
-    ngram_probs: str = "deterministic"
-    draft_table: str | None = None
-    draft_head: str | None = None
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        self._check_texts()
-        check_range("draft_confidence", self.draft_confidence, 0, 1)
-        check_range("lookup_min_match", self.lookup_min_match, 0, 8)
-        check_range("inner_num_draft_tokens", self.inner_num_draft_tokens, 1, 64)
-        check_range("lookup_growth", self.lookup_growth, 0, 100)
-        check_range("ngram_max_order", self.ngram_max_order, 2, 16)
-        if not 2 <= self.ngram_min_order <= self.ngram_max_order:
-            raise InputError(
-                f"expected ngram_min_order from 2 to ngram_max_order, {self.ngram_max_order}; got "
-                f"{self.ngram_min_order}"
-            )
-        check_range("ngram_window", self.ngram_window, 2, 32768)
-        check_range("ngram_max_tokens", self.ngram_max_tokens, 1, 64)
-        if self.ngram_probs not in NGRAM_PROBS:
-            raise InputError(
-                f"expected an ngram_probs among {', '.join(NGRAM_PROBS)}; got {self.ngram_probs!r}"
-            )
-
-    def _check_texts(self) -> None:
-        layers = self.draft_layers
-        if layers is not None and not isinstance(layers, tuple | list | range):
-            raise InputError(f"expected draft_layers as a tuple of numbers, got {layers!r}")
-        for layer in layers or ():
-            whole_number("draft_layers", layer)
-        for name in (
-            "inner_drafter",
-            "ngram_probs",
-            "draft_table",
-            "draft_head",
-            "pattern",
-            "json_skeleton",
-        ):
-            value = getattr(self, name)
-            is_given = value is not None or name in ("inner_drafter", "ngram_probs")
-            if is_given and not isinstance(value, str):
-                raise InputError(f"expected {name} as a text, got {value!r}")
-            if value == "" and name != "inner_drafter":  # which has to be a drafter's name
-                raise InputError(f"expected {option_title(name)} as a text, got an empty one")
+        for field in dataclasses.fields(self):
+            value, about = getattr(self, field.name), field.metadata
+            if field.type in (str, str | None):
+                _check_text(field, value)
+            if about["between"]:
+                check_range(field.name, value, *about["between"])
+            if about["among"]:
+                check_among(field.name, value, about["among"])
 
 
-def option_title(name: str) -> str:
-    """Returns an option's name, with its flag's where that is another."""
-    return f"{name} ({_FLAGS[name]})" if name in _FLAGS else name
+def _check_text(field: dataclasses.Field[Any], value: object) -> None:
+    if value is None and field.default is None:
+        return
+    if not isinstance(value, str):
+        raise InputError(f"expected {field.name} as a text, got {value!r}")
+    if not value:
+        raise InputError(f"expected {option_title(field)} as a text, got an empty one")
+
+
+def option_title(field: dataclasses.Field[Any]) -> str:
+    """Returns an option's name, with its flag's name where that is another."""
+    flag = field.metadata["flag"]
+    return field.name if flag is None else f"{field.name} (--{flag})"
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfidenceOptions(Options):
+    """Of every drafter that draws its drafts from a distribution.
+
+    At temperature 0 `draft_confidence` looks at the distribution before it is made one-hot.
+    """
+
+    draft_confidence: float = option(
+        0.0,
+        "A drafter that draws from a distribution stops where no token is this likely; 0 never "
+        "stops it.",
+        between=(0, 1),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadOptions(Options):
+    """Of the drafters that were trained for a target.
+
+    `draft_head` is a folder, in jspec's layout or that of published heads of EAGLE-3 and Medusa, or
+    "shipped:" and the name of a head that comes with jspec.
+    """
+
+    draft_head: str | None = option(
+        None,
+        "Folder with a head of eagle, medusa, blockwise or lookahead, trained by jspec.train or "
+        "published. Default: the target's head in jspec, if there is one.",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class DrawnHeadOptions(HeadOptions, ConfidenceOptions):
+    """Of a trained drafter that draws its drafts from a distribution."""
 
 
 class DrafterSpec(NamedTuple):
@@ -118,7 +118,7 @@ class DrafterSpec(NamedTuple):
       draft_config: the draft model's shape; None without a draft model.
       dtype: of the caches.
       draft_params: the draft model's parameters.
-      options: of the drafters.
+      options: a `DrafterOptions`; None for the defaults, which `make_drafter` fills in.
       is_member: whether the drafter will be one of several.
       is_in_cascade: whether others propose where it does not.
       tokenizer: the target's.
@@ -130,7 +130,7 @@ class DrafterSpec(NamedTuple):
     draft_config: LlamaConfig | None
     dtype: Any
     draft_params: Params = None
-    options: DrafterOptions = DrafterOptions()
+    options: Any = None
     is_member: bool = False
     is_in_cascade: bool = False
     tokenizer: TokenizerLike | None = None
@@ -146,6 +146,39 @@ class BuiltDrafter(NamedTuple):
 
     drafter: Drafter | None
     params: Params = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DrafterEntry:
+    """What the registry knows of a drafter. Each drafter's file exports one.
+
+    Attributes:
+      name: as `--drafter` takes it.
+      build: makes it.
+      proposes: one line for the README's table, in Markdown.
+      source: arXiv ids, separated by commas.
+      options: the dataclass of the options that it reads.
+      needs: what it drafts with besides the text; the target's layers need no option.
+      prior_cost: seconds of a round with one draft, in plain steps of the target, before anything
+        is measured: SmolLM2-135M, one row, a cache of 512 slots, two CPU cores; the draft model is
+        the target in int4.
+      read: given the options, the names of those that it reads, where that depends on their values.
+    """
+
+    name: str
+    build: Callable[[DrafterSpec], BuiltDrafter]
+    proposes: str
+    source: str = ""
+    options: type[Options] = Options
+    needs: Literal["", "draft", "draft_head", "draft_table", "layers"] = ""
+    prior_cost: float = 1.0
+    read: Callable[[Any], set[str]] | None = None
+
+    def options_read(self, options: Any) -> set[str]:
+        """Returns the names of the options that it reads, given their values."""
+        if self.read is not None:
+            return self.read(options)
+        return {field.name for field in dataclasses.fields(self.options)}
 
 
 def required_head(spec: DrafterSpec, name: str) -> pathlib.Path:

@@ -1,9 +1,9 @@
 """Trivial approximation models: tables of counts, and no model at all.
 
 Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose cost is next to
-nothing, makes decoding a little faster, and that a model which says anything at random is the limit
-of no cost and no skill. A table's distribution for the next token follows from the last one alone;
-it goes through the row's processors, temperature and filters like any other.
+nothing, makes decoding a little faster, and that a model that draws any token at random is the
+limit of no cost and no skill. A table's distribution for the next token follows from the last one
+alone; it goes through the row's processors, temperature and filters like any other.
 `scripts/count_ngrams.py` makes tables. They are parameters, not constants of the compiled program.
 """
 
@@ -19,10 +19,16 @@ from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import draw_chain
 from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.memory import Stateless
+from jspec.drafters.memory import Stateless, StopsUnsure
 from jspec.drafters.ngram_table import NgramTable, load_table
-from jspec.drafters.spec import BuiltDrafter, DrafterSpec
-from jspec.sampling.settings import SamplingSettings
+from jspec.drafters.spec import (
+    BuiltDrafter,
+    ConfidenceOptions,
+    DrafterEntry,
+    DrafterSpec,
+    option,
+)
+from jspec.sampling.distribution import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
@@ -31,7 +37,16 @@ _ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, befor
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(Stateless):
+class TableOptions(ConfidenceOptions):
+    """Of `unigram` and `bigram`."""
+
+    draft_table: str | None = option(
+        None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TableDrafter(StopsUnsure, Stateless):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
@@ -54,11 +69,6 @@ class TableDrafter(Stateless):
     def kinds(self) -> tuple[Kind, ...]:
         """One."""
         return (Kind(self.name, _ASSUMED[self.name], _ASSUMED[self.name]),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """A table always has something to say, unless it shall only speak when it is sure."""
-        return self.min_confidence > 0
 
     def propose(
         self,
@@ -107,7 +117,7 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
 
     Args:
       params: `probs` [u], of the unigrams; `ids` [u k] and `counts` [u k] of what followed each
-        token most often, counts of 0 behind them.
+        token most often, then counts of 0.
       token: [b].
     """
     ids, counts = params["ids"][token], params["counts"][token]
@@ -115,6 +125,7 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
     followed = jnp.zeros((*token.shape, *params["probs"].shape), jnp.float32)
     followed = followed.at[rows, ids].add(counts)
     is_seen = counts[:, 0] > 0
+    # log 0 is -inf: a token never counted is never proposed.
     return jnp.log(jnp.where(is_seen[:, None], followed, params["probs"]))
 
 
@@ -126,6 +137,7 @@ def uniform_logits(params: Params, token: RowTokens, *, vocab_size: int) -> Floa
 
 def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     """Returns the parameters of the drafter "unigram" or "bigram"."""
+    # In float64, before it is rounded once.
     probs = table.unigrams / table.unigrams.sum()
     params = {"probs": jnp.asarray(probs, jnp.float32)}
     if name == "bigram":
@@ -152,7 +164,7 @@ def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
 
 
 def build_random(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter that says anything."""
+    """Returns the drafter that draws from all tokens alike."""
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
     return BuiltDrafter(_make(spec, "random", logits))
 
@@ -183,3 +195,31 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
     if spec.tokenizer is not None:  # a draft model may use fewer ids than the target
         vocab_size = min(spec.tokenizer.vocab_size, spec.target_config.vocab_size)
     return load_table(path, tokenizer=spec.tokenizer, vocab_size=vocab_size)
+
+
+UNIGRAM = DrafterEntry(
+    name="unigram",
+    build=build_unigram,
+    proposes="what a table of token counts draws",
+    source="2211.17192",
+    options=TableOptions,
+    needs="draft_table",
+    prior_cost=1.04,
+)
+BIGRAM = DrafterEntry(
+    name="bigram",
+    build=build_bigram,
+    proposes="what a table of counts draws from the tokens that followed the last one",
+    source="2211.17192",
+    options=TableOptions,
+    needs="draft_table",
+    prior_cost=1.1,
+)
+RANDOM = DrafterEntry(
+    name="random",
+    build=build_random,
+    proposes="any token, each equally likely: the limit of no cost and no skill",
+    source="2211.17192",
+    options=ConfidenceOptions,
+    prior_cost=1.04,
+)

@@ -3,6 +3,7 @@
 from absl import flags
 
 from jspec.common.errors import InputError
+from jspec.common.flag_help import list_flags
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 
@@ -11,7 +12,7 @@ _DRAFT_TEMPERATURE = flags.DEFINE_float(
     "output's distribution does not depend on it."
 )  # fmt: skip
 _TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely token.")
-_TOP_K = flags.DEFINE_integer("top_k", 0, "Keep the so many most likely tokens; 0 keeps all.")
+_TOP_K = flags.DEFINE_integer("top_k", 0, "Keep this many of the most likely tokens; 0 keeps all.")
 _TOP_P = flags.DEFINE_float("top_p", 1.0, "Keep the most likely tokens that reach this together.")
 _MIN_P = flags.DEFINE_float("min_p", 0.0, "Keep tokens at least this likely relative to the best.")
 _REPETITION_PENALTY = flags.DEFINE_float(
@@ -47,14 +48,22 @@ _TYPICAL_EPSILON = flags.DEFINE_float(
 _TYPICAL_DELTA = flags.DEFINE_float(
     "typical_delta", RuleOptions.typical_delta, "Of typical: enough, times exp(-entropy)."
 )
-_SEED = flags.DEFINE_integer("seed", 0, "Of all randomness.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seeds everything that is random.")
+
+list_flags(
+    "Sampling",
+    "temperature top_k top_p seed",
+    "min_p draft_temperature repetition_penalty presence_penalty frequency_penalty logit_bias "
+    "allowed_token_ids forbidden_token_ids min_new_tokens logprobs",
+)
+list_flags("Acceptance", "acceptance", "lenience typical_epsilon typical_delta")
 
 
 def read_settings(*, max_new_tokens: int, stop: tuple[str, ...] = ()) -> Settings:
     """Returns the settings that the flags ask for.
 
     Args:
-      max_new_tokens: emit at most so many tokens.
+      max_new_tokens: the most tokens to emit.
       stop: texts that end the answer.
 
     Raises:

@@ -1,7 +1,7 @@
-"""What a run would not read of what it is told: an error, and never ignored.
+"""Checks that a run reads every option it is given: an option without a reader is an error.
 
-`drafters.check_options` does this for the options of drafters. Here is the rest of what says how to
-draft: for whom there is a number of drafts, a temperature of the drafter's own, a number of a rule.
+`drafters.check_options` checks the options of drafters. This module checks the number of drafts,
+the draft temperature and the options of the acceptance rules.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ def check_read(
     acceptance: str,
     rule_options: RuleOptions,
 ) -> None:
-    """Checks that a run reads what it is told and is not at its default.
+    """Checks that a run reads each option that is not at its default.
 
     Args:
       drafter: its name.
@@ -38,7 +38,7 @@ def check_read(
       rule_options: of the rules.
 
     Raises:
-      InputError: something that neither drafter nor rule reads; it says what reads it.
+      InputError: an option that neither drafter nor rule reads; it names those that read it.
     """
     check_num_draft_tokens(num_draft_tokens, drafter)
     check_rule_options(rule_options, acceptance, drafter)
@@ -59,7 +59,7 @@ def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
 
 
 def rules_that_read(option: str) -> list[str]:
-    """Returns the acceptance rules that read an option: those that are others with another value.
+    """Returns the acceptance rules that read an option: those that change with its value.
 
     Args:
       option: a field of `RuleOptions`; each may be 0 and may be 1.

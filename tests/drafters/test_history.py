@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.history import History
+from jspec.drafters.memory import History
 
 
 def make_history(rows, capacity=8):

@@ -12,6 +12,7 @@ from absl.testing import flagsaver
 
 from jspec.common.errors import InputError
 from jspec.drafters import FirstLayersDrafter, LayerSubsetDrafter
+from jspec.drafters.layer_choice import choose_layers
 from jspec.generation.drafter_flags import read_drafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import TargetView
@@ -50,10 +51,11 @@ def test_layers_that_cannot_be_are_refused(layers, message):
     assert "\n" not in str(error.value)
 
 
-def test_layers_must_be_given():
-    """No number of layers is good for every model."""
-    with pytest.raises(InputError, match=r"expects draft_layers .--draft_layers., got none"):
-        build(None, WIDTH)
+def test_the_default_is_the_first_nine_tenths():
+    """Guards against a drafter that needs an option before it can be tried."""
+    assert build(None, WIDTH).num_layers == 2  # of 3
+    assert choose_layers(None, 30) == tuple(range(27))
+    assert choose_layers(None, 1) == (0,)
 
 
 @pytest.mark.parametrize(

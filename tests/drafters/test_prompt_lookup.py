@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.drafters.history import History
+from jspec.drafters.memory import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter, longest_match
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import TargetView

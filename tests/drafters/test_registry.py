@@ -12,6 +12,7 @@ import jspec.generation.drafter_flags  # noqa: F401 (it defines the flags)
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DRAFTERS,
+    REGISTRY,
     Drafter,
     DrafterOptions,
     DrafterSpec,
@@ -21,6 +22,7 @@ from jspec.drafters import (
     TableDrafter,
     check_options,
     choose_drafter,
+    drafters_table,
     make_drafter,
     options_read,
     without_unread,
@@ -43,6 +45,12 @@ def spec(tmp_path_factory):
     """What every drafter can be built from."""
     table = write_table(tmp_path_factory.mktemp("table")).draft_table
     return SPEC._replace(options=dataclasses.replace(SPEC.options, draft_table=table))
+
+
+def title_of(name):
+    """Returns what messages call an option."""
+    fields = {field.name: field for field in dataclasses.fields(DrafterOptions)}
+    return option_title(fields[name])
 
 
 def write_table(folder, vocab_size=61, order=2):
@@ -205,10 +213,12 @@ def test_an_empty_name_in_a_cascade_is_shown(name):
         choose_drafter(name, has_draft=True)
 
 
-@pytest.mark.parametrize("name", ["draft_table", "draft_head", "pattern", "json_skeleton"])
+@pytest.mark.parametrize(
+    "name", ["draft_table", "draft_head", "pattern", "json_skeleton", "inner_drafter"]
+)
 def test_empty_texts_are_refused(name):
     """Guards against `--draft_pattern=`, which matches everywhere and forces nothing."""
-    message = f"expected {option_title(name)} as a text, got an empty one"
+    message = f"expected {title_of(name)} as a text, got an empty one"
     with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
         DrafterOptions(**{name: ""})
 
@@ -216,7 +226,7 @@ def test_empty_texts_are_refused(name):
 def test_options_are_called_by_their_flags():
     """Guards against a message that tells a user of the program of an option that it lacks."""
     for field in dataclasses.fields(DrafterOptions):
-        assert option_title(field.name).split("--")[-1].strip(")") in flags.FLAGS
+        assert option_title(field).split("--")[-1].strip(")") in flags.FLAGS
 
 
 @pytest.mark.parametrize(
@@ -236,7 +246,7 @@ def test_options_are_called_by_their_flags():
 def test_options_that_the_drafter_does_not_read_are_refused(name, options):
     """Guards against an option that is silently ignored; defaults are nobody's wish."""
     (option,) = options
-    title = re.escape(option_title(option))
+    title = re.escape(title_of(option))
     message = rf"^expected {title} with a drafter that reads it \(.*\), got it with '{name}'$"
     with pytest.raises(InputError, match=message.replace("+", r"\+")):
         check_options([name], DrafterOptions(**options))
@@ -275,3 +285,19 @@ def test_the_default_drafter_is_checked_too():
     with pytest.raises(InputError, match=r"reads it \(layer_skip\), got it with 'prompt_lookup'"):
         choose_drafter(None, has_draft=False, options=DrafterOptions(draft_layers=(0,)))
     assert choose_drafter(None, has_draft=True) == "model"
+
+
+def test_the_readme_shows_the_registry():
+    """Guards against a drafter, a cost or a paper that the README tells otherwise."""
+    readme = pathlib.Path(__file__).parents[2].joinpath("README.md").read_text(encoding="utf-8")
+    _, rest = readme.split("<!-- drafters -->\n")
+    assert rest.split("\n<!-- /drafters -->")[0] == drafters_table()
+
+
+def test_every_entry_is_complete():
+    """Guards against a drafter without a description, a cost or a source."""
+    for name, entry in REGISTRY.items():
+        assert entry.name == name
+        assert entry.proposes
+        assert entry.prior_cost >= 1
+        assert re.fullmatch(r"\d{4}\.\d{5}(, \d{4}\.\d{5})*", entry.source) or name == "none"

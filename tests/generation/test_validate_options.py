@@ -148,7 +148,7 @@ def test_who_draws_is_who_reports_a_distribution(name, distribution, table, tiny
     Traced only: drafts that follow from the context have no distribution.
     """
     options = DrafterOptions(
-        draft_layers=(0,) if name == "layer_skip" else None, pattern="ab|c", draft_table=table,
+        pattern="ab|c", draft_table=table,
         draft_head=SAVE_HEAD[name](tmp_path / "head", CONFIG) if name in SAVE_HEAD else None,
         ngram_probs=distribution,
     )  # fmt: skip

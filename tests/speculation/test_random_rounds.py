@@ -25,8 +25,7 @@ from jspec.drafters import (
     ModelDrafter,
     make_drafter,
 )
-from jspec.drafters.history import History
-from jspec.drafters.last_output import ReadingLastOutput
+from jspec.drafters.memory import History, ReadingLastOutput
 from jspec.speculation.control import Control
 from jspec.speculation.step import speculative_step
 from tests import layered, tiny

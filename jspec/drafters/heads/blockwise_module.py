@@ -1,8 +1,8 @@
 """The proposal heads of blockwise parallel decoding (Stern et al., arXiv 1811.03115, section 6).
 
     normed output of the last layer at token i  -- up, relu -->  inner [h·f]
-    inner -- down of place 0, + the normed output -- the target's own head -->  token i + 2
-    inner -- down of place 1, + the normed output -- the target's own head -->  token i + 3
+    inner -- down of head 0, + the normed output -- the target's own head -->  token i + 2
+    inner -- down of head 1, + the normed output -- the target's own head -->  token i + 3
 
 One feed-forward layer of h times the width, h outputs, a residual connection to each, and the same
 projection onto the vocabulary for all. (The paper's first output, for token i + 1, is left to the
@@ -17,32 +17,27 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
+from jspec.drafters.heads.head_format import HeadSizes
 from jspec.models.layers import linear
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseConfig:
+class BlockwiseConfig(HeadSizes):
     """Everything that decides the computation of the heads.
 
     Attributes:
       embed_dim: width of the target's residual stream, d.
-      hidden_dim: inner width for each place, f.
-      num_heads: places ahead, h.
+      hidden_dim: inner width for each head, f.
+      num_heads: positions ahead, h.
     """
 
     embed_dim: int
     hidden_dim: int
     num_heads: int
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {field.name} as a number of at least 1, got {value!r}")
-
 
 def inner_layer(params: Params, hidden: Float[Array, "b t d"]) -> Float32[Array, "b t f"]:
-    """Returns what every place is read from, [b t h·f].
+    """Returns what every head reads, [b t h·f].
 
     Args:
       params: of the heads.
@@ -57,11 +52,11 @@ def place_output(
     inner: Float32[Array, "b t f"],
     hidden: Float[Array, "b t d"],
 ) -> Float32[Array, "b t d"]:
-    """Returns what stands for the normed output at one place ahead; the target's head reads it.
+    """Returns a stand-in for the normed output at a later position, for the target's own head.
 
     Args:
       params: of the heads.
-      index: which place.
+      index: of the head.
       inner: of `inner_layer`.
       hidden: the target's last hidden states, normed.
     """
@@ -73,11 +68,12 @@ def _affine(params: Params, inputs: Float[Array, "b t i"]) -> Float32[Array, "b 
 
 
 def init_blockwise_params(config: BlockwiseConfig, rng_key: Array) -> dict[str, Any]:
-    """Returns heads that all say what the target's own head says; the key is consumed.
+    """Returns heads that all predict what the target's own head predicts; the key is consumed.
 
     Returns:
       `up` and `down_0`, `down_1`, ..., each with `kernel` ([h·f d]; [d h·f]) and `bias`; float32.
     """
+    # Zeros below: the heads begin as the target's own head.
     d, wide = config.embed_dim, config.num_heads * config.hidden_dim
     up = {"kernel": jax.random.normal(rng_key, (wide, d)) * d**-0.5, "bias": jnp.zeros([wide])}
     downs = {

@@ -11,7 +11,7 @@
   t2d                                   [V]        whether the head can propose the id
 ```
 
-What vLLM's `speculators` write is read as well; see `speculators_head`. A head whose matrices are
+What vLLM's `speculators` write is read as well; see `speculators`. A head whose matrices are
 int8 (see `int8_tensors`) runs in int8.
 """
 
@@ -56,8 +56,8 @@ class LoadedHead(NamedTuple):
 
     Attributes:
       config: its shape.
-      params: `fc`, `head` and `ids`; see `models.eagle`.
-      name: what it was asked for by.
+      params: `fc`, `head` and `ids`; see `eagle_module`.
+      name: the name by which it was asked for.
     """
 
     config: EagleConfig
@@ -90,7 +90,7 @@ def eagle_rules(config: EagleConfig) -> list[Parameter]:
 
 
 def is_eagle_folder(folder: pathlib.Path) -> bool:
-    """Returns whether a folder's config.json says that it holds a head."""
+    """Returns whether a folder holds a head, by its config.json."""
     path = folder / "config.json"
     if not path.is_file():
         return False
@@ -113,9 +113,11 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
 
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
+    # Of equal logits the first is taken, in the head as in the target: the smallest id's.
     ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
+        # One matrix at a time, so that the head is never whole in float32.
         finish = functools.partial(quantize_head_leaf, dtype=dtype)
         params = pack_params(folder, tensors, rules, "float32", finish)
     else:
@@ -154,7 +156,9 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
 
 
 def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
-    """Takes what says which layers are read out of a config; some heads have it in a group."""
+    """Removes the entry with the layers that are read from a config; some heads have it in a
+    group.
+    """
     group = raw.pop(LAYERS_GROUP, None) or {}
     if not isinstance(group, dict):
         raise ValueError(f"expected {LAYERS_GROUP} to be an object, got {group!r}")

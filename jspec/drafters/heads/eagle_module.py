@@ -123,7 +123,7 @@ def apply_head(
       config: the head's.
       params: the head's.
       embedded: the target's embeddings of the later tokens, [b t d].
-      features: fused features of the earlier ones, or what the head said of them, [b t d].
+      features: fused features of the earlier ones, or the head's own outputs for them, [b t d].
       cache: the head's; pair i has position and slot i.
       logits_at: compute logits at this one index of each row's block only.
 

@@ -6,7 +6,7 @@ missing, left over, or of another shape.
 
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
@@ -14,7 +14,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jspec.common.errors import InputError
 from jspec.common.json_file import read_json, write_json
 from jspec.common.new_folder import new_folder
-from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.int8_tensors import FloatTensors, to_int8
 from jspec.weights.safetensors_file import load_safetensors, save_safetensors
@@ -24,33 +23,6 @@ if TYPE_CHECKING:
     import jax
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
-
-
-class HeadFile(NamedTuple):
-    """Where the heads of one kind lie.
-
-    Attributes:
-      what: the kind, in words.
-      name: of the safetensors file.
-      key: an entry of config.json that no other kind has.
-    """
-
-    what: str
-    name: str
-    key: str
-
-
-def read_head_config(folder: pathlib.Path, file: HeadFile) -> dict[str, Any]:
-    """Returns the config.json of a folder with a head of that kind.
-
-    Raises:
-      InputError: there is none, it is damaged, or it is of another kind.
-    """
-    raw = read_any_config(folder, file.what)
-    if file.key not in raw:
-        path = folder / "config.json"
-        raise InputError(f"{path}: expected {file.what}; it has no {file.key}")
-    return raw
 
 
 def read_any_config(folder: pathlib.Path, what: str) -> dict[str, Any]:
@@ -80,25 +52,6 @@ def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) ->
             raise InputError(
                 f"{folder}: expected a head of the target's {what}, {other}; it has {own}"
             )
-
-
-def target_sizes(raw: dict[str, Any], target: LlamaConfig) -> list[tuple[str, Any, int]]:
-    """Returns what config.json says of the target for `check_target`, as far as it does."""
-    pairs = [
-        ("width", "hidden_size", target.embed_dim),
-        ("vocabulary", "vocab_size", target.vocab_size),
-        ("layers", "num_hidden_layers", target.num_layers),
-    ]
-    return [(what, raw[key], other) for what, key, other in pairs if key in raw]
-
-
-def target_entries(target: LlamaConfig) -> dict[str, Any]:
-    """Returns what a config.json says of the target: the other side of `target_sizes`."""
-    return {
-        "hidden_size": target.embed_dim,
-        "vocab_size": target.vocab_size,
-        "num_hidden_layers": target.num_layers,
-    }
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:

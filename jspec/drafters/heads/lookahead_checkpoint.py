@@ -7,39 +7,15 @@
 ```
 """
 
-import pathlib
-from typing import Any, NamedTuple
+import functools
+from typing import Any
 
-from jspec.common.errors import InputError
-from jspec.drafters.heads.folder import (
-    HeadFile,
-    check_target,
-    pack_params,
-    read_head_config,
-    read_tensors,
-    target_entries,
-    target_sizes,
-    unpack_params,
-    write_head,
-)
+from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models.config import LlamaConfig
 from jspec.weights.tensor_names import Parameter, one_tensor
 
-_TOKENS_KEY = "lookahead_num_tokens"
-_FILE = HeadFile("look-ahead embeddings", "model.safetensors", _TOKENS_KEY)
-
-
-class LoadedLookahead(NamedTuple):
-    """Embeddings ready to run.
-
-    Attributes:
-      config: their shape.
-      params: `embeddings` [l d], float32.
-    """
-
-    config: LookaheadConfig
-    params: dict[str, Any]
+_KEYS = {"num_tokens": "lookahead_num_tokens"}
 
 
 def _rules(config: LookaheadConfig) -> list[Parameter]:
@@ -47,43 +23,18 @@ def _rules(config: LookaheadConfig) -> list[Parameter]:
     return [one_tensor(("embeddings",), "embeddings.weight", shape)]
 
 
-def load_lookahead(folder: pathlib.Path, target: LlamaConfig) -> LoadedLookahead:
-    """Loads embeddings.
-
-    Args:
-      folder: with config.json and model.safetensors.
-      target: the model that they were trained for.
-
-    Raises:
-      InputError: anything missing, damaged, of another shape, or of another target.
-    """
-    raw = read_head_config(folder, _FILE)
-    check_target(folder, target_sizes(raw, target))
-    try:
-        config = LookaheadConfig(target.embed_dim, raw[_TOKENS_KEY])
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'}: {error}") from None
-    tensors = read_tensors(folder / _FILE.name)
-    return LoadedLookahead(config, pack_params(folder, tensors, _rules(config), "float32"))
+def _read_config(raw: dict[str, Any], target: LlamaConfig, tensors: object) -> LookaheadConfig:
+    del tensors
+    return LookaheadConfig(target.embed_dim, raw[_KEYS["num_tokens"]])
 
 
-def save_lookahead(
-    folder: pathlib.Path, config: LookaheadConfig, params: dict[str, Any], target: LlamaConfig
-) -> None:
-    """Writes embeddings; the folder appears when it is complete.
-
-    Args:
-      folder: the new one.
-      config: their shape.
-      params: `embeddings` [l d].
-      target: the model that they were trained for.
-
-    Raises:
-      InputError: the folder exists or cannot be written.
-    """
-    text = target_entries(target) | {
-        "architectures": ["LookaheadEmbeddings"],
-        _TOKENS_KEY: config.num_tokens,
-        "dtype": str(params["embeddings"].dtype),
-    }
-    write_head(folder, _FILE.name, unpack_params(_rules(config), params), text)
+_FORMAT = HeadFormat(
+    what="look-ahead embeddings",
+    file="model.safetensors",
+    architecture="LookaheadEmbeddings",
+    keys=_KEYS,
+    read_config=_read_config,
+    rules=_rules,
+)
+load_lookahead = functools.partial(load_head, _FORMAT)  # float32 whatever the target's type
+save_lookahead = functools.partial(save_head, _FORMAT)

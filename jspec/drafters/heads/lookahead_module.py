@@ -1,9 +1,9 @@
-"""Look-ahead embeddings (PaSS, arXiv 2311.13581): inputs that make a model say what comes later.
+"""Look-ahead embeddings (PaSS, arXiv 2311.13581): inputs at which a model predicts later tokens.
 
     inputs    | ... tn | last | [LA 0] | [LA 1] | [LA 2]
     logits of |          d1   |   d2   |   d3   |   d4       in one call of the model as it is
 
-They stand where tokens stand that are not known yet, and are all that is trained.
+They take the positions of tokens that are not known yet; nothing else is trained.
 """
 
 import dataclasses
@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jspec.drafters.heads.head_format import HeadSizes
 from jspec.models.layers import Kernel, look_up
 
 
 @dataclasses.dataclass(frozen=True)
-class LookaheadConfig:
+class LookaheadConfig(HeadSizes):
     """How many embeddings there are, and how wide they are.
 
     Attributes:
@@ -27,12 +28,6 @@ class LookaheadConfig:
 
     embed_dim: int
     num_tokens: int
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {field.name} as a number of at least 1, got {value!r}")
 
 
 def embed_block(
@@ -55,13 +50,14 @@ def embed_block(
 def init_lookahead_params(
     config: LookaheadConfig, table: Float[Array, "v d"], rng_key: Array
 ) -> dict[str, Any]:
-    """Returns embeddings as large as a model's own, that mean nothing; the key is consumed.
+    """Returns embeddings as large as a model's own, without a meaning yet; the key is consumed.
 
     Args:
       config: their shape.
       table: the model's embedding.
       rng_key: of the draw.
     """
+    # Inputs of another size than the model's own would start training far off.
     scale = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
     shape = config.num_tokens, config.embed_dim
     return {"embeddings": scale * jax.random.normal(rng_key, shape)}

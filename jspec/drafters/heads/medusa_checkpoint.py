@@ -9,41 +9,18 @@
 ```
 """
 
-import pathlib
-from typing import Any, NamedTuple
+import functools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from jspec.common.errors import InputError
-from jspec.drafters.heads.folder import (
-    HeadFile,
-    check_target,
-    pack_params,
-    read_head_config,
-    read_tensors,
-    target_entries,
-    target_sizes,
-    unpack_params,
-    write_head,
-)
+from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.drafters.heads.medusa_module import MedusaConfig
 from jspec.models.config import LlamaConfig
 from jspec.weights.tensor_names import Parameter, one_tensor
 
-_HEADS_KEY, _LAYERS_KEY = "medusa_num_heads", "medusa_num_layers"
-_FILE = HeadFile("heads of Medusa", "medusa_lm_head.safetensors", _HEADS_KEY)
-
-
-class LoadedMedusa(NamedTuple):
-    """Heads ready to run.
-
-    Attributes:
-      config: their shape.
-      params: see `init_medusa_params`.
-    """
-
-    config: MedusaConfig
-    params: dict[str, Any]
+_KEYS = {"num_heads": "medusa_num_heads", "num_layers": "medusa_num_layers"}
 
 
 def medusa_rules(config: MedusaConfig) -> list[Parameter]:
@@ -60,38 +37,19 @@ def medusa_rules(config: MedusaConfig) -> list[Parameter]:
     return rules
 
 
-def load_medusa(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedMedusa:
-    """Loads heads.
-
-    Published folders may hold more heads than their config.json says: all of them are taken.
-
-    Args:
-      folder: with config.json and medusa_lm_head.safetensors.
-      target: the model that they were trained for.
-      dtype: bfloat16 or float32.
-
-    Raises:
-      InputError: anything missing, damaged, of another shape, or of another target.
-    """
-    raw = read_head_config(folder, _FILE)
-    tensors = read_tensors(folder / _FILE.name)
-    num_found, num_heads = len({name.partition(".")[0] for name in tensors}), raw[_HEADS_KEY]
+def _read_config(
+    raw: dict[str, Any], target: LlamaConfig, tensors: Mapping[str, np.ndarray]
+) -> MedusaConfig:
+    num_heads, num_layers = raw[_KEYS["num_heads"]], raw.get(_KEYS["num_layers"], 1)
     if type(num_heads) is int:
-        num_heads = max(num_heads, num_found)
-    try:
-        config = MedusaConfig(
-            target.embed_dim, target.vocab_size, num_heads, raw.get(_LAYERS_KEY, 1)
-        )
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'}: {error}") from None
-    check_target(folder, target_sizes(raw, target))
-    check_target(folder, _sizes_of_head(tensors, config))
-    return LoadedMedusa(config, pack_params(folder, tensors, medusa_rules(config), dtype))
+        # Published folders may hold more heads than their config.json says: all are taken.
+        num_heads = max(num_heads, len({name.partition(".")[0] for name in tensors}))
+    return MedusaConfig(target.embed_dim, target.vocab_size, num_heads, num_layers)
 
 
 def _sizes_of_head(
-    tensors: dict[str, np.ndarray], config: MedusaConfig
-) -> list[tuple[str, int, int]]:
+    config: MedusaConfig, tensors: Mapping[str, np.ndarray]
+) -> list[tuple[str, Any, int]]:
     """Returns what the first head's own shape says of the target, if it is there."""
     head = tensors.get(f"0.{config.num_layers}.weight")
     if head is None or head.ndim != 2:
@@ -100,33 +58,14 @@ def _sizes_of_head(
     return [("width", width, config.embed_dim), ("vocabulary", vocab_size, config.vocab_size)]
 
 
-def save_medusa(
-    folder: pathlib.Path,
-    config: MedusaConfig,
-    params: dict[str, Any],
-    target: LlamaConfig,
-    *,
-    base_model: str | None = None,
-) -> None:
-    """Writes heads; the folder appears when it is complete.
-
-    Args:
-      folder: the new one.
-      config: of the heads.
-      params: theirs.
-      target: the model that they were trained for.
-      base_model: its name, for other programs that read such a folder.
-
-    Raises:
-      InputError: the folder exists or cannot be written.
-    """
-    tensors = unpack_params(medusa_rules(config), params)
-    text = target_entries(target) | {
-        "architectures": ["MedusaModel"],
-        _HEADS_KEY: config.num_heads,
-        _LAYERS_KEY: config.num_layers,
-        "dtype": str(params["head_0"]["head"].dtype),
-    }
-    if base_model is not None:
-        text["base_model_name_or_path"] = base_model
-    write_head(folder, _FILE.name, tensors, text)
+_FORMAT = HeadFormat(
+    what="heads of Medusa",
+    file="medusa_lm_head.safetensors",
+    architecture="MedusaModel",
+    keys=_KEYS,
+    read_config=_read_config,
+    rules=medusa_rules,
+    sizes=_sizes_of_head,
+)
+load_medusa = functools.partial(load_head, _FORMAT)
+save_medusa = functools.partial(save_head, _FORMAT)

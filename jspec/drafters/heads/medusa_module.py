@@ -1,11 +1,11 @@
-"""The heads of Medusa (arXiv 2401.10774): each says one more token from the last hidden state.
+"""The heads of Medusa (arXiv 2401.10774): each predicts one later token from the last hidden state.
 
     normed output of the last layer at token i  -- the target's own head -->  probs of token i + 1
                                                 -- head 0 -->                 probs of token i + 2
                                                 -- head 1 -->                 probs of token i + 3
 
 A head is residual blocks x + silu(W x + b), and then a head over the vocabulary of its own. None
-sees what the others have said.
+sees the others' predictions.
 """
 
 import dataclasses
@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
+from jspec.drafters.heads.head_format import HeadSizes
 from jspec.models.layers import linear
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaConfig:
+class MedusaConfig(HeadSizes):
     """Everything that decides the computation of the heads.
 
     Attributes:
@@ -35,23 +36,18 @@ class MedusaConfig:
     num_heads: int
     num_layers: int = 1
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"expected {field.name} as a number of at least 1, got {value!r}")
-
 
 def medusa_logits(
     config: MedusaConfig, params: Params, hidden: Float[Array, "b t d"]
 ) -> Float32[Array, "b t v"]:
-    """Returns what one head says.
+    """Returns one head's logits.
 
     Args:
       config: of the heads.
       params: of this one.
       hidden: the target's last hidden states, normed, [b t d].
     """
+    # Residual sums in float32, whatever the weights' type.
     x = hidden.astype(jnp.float32)
     for layer in range(config.num_layers):
         block = params[f"layer_{layer}"]
@@ -60,7 +56,7 @@ def medusa_logits(
 
 
 def init_medusa_params(config: MedusaConfig, head: Float[Array, "v d"]) -> dict[str, Any]:
-    """Returns heads that all say what the target's own head says of the next token.
+    """Returns heads that all predict what the target's own head predicts of the next token.
 
     Their residual blocks add nothing, and are free to learn.
 

@@ -1,4 +1,4 @@
-"""A head of EAGLE-3 as vLLM's `speculators` write it: config.json says which target it is for.
+"""A head of EAGLE-3 as vLLM's `speculators` write it: config.json names its target.
 
 ```
   architectures                      ["Eagle3Speculator"]
@@ -8,7 +8,7 @@
   draft_vocab_size, norm_before_residual, eagle_aux_hidden_state_layer_ids
 ```
 
-The tensors are those of `eagle_head`, with `layers.0.` for `midlayer.`; the embedding is the
+The tensors are those of `eagle_checkpoint`, with `layers.0.` for `midlayer.`; the embedding is the
 target's, and not there. vLLM reads the config in transformers_utils/configs/speculators/base.py and
 algos.py, the tensors in model_executor/models/llama_eagle3.py. Where `norm_before_residual` is
 true, as vLLM takes it to be if it is missing, the layer adds to the normed feature, not to the
@@ -40,7 +40,7 @@ def save_speculators(
     """Writes a head for vLLM.
 
     Args:
-      source: folder with a head in the layout of `eagle_head`.
+      source: folder with a head in the layout of `eagle_checkpoint`.
       output: the new one.
       target: the name or folder by which vLLM finds the target.
       num_draft_tokens: that vLLM drafts a round.

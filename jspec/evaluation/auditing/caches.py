@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jspec.drafters import WITH_DRAFT_MODEL, member_names
+from jspec.drafters.layer_choice import choose_layers
 from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.rows import Rows, first_tokens
 from jspec.evaluation.auditing.subject import Check, Subject
@@ -31,7 +32,8 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
     for name, own in zip(names, members, strict=True):
         model, layers = (subject.draft if name in WITH_DRAFT_MODEL else None), None
         if name == "layer_skip":
-            model, layers = subject.target, subject.drafter_options.draft_layers
+            model, asked_for = subject.target, subject.drafter_options.draft_layers
+            layers = choose_layers(asked_for, model.config.num_layers)
         cache = getattr(own, "cache", None)
         if model is not None and isinstance(cache, KVCache):
             errors[name] = _largest_error(model, cache, tokens, context, layers)

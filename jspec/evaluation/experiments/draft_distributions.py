@@ -24,6 +24,7 @@ from jspec.drafters import (
     make_drafter,
     member_names,
 )
+from jspec.drafters.layer_choice import choose_layers
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
 from jspec.sampling.settings import SamplingSettings
@@ -108,7 +109,7 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         model = ForwardPass(spec.draft_config, spec.vocab_size, width)
         return _of_model(model, spec.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":
-        layers = tuple(spec.options.draft_layers or ())
+        layers = choose_layers(spec.options.draft_layers, spec.target_config.num_layers)
         model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)
         return _of_model(model, target_params, spec.options.draft_confidence)
     read = functools.partial(_ask_after_each, built.params, drafter=drafter, width=width)

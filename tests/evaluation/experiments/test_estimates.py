@@ -271,7 +271,6 @@ def test_a_short_answer_has_no_places(answer, options):
         (lambda e: e.make_distribution("model"), "expects a draft model"),
         (lambda e: e.make_distribution("unigram", draft=draft()), "expects a drafter among model"),
         (lambda e: e.make_distribution("unigram"), "expects a table"),
-        (lambda e: e.make_distribution("layer_skip"), "expects draft_layers"),
         (lambda e: e.make_distribution("telepathy"), "expected a drafter among"),
         (lambda e: Estimator(target(), leniences=(1.5,)), "expected lenience from 0 to 1"),
         (lambda e: Estimator(target(), num_bins=0), "expected num_bins"),

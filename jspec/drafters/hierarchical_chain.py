@@ -1,0 +1,176 @@
+"""The chain of a draft model that is itself decoded speculatively: one call of it after another."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int32, Key
+
+from jspec.common.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags
+from jspec.drafters.model import ModelDrafter
+from jspec.models import KVCache
+from jspec.sampling.distribution import (
+    SamplingSettings,
+    confidence,
+    likeliest,
+    sample,
+    sampling_probs,
+)
+from jspec.sampling.settings import process_drafts
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Drafter, TargetView
+
+
+class HierarchicalParams(NamedTuple):
+    """Parameters of the draft model and of the inner drafter."""
+
+    draft: Params
+    inner: Params = None
+
+
+class Pair(NamedTuple):
+    """The draft model, and the drafter that guesses its tokens."""
+
+    model: ModelDrafter
+    inner: Drafter
+
+
+class Drafting(struct.PyTreeNode):
+    """A chain in the making.
+
+    Attributes:
+      cache: the draft model's, up to the token before the newest.
+      inner: the inner drafter's state, which has seen all but the newest token.
+      settings: after the newest token.
+      newest: the last two tokens, [b 2].
+      tokens: drawn so far, [b w].
+      probs: their distributions, [b w v].
+      num_tokens: of each row's, [b].
+      fed: the tokens in the cache after the committed ones, [b w].
+      is_going: rows that want more, [b].
+    """
+
+    cache: KVCache
+    inner: Any
+    settings: SamplingSettings
+    newest: Int32[Array, "b 2"]
+    tokens: DraftTokens
+    probs: DraftProbs
+    num_tokens: RowCounts
+    fed: Int32[Array, "b w"]
+    is_going: RowFlags
+
+
+class Round(NamedTuple):
+    """What a round asks for, the same for every call of the draft model.
+
+    Attributes:
+      params: of both.
+      wanted: drafts of each row, [b].
+      rng_keys: one for each draft.
+      noise: drawn with them, [b w v].
+    """
+
+    params: HierarchicalParams
+    wanted: RowCounts
+    rng_keys: Key[Array, "b w"]
+    noise: Float32[Array, "b w v"]
+
+
+def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
+    """One call of the draft model: at least one draft more of each row that is sure of it."""
+    params, width = a_round.params, now.tokens.shape[1]
+    guess, inner = _guess(pair, a_round, now)
+    # The token before the newest fills the slot of a last draft that was never fed.
+    block = jnp.concatenate([now.newest, guess.tokens], axis=1)
+    logits, hidden, cache = pair.model.apply(params.draft, block, now.cache)
+    block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
+    logits = _widen(pair.model, logits[:, 1:])
+    probs = _distributions(logits, now.settings, guess.tokens)
+    rows = jnp.arange(block.shape[0])[:, None]
+    offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
+    # The token that plain drafting would draw here: a guess is kept only if it is that token.
+    tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
+    is_reached = now.is_going[:, None] & _follows(guess, tokens)
+    is_reached &= offsets < a_round.wanted[:, None]
+    # Confidence is checked before the draw counts: to drop a drawn token would bias the output.
+    is_sure = _is_sure(pair.model, logits, probs, now.settings) & (tokens >= 0)
+    is_meant = is_reached & _leading(is_sure)
+    num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
+    num_tokens = now.num_tokens + num_new
+    # A row that is unsure once drafts no further in this round.
+    is_stopped = (is_reached & ~is_sure).any(axis=1) | (num_tokens >= a_round.wanted)
+    slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
+    chain = jnp.concatenate([now.newest, tokens], axis=1)
+    return Drafting(
+        cache=cache.commit(num_new),
+        inner=pair.inner.observe(params.inner, inner, block, hidden, is_meant),
+        settings=now.settings.after_all(tokens, is_meant),
+        newest=jnp.take_along_axis(chain, num_new[:, None] + jnp.arange(2), axis=1),
+        tokens=now.tokens.at[rows, slots].set(tokens, mode="drop"),
+        probs=now.probs.at[rows, slots].set(probs, mode="drop"),
+        num_tokens=num_tokens,
+        fed=now.fed.at[rows, offsets].set(block, mode="drop"),
+        is_going=now.is_going & ~is_stopped,
+    )
+
+
+def _guess(pair: Pair, a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
+    """Asks the inner drafter for all drafts that a row wants but the last, which is free."""
+    params, num_guesses = a_round.params, pair.inner.num_draft_tokens
+    # The call itself gives the last draft.
+    room = jnp.where(now.is_going, a_round.wanted - now.num_tokens - 1, 0)
+    room = jnp.clip(room, 0, num_guesses)
+    offsets = now.num_tokens[:, None] + jnp.arange(num_guesses)
+    offsets = jnp.minimum(offsets, now.tokens.shape[1] - 1)
+    before = now.cache.commit(jnp.ones_like(room))  # all but the newest token
+    return pair.inner.propose(
+        params.inner,
+        now.inner,
+        now.newest[:, 1],
+        limit=lambda kind: jnp.broadcast_to(room, kind.shape),
+        rng_keys=jnp.take_along_axis(a_round.rng_keys, offsets, axis=1),
+        settings=now.settings,
+        view=TargetView(params.draft, pair.model.apply, before),
+    )
+
+
+def _widen(model: ModelDrafter, logits: Float32[Array, "b t u"]) -> Float32[Array, "b t v"]:
+    """Returns logits as many as a target's; tokens that the draft lacks have -inf."""
+    missing = model.target_vocab_size - model.vocab_size
+    logits = logits[..., : model.vocab_size]
+    return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+
+
+def _is_sure(
+    model: ModelDrafter,
+    logits: Float32[Array, "b t v"],
+    probs: Float32[Array, "b t v"],
+    settings: SamplingSettings,
+) -> Bool[Array, "b t"]:
+    """Marks distributions whose most likely token is likely enough."""
+    if model.min_confidence == 0:
+        return jnp.ones(probs.shape[:2], bool)
+    return confidence(likeliest(logits), probs, settings) >= model.min_confidence
+
+
+def _distributions(
+    logits: Float32[Array, "b t v"], settings: SamplingSettings, guesses: DraftTokens
+) -> Float32[Array, "b t v"]:
+    """Returns the distributions after the newest token and after each guess."""
+    logits = process_drafts(logits, settings, guesses)
+    return sampling_probs(logits, settings.without_processors())
+
+
+def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]:
+    """Marks the draws whose distribution is that of the chain: every guess before them was
+    right.
+    """
+    is_right = guess.tokens == tokens[:, :-1]
+    is_right &= jnp.arange(guess.width) < guess.num_tokens[:, None]
+    return _leading(jnp.pad(is_right, ((0, 0), (1, 0)), constant_values=True))
+
+
+def _leading(flags: Bool[Array, "b t"]) -> Bool[Array, "b t"]:
+    """Marks those that are set with all before them."""
+    return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0
