@@ -26,7 +26,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+def save_json(path: pathlib.Path, content: dict[str, Any]) -> None:
     """Writes an object to a file, indented."""
     text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
     path.write_text(text, encoding="utf-8")

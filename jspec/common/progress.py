@@ -3,9 +3,12 @@
 import sys
 import time
 
-from jspec.common.counted import counted
-
 _SECONDS_APART = 5.0
+
+
+def counted(number: int, unit: str) -> str:
+    """Returns how many there are: "1 cell", "2 cells"."""
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 class Progress:

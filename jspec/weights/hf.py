@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, write_json
+from jspec.common.json_file import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config
@@ -130,7 +130,7 @@ def save_hf(
     with new_folder(folder) as partial:
         _write_tensors(partial, config, params, max_shard_bytes)
         dtype = str(params["embedding"].dtype)
-        write_json(partial / "config.json", to_hf_config(config) | {"dtype": dtype})
+        save_json(partial / "config.json", to_hf_config(config) | {"dtype": dtype})
         if tokenizer is not None:
             tokenizer.save(partial)
 
@@ -160,4 +160,4 @@ def _write_tensors(
             save_safetensors(folder / file, shards.pop(file))
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        write_json(folder / _INDEX, index)
+        save_json(folder / _INDEX, index)

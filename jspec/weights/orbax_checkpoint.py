@@ -16,7 +16,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import write_json
+from jspec.common.json_file import save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config
@@ -54,7 +54,7 @@ def save_orbax(
     check_params(config, params)
     with new_folder(folder) as partial:
         ocp.save(str(partial / _PARAMS), params)
-        write_json(partial / "config.json", to_hf_config(config))
+        save_json(partial / "config.json", to_hf_config(config))
         if tokenizer is not None:
             tokenizer.save(partial)
 

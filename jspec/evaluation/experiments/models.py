@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jspec.common.counted import counted
 from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
-from jspec.common.progress import Progress
+from jspec.common.progress import Progress, counted
 from jspec.common.work_dir import write_json
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.ngram_table import save_table

@@ -8,9 +8,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.common.counted import counted
 from jspec.common.errors import WorkdirError, describe_error
-from jspec.common.progress import Progress
+from jspec.common.progress import Progress, counted
 from jspec.evaluation.experiments.cells import Cell, make_cells
 from jspec.evaluation.experiments.inputs import check_files, choose_prompts, digest, find_prompts
 from jspec.evaluation.experiments.read_spec import read_experiment

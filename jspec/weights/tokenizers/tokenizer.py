@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import write_json
+from jspec.common.json_file import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
 from jspec.weights.tokenizers.token_bytes import backend_token_bytes
@@ -144,8 +144,8 @@ class Tokenizer:
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         generation = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
-        write_json(folder / "tokenizer_config.json", settings)
-        write_json(folder / "generation_config.json", generation)
+        save_json(folder / "tokenizer_config.json", settings)
+        save_json(folder / "generation_config.json", generation)
 
 
 def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
