@@ -39,7 +39,10 @@ class Checkpoints:
                 save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),  # type: ignore
                 preservation_policy=policies.AnyPreservationPolicy([  # type: ignore
                     policies.LatestN(recipe.keep),
-                    policies.BestN(get_metric_fn=_rank, n=1),
+                    # A kill during a removal leaves a checkpoint without metrics: it goes as well.
+                    policies.BestN(
+                        get_metric_fn=_rank, n=1, keep_checkpoints_without_metrics=False
+                    ),
                 ]),
                 cleanup_tmp_directories=True,
             )  # fmt: skip
@@ -84,7 +87,8 @@ class Checkpoints:
         return self._load(best.step, state).params, dict(best.metrics)
 
     def _best(self) -> Any:
-        return max(self._checkpointer.checkpoints, key=lambda one: _rank(one.metrics))  # type: ignore
+        whole = [one for one in self._checkpointer.checkpoints if one.metrics]
+        return max(whole, key=lambda one: _rank(one.metrics))  # type: ignore
 
     def _load(self, step: int, state: TrainState) -> TrainState:
         sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])

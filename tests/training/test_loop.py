@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import resource
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -146,6 +147,24 @@ def test_a_full_disk_stops_the_run_and_nothing_is_lost(undisturbed, tmp_path):
     params, metrics, journal = run(tmp_path)
     np.testing.assert_array_equal(params["w"], undisturbed[0]["w"])
     assert (metrics, journal) == undisturbed[1:]
+
+
+def test_a_checkpoint_that_was_half_removed_goes(undisturbed, tmp_path):
+    """A kill may come while an old one is removed; it is neither the best nor a reason to stop."""
+
+    def kill():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, Numbers(_11=kill), keep=1)
+    folder = tmp_path / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["3", "9"]  # the best and the latest
+    left_out = shutil.ignore_patterns("metrics", "_CHECKPOINT_METADATA")
+    shutil.copytree(folder / "9", folder / "6", ignore=left_out)
+    params, metrics, journal = run(tmp_path, keep=1)
+    np.testing.assert_array_equal(params["w"], undisturbed[0]["w"])
+    assert (metrics, journal) == undisturbed[1:]
+    assert sorted(path.name for path in folder.iterdir()) == ["12", "3"]
 
 
 def test_a_journal_that_cannot_be_written_says_so(tmp_path):
