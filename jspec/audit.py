@@ -21,6 +21,7 @@ from jspec.drafters import DrafterOptions, choose_drafter
 from jspec.evaluation.auditing import Check, Subject
 from jspec.generation import drafter_flags, generator, provenance, settings_flags
 from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.flag_values import QUANTIZATIONS, parse_num_draft_tokens, parse_quantization
 from jspec.generation.request import Settings
 from jspec.generation.rows import check_temperature
 from jspec.generation.settings_flags import read_rule, read_settings
@@ -37,10 +38,10 @@ _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
 )
 _TARGET_QUANTIZATION = flags.DEFINE_enum(
-    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+    "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another model."
 )
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
 )
 _DTYPE = flags.DEFINE_enum(
     "dtype",
@@ -114,7 +115,7 @@ def make_subject() -> Subject:
         target=_TARGET.value,
         options=drafter_options,
     )
-    num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    num_draft_tokens = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     check_read(
         drafter,
         drafter_options,
@@ -137,7 +138,7 @@ def make_subject() -> Subject:
 
 
 def _load(name: str, quantization: str) -> LoadedModel:
-    return load_model(name, dtype=_DTYPE.value, quantization=cli.parse_quantization(quantization))
+    return load_model(name, dtype=_DTYPE.value, quantization=parse_quantization(quantization))
 
 
 def describe(subject: Subject) -> str:

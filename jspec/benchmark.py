@@ -44,6 +44,7 @@ from jspec.evaluation.benchmarking.synthetic import measure_synthetic, parse_rat
 from jspec.evaluation.benchmarking.timing import measure, warm_up
 from jspec.generation import drafter_flags, generator, provenance
 from jspec.generation.drafter_flags import read_options
+from jspec.generation.flag_values import QUANTIZATIONS, parse_quantization
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Settings
@@ -71,10 +72,10 @@ _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Tokens an answer 
 _REPEATS = flags.DEFINE_integer("repeats", 5, "How often each answer is timed.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
 _TARGET_QUANTIZATION = flags.DEFINE_enum(
-    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+    "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another model."
 )
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
 )
 _TRANSFORMERS = flags.DEFINE_bool(
     "transformers",
@@ -302,7 +303,7 @@ def _read_prompts(path: str, count: int) -> tuple[list[str], list[str | None]]:
 
 
 def _load(name: str, quantization: str) -> LoadedModel:
-    kind = cli.parse_quantization(quantization)
+    kind = parse_quantization(quantization)
     return load_model(name, dtype=_DTYPE.value, quantization=kind)
 
 

@@ -18,6 +18,12 @@ from jspec.drafters import choose_drafter
 from jspec.generation import drafter_flags, generator, settings_flags
 from jspec.generation.costs import read_costs
 from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.flag_values import (
+    QUANTIZATIONS,
+    check_prompt_text,
+    parse_num_draft_tokens,
+    parse_quantization,
+)
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.printer import Printer
@@ -60,10 +66,10 @@ _MAX_SEQ_LEN = flags.DEFINE_integer(
     "max_seq_len", None, "Tokens that prompt and answer may come to. Default: the model's context."
 )
 _TARGET_QUANTIZATION = flags.DEFINE_enum(
-    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+    "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another model."
 )
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
 )
 _STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt at a time).")
 _OUTPUT_JSON = flags.DEFINE_string(
@@ -89,7 +95,7 @@ def main() -> None:
         target=_TARGET.value,
         options=drafter_options,
     )
-    num_draft_tokens = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    num_draft_tokens = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     check_read(
         drafter,
         drafter_options,
@@ -110,8 +116,8 @@ def main() -> None:
             _TARGET.value,
             _DRAFT.value,
             dtype=_DTYPE.value,
-            target_quantization=cli.parse_quantization(_TARGET_QUANTIZATION.value),
-            draft_quantization=cli.parse_quantization(_DRAFT_QUANTIZATION.value),
+            target_quantization=parse_quantization(_TARGET_QUANTIZATION.value),
+            draft_quantization=parse_quantization(_DRAFT_QUANTIZATION.value),
             drafter=drafter,
             drafter_options=drafter_options,
             num_draft_tokens=num_draft_tokens,
@@ -212,7 +218,7 @@ def read_texts(
         given = "neither" if prompt is None else "both"
         raise InputError(f"expected either --prompt or --prompts_file, got {given}")
     if prompts_file is None:
-        return [Prompt(cli.check_prompt_text(prompt))], None
+        return [Prompt(check_prompt_text(prompt))], None
     texts: list[Prompt] = []
     problem = None
     try:

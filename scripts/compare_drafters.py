@@ -33,6 +33,7 @@ from jspec.generation.auto import MOST_DRAFT_TOKENS
 from jspec.generation.capacity import capacity_for
 from jspec.generation.drafter_flags import read_options
 from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.flag_values import QUANTIZATIONS, parse_quantization
 from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Request, Settings
@@ -44,10 +45,10 @@ _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
 _DRAFT = flags.DEFINE_string("draft", None, "A draft model.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
 _TARGET_QUANTIZATION = flags.DEFINE_enum(
-    "target_quantization", "none", cli.QUANTIZATIONS, "Rounds the target's weights: another model."
+    "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another model."
 )
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
 )
 _DRAFTERS = flags.DEFINE_list("drafters", ["none", "prompt_lookup:auto"], "DRAFTER:NUMBER each.")
 _PROMPTS_FILE = flags.DEFINE_string("prompts_file", "configs/prompts.jsonl", "JSONL.")
@@ -114,7 +115,7 @@ def main() -> None:
 
 
 def _load(name: str, quantization: str) -> LoadedModel:
-    kind = cli.parse_quantization(quantization)
+    kind = parse_quantization(quantization)
     return load_model(name, dtype=_DTYPE.value, quantization=kind)
 
 

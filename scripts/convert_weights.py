@@ -1,4 +1,4 @@
-"""Converts a model to an Orbax or a Hugging Face folder, or PyTorch's .bin and .pt to safetensors.
+"""Converts a model to an Orbax or Hugging Face folder, or PyTorch's .bin and .pt to safetensors.
 
 python scripts/convert_weights.py --source=smollm2-135m-instruct --output=/path/to/new/folder
 python scripts/convert_weights.py --source=HEAD/pytorch_model.bin --output=/path/to/new/folder
@@ -6,12 +6,14 @@ python scripts/convert_weights.py --source=HEAD --dtype=int8 --output=/path/to/n
 python scripts/convert_weights.py --source=HEAD --format=speculators --target=meta-llama/NAME \
   --output=/path/to/new/folder
 
-The first takes whatever --target of jspec.generate takes, tokenizer included. The second is for
-weights, published heads of EAGLE-3 or Medusa among them, that come in PyTorch's own format, a file
-or the folder that holds it: a pickle, which can run any program when it is opened. It is read by
-torch's weights-only loader, which builds tensors and refuses everything else; config.json and the
-tokenizer's files are copied. The third writes a trained head in half the bytes, the fourth a head
-of EAGLE-3 for vLLM.
+The first command takes whatever --target of jspec.generate takes; the tokenizer is converted too.
+
+The second is for weights in PyTorch's own format, such as published EAGLE-3 or Medusa heads: a
+file, or the folder that holds it. The format is a pickle, which can run any program when it is
+opened. It is read by torch's weights-only loader, which builds tensors and refuses everything else;
+config.json and the tokenizer's files are copied.
+
+The third writes a trained head in half the bytes, the fourth writes an EAGLE-3 head for vLLM.
 """
 
 import pathlib
@@ -36,10 +38,10 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     None,
     ["orbax", "hf", "speculators"],
-    "Orbax, the default; safetensors, that of .bin and .pt; or, of a head, that of vLLM.",
+    "Orbax (the default), safetensors (always for .bin and .pt), or for a head vLLM's.",
 )
 _TARGET = flags.DEFINE_string("target", None, "The target by its name for vLLM.")
-_NUM_DRAFT_TOKENS = flags.DEFINE_integer("num_draft_tokens", 3, "That vLLM drafts a round.")
+_NUM_DRAFT_TOKENS = flags.DEFINE_integer("num_draft_tokens", 3, "Tokens that vLLM drafts a round.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", "bfloat16", ["bfloat16", "float32", "int8"], "Of every float; int8 is for heads."
 )
@@ -49,10 +51,10 @@ def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype
     """Loads a model and writes it in another format.
 
     Args:
-      source: a name that `load_model` takes, not random weights; or see `find_torch_files`.
+      source: a name that `load_model` takes, except random weights; or see `find_torch_files`.
       output: the folder, which appears when it is complete.
-      format_name: "orbax" or "hf"; None takes what the source can be written in.
-      dtype: "bfloat16", "float32", or for a head's folder "int8".
+      format_name: "orbax" or "hf"; None chooses the one that the source can be written in.
+      dtype: "bfloat16" or "float32"; "int8" for a head's folder.
 
     Raises:
       InputError: no such model, or the folder exists or cannot be written.

@@ -27,8 +27,8 @@ from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.request import Request, Settings
 from jspec.models import make_apply
 from jspec.models.config import PRESETS
-from jspec.sampling.distribution import SamplingSettings
 from jspec.sampling.noise import independent_draft_keys
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import TargetView
 from jspec.weights.resolver import check_device
 

@@ -19,6 +19,7 @@ from jspec.common.memory import tree_bytes
 from jspec.evaluation.benchmarking.calls import call_loop
 from jspec.evaluation.benchmarking.repeated import seconds_in_turn
 from jspec.generation import provenance
+from jspec.generation.flag_values import QUANTIZATIONS, parse_quantization
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.weights.resolver import load_model
 
@@ -35,9 +36,9 @@ def main() -> None:
     check_range("context", _CONTEXT.value, 0, 2**20)
     output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
     num_bytes, loops = {}, {}
-    for kind in cli.QUANTIZATIONS:
+    for kind in QUANTIZATIONS:
         name = _DTYPE.value if kind == "none" else kind
-        quantization = cli.parse_quantization(kind)
+        quantization = parse_quantization(kind)
         model = load_model(_MODEL.value, dtype=_DTYPE.value, quantization=quantization)
         num_bytes[name] = tree_bytes(model.params)
         loops[name] = call_loop(model, 1, context=_CONTEXT.value)

@@ -24,6 +24,7 @@ from jspec.drafters import choose_drafter
 from jspec.evaluation.benchmarking.profile import read_trace, summarise_line
 from jspec.generation import drafter_flags, provenance
 from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.flag_values import parse_num_draft_tokens
 from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import load_model
@@ -50,7 +51,7 @@ def main() -> None:
     drafter = choose_drafter(
         name, has_draft=_DRAFT.value is not None, target=_TARGET.value, options=options
     )
-    number = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    number = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     output = JsonLinesWriter(_OUTPUT_JSON.value) if _OUTPUT_JSON.value else None
     generator = Generator(
         load_model(_TARGET.value, dtype=_DTYPE.value),

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
+from flax.traverse_util import unflatten_dict
 
 from jspec.common import cli
 from jspec.common.typing import Params
@@ -43,7 +44,7 @@ from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import Drafter
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.rules import make_rules, nest
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _NUM_ROWS = flags.DEFINE_integer("num_rows", 200_000, "Independent rows of every cell.")
@@ -244,13 +245,13 @@ def make_models() -> tuple[LoadedModel, LoadedModel]:
     for num_layers, disturbance in ((_TARGET_CONFIG.num_layers, 0.0), (1, _DISTURBANCE)):
         config = dataclasses.replace(_TARGET_CONFIG, num_layers=num_layers)
         leaves = {}
-        for index, rule in enumerate(make_rules(_TARGET_CONFIG)):
+        for index, rule in enumerate(parameter_table(_TARGET_CONFIG)):
             weights, noise = np.random.default_rng((0, index)).normal(size=(2, *rule.shape))
             values = _STD * (weights + disturbance * noise) + (rule.path[-1] == "scale")
             leaves[rule.path] = jnp.asarray(values, jnp.float32)
-        leaves = {rule.path: leaves[rule.path] for rule in make_rules(config)}
+        leaves = {rule.path: leaves[rule.path] for rule in parameter_table(config)}
         name = f"{num_layers} layers of random weights"
-        models.append(LoadedModel(config, nest(leaves), tokenizer, name, "random"))
+        models.append(LoadedModel(config, unflatten_dict(leaves), tokenizer, name, "random"))
     return models[0], models[1]
 
 

@@ -21,6 +21,12 @@ from jspec.evaluation.analysis.trace import to_terminal
 from jspec.evaluation.benchmarking.tracing import record_trace
 from jspec.generation import drafter_flags, settings_flags
 from jspec.generation.drafter_flags import read_drafter
+from jspec.generation.flag_values import (
+    QUANTIZATIONS,
+    check_prompt_text,
+    parse_num_draft_tokens,
+    parse_quantization,
+)
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.settings_flags import read_rule, read_settings
 from jspec.generation.validate_options import check_read
@@ -36,7 +42,7 @@ _CHAT = flags.DEFINE_bool("chat", None, "Use the chat template. Default: if the 
 _MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 48, "Tokens the answer may have.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights and caches.")
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", cli.QUANTIZATIONS, "Rounds the draft's weights."
+    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Write NAME.json into this folder.")
 _NAME = flags.DEFINE_string("name", "trace", "Begins with trace: several may be in a folder.")
@@ -45,7 +51,7 @@ _COLOURS = flags.DEFINE_bool("colours", None, "Default: if standard output is a 
 
 def main() -> None:
     """Generates, prints the trace, writes JSON."""
-    prompt = cli.check_prompt_text(_PROMPT.value)
+    prompt = check_prompt_text(_PROMPT.value)
     settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
     acceptance, rule_options = read_rule()
     name, options = read_drafter()
@@ -54,7 +60,7 @@ def main() -> None:
     )
     if drafter == "none":
         raise InputError("expected a drafter that drafts, got 'none'")
-    number = cli.parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
+    number = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
     check_read(
         drafter,
         options,
@@ -66,7 +72,7 @@ def main() -> None:
     output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
     draft = None
     if _DRAFT.value is not None:
-        kind = cli.parse_quantization(_DRAFT_QUANTIZATION.value)
+        kind = parse_quantization(_DRAFT_QUANTIZATION.value)
         draft = load_model(_DRAFT.value, dtype=_DTYPE.value, quantization=kind)
     trace = record_trace(
         load_model(_TARGET.value, dtype=_DTYPE.value),

@@ -28,7 +28,15 @@ if _HAS_BEARTYPE:
     import tests.typecheck  # noqa: F401  (jaxtyping looks it up by name)
 
     jaxtyping.install_import_hook(
-        ["jspec.models", "jspec.sampling.distribution", "jspec.speculation", "jspec.drafters"],
+        [
+            "jspec.kernels",
+            "jspec.models",
+            "jspec.sampling.distribution",
+            "jspec.sampling.filters",
+            "jspec.sampling.settings",
+            "jspec.speculation",
+            "jspec.drafters",
+        ],
         "tests.typecheck.check_function",
     )
 jax.config.update("jax_numpy_dtype_promotion", "strict")
@@ -123,12 +131,12 @@ def new_key():
 @pytest.fixture
 def library():
     """Fails where a compiler is there and the C++ is not; skips only where there is none."""
-    from jspec import kernels
     from jspec.kernels import build
+    from jspec.kernels import library as native
 
     if build._compiler() is None or os.environ.get("JSPEC_NATIVE") == "0":
         pytest.skip("no C++ compiler, or switched off")
-    assert kernels.is_available()
+    assert native.is_available()
 
 
 @pytest.fixture(scope="session")

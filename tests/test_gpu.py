@@ -12,9 +12,10 @@ import pytest
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
-from jspec.kernels import fused_attention
+from jspec.kernels import cudnn
+from jspec.kernels.attention import attend_by_xla
 from jspec.models import causal_mask
-from jspec.models.cache import TAIL, KVCache, _attend
+from jspec.models.cache import TAIL, KVCache
 from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_models import make_generator
 
@@ -55,8 +56,8 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
     length = jnp.array([0, 13, capacity - t], jnp.int32)
     cache = KVCache((layers[0],), (layers[1],), length)
     visible = cache.visible(causal_mask(t))
-    assert fused_attention.is_usable(_attend, queries, layers[0]), fused_attention._problems
-    expected = _attend(queries, *layers, visible)
+    assert cudnn.is_usable(attend_by_xla, queries, layers[0]), cudnn._problems
+    expected = attend_by_xla(queries, *layers, visible)
     results = jax.jit(cache.attend)(queries, visible)
     distance = jnp.linalg.norm(results - expected, axis=-1)
     assert (distance < 0.02 * jnp.linalg.norm(expected, axis=-1)).all()

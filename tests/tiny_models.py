@@ -10,13 +10,14 @@ import functools
 
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 
 from jspec.generation.generator import Generator
 from jspec.models import LlamaConfig
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.rules import make_rules, nest
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_backend
 
@@ -35,7 +36,7 @@ def peaked_params(config, seed=0, disturbance=0.0):
     """Returns random float32 parameters of large weights, the same ones plus a little noise."""
     rng, noise, favours = (np.random.default_rng((seed, i)) for i in range(3))
     leaves = {}
-    for rule in make_rules(config):
+    for rule in parameter_table(config):
         values = rng.normal(size=rule.shape) * _STD
         values += noise.normal(size=rule.shape) * disturbance
         if rule.path[-1] == "scale":
@@ -43,7 +44,7 @@ def peaked_params(config, seed=0, disturbance=0.0):
         if rule.path == ("head",):
             values *= np.exp(favours.normal(size=(config.vocab_size, 1)) * _FAVOUR)
         leaves[rule.path] = jnp.asarray(values, jnp.float32)
-    return nest(leaves)
+    return unflatten_dict(leaves)
 
 
 def make_model(config=CONFIG, *, params=None, tokenizer=None, name="tiny", source="hf"):

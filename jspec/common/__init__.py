@@ -1,1 +1,1 @@
-"""What every room may use, and what knows nothing of speculation."""
+"""What every room may use; nothing here knows what speculative decoding is."""

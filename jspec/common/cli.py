@@ -1,4 +1,4 @@
-"""What the programs share: flags of a model, and errors of the user in one line."""
+"""Runs a program's main function: flags, and errors of the user in one line."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
@@ -16,24 +16,23 @@ from jax.errors import JaxRuntimeError
 from jspec.common.errors import InputError
 from jspec.common.flag_help import define_help_flags
 
-QUANTIZATIONS = ("none", "int8", "int4")
 INTERRUPTED = 130
-_MOMENT = 0.05  # seconds
+_MOMENT = 0.05  # seconds until an interrupt is sent again
 
 
 def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
-    """Runs a program's main under absl; bad input and Ctrl-C end it without a traceback.
+    """Runs a program's main function under absl; bad input and Ctrl-C end it without a traceback.
 
     Args:
-      main: the program; it gets the command line's arguments that are no flags.
-      max_arguments: how many of them there may be.
+      main: the function; it gets the command line's arguments that are not flags.
+      max_arguments: the largest number of such arguments.
     """
 
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
         _hear_interrupts()
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # where a terminal has no such character
+            sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
         try:
             if len(argv) > 1 + max_arguments:
                 most = f"at most {max_arguments} besides flags"
@@ -53,7 +52,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
             print(f"error: not enough memory: {said[0]}; fewer rows, shorter texts or quantised "
                   "weights take less", file=sys.stderr)  # fmt: skip
             return 2
-        except OSError as error:  # of the system: a reader gone away, a full disk behind the output
+        except OSError as error:  # of the system: a closed pipe, a full disk
             _forget_output()
             if isinstance(error, BrokenPipeError):
                 return 1
@@ -65,10 +64,10 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
 
 
 def _hear_interrupts() -> None:
-    """Makes Ctrl-C heard wherever it comes.
+    """Makes Ctrl-C work at every moment.
 
-    Python drops an exception that is raised while the garbage collector calls JAX: there the signal
-    is sent once more, a moment later.
+    Python drops an exception that is raised while the garbage collector calls JAX. In that case the
+    signal is sent again a moment later.
     """
 
     def on_interrupt(number: int, frame: types.FrameType | None) -> None:
@@ -83,7 +82,7 @@ def _hear_interrupts() -> None:
 
 
 def _leave_at_once(status: int) -> NoReturn:
-    """Ends the process: the device may be at work, on memory that Python's end would take away."""
+    """Ends the process without Python's cleanup, which would free memory that the device uses."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -91,17 +90,17 @@ def _leave_at_once(status: int) -> NoReturn:
 
 
 def _forget_output() -> None:
-    """Drops what standard output still holds: Python would try to write it once more at its end."""
+    """Drops what standard output still holds, which Python would try to write again at its end."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses flags; a wrong one is a line on standard error, not a page of usage."""
+    """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
     define_help_flags()
     try:
         return flags.FLAGS(argv)
-    except BrokenPipeError:  # the help's reader has gone away
+    except BrokenPipeError:  # the reader of the help has closed the pipe
         _forget_output()
         sys.exit(1)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -109,39 +108,3 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
         print(f"error: {' '.join(str(said).split())}", file=sys.stderr)
         sys.exit(2)
-
-
-def parse_num_draft_tokens(text: str) -> int | str:
-    """Returns the number in the flag's text, or "auto".
-
-    Raises:
-      InputError: neither.
-    """
-    if text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise InputError(
-            f"expected num_draft_tokens to be a whole number or auto, got {text!r}"
-        ) from None
-
-
-def parse_quantization(text: str) -> str | None:
-    """Returns what `load_model` takes for one of QUANTIZATIONS."""
-    return None if text == "none" else text
-
-
-def check_prompt_text(text: Any) -> str:
-    """Returns a prompt of the command line.
-
-    Raises:
-      InputError: empty, or bytes that are no UTF-8 (Python keeps them as lone surrogates).
-    """
-    if not text:
-        raise InputError("expected a prompt, got an empty text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError("expected the prompt to be UTF-8, got invalid bytes") from None
-    return text

@@ -7,13 +7,13 @@ import pathlib
 from typing import Any
 
 import jax
-from jax._src import compilation_cache  # JAX has no public way to hear of a damaged entry
+from jax._src import compilation_cache  # JAX has no public hook for a damaged entry
 
 from jspec.common.user_cache import cache_dir
 
 
 def use_compile_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX is told of another one."""
+    """Keeps compiled programs in the user's cache folder, unless JAX was given another one."""
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     jax.config.update("jax_compilation_cache_dir", str(_folder()))
@@ -26,11 +26,11 @@ def _folder() -> pathlib.Path:
 
 
 def _rebuild_damaged_entries() -> None:
-    """From now on removes an entry that cannot be read, so that it is written anew.
+    """From now on removes an entry that cannot be read, so that it is written again.
 
-    JAX writes an entry in one go, but not atomically: a process that is killed leaves part of it.
-    By itself JAX would warn of it at every start, compile, and write nothing, as a file is there.
-    A JAX without the function that is wrapped here goes on doing so.
+    JAX does not write entries atomically: a killed process leaves part of one. JAX alone would
+    then warn and compile at every start, and never write the entry, because a file is there. With a
+    version of JAX that lacks the function wrapped here, it still does.
     """
     read = getattr(compilation_cache, "get_executable_and_time", None)
     if read is None or hasattr(read, "__wrapped__"):
@@ -40,13 +40,13 @@ def _rebuild_damaged_entries() -> None:
     def read_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
         try:
             return read(cache_key, *args, **kwargs)
-        except Exception:  # of zlib, zstd or XLA, whatever the damage leads to
+        except Exception:  # of zlib, zstd or XLA, depending on the damage
             if jax.config.values["jax_compilation_cache_dir"] != str(_folder()):
                 raise  # not jspec's own folder
             with contextlib.suppress(OSError):
                 (_folder() / f"{cache_key}-cache").unlink()
             _warn_once()
-            return None, None  # as for a program that is not there
+            return None, None  # what JAX returns for a missing entry
 
     compilation_cache.get_executable_and_time = read_or_remove
 

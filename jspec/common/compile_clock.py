@@ -1,4 +1,4 @@
-"""How long and how often JAX compiled, so that compile time is never taken for run time."""
+"""How long and how often JAX compiled, so that compile time never counts as run time."""
 
 import functools
 import time
@@ -12,7 +12,7 @@ class CompileClock:
     """Totals since the clock was started.
 
     Attributes:
-      seconds: spent on tracing, lowering and compiling.
+      seconds: time spent on tracing, lowering and compiling.
       num_programs: programs compiled, or fetched from the persistent cache.
     """
 
@@ -29,7 +29,7 @@ class CompileClock:
 
 @functools.cache
 def compile_clock() -> CompileClock:
-    """Returns the process's one clock: JAX's listeners cannot be taken back."""
+    """Returns the one clock of the process: JAX's listeners cannot be removed."""
     return CompileClock()
 
 
@@ -41,6 +41,6 @@ class Instant:
         self.compile_seconds = compile_clock().seconds
 
     def run_seconds_since(self, earlier: "Instant") -> float:
-        """Returns the time between, compilation excluded."""
+        """Returns the seconds between two moments, without those spent on compiling."""
         compiled = self.compile_seconds - earlier.compile_seconds
         return max(self.seconds - earlier.seconds - compiled, 0.0)

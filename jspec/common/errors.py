@@ -8,7 +8,7 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Bad input: one line saying what was expected and what came.
+    """Bad input: one line that says what was expected and what came.
 
     The programs print it without a traceback and exit with status 2.
     """
@@ -33,10 +33,10 @@ def prefixed_errors(name: str) -> Iterator[None]:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Checks a number.
+    """Checks that a value is a number from `low` to `high`, both included.
 
     Raises:
-      InputError: it is none, or not from `low` to `high`.
+      InputError: it is not.
     """
     check_number(name, value)
     if not low <= value <= high:
@@ -44,7 +44,7 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
 
 
 def check_count(name: str, value: int, low: int, high: int) -> None:
-    """Checks a whole number; see `check_range`."""
+    """Checks that a value is a whole number from `low` to `high`; see `check_range`."""
     check_range(name, whole_number(name, value), low, high)
 
 
@@ -52,10 +52,10 @@ def check_number(name: str, value: Any) -> None:
     """Checks that a value is a number, of any type.
 
     Raises:
-      InputError: it is none.
+      InputError: it is not.
     """
     try:
-        if isinstance(value, str | bytes):  # which Python would read
+        if isinstance(value, str | bytes):  # float() would parse them
             raise TypeError
         float(value)
     except TypeError:
@@ -63,10 +63,10 @@ def check_number(name: str, value: Any) -> None:
 
 
 def check_numbers(options: Any) -> None:
-    """Checks that those fields of a dataclass are numbers which are to be: int, float, or none.
+    """Checks each field of a dataclass whose type is `int`, `float` or `float | None`.
 
     Raises:
-      InputError: one that is not.
+      InputError: such a field holds something else.
     """
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -77,30 +77,31 @@ def check_numbers(options: Any) -> None:
 
 
 def whole_number(name: str, value: object, otherwise: str = "") -> int:
-    """Returns a value that counts something.
+    """Returns a whole number of any integer type as an int.
 
     Args:
-      name: what it is.
-      value: a whole number of any type but bool.
-      otherwise: what else would have done, for the message.
+      name: what the number means, for the message.
+      value: the number; bool is refused.
+      otherwise: what else would have been accepted, for the message.
 
     Raises:
-      InputError: it is none.
+      InputError: the value is not a whole number.
     """
     try:
         if isinstance(value, bool):
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
-        expected = f"a whole number{otherwise}"
-        raise InputError(f"expected {name} to be {expected}, got {value!r}") from None
+        raise InputError(
+            f"expected {name} to be a whole number{otherwise}, got {value!r}"
+        ) from None
 
 
 def check_among(name: str, value: object, known: Collection[object]) -> None:
-    """Checks a name.
+    """Checks that a value is one of the known ones.
 
     Raises:
-      InputError: there is no such one.
+      InputError: it is not.
     """
     if value not in known:
         raise InputError(f"expected {name} among {', '.join(map(str, known))}; got {value!r}")

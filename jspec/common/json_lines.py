@@ -1,4 +1,4 @@
-"""JSON, one object a line: read one by one, and written as results are finished."""
+"""JSON Lines: one object a line, read one by one and written as results are finished."""
 
 import contextlib
 import json
@@ -12,32 +12,29 @@ from jspec.common.errors import InputError
 
 
 def title_of(path: str) -> str:
-    """Returns what a user calls a file that is read: its path, or standard input."""
+    """Returns what a user calls an input file: its path, or standard input."""
     return "standard input" if path == "-" else path
 
 
 def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
-    """Yields each line's value after where it stands, "file:line"; empty lines are skipped.
+    """Yields the position "file:line" and the value of each line; empty lines are skipped.
 
     Args:
-      path: of the file, or "-" for standard input.
-      what: the file is to the user, for messages.
+      path: the file, or "-" for standard input.
+      what: what the file is to the user, for messages.
 
     Raises:
-      InputError: an unreadable file or broken JSON.
+      InputError: the file cannot be read, or a line is not JSON.
     """
     name = title_of(path)
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
-    except OSError as error:
-        raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
-    with file:
-        try:
+        with file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield f"{name}:{number}", _parse(line, f"{name}:{number}")
-        except OSError as error:
-            raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
 
 
 def _parse(line: bytes, where: str) -> Any:
@@ -45,26 +42,20 @@ def _parse(line: bytes, where: str) -> Any:
         return json.loads(line.decode("utf-8-sig"))
     except UnicodeError:
         raise InputError(f"{where}: expected UTF-8, got invalid bytes") from None
+    except json.JSONDecodeError as error:  # its text would say "line 1", of this line
+        reason = f"{error.msg} at column {error.pos + 1}"
     except ValueError as error:
-        raise InputError(
-            f"{where}: expected a JSON object, got broken JSON ({_reason(error)})"
-        ) from None
+        reason = str(error)
     except RecursionError:
-        raise InputError(f"{where}: expected a JSON object, got broken JSON (nested)") from None
-
-
-def _reason(error: ValueError) -> str:
-    """Returns what is wrong with a line; where in it, by column: it has no lines of its own."""
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at column {error.pos + 1}"
-    return str(error)
+        reason = "nested"
+    raise InputError(f"{where}: expected a JSON object, got broken JSON ({reason})")
 
 
 def check_unicode(text: str, where: str) -> str:
-    """Returns a text of a JSON file.
+    """Returns a text that was read from JSON.
 
     Raises:
-      InputError: it is not all Unicode: JSON can spell half a character.
+      InputError: it holds half of a surrogate pair, which JSON can spell but UTF-8 cannot.
     """
     try:
         text.encode("utf-8")
@@ -77,11 +68,11 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
     """Returns the path of a file that is to be written.
 
     Args:
-      path: of the file.
-      *inputs: paths that the program reads, "-" for standard input; None stands for none.
+      path: the file.
+      *inputs: files that the program reads, "-" for standard input; None is skipped.
 
     Raises:
-      InputError: it cannot be written, or is an input.
+      InputError: the file cannot be written, or is one of the inputs.
     """
     if not path:
         raise InputError("expected a file to write to, got an empty path")
@@ -103,16 +94,19 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
 
 
 def _is_same_file(source: str, file: pathlib.Path) -> bool:
-    """Returns whether an input, "-" for standard input, is that very file, by any name."""
+    """Returns whether an input, "-" for standard input, is the file, under any name."""
     try:
         descriptor = 0  # stays open when `sys.stdin` is closed
         return file.is_file() and os.path.samefile(descriptor if source == "-" else source, file)
-    except OSError:  # no such input: whoever reads it says so
+    except OSError:  # no such input: the code that reads it will say so
         return False
 
 
 class JsonLinesWriter:
-    """A file that is begun with its first record: a run that fails before it overwrites nothing."""
+    """Writes records to a file, which is opened by the first one.
+
+    A run that fails before its first record leaves an older file as it was.
+    """
 
     def __init__(self, path: str, *inputs: str | None) -> None:
         """Checks that the file can be written; see `check_output`."""
@@ -120,10 +114,10 @@ class JsonLinesWriter:
         self._file: TextIO | None = None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Adds a record; it is on its way to the disk when this returns.
+        """Appends a record and flushes it to the system.
 
         Raises:
-          InputError: the disk is full, or the like.
+          InputError: the file cannot be written, for example because the disk is full.
         """
         try:
             if self._file is None:
@@ -131,24 +125,27 @@ class JsonLinesWriter:
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._file.flush()
         except OSError as error:
-            self._abandon()
+            if self._file is not None:  # closed here, or its end would try to write once more
+                with contextlib.suppress(OSError):
+                    self._file.close()
             raise InputError(f"cannot write {self._path}: {error.strerror}") from None
 
     def rewrite(self, record: dict[str, Any], *, is_complete: bool) -> None:
-        """Puts a record, with `is_complete` in it, in the place of all that the file holds.
+        """Replaces the whole content by one record, with `is_complete` in it.
 
-        Whoever reads the file, or kills the program, finds the one before or this one, whole. What
-        is no file, such as a pipe, gets the complete record alone.
+        The replacement is atomic: a reader finds the old record or the new one, whole, even if the
+        program is killed. An output that is not a regular file, such as a pipe, gets only the
+        complete record.
 
         Raises:
-          InputError: the disk is full, or the like.
+          InputError: the file cannot be written, for example because the disk is full.
         """
         record = record | {"is_complete": is_complete}
         if self._path.exists() and not self._path.is_file():
             if is_complete:
                 self.write(record)
             return
-        goal = self._path.resolve()  # of a link
+        goal = self._path.resolve()  # a link's target
         new = goal.with_name(f"{goal.name}.new")
         try:
             new.write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -156,12 +153,6 @@ class JsonLinesWriter:
         except OSError as error:
             new.unlink(missing_ok=True)
             raise InputError(f"cannot write {self._path}: {error.strerror}") from None
-
-    def _abandon(self) -> None:
-        """Closes the file, which would otherwise try once more to write what it holds."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,7 @@
-"""What fits: a budget is checked before memory is taken, where a system would kill the process."""
+"""Memory budgets: checked before memory is taken, because a system that runs out kills the process.
+
+On CPU the free memory is the smaller of what the system and the process's control group can give.
+"""
 
 import contextlib
 import ctypes
@@ -11,20 +14,20 @@ import jax
 
 from jspec.common.errors import InputError
 
-_MEMINFO = pathlib.Path("/proc/meminfo")
 _OWN_GROUP = pathlib.Path("/proc/self/cgroup")
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
-_COMPILING = "/jax/core/compile/"  # how JAX's events begin, of which each stage gives one
-_LONG_COMPILATION = 0.1  # seconds, from which on what a stage freed is worth a look
+_COMPILING = "/jax/core/compile/"  # the prefix of JAX's events, one for each stage of a compilation
+_LONG_COMPILATION = 0.1  # seconds; a shorter stage frees too little to give back
 
 
 class Room(NamedTuple):
-    """The memory of a batch's caches and of what else a row holds.
+    """The memory of a batch's caches and of the rest of its rows' states.
 
     Attributes:
-      num_rows: of the batch; several need as much again for one more, whose prompt is being read.
-      capacity: tokens of each.
-      num_bytes: of all.
+      num_rows: rows of the batch. A batch of several rows needs memory for one more, whose prompt
+        is being read.
+      capacity: slots of each row, in tokens.
+      num_bytes: bytes of all rows.
     """
 
     num_rows: int
@@ -37,12 +40,12 @@ class Room(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Where answers are computed, and what they need there.
+    """The device that computes the answers, and the memory that they need there.
 
     Attributes:
-      device: its name.
-      weights: bytes of all models' parameters.
-      room: of the caches.
+      device: the device's name.
+      weights: bytes of the parameters of all models.
+      room: memory of the caches.
     """
 
     device: str
@@ -62,14 +65,14 @@ def device_name() -> str:
 
 
 def check_memory(needs: Mapping[str, int], advice: str) -> None:
-    """Checks that the default device still has room.
+    """Checks that the default device has enough free memory.
 
     Args:
-      needs: bytes, by what they are for.
-      advice: what could be reduced.
+      needs: bytes by what they are needed for.
+      advice: what the user could reduce.
 
     Raises:
-      InputError: it has not; the budget, and the advice.
+      InputError: it has not; the message holds the needs and the advice.
     """
     available, needed = available_bytes(), sum(needs.values())
     if available is None or needed <= available:
@@ -82,14 +85,14 @@ def check_memory(needs: Mapping[str, int], advice: str) -> None:
 
 
 def give_back_freed() -> None:
-    """Gives memory that was freed back to the system, which glibc would keep for later."""
+    """Returns freed memory to the system; glibc would keep it for later."""
     with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or system
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache
 def give_back_after_compiling() -> None:
-    """From now on gives back what tracing and compiling have freed, which is a lot."""
+    """From now on returns the memory that tracing and compiling have freed, which is a lot."""
     jax.monitoring.register_event_duration_secs_listener(_on_event)
 
 
@@ -99,7 +102,7 @@ def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
 
 
 def tree_bytes(tree: Any) -> int:
-    """Returns the size of a pytree's arrays, or of arrays of their shapes."""
+    """Returns the bytes of a pytree's arrays, or of arrays with the shapes in it."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
@@ -108,56 +111,48 @@ def _gigabytes(num_bytes: int) -> str:
 
 
 def available_bytes() -> int | None:
-    """Returns how much more the default device can hold; None where nobody says."""
+    """Returns how many more bytes the default device can hold; None where this is unknown."""
+    import psutil  # 30 ms
+
     device = jax.devices()[0]
     if device.platform == "cpu":
-        rooms = [room for room in (_system_bytes(), _group_bytes()) if room is not None]
-        return min(rooms, default=None)
+        system = psutil.virtual_memory().available + psutil.swap_memory().free
+        return min([system, *_group_bytes()])
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return None
     return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
 
 
-def _system_bytes() -> int | None:
-    """Returns the memory and the swap that Linux could give."""
-    try:
-        lines = [line.split() for line in _MEMINFO.read_text().splitlines()]
-    except OSError:
-        return None
-    kilobytes = {words[0].rstrip(":"): int(words[1]) for words in lines if len(words) > 1}
-    if "MemAvailable" not in kilobytes:
-        return None
-    return 1024 * (kilobytes["MemAvailable"] + kilobytes.get("SwapFree", 0))
+def _group_bytes() -> list[int]:
+    """Returns what the process's control group, and each group around it, may still take.
 
-
-def _group_bytes() -> int | None:
-    """Returns what the process's control group, and those around it, may still take."""
+    psutil does not read control groups, in which a container's limit is written. A group without a
+    limit is left out.
+    """
     try:
         lines = [line.split(":", 2) for line in _OWN_GROUP.read_text().splitlines()]
     except OSError:
-        return None
-    rooms = []
+        return []
+    free = []
     for _, controllers, path in lines:
-        if controllers == "":  # version 2
+        if controllers == "":  # cgroup v2
             base, limit, used = _GROUPS, "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):  # version 1
-            base, limit = _GROUPS / "memory", "memory.limit_in_bytes"
-            used = "memory.usage_in_bytes"
+        elif "memory" in controllers.split(","):  # cgroup v1
+            base = _GROUPS / "memory"
+            limit, used = "memory.limit_in_bytes", "memory.usage_in_bytes"
         else:
             continue
         own = base / path.strip("/")
-        folders = [own, *own.parents][: len(own.parts) - len(base.parts) + 1]
-        rooms += [_room_of(folder, limit, used) for folder in folders]
-    return min((room for room in rooms if room is not None), default=None)
+        for folder in (own, *own.parents)[: len(own.parts) - len(base.parts) + 1]:
+            with contextlib.suppress(OSError, ValueError):  # no such file; "max": no limit
+                free.append(_free_in_group(folder, limit, used))
+    return free
 
 
-def _room_of(folder: pathlib.Path, limit: str, used: str) -> int | None:
-    """Returns what one group may still take; files that it holds can be read again."""
-    try:
-        most = int((folder / limit).read_text())  # no number where there is no limit
-        stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
-        return most - int((folder / used).read_text()) + files
-    except (OSError, ValueError):
-        return None
+def _free_in_group(folder: pathlib.Path, limit: str, used: str) -> int:
+    """Returns what one group may still take; cached files count as free: they can be read again."""
+    most = int((folder / limit).read_text())
+    stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return most - int((folder / used).read_text()) + files

@@ -14,7 +14,7 @@ def check_new(path: pathlib.Path) -> None:
     """Checks that writing to `path` overwrites nothing.
 
     Raises:
-      InputError: it exists and is no empty folder.
+      InputError: `path` exists and is not an empty folder.
     """
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise InputError(f"{path} exists: it is not overwritten")
@@ -22,10 +22,12 @@ def check_new(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary sibling of `path`, renamed to it at the end and removed on failure.
+    """Yields a temporary folder next to `path`; it is renamed to `path` at the end.
+
+    On failure the temporary folder is removed and `path` does not appear.
 
     Raises:
-      InputError: `path` exists and is no empty folder, or cannot be written.
+      InputError: `path` exists and is not an empty folder, or cannot be written.
     """
     path = path.absolute()
     check_new(path)
@@ -36,7 +38,7 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     try:
         yield partial
-        partial.chmod(0o755)
+        partial.chmod(0o755)  # mkdtemp lets only the owner in
         os.replace(partial, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from None

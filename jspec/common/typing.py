@@ -1,4 +1,4 @@
-"""The axis legend, and the array types that signatures are written in.
+"""The legend of the axes, and the array types used in signatures.
 
 Axes:
   b: rows of a batch, one request each
@@ -34,7 +34,7 @@ TargetProbs: TypeAlias = Float32[Array, "b t v"]  # t = w + 1: the last committe
 
 @runtime_checkable
 class ApplyFn(Protocol):
-    """What the algorithm knows of a model."""
+    """A model, as the algorithm sees it: a function."""
 
     def __call__(
         self,
@@ -52,20 +52,21 @@ class ApplyFn(Protocol):
 
         Args:
           params: the model's parameters.
-          tokens: ids, or embeddings in their place.
-          cache: a KVCache, what came before. The block is written after its committed slots.
-          positions: of each token; None for a chain, which follows `cache.length`.
+          tokens: ids, or embeddings instead of ids.
+          cache: a KVCache with the tokens before. The block is written after its committed slots.
+          positions: position of each token; None for a chain, which follows `cache.length`.
           block_mask: which slots of the block each token sees; None for a chain. With u > t the
             first u - t slots of the block were written by earlier calls and are not committed.
-          hidden_layers: layers whose outputs are wanted: 0 is the embedding, i the output of the
+          hidden_layers: layers whose outputs to return: 0 is the embedding, i the output of the
             i-th block.
-          logits_at: compute logits at this one index of each row's block only.
-          first_layer: begin with the model's i-th layer; `tokens` are then what it is given, the
-            outputs of the layers before, whose keys and values stand in the cache.
+          logits_at: the one index of each row's block at which to compute logits; None for all.
+          first_layer: the layer to begin with. If it is not 0, `tokens` are the outputs of the
+            layer before it, and the keys and values of the earlier layers are in the cache.
 
         Returns:
           logits: [b t v], or [b 1 v] with `logits_at`; float32.
-          hidden: the normed output [b t d], or with `hidden_layers` their outputs [b t l d].
-          cache: with the block written and nothing committed.
+          hidden: the output after the final norm, [b t d]; with `hidden_layers` their outputs,
+            [b t l d].
+          cache: the cache with the block written and nothing committed.
         """
         ...

@@ -1,4 +1,4 @@
-"""The user's cache folder, where downloads are kept."""
+"""The user's cache folder, where downloads and compiled programs are kept."""
 
 import contextlib
 import os
@@ -9,30 +9,30 @@ from jspec.common.errors import InputError
 
 
 def cache_dir() -> pathlib.Path:
-    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME`, or in `~/.cache`. May not exist.
+    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the system's cache folder.
+
+    On Linux the system's cache folder is `~/.cache`. The returned folder may not exist.
 
     Raises:
-      InputError: nobody knows of a home folder.
+      InputError: there is no home folder.
     """
+    import platformdirs
+
     if own := os.environ.get("JSPEC_CACHE"):
         return pathlib.Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    if shared:
-        return pathlib.Path(shared) / "jspec"
-    try:
-        return pathlib.Path.home() / ".cache" / "jspec"
-    except RuntimeError:
-        raise InputError(
-            "no home folder is known: expected $JSPEC_CACHE or $HOME to be set"
-        ) from None
+    with contextlib.suppress(RuntimeError):  # which newer versions raise; older ones keep the ~
+        folder = platformdirs.user_cache_path("jspec", appauthor=False)
+        if folder.is_absolute():
+            return folder
+    raise InputError("no home folder is known: expected $JSPEC_CACHE or $HOME to be set")
 
 
 @contextlib.contextmanager
 def exclusive(path: pathlib.Path) -> Iterator[None]:
-    """Holds the lock file at `path` against other processes, waiting for them.
+    """Holds the lock file at `path`, after waiting for other processes that hold it.
 
-    Where the system has no `flock` nothing is held: files are put in place by renaming, so that
-    two processes at once cost a download and break nothing.
+    On a system without `flock` nothing is locked. Files are put in place by renaming them, so two
+    processes at once cost a second download and break nothing.
     """
     try:
         import fcntl

@@ -31,7 +31,8 @@ from jspec.drafters.spec import (
 from jspec.models import LlamaConfig
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
-from jspec.sampling.distribution import SamplingSettings, best_token
+from jspec.sampling.distribution import best_token
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
 from jspec.drafters.draw import DrawFn, Drawing, draw_from_distribution, draw_one
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 
 LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]

@@ -13,15 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.typing import DraftProbs, RowFlags, RowTokens
-from jspec.sampling.distribution import (
-    SamplingSettings,
-    best_token,
-    confidence,
-    likeliest,
-    sample,
-    sampling_probs,
-)
+from jspec.sampling.distribution import best_token, confidence, likeliest, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
+from jspec.sampling.settings import SamplingSettings
 
 DrawFn = Callable[
     [Float32[Array, "b v"], SamplingSettings, Key[Array, "b"]],

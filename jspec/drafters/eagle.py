@@ -31,7 +31,7 @@ from jspec.drafters.spec import (
 )
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -33,8 +33,8 @@ from jspec.drafters.spec import (
     option,
 )
 from jspec.models import KVCache
-from jspec.sampling.distribution import SamplingSettings
 from jspec.sampling.noise import gumbel_noise
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView
 

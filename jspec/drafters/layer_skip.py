@@ -30,7 +30,7 @@ from jspec.drafters.spec import (
     DrafterSpec,
 )
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -25,7 +25,7 @@ from jspec.drafters.draw import DrawFn, draw_from_distribution
 from jspec.drafters.memory import History, StopsUnsure
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -13,8 +13,9 @@ from jspec.generation.capacity import capacity_for
 from jspec.generation.programs import Programs
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
-from jspec.sampling.distribution import Switches
-from jspec.sampling.processors import PROCESSORS, Processor
+from jspec.sampling.pipeline import PROCESSORS
+from jspec.sampling.processor import Processor
+from jspec.sampling.settings import Switches
 from jspec.speculation.logprobs import TokenLogprobs
 from jspec.speculation.types import SpecState, StepInfo
 

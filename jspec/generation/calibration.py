@@ -23,8 +23,8 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
-from jspec.sampling.distribution import Switches
 from jspec.sampling.noise import INDEPENDENT
+from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView, lag_of
 

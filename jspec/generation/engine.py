@@ -10,9 +10,8 @@ from jspec import kernels
 from jspec.common.memory import tree_bytes
 from jspec.generation.rows import Row
 from jspec.generation.states import empty_state, finish_row, with_request
-from jspec.models import KVCache, QuantizedKernel, init_cache, make_apply
-from jspec.models.layers import most_native_rows
-from jspec.sampling.distribution import Switches
+from jspec.models import KVCache, init_cache, make_apply
+from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
@@ -23,8 +22,9 @@ from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
 MAX_ROUNDS_PER_VISIT = 16
-_NARROW_CHUNK, _WIDE_CHUNK = 64, 256
-NARROW_PROMPT = 2 * _NARROW_CHUNK  # the longest prompt, in tokens, that is read in narrow chunks
+NARROW_PROMPT = (
+    2 * kernels.NARROW_CHUNK
+)  # the longest prompt, in tokens, that is read in narrow chunks
 
 
 class Engine:
@@ -62,7 +62,7 @@ class Engine:
                 widths=verify_widths(drafter, numbers),
             )
         self._vocab_size = target.config.vocab_size
-        self._prefill_widths = prefill_widths(target)
+        self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
         self._empty_state = functools.partial(
             empty_state,
             init_cache=functools.partial(_init_cache, target),
@@ -173,18 +173,3 @@ def verify_widths(drafter: Drafter, numbers: Sequence[int]) -> Sequence[int]:
       numbers: numbers of drafts among which each row chooses; empty if the number is fixed.
     """
     return numbers or ((0,) if drafter.may_be_silent else ())
-
-
-def prefill_widths(target: LoadedModel) -> Sequence[int]:
-    """Returns the widths of a prompt's chunks, narrow first; a program is compiled for each.
-
-    A wide chunk usually takes as long as two and a half to four narrow ones. Where the C++ kernels
-    multiply many rows, but not in tiles, it takes as long as four, and one width is enough.
-    """
-    embedding = target.params["embedding"]
-    if isinstance(embedding, QuantizedKernel):
-        is_one_enough = kernels.is_available()
-    else:
-        is_native = most_native_rows(embedding.dtype) >= _WIDE_CHUNK
-        is_one_enough = is_native and not kernels.has_tiles()
-    return (_NARROW_CHUNK,) if is_one_enough else (_NARROW_CHUNK, _WIDE_CHUNK)

@@ -13,7 +13,7 @@ from jspec.generation.costs import RoundCosts
 from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS, Programs
 from jspec.generation.result import Result
 from jspec.generation.runner import RequestRunner
-from jspec.sampling.processors import Processor
+from jspec.sampling.processor import Processor
 from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.resolver import LoadedModel, load_model, model_name
 

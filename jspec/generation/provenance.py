@@ -8,8 +8,6 @@ import platform
 import subprocess
 from typing import Any
 
-import jax
-
 from jspec import kernels
 
 _PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
@@ -19,12 +17,10 @@ def environment() -> dict[str, Any]:
     """Returns date, device, processor, C++ library and versions."""
     return {
         "date": datetime.date.today().isoformat(),
-        "backend": jax.default_backend(),
-        "device": jax.devices()[0].device_kind,
+        **kernels.describe_device(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
-        "native": kernels.version(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
 

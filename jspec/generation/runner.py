@@ -14,7 +14,7 @@ from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import Piece, Result
 from jspec.generation.rows import Row
-from jspec.sampling.processors import Processor
+from jspec.sampling.processor import Processor
 
 _DEFAULTS = Settings()
 

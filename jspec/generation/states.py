@@ -10,7 +10,8 @@ import numpy as np
 from jspec.generation.request import Settings
 from jspec.generation.rows import MAX_STOP_IDS, Row
 from jspec.models import KVCache
-from jspec.sampling.distribution import SamplingSettings, Switches
+from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import Switches
 from jspec.speculation.control import Control
 from jspec.speculation.ends import silence
 from jspec.speculation.logprobs import TokenLogprobs

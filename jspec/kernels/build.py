@@ -1,4 +1,4 @@
-"""Compiles C++ for XLA's foreign function interface, once, for this processor."""
+"""Compiles the C++ sources for this processor, once, into a library in the user's cache."""
 
 import concurrent.futures
 import contextlib
@@ -19,8 +19,10 @@ import jax
 
 from jspec.common.user_cache import cache_dir
 
-_HERE = pathlib.Path(__file__).parent / "cpp"
-# Without strict aliasing, as vectors are read where numbers of other types were written.
+_SOURCES = pathlib.Path(__file__).parent / "cpp"
+# -ffp-contract=off: the compiler must not fuse a multiplication and an addition in one loop and not
+# in another, or results would depend on the number of rows. -fno-strict-aliasing: vectors are read
+# where numbers of other types were written.
 _OPTIONS = (
     "-std=gnu++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC",
     "-pthread", "-w",
@@ -30,17 +32,17 @@ _SECONDS = 120
 
 
 def fingerprint() -> str:
-    """Returns a name for what decides the library: sources, options, JAX's headers, processor."""
-    sources = [path.read_text() for path in sorted([*_HERE.glob("*.cc"), *_HERE.glob("*.h")])]
+    """Returns a hash of all that decides the library: sources, options, headers, processor."""
+    sources = [path.read_text() for path in sorted([*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")])]
     parts = (*sources, *_OPTIONS, importlib.metadata.version("jaxlib"), _compiler(), _processor())
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]
 
 
 def load_library() -> ctypes.CDLL:
-    """Returns the library of the sources in this folder, from the user's cache if it is there.
+    """Returns the library, from the user's cache if it is there, else compiled now.
 
     Raises:
-      OSError: it cannot be built or loaded; the text says why.
+      OSError: the library cannot be built or loaded; the text says why.
     """
     path = cache_dir() / "native" / f"jspec-{fingerprint()}.so"
     if _is_whole(path):
@@ -50,7 +52,7 @@ def load_library() -> ctypes.CDLL:
 
 
 def _is_whole(path: pathlib.Path) -> bool:
-    """Returns whether a library is as it was built: a part of one would crash the process."""
+    """Returns whether a library is as it was built; loading a damaged one crashes the process."""
     try:
         return _digest_path(path).read_text() == _digest(path)
     except OSError:
@@ -71,7 +73,7 @@ def _compiler() -> str | None:
 
 
 def _processor() -> str:
-    """Returns what the processor can do: a home folder may be shared by different machines."""
+    """Returns the processor's features: different machines may share one home folder."""
     try:
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -81,7 +83,7 @@ def _processor() -> str:
 
 
 def _build(path: pathlib.Path) -> ctypes.CDLL:
-    """Compiles beside the goal and puts it in place by renaming: it is never seen half-written."""
+    """Compiles in a folder beside the path, and renames the result: no one sees a part of it."""
     compiler = _compiler()
     if compiler is None:
         raise OSError("no C++ compiler was found")
@@ -89,18 +91,18 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
     run = functools.partial(_run, compiler)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = pathlib.Path(folder) / path.name
-        goals = {source: built.with_name(f"{source.stem}.o") for source in _HERE.glob("*.cc")}
+        goals = {source: built.with_name(f"{source.stem}.o") for source in _SOURCES.glob("*.cc")}
         include = f"-I{jax.ffi.include_dir()}"
         commands = [[include, "-c", str(source), "-o", str(goals[source])] for source in goals]
-        # One compiler a core: each takes several hundred megabytes.
-        with concurrent.futures.ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        # No more compilers at once than cores: each takes several hundred megabytes.
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(run, commands))
         run(["-shared", *map(str, goals.values()), "-o", str(built)])
         library = ctypes.CDLL(str(built))
         digest = _digest_path(built)
         digest.write_text(_digest(built))
         built.replace(path)
-        digest.replace(_digest_path(path))
+        digest.replace(_digest_path(path))  # last: without it the library counts as damaged
     return library
 
 

@@ -1,9 +1,10 @@
-"""Calls C++ where XLA on CPU is slow, or where a row's result would depend on its neighbours.
+"""The C++ library: compiled on first use, loaded once, and called as a part of XLA's programs.
 
-XLA on CPU reads the weights of a bfloat16 product at half the speed of memory, and at a tenth of it
-for one row; its attention reads the whole buffer of a cache, which it writes row after row. The
-sources here are compiled for the processor on first use and called through XLA's foreign function
-interface. Where there is no C++ compiler, XLA computes everything.
+XLA on CPU leaves much of the machine unused where decoding spends its time. It reads the weights of
+a bfloat16 product at half the speed of memory, and at a tenth of it for one row. Its attention
+reads the whole buffer of a cache. And a row's result may depend on the rows beside it. The C++
+sources in `cpp/` do better. They are called through XLA's foreign function interface. Where there
+is no C++ compiler, XLA computes everything.
 """
 
 import ctypes
@@ -19,8 +20,8 @@ from jaxtyping import Array
 
 from jspec.kernels.build import fingerprint, load_library
 
-_LOCK = threading.Lock()  # of the first call
-# And which of its operands a function returns, changed in place.
+_LOCK = threading.Lock()  # so that the library is built and loaded once
+# The functions of the library, and which operand each returns after changing it in place.
 _FUNCTIONS: dict[str, int | None] = {
     "product": None, "int8_product": None, "int4_product": None, "attention": None,
     "rms_norm": None, "rotate_heads": None, "swiglu": None, "smallest_rank": None,
@@ -30,12 +31,12 @@ Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
 
 class _Library(NamedTuple):
-    """What was loaded.
+    """A library that was loaded.
 
     Attributes:
       name: its fingerprint.
-      has_pairs: whether the processor multiplies bfloat16 numbers two by two.
-      has_tiles: whether it multiplies them in tiles.
+      has_pairs: whether the processor multiplies pairs of bfloat16 numbers (AVX-512 BF16).
+      has_tiles: whether it multiplies tiles of them (AMX).
     """
 
     name: str
@@ -44,9 +45,10 @@ class _Library(NamedTuple):
 
 
 def is_available() -> bool:
-    """Returns whether the library is there; builds it if it is not, and says why if it cannot.
+    """Returns whether C++ computes on this device; builds the library first if need be.
 
-    `JSPEC_NATIVE=0` in the environment leaves everything to XLA.
+    A build that fails is reported by one warning. `JSPEC_NATIVE=0` in the environment leaves
+    everything to XLA.
     """
     return _load() is not None
 
@@ -58,13 +60,13 @@ def version() -> str | None:
 
 
 def has_pairs() -> bool:
-    """Returns whether bfloat16 products of many rows are fast, too (AVX-512 BF16)."""
+    """Returns whether bfloat16 products are fast in C++ for many rows, too (AVX-512 BF16)."""
     library = _load()
     return library is not None and library.has_pairs
 
 
 def has_tiles() -> bool:
-    """Returns whether in bfloat16 a row costs the less the more rows there are (AMX)."""
+    """Returns whether more rows of a bfloat16 product make each of them cheaper (AMX)."""
     library = _load()
     return library is not None and library.has_tiles
 
@@ -94,22 +96,22 @@ def _prepare() -> _Library | None:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
 def call(name: str, reference: Callable[..., Any], result: Result, *operands: Array) -> Any:
-    """Returns what the reference returns for the operands, up to rounding; calls C++ for it.
+    """Returns what the reference returns, up to rounding, computed by a function in C++.
 
-    Only of a query that may see nothing does attention say something else: zeros, not the mean of
-    all values. Where it is differentiated, the reference computes everything.
+    The one exception is attention for a query that may see nothing: C++ returns zeros, the
+    reference the mean of all values. Derivatives are the reference's.
 
     Args:
       name: of the C++ function, one of `_FUNCTIONS`.
-      reference: the same in JAX, for derivatives.
-      result: shape and type of what is returned, or of each part of it.
-      *operands: its arguments.
+      reference: the same function in JAX, for derivatives.
+      result: shape and type of the result, or of each of several.
+      *operands: the function's arguments.
     """
     return _call(name, result, *operands)
 
 
-# A function of its own, so that it is called: within a loop that also carries an empty array, XLA
-# would lose the call's interface.
+# Under jit, so that the call stays a function of its own: within a loop that also carries an empty
+# array, XLA would lose the call's interface.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(name: str, result: Result, *operands: Array) -> Any:
     changed = _FUNCTIONS[name]
@@ -126,7 +128,7 @@ def _jvp(
     reference: Callable[..., Any],
     result: Result,
     operands: tuple[Array, ...],
-    tangents: tuple[Array, ...],
+    tangents: tuple[Any, ...],  # an integer operand's is no array of JAX, but NumPy's float0
 ) -> tuple[Any, Any]:
-    """Differentiates the reference, whose value comes with its derivative."""
+    """Differentiates the reference, which then computes the value as well."""
     return jax.jvp(reference, operands, tangents)

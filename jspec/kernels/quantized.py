@@ -1,18 +1,18 @@
-"""Kernels of 8-bit and 4-bit integers, and the product of float activations with them.
+"""Kernels of 8-bit and 4-bit integers, and the product of float rows with them.
 
-A weight is `scale of its output · int8`; a 4-bit integer becomes that int8 when it is multiplied by
-its group's multiplier, an integer too. So one product serves both kinds. The model's type holds the
-integers exactly, and they are converted to it as an operand of the product: on CPU by C++, a few
-outputs at a time that stay in the processor's cache, and on other devices by XLA, where the
-compiler can fuse the conversion into the product.
+A weight is the scale of its output times an int8. A 4-bit integer becomes that int8 when it is
+multiplied by its group's multiplier, itself an integer, so one product serves both kinds. The
+model's type holds these integers exactly.
 
-On CPU without a C++ compiler such weights would be written to memory and read again, at four times
-the cost of a float kernel; but XLA's int8 · int8 -> int32 is fast. The activations are split into
-int8 digits in base 254: two for bfloat16 models, 16 bits of a row's largest activation, and three
-for float32 ones.
+There are three ways to multiply by such a kernel. On CPU the C++ converts a few outputs' weights at
+a time, which then stay in the processor's cache. On other devices XLA can fuse the conversion into
+the product. On CPU without a C++ compiler XLA would write the converted weights to memory and read
+them again, at four times the cost of a float kernel, but its int8 · int8 -> int32 product is fast:
+there each row is split into int8 digits of base 254. Two digits hold 16 bits of a row's largest
+number, which is enough for bfloat16 models; float32 models take three.
 
-On CPU a row's result does not depend on how many rows stand beside it: the sums are in one order,
-or of exact integers.
+On CPU a row's result does not depend on how many rows stand beside it: the sums have one order, or
+are of exact integers.
 """
 
 from typing import Any
@@ -22,18 +22,18 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Float32, Int, Int8, Int32, Shaped, UInt8
 
-from jspec import kernels
+from jspec.kernels import library
 from jspec.kernels.precision import exact_float32
 
 GROUP = 32  # inputs that share a multiplier
-_HALF = GROUP // 2
-_BASE = 254.0  # what is left of a number in [-127, 127] after rounding, times this, is in it again
+_HALF = GROUP // 2  # of a group: the inputs in the low bits, and those in the high bits
+_BASE = 254.0  # rounding leaves at most 1/2, so the rest times this is in [-127, 127] again
 _BLOCK_BYTES = 4 << 20  # of weights unpacked at a time: they stay in the processor's cache
 _CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 
 class QuantizedKernel(struct.PyTreeNode):
-    """A kernel of integers, in the parameter dict in the place of a float array [*out, *in].
+    """A kernel of integers, which replaces a float array [*out, *in] in the parameter dict.
 
     Attributes:
       values: int8 [o i]; or uint8 [o i/2], two 4-bit integers a byte: byte j of a group's 16 holds
@@ -41,8 +41,8 @@ class QuantizedKernel(struct.PyTreeNode):
       scales: float32 [o], one an output.
       multipliers: int8 [o i/32], one for each group of 32 inputs; None for int8 values.
       shape: of the float array.
-      dtype: the model's, bfloat16 or float32: of its caches, and of its products where
-        the device multiplies it fast.
+      dtype: the model's, bfloat16 or float32. Its caches have it, and its products where the device
+        multiplies it fast.
     """
 
     values: Int8[Array, "o i"] | UInt8[Array, "o packed"]
@@ -61,11 +61,12 @@ def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Flo
     weights = kernel.values, kernel.scales
     if kernel.multipliers is not None:
         weights += (kernel.multipliers,)
-    if kernels.is_available():
+    if library.is_available():
         name = "int8_product" if kernel.multipliers is None else "int4_product"
         result = jax.ShapeDtypeStruct((rows.shape[0], kernel.scales.size), jnp.float32)
-        dtype = kernel.dtype if kernels.has_pairs() else jnp.float32  # the faster one
-        return kernels.call(name, _float_product, result, rows.astype(dtype), *weights)
+        # Without instructions for bfloat16 the C++ would convert every row to float32 anyway.
+        dtype = kernel.dtype if library.has_pairs() else jnp.float32
+        return library.call(name, _float_product, result, rows.astype(dtype), *weights)
     if jax.default_backend() == "cpu":
         return _integer_product(rows, kernel)
     return _float_product(rows.astype(kernel.dtype), *weights)
@@ -85,6 +86,7 @@ def _float_product(
     scales: Float32[Array, "o"],
     multipliers: Int8[Array, "o groups"] | None = None,
 ) -> Float32[Array, "r o"]:
+    """Multiplies by converted weights; the reference of both C++ products."""
     parts = _unpack(values, multipliers)
     products = [
         jax.lax.dot_general(
@@ -100,6 +102,7 @@ def _float_product(
 
 
 def _integer_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:
+    """Multiplies the rows' digits, and joins the sums: ((digit 2 / 254) + digit 1) / 254 + ..."""
     num_digits = 3 if kernel.dtype == jnp.float32 else 2
     digits, units = _to_digits(rows.astype(jnp.float32), num_digits)
     if kernel.multipliers is None:
@@ -108,7 +111,7 @@ def _integer_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Floa
         sums = _blockwise_sums(digits, kernel.values, kernel.multipliers)
     by_digit = sums.astype(jnp.float32).reshape(num_digits, rows.shape[0], -1)
     total = by_digit[-1]
-    for index in range(num_digits - 2, -1, -1):
+    for index in range(num_digits - 2, -1, -1):  # the smallest digits first, as rounding wants
         total = by_digit[index] + total / _BASE
     return total * units * kernel.scales
 
@@ -119,8 +122,8 @@ def _to_digits(
     """Splits numbers: rows = unit · (digit 0 + digit 1 / 254 + digit 2 / 254² …), nearly.
 
     Returns:
-      The digits, the first ones of all rows first; and each row's unit, NaN where the row is not
-      finite, so that its products are not either.
+      The digits, first those of the highest place for all rows, then the next; and each row's unit.
+      The unit is NaN where the row is not finite, so that its products are not finite either.
     """
     units = jnp.max(jnp.abs(rows), axis=1, keepdims=True) / 127
     units = jnp.where(units == 0, 1.0, units)
@@ -151,7 +154,7 @@ def _blockwise_sums(
     values: UInt8[Array, "o packed"],
     multipliers: Int8[Array, "o groups"],
 ) -> Int32[Array, "r o"]:
-    """Returns the same, a block of outputs at a time: unpacked weights never reach memory."""
+    """Does the same for a block of outputs at a time, so that unpacked weights stay in cache."""
     num_outputs = values.shape[0]
     # At least two blocks: XLA would unroll a loop of one, and unpack all weights ahead of time.
     block = max(1, min(_BLOCK_BYTES // rows.shape[1], -(-num_outputs // 2)))
@@ -176,12 +179,11 @@ def _unpack(
     values: Int8[Array, "o i"] | UInt8[Array, "o packed"],
     multipliers: Int8[Array, "o groups"] | None,
 ) -> list[Int8[Array, "o part"]]:
-    """Returns the int8 weights: all inputs at once, or the two halves of every group apart.
-
-    Apart, because XLA on CPU interleaves bytes ten times more slowly than it multiplies them.
-    """
+    """Returns the int8 weights: one array for all inputs, or one for each half of the groups."""
     if multipliers is None:
         return [values]
+    # Two arrays, because XLA on CPU interleaves bytes ten times more slowly than it multiplies.
+    # Shifts of signed bytes extend the sign of each 4-bit integer.
     signed = jax.lax.bitcast_convert_type(values, jnp.int8)
     low = jax.lax.shift_right_arithmetic(signed << jnp.int8(4), jnp.int8(4))
     high = jax.lax.shift_right_arithmetic(signed, jnp.int8(4))

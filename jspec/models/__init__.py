@@ -1,6 +1,6 @@
 """Llama-family models as pure functions over a KV cache that is a value."""
 
-from jspec.kernels.quantized import QuantizedKernel
+from jspec.kernels import QuantizedKernel
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import PRESETS, LlamaConfig, RopeScaling, get_preset
 from jspec.models.decoder import Llama, init_cache, init_params, make_apply

@@ -4,17 +4,17 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float32
 
+from jspec.kernels import rotate_heads
 from jspec.models.cache import KVCache
 from jspec.models.config import LlamaConfig
 from jspec.models.layers import kernel_param, linear
-from jspec.models.rope import rotate_heads
 
 
 class Attention(nn.Module):
-    """One layer's attention. Keys and values live in the cache alone, that of this layer.
+    """The attention of one layer, whose keys and values live in a one-layer cache.
 
-    The kernel `qkv` [k g+2 h i], i the width of the inputs, holds, for each key/value head, its g
-    query heads, its key head and its value head, so that the heads can be split over devices by its
+    For each key/value head, the kernel `qkv` [k g+2 h i] holds its g query heads, its key head and
+    its value head; i is the width of the inputs. So the heads can be split over devices by the
     first axis.
 
     Attributes:
@@ -40,6 +40,7 @@ class Attention(nn.Module):
         if cfg.attention_bias:
             qkv += self.param("qkv_bias", nn.initializers.zeros, (k, g + 2, h))
         queries, keys, values = rotate_heads(qkv, *rope)
+        # Written before they are read: a token finds itself and its block's others in the cache.
         cache = cache.write(keys, values, block_offset)
         mixed = cache.attend(queries, visible)
         outputs = linear(

@@ -5,38 +5,32 @@
               committed         | block        |  never read
                           length^
 
-A model call writes the keys and values of its tokens after the committed slots and lets them see
-the committed slots and, inside the block, what the block mask allows. It leaves `length` alone:
-`commit` makes block slots permanent, `rollback` takes them back, and both only set an integer
-(a tree's commit also moves its chosen slots together). A slot is not a position: a token's position
-is given to the model apart, so that a tree may hold several tokens of one position.
+A model call writes the keys and values of its tokens after the committed slots. Each of its tokens
+sees the committed slots and, inside the block, what the block mask allows. The call leaves `length`
+alone. `commit` makes block slots permanent, and `rollback` gives slots up again. Both set an
+integer and move no keys or values, so rejecting drafts costs nothing: their slots are no longer
+visible, and the next block overwrites them. (A tree's commit also moves its chosen slots together.)
+
+A slot is not a position. The model is told each token's position apart, so that a tree may hold
+several tokens of one position.
 """
 
-import functools
 from typing import Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax.lax import Precision
 from jaxtyping import Array, Bool, Float, Int32
 
-from jspec import kernels
 from jspec.common.typing import BlockMask, RowCounts
-from jspec.kernels import fused_attention
-
-TAIL = 16  # slots behind the capacity, so that a small block written at its end stays inside
-_FEW_QUERIES = 16  # up to which attention on any CPU is faster without XLA
-_NATIVE_DIMS = (32, 64, 128, 256)  # of a head
-_NATIVE_TYPES = (jnp.bfloat16, jnp.float32)
-_MASKED = -1e30  # finite, so that a row that may see nothing gives no NaN
+from jspec.kernels import TAIL, attend, write_rows
 
 
 class KVCache(struct.PyTreeNode):
     """Keys and values of every layer, and how many slots of each row are committed.
 
     Attributes:
-      keys: one array [b k s h] a layer; s is the capacity and a tail that is never committed.
+      keys: one array [b k s h] a layer; s is the capacity plus `TAIL`, which is never committed.
       values: one array [b k s h] a layer.
       length: committed slots, [b].
     """
@@ -67,11 +61,11 @@ class KVCache(struct.PyTreeNode):
         return self.keys[0].shape[2] - TAIL
 
     def layer(self, index: int) -> Self:
-        """Returns the cache of one layer, which is written and attended to."""
+        """Returns the cache of one layer, which `write` and `attend` take."""
         return self.replace(keys=(self.keys[index],), values=(self.values[index],))
 
     def with_layer(self, index: int, layer: Self) -> Self:
-        """Returns the cache with that one in the place of one of its layers."""
+        """Returns the cache with one of its layers replaced by `layer`."""
 
         def put(layers: tuple[Array, ...], own: tuple[Array, ...]) -> tuple[Array, ...]:
             return (*layers[:index], *own, *layers[index + 1 :])
@@ -103,45 +97,43 @@ class KVCache(struct.PyTreeNode):
         return self.replace(keys=put(self.keys, keys), values=put(self.values, values))
 
     def visible(self, block_mask: Bool[Array, "#b t u"]) -> Bool[Array, "b t s"]:
-        """Returns which slots each query may see: the committed ones and its block's."""
+        """Returns which slots each query may see: the committed ones and its block's.
+
+        Args:
+          block_mask: which of the u block slots each of t queries sees. u is above t where earlier
+            calls have written a part of the block.
+        """
         t, u = block_mask.shape[1:]
+        # Slots relative to the block's first one, which lies elsewhere in every row.
         relative = jnp.arange(self.capacity + TAIL) - self.length[:, None]
         in_block = (relative >= 0) & (relative < u)
         index = jnp.clip(relative, 0, u - 1)
         block_mask = jnp.broadcast_to(block_mask, (self.length.shape[0], t, u))
         allowed = jnp.take_along_axis(block_mask, index[:, None, :], axis=2)
+        # Slots after the block are never visible, whatever earlier blocks have left there.
         return (relative < 0)[:, None, :] | (in_block[:, None, :] & allowed)
 
     def attend(
         self, queries: Float[Array, "b t n h"], visible: Bool[Array, "b t s"]
     ) -> Float[Array, "b t n h"]:
-        """Returns the attention of queries, already scaled, over the visible slots of one layer.
+        """Returns the attention of queries over the visible slots of a one-layer cache.
 
-        Scores and softmax are float32; the result has the type of the queries. C++ computes it on
-        CPU, cuDNN a prompt's chunk in bfloat16 on a GPU, and XLA everything else.
+        Args:
+          queries: already scaled.
+          visible: which slots each query may see; see `visible`.
+
+        Returns:
+          The result in the type of the queries; see `kernels.attend`.
         """
-        _, t, _, h = queries.shape
         (keys,), (values,) = self.keys, self.values
-        operands = queries, keys, values, visible
-        if fused_attention.is_usable(_attend, queries, keys):
-            return fused_attention.call(_attend, *operands)
-        is_native = (
-            (t <= _FEW_QUERIES or kernels.has_pairs())
-            and h in _NATIVE_DIMS
-            and queries.dtype == jnp.float32
-            and keys.dtype in _NATIVE_TYPES
-        )
-        if is_native and kernels.is_available():
-            result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-            return kernels.call("attention", _attend, result, *operands)
-        return _attend(*operands)
+        return attend(queries, keys, values, visible)
 
     def commit(self, num_tokens: RowCounts, path: Int32[Array, "b p"] | None = None) -> Self:
         """Makes block slots permanent.
 
         Args:
-          num_tokens: how many, [b]; 0 leaves a row as it was. What would lie past the capacity was
-            never written, and is not committed.
+          num_tokens: how many, [b]; 0 leaves a row as it was. Slots past the capacity were never
+            written, and are not committed.
           path: for a tree, the block slots kept, in order (0 is the first of the block); entries
             from `num_tokens` on are ignored. None for a chain, whose slots lie in order already.
         """
@@ -149,10 +141,13 @@ class KVCache(struct.PyTreeNode):
         return cache.replace(length=jnp.minimum(self.length + num_tokens, self.capacity))
 
     def _compact(self, path: Int32[Array, "b p"]) -> Self:
+        """Moves the block slots of a path to the first slots after the committed ones."""
         rows = jnp.arange(path.shape[0])[:, None]
         source = self.length[:, None] + path
         goal = self.length[:, None] + jnp.arange(path.shape[1])
 
+        # All slots are read before any is written, so a slot may be both source and goal. Keys need
+        # no new rotation: a token of depth d had the position that it has after the move.
         def move(layer: Array) -> Array:
             return layer.at[rows, :, goal].set(layer[rows, :, source], mode="drop")
 
@@ -163,68 +158,6 @@ class KVCache(struct.PyTreeNode):
     def rollback(self, length: RowCounts) -> Self:
         """Returns the cache with only the first `length` slots of each row committed."""
         return self.replace(length=length)
-
-
-def _attend(
-    queries: Float[Array, "b t n h"],
-    keys: Float[Array, "b k s h"],
-    values: Float[Array, "b k s h"],
-    visible: Bool[Array, "b t s"],
-) -> Float[Array, "b t n h"]:
-    """Attends by XLA, which goes through all slots and masks those that are not visible."""
-    b, t, n, h = queries.shape
-    k = keys.shape[1]
-    grouped = queries.reshape(b, t, k, n // k, h).transpose(0, 2, 1, 3, 4)
-    grouped = grouped.reshape(b, k, t * (n // k), h).astype(keys.dtype)
-    precision = Precision.HIGHEST if keys.dtype == jnp.float32 else None  # float32, not TF32
-    multiply = functools.partial(
-        jnp.einsum, precision=precision, preferred_element_type=jnp.float32
-    )
-    scores = multiply("bkqh,bksh->bkqs", grouped, keys)
-    mask = jnp.repeat(visible, n // k, axis=1)[:, None]
-    probs = jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
-    mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)
-    mixed = mixed.reshape(b, k, t, n // k, h).transpose(0, 2, 1, 3, 4)
-    return mixed.reshape(b, t, n, h).astype(queries.dtype)
-
-
-def write_rows(
-    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
-) -> Float[Array, "b k s h"]:
-    """Writes `new` at each row's own start, in a layer with `TAIL` slots more than are ever meant.
-
-    What falls behind them is lost, never shifted onto a good slot.
-    """
-    if kernels.is_available() and layer.dtype in _NATIVE_TYPES:
-        result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
-        operands = layer, new.astype(jnp.float32), start
-        return kernels.call("write_rows", _write_rows, result, *operands)
-    return _write_rows(layer, new, start)
-
-
-def _write_rows(
-    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
-) -> Float[Array, "b k s h"]:
-    """Writes by XLA.
-
-    A scatter drops what falls outside. `dynamic_update_slice` would shift it, but XLA on CPU writes
-    with it in place where it converts a whole bfloat16 layer for a scatter: there a small block is
-    written so. It begins at the capacity at the latest, and the tail of the layer has room for it.
-    Rows take turns in a loop: XLA would fuse a chain of updates into one that goes through the
-    whole layer for every row.
-    """
-    new = new.astype(layer.dtype)
-    b, t = new.shape[:2]
-    if jax.default_backend() != "cpu" or t > TAIL:
-        rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
-        return layer.at[rows, :, slots].set(new, mode="drop")
-    new, start = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - TAIL)
-
-    def write(row: Array | int, layer: Array) -> Array:
-        own = jax.lax.dynamic_slice_in_dim(new, row, 1)
-        return jax.lax.dynamic_update_slice(layer, own, (row, 0, start[row], 0))
-
-    return write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer)
 
 
 def causal_mask(num_tokens: int) -> BlockMask:

@@ -94,6 +94,7 @@ class LlamaConfig:
     @property
     def num_params(self) -> int:
         """Number of parameters, the tied head counted once."""
+        # In units of weights; each norm has a scale of the embedding's width.
         heads = self.num_heads * self.head_dim
         kv_heads = self.num_kv_heads * self.head_dim
         attention = self.embed_dim * (2 * heads + 2 * kv_heads)

@@ -1,4 +1,4 @@
-"""Llama as one pure function: tokens and a cache in, logits and a cache out."""
+"""The decoder as one pure function: tokens and a cache in, logits and a cache out."""
 
 import functools
 from collections.abc import Sequence
@@ -18,15 +18,12 @@ from jspec.models.rope import rope_cos_sin
 
 
 class Llama(nn.Module):
-    """A Llama-family decoder. See `ApplyFn` for the call.
-
-    The residual stream is float32: it is small, and rounding it is what makes a bfloat16 model's
-    answers depend on how many tokens a call takes.
+    """The decoder of a Llama-family model. See `ApplyFn` for the call.
 
     Attributes:
       config: its shape.
-      layers: those of its layers that it consists of, rising; None for all. The cache holds one
-        entry for each.
+      layers: the layers that are run, in rising order; None for all. The cache has one entry for
+        each.
     """
 
     config: LlamaConfig
@@ -48,19 +45,23 @@ class Llama(nn.Module):
         layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
         embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
         x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
+        # The residual stream is float32. It is small, and rounding it would make the answers of a
+        # bfloat16 model depend on how many tokens a call takes.
         x = x.astype(jnp.float32)
         num_tokens = x.shape[1]
         if block_mask is None:
             block_mask = causal_mask(num_tokens)
+        # A mask wider than the block covers slots that earlier calls of this block have written.
         offset = block_mask.shape[-1] - num_tokens
         if positions is None:
             positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
         positions = jnp.broadcast_to(positions, x.shape[:2])
         rope = rope_cos_sin(cfg, positions)
         visible = cache.visible(block_mask)
-        outputs = {first_layer: x}
+        outputs = {first_layer: x}  # by number of layers run; 0 is the embedding
         for index, layer in list(enumerate(layers))[first_layer:]:
             name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
+            # Initialising needs Flax's modules; afterwards the compiled layer is called directly.
             if self.is_initializing():
                 x, own = Block(cfg, name=name)(*inputs)
             else:
@@ -69,6 +70,7 @@ class Llama(nn.Module):
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
         hidden = jnp.stack([outputs[i] for i in hidden_layers], axis=2) if hidden_layers else x
+        # Prefill needs logits at its last token only: the head is the largest product of all.
         if logits_at is not None:
             x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
         head = embedding
@@ -78,7 +80,7 @@ class Llama(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward layer, each normed before and added to the stream.
+    """Attention and a feed-forward layer, each normed before and added to the residual stream.
 
     Attributes:
       config: the model's.
@@ -95,7 +97,7 @@ class Block(nn.Module):
         cache: KVCache,
         block_offset: int,
     ) -> tuple[Float32[Array, "b t d"], KVCache]:
-        """Applies the block, to the cache of its layer alone."""
+        """Applies the block to the stream and the one-layer cache."""
         eps = self.config.norm_epsilon
         attention = Attention(self.config, name="attention")
         normed = RMSNorm(eps, name="attention_norm")(x)
@@ -107,16 +109,17 @@ class Block(nn.Module):
 
 @functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset
 def _apply_block(config: LlamaConfig, params: Params, *inputs: Any) -> Any:
-    """Applies a `Block`; under jit because all layers look the same, and are traced once."""
+    """Applies a `Block`; under jit, because all layers have the same shapes and are traced once."""
     return Block(config).apply({"params": params}, *inputs)
 
 
 def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:
-    """Returns the model of that config as a pure function of its parameters.
+    """Returns the decoder of that config as a pure function of its parameters.
 
     Args:
       config: its shape.
-      layers: a model of these layers only, of the same parameters; None takes all.
+      layers: the only layers to run, in rising order, with the full model's parameters; None runs
+        all.
     """
     module = Llama(config, None if layers is None else tuple(layers))
 

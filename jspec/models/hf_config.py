@@ -1,4 +1,4 @@
-"""LlamaConfig in the spelling of Hugging Face's config.json, both methods."""
+"""Reads Hugging Face's config.json as a `LlamaConfig`, and writes it again."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,6 +50,7 @@ def _read_rope(raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
     if parameters is not None and scaling is not None and parameters != scaling:
         raise ValueError("config has both rope_parameters and rope_scaling, and they differ")
     rope = dict(parameters or scaling or {})
+    # Inside the RoPE settings in the newer spelling, beside them in the older one.
     theta = raw.pop("rope_theta", None)
     theta = rope.pop("rope_theta", theta if theta is not None else 10_000.0)
     kind = rope.pop("rope_type", rope.pop("type", "default"))

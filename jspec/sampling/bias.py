@@ -11,10 +11,10 @@ from jspec.sampling.processor import Processor
 
 
 class BiasState(NamedTuple):
-    """The numbers.
+    """What is added.
 
     Attributes:
-      bias: [b v].
+      bias: to each token's logit, [b v].
     """
 
     bias: Float32[Array, "b v"]
@@ -40,7 +40,7 @@ def apply(state: BiasState, logits: Float32[Array, "b v"]) -> Float32[Array, "b 
 
 
 def update(state: BiasState, token: RowTokens) -> BiasState:
-    """Nothing changes."""
+    """Returns the state unchanged."""
     del token
     return state
 

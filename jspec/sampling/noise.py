@@ -1,12 +1,18 @@
 """Where each random number of a request comes from.
 
-A number is a function of the request's seed, a purpose and a position: never of the batch, of the
-host's chunking or of a key that is split along the way. Plain decoding keys its noise by the
-absolute position of the token it draws. A round of `INDEPENDENT` noise keys its own by the position
-of the round's *first* token and the offset in the round: a round's acceptance must not meet noise
-that has already decided an earlier one, and after a rejection the same absolute positions come
-round again. `SHARED` noise is plain decoding's own, for draft and target alike: there a position's
-noise decides one thing only, the token that the target says there (arXiv 2408.07978).
+A number is a function of the request's seed, of what it decides and of a position. It never depends
+on the batch, on how many rounds the host runs at a time, or on a key that is split along the way.
+
+*Plain decoding* keys its noise by the absolute position of the token that it draws.
+
+`INDEPENDENT` noise is for rules that draw draft and target apart, such as `rejection`. A round keys
+it by the position of the round's *first* token and the offset in the round. It must not be keyed by
+absolute position: after a rejection the same positions come round again, and noise that has already
+decided one acceptance would decide another. Under `block` that is biased from the second round on.
+
+`SHARED` noise is plain decoding's own, given to draft and target alike (arXiv 2408.07978). It may
+be keyed by absolute position, because a position's noise decides one thing only: the token that the
+target draws there.
 """
 
 import enum
@@ -19,16 +25,17 @@ import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Bool, Float32, Key
 
+from jspec import kernels
 from jspec.common.typing import RowCounts, RowSeeds
 
-KEY_TYPE = "threefry2x32"  # others draw by the batch's shape
+KEY_TYPE = "threefry2x32"  # with other generators a row's numbers depend on the batch's shape
 
 
 class AcceptanceNoise(struct.PyTreeNode):
     """The randomness of one round's acceptance.
 
     Attributes:
-      uniforms: in [0, 1), [b w]; None under shared noise.
+      uniforms: one in [0, 1) for each draft, [b w]; None under shared noise.
       gumbel: standard Gumbel noise for the next token, [b v]; under shared noise for every position
         of the round, [b w+1 v].
     """
@@ -42,7 +49,8 @@ class RoundNoise(NamedTuple):
 
     Attributes:
       draft_keys: (seed [b], position [b], w) -> [b w], the keys with which a drafter draws.
-      acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the rule's noise.
+      acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the noise with which
+        the rule decides.
     """
 
     draft_keys: Callable[[RowSeeds, RowCounts, int], Key[Array, "b w"]]
@@ -66,8 +74,8 @@ def round_keys(
     Args:
       seed: of each row's request.
       position: of the round's first token, counted from the start of the prompt.
-      purpose: what the keys are for.
-      num_offsets: how many keys a row.
+      purpose: what the numbers decide; different purposes have unrelated numbers.
+      num_offsets: how many keys each row gets.
     """
 
     def one_key(seed: Array, position: Array, offset: Array) -> Key[Array, ""]:
@@ -78,9 +86,7 @@ def round_keys(
     def fold(key: Key[Array, ""], number: Array) -> tuple[Key[Array, ""], None]:
         return jax.random.fold_in(key, number), None
 
-    # On CPU a fold is a hundred instructions that must be compiled and kept for each; elsewhere it
-    # is a kernel at most, and a loop's turns are what costs.
-    unroll = jax.default_backend() != "cpu"
+    unroll = kernels.prefers_unrolled_loops()
     offsets = jnp.arange(num_offsets, dtype=jnp.int32)
     return jax.vmap(jax.vmap(one_key, (None, None, 0)), (0, 0, None))(seed, position, offsets)
 
@@ -91,13 +97,15 @@ def gumbel_noise(
     """Returns standard Gumbel noise for one draw a row; the keys are consumed.
 
     Args:
-      keys: one a row.
+      keys: one for each row.
       vocab_size: of the distribution to draw from.
-      is_random: whether any row needs it: a batch of temperature 0 is spared the work and gets 0.
+      is_random: whether any row needs noise; a batch whose temperatures are all 0 gets zeros, and
+        is spared the work.
     """
 
     def draw(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
-        # The low mode never draws a token less likely than about 1e-7.
+        # mode="low" makes its noise of 23-bit uniforms, which cuts off the upper tail: a token less
+        # likely than about 1e-7 would never be drawn.
         one_row = functools.partial(
             jax.random.gumbel, shape=[vocab_size], dtype=jnp.float32, mode="high"
         )
@@ -125,12 +133,12 @@ def plain_noise(
 
 
 def absolute_keys(seed: RowSeeds, position: RowCounts, width: int) -> Key[Array, "b w"]:
-    """Returns the keys with which plain decoding draws at `width` positions in a row.
+    """Returns the keys with which plain decoding draws at `width` successive positions.
 
     Args:
       seed: of each row's request.
-      position: the first of them.
-      width: how many.
+      position: the first position.
+      width: how many positions.
     """
     keys = [round_keys(seed, position + i, Purpose.PLAIN, 1) for i in range(width)]
     return jnp.concatenate(keys, axis=1)

@@ -1,8 +1,9 @@
 """Repetition, presence and frequency penalties.
 
-Repetition divides the positive logits, and multiplies the negative ones, of every token in prompt
-or output (CTRL, arXiv 1909.05858; as in transformers). Presence and frequency look at the output
-alone: logit - presence · (count > 0) - frequency · count. Repetition comes first.
+The repetition penalty divides the positive logits, and multiplies the negative ones, of every token
+in prompt or output (CTRL, arXiv 1909.05858; as in transformers). Presence and frequency penalties
+look at the output alone: logit - presence · (count > 0) - frequency · count. Repetition comes
+first.
 """
 
 from typing import Any, NamedTuple
@@ -16,10 +17,10 @@ from jspec.sampling.processor import Processor
 
 
 class PenaltyState(NamedTuple):
-    """What a row has said, and the price of saying it again.
+    """What a row has said, and the penalties for saying it again.
 
     Attributes:
-      in_prompt: [b v].
+      in_prompt: whether the prompt holds each token, [b v].
       counts: how often each token has been emitted, [b v].
       repetition: [b].
       presence: [b].
@@ -64,14 +65,15 @@ def apply(state: PenaltyState, logits: Float32[Array, "b v"]) -> Float32[Array, 
     is_emitted = state.counts > 0
     repeated = jnp.where(logits < 0, logits * repetition, logits / repetition)
     logits = jnp.where(state.in_prompt | is_emitted, repeated, logits)
-    price = presence * is_emitted.astype(jnp.float32)
-    price += frequency * state.counts.astype(jnp.float32)
-    return logits - price
+    penalty = presence * is_emitted.astype(jnp.float32)
+    penalty += frequency * state.counts.astype(jnp.float32)
+    return logits - penalty
 
 
 def update(state: PenaltyState, token: RowTokens) -> PenaltyState:
     """Counts one more token."""
-    is_token = jnp.arange(state.counts.shape[1]) == token[:, None]  # fuses; a scatter would copy
+    # A comparison is fused into the sum; a scatter would copy the counts.
+    is_token = jnp.arange(state.counts.shape[1]) == token[:, None]
     return state._replace(counts=state.counts + is_token.astype(jnp.int32))
 
 

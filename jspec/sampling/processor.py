@@ -1,4 +1,4 @@
-"""What a logits processor is."""
+"""The interface of a logits processor."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -28,15 +28,15 @@ class InitFn(Protocol):
 
 
 class Processor(NamedTuple):
-    """Three pure functions that change logits before temperature and filters.
+    """Pure functions that change logits before temperature and filters.
 
     The state describes everything a row has committed, the prompt included, so that the
-    distribution of any position follows from the state there. Drafting and verifying apply the same
-    processor, each position with the state that its own prefix leads to; what is rejected never
-    was.
+    distribution at any position follows from the state there. Drafting and verifying apply the same
+    processor, each position with the state that its own prefix leads to. The state after a rejected
+    draft is dropped, so a rejected draft leaves no trace.
 
     Attributes:
-      name: for messages.
+      name: as messages call it.
       is_used: settings -> whether a request needs the processor at all; it is compiled into a
         program only if some request of the run does.
       init: makes the state of one row; see `InitFn`.

@@ -1,4 +1,4 @@
-"""Tokens that may not come: outside an allowed set, forbidden, or an end before its time."""
+"""Suppressed tokens: forbidden ones, ones outside an allowed set, and an end that is too early."""
 
 from typing import Any, NamedTuple
 
@@ -14,8 +14,8 @@ class SuppressionState(NamedTuple):
     """What is suppressed.
 
     Attributes:
-      is_forbidden: [b v], always.
-      is_stop: [b v], tokens that end the row: suppressed while `num_missing` is above 0.
+      is_forbidden: tokens that are always suppressed, [b v].
+      is_stop: tokens that end the row, suppressed while `num_missing` is above 0, [b v].
       num_missing: tokens still to be emitted before the row may end, [b].
     """
 
@@ -51,7 +51,7 @@ def init(
 
 
 def apply(state: SuppressionState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
-    """Returns the logits, -inf where a token may not come."""
+    """Returns the logits, with -inf for a suppressed token."""
     is_early = state.is_stop & (state.num_missing > 0)[:, None]
     return jnp.where(state.is_forbidden | is_early, -jnp.inf, logits)
 

@@ -1,1 +1,5 @@
-"""Speculative decoding over functions: rounds, rules, noise. Knows no Flax and no weights."""
+"""Speculative decoding: rounds and acceptance rules over models that are functions passed in.
+
+Nothing here knows Flax, weights or text. `step` is one round; `loop` runs many on the device;
+`plain` is the decoding that speculation must equal; `prefill` reads the prompt.
+"""

@@ -1,18 +1,19 @@
-"""How many drafts a row asks for, from its own history and recorded costs alone.
+"""How many drafts a row asks for: a function of its own history and of recorded costs.
 
-A round of n drafts emits 1 + a + a·l + a·l² + ... tokens on average: a is the probability that
-the first draft is kept and l that a later one is, once those before it are. Of a few numbers (those
-for which a verify call is compiled) the one that maximises tokens per second is taken: Theorem 3.8
-of Leviathan et al. (arXiv 2211.17192) with measured costs in the place of c. 0 is a plain step.
+A round of n drafts emits 1 + a + a·l + a·l² + ... tokens on average, where a is the probability
+that the first draft is accepted, and l that a later one is once those before it are. Among the few
+numbers of drafts for which a verify call is compiled, each row takes the one that gives the most
+tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs
+instead of the ratio c. A round of 0 drafts is a plain step.
 
-A drafter with a cache of its own may lag: before it drafts again it reads what it has missed, the
-prompt at first. That takes a while once, and is spread over the tokens that are still to come: as
-many as the answer has so far, or the room that is left where that is less. So an answer has to grow
-before a dear drafter reads a long prompt for it.
+A drafter with a cache of its own may lag. Before it drafts again it must read the tokens that it
+has missed, at first the whole prompt. This cost comes once, and is spread over the tokens still to
+come. They are taken to be as many as the answer has so far, or the room that is left where that is
+less. So an answer has to grow before an expensive drafter reads a long prompt for it.
 
-Each row estimates a and l from its own rounds, for each kind of proposal apart. The past fades with
-every round towards what was assumed before the first one, so that a drafter which was switched off
-is tried again. No clock is read: the same history and the same costs give the same choice.
+Each row estimates a and l from its own rounds, separately for each kind of proposal. With every
+round the past fades towards what was assumed at first, so a drafter that was switched off is tried
+again. No clock is read: the same history and the same costs give the same choice.
 """
 
 from collections.abc import Sequence
@@ -25,17 +26,17 @@ from jaxtyping import Array, Float32, Int32
 from jspec.common.typing import RowCounts, RowFlags
 
 _MEMORY = 0.97  # what is left of an observation a round later
-_PRIOR_WEIGHT = 1.5  # the assumption counts like so many observed drafts
+_PRIOR_WEIGHT = 1.5  # the assumption counts like this many observed drafts
 
 
 class Kind(NamedTuple):
-    """A kind of proposal, whose drafts are kept about equally often.
+    """A kind of proposal, whose drafts are accepted about equally often.
 
     Attributes:
-      drafter: who makes it; kinds of one drafter cost the same.
-      first: how often the first draft is kept, as far as one knows before having tried.
-      later: how often a draft is kept once those before it are, likewise.
-      most: drafts that such a proposal can have.
+      drafter: the name of the drafter; kinds of one drafter cost the same.
+      first: assumed probability, before any round, that the first draft is accepted.
+      later: likewise for a later draft once those before it are accepted.
+      most: the most drafts that such a proposal can have.
     """
 
     drafter: str
@@ -45,7 +46,7 @@ class Kind(NamedTuple):
 
 
 def drafters_of(kinds: Sequence[Kind]) -> list[str]:
-    """Returns the drafters that make proposals of those kinds, in order, each once."""
+    """Returns the names of the drafters that make these kinds of proposals, each once, in order."""
     return list(dict.fromkeys(kind.drafter for kind in kinds))
 
 
@@ -53,16 +54,16 @@ class Control(struct.PyTreeNode):
     """The choice of a number of drafts, for each row.
 
     Attributes:
-      costs: seconds of a round with each of the numbers, by drafter, [b m c].
-      reading: seconds that a drafter takes for each token that it has missed, [b m].
+      costs: seconds of a round of each drafter with each number of drafts, [b m c].
+      reading: seconds that each drafter takes for a token that it has missed, [b m].
       num_emitted: tokens of the answer so far, [b].
-      kept: drafts kept of each kind, first and later ones, fading, [b k 2].
-      tried: drafts whose turn came, likewise.
-      forced: a number for each kind where it is at least 0: no choice, [b k].
+      kept: accepted drafts of each kind, first and later ones, with fading weights, [b k 2].
+      tried: drafts of each kind whose acceptance was decided, likewise.
+      forced: for each kind, the number of drafts where it is not to be chosen; -1 elsewhere, [b k].
       assumed: what `kept / tried` is taken to be at first, k pairs.
-      most: drafts that a proposal of each kind can have.
+      most: the most drafts that a proposal of each kind can have.
       drafter_of: the drafter of each kind, an index into `costs`.
-      numbers: the numbers to choose from, rising from 0.
+      numbers: the numbers of drafts to choose from, rising from 0.
     """
 
     costs: Float32[Array, "b m c"]
@@ -90,7 +91,7 @@ class Control(struct.PyTreeNode):
         return cls(
             costs=jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32),
             reading=jnp.zeros([batch_size, len(drafters)], jnp.float32),
-            num_emitted=jnp.ones([batch_size], jnp.int32),  # the prefill's
+            num_emitted=jnp.ones([batch_size], jnp.int32),  # the token that the prefill drew
             kept=counts,
             tried=counts,
             forced=jnp.full([batch_size, len(kinds)], -1, jnp.int32),
@@ -108,6 +109,7 @@ class Control(struct.PyTreeNode):
           lag: tokens that its drafter has to read first, [b]; see `lag_of`.
           room: tokens that may still be emitted, [b].
         """
+        # The expected tokens of a round for every number of drafts up to the largest.
         rows, drafter = jnp.arange(kind.shape[0]), jnp.asarray(self.drafter_of)[kind]
         first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
         most = jnp.asarray(self.most, jnp.int32)[kind]
@@ -116,9 +118,11 @@ class Control(struct.PyTreeNode):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later
         tokens = jnp.stack([expected[number] for number in self.numbers], axis=-1)
+        # Catching up is paid once, and shared by the tokens that are expected to follow.
         horizon = jnp.maximum(jnp.minimum(self.num_emitted, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
+        # A round without drafts needs no catching up.
         per_token = self.costs[rows, drafter] / tokens + jnp.where(
             jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
         )
@@ -137,13 +141,15 @@ class Control(struct.PyTreeNode):
 
         Args:
           kind: of each row's proposal, [b].
-          num_proposed: drafts put forward, [b].
-          num_accepted: drafts kept, [b].
-          is_running: rows that had the round at all, [b].
+          num_proposed: drafts proposed, [b].
+          num_accepted: drafts accepted, [b].
+          is_running: rows that took part in the round, [b].
         """
+        # Drafts after the first rejected one were never decided, and say nothing of the rate.
         num_tried = jnp.minimum(num_accepted + 1, num_proposed)
         is_kind = jnp.arange(self.kept.shape[1]) == kind[:, None]
 
+        # The weights of all kinds fade in every round of the row, those that are not tried, too.
         def fade(old: Float32[Array, "b k 2"], count: RowCounts) -> Float32[Array, "b k 2"]:
             first = jnp.minimum(count, 1)
             pair = jnp.stack([first, count - first], axis=-1).astype(jnp.float32)
@@ -157,5 +163,7 @@ class Control(struct.PyTreeNode):
         )
 
     def _rates(self) -> Float32[Array, "b k 2"]:
+        """Returns the estimates of a and l for each kind."""
+        # The mean of the observations and of the assumption, which counts as a few drafts.
         assumed = jnp.asarray(self.assumed, jnp.float32)
         return (self.kept + _PRIOR_WEIGHT * assumed) / (self.tried + _PRIOR_WEIGHT)

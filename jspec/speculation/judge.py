@@ -1,11 +1,12 @@
-"""Which drafts stay: the rule applied to the target's logits."""
+"""The verdict on a round: the acceptance rule applied to the target's logits."""
 
 import jax
 import jax.numpy as jnp
 
 from jspec.common.typing import Logits, RowCounts, RowSeeds, TargetProbs
-from jspec.sampling.distribution import SamplingSettings, sample
+from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import is_match_at_zero
 from jspec.speculation.acceptance.chain import match
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
@@ -19,9 +20,7 @@ def judge(
     seed: RowSeeds,
     position: RowCounts,
 ) -> tuple[Verdict, TargetProbs | None]:
-    """Decides which drafts stay, and what follows them.
-
-    For a chain in a batch of temperature 0 only, no lossless rule needs a distribution.
+    """Decides which drafts are accepted, and which token follows them.
 
     Args:
       rule: what decides.
@@ -42,21 +41,23 @@ def judge(
         return _decide(rule, probs, proposal, noise), probs if has_logprobs else None
 
     def by_match() -> tuple[Verdict, TargetProbs | None]:
-        return match(logits, proposal), rule.distribution(
-            logits, settings
-        ) if has_logprobs else None
+        probs = rule.distribution(logits, settings) if has_logprobs else None
+        return match(logits, proposal), probs
 
-    if proposal.parents is not None or not is_match_at_zero(rule):
+    if not is_match_at_zero(rule):
         return by_distribution()
+    # Where all temperatures are 0, comparing tokens decides the same, and no distribution over the
+    # vocabulary need be computed.
     return jax.lax.cond(settings.is_random, by_distribution, by_match)
 
 
 def _decide(
     rule: AcceptanceRule, probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
 ) -> Verdict:
-    """Applies the rule; where there is no draft at all, it only draws the next token."""
+    """Applies the rule; a proposal of width 0 leaves only the next token to draw."""
     if proposal.width > 0:
         return rule.accept(probs, proposal, noise)
+    # Rules may assume at least one draft; without any, all of them draw the next token alike.
     none = jnp.zeros_like(proposal.num_tokens)
-    gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]
+    gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]  # shared noise
     return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))

@@ -14,8 +14,8 @@ class TokenLogprobs(struct.PyTreeNode):
     Attributes:
       raw: under the model itself, softmax(logits), [b t].
       processed: under the distribution that was sampled from, after processors, temperature and
-        filters; 0 at temperature 0, whose distribution is one-hot, [b t]. In rounds of the lossy
-        rule `lenient_argmax` under the distribution that it judges by, that of temperature 1.
+        filters, [b t]; 0 at temperature 0, whose distribution is one-hot. The lossy rule
+        `lenient_argmax` judges by the distribution at temperature 1, and this is that one's.
     """
 
     raw: Float32[Array, "b t"]
@@ -30,6 +30,7 @@ def token_logprobs(logits: Logits, probs: Probs, tokens: Int32[Array, "b t"]) ->
       probs: the distribution that was sampled from there, [b t v].
       tokens: [b t].
     """
+    # log softmax of one token each: the whole [b t v] of logarithms is never made.
     index = tokens[..., None]
     raw = jnp.take_along_axis(logits, index, axis=-1)[..., 0]
     processed = jnp.take_along_axis(probs, index, axis=-1)[..., 0]

@@ -1,4 +1,4 @@
-"""Many rounds on the device between two looks of the host."""
+"""Many rounds on the device before the host looks again, to stream text and check stop strings."""
 
 from collections.abc import Callable
 
@@ -19,19 +19,20 @@ def run_rounds(
     step: StepFn,
     max_rounds: int,
 ) -> tuple[SpecState, StepInfo, Int32[Array, ""]]:
-    """Runs rounds until every row is done or `num_rounds` are over.
+    """Runs rounds until every row is done, `num_rounds` at most.
 
     Args:
-      params: both sides' parameters.
+      params: of target and drafter.
       state: before the first round; meant to be donated.
-      num_rounds: at most so many; at most `max_rounds`.
+      num_rounds: at most `max_rounds`; traced, so that another number compiles nothing.
       step: one round.
-      max_rounds: room for infos.
+      max_rounds: rounds whose infos the result has room for.
 
     Returns:
-      The state after them, the infos of all rounds stacked on a new first axis of `max_rounds`, and
-      how many rounds there were.
+      The state after the last round, the infos of all rounds stacked on a new first axis of
+      `max_rounds`, and how many rounds were run.
     """
+    # A loop's carry has a fixed shape, so room for all infos is made before the first round.
     info = jax.eval_shape(step, params, state)[1]
     infos = jax.tree.map(lambda leaf: jnp.zeros((max_rounds, *leaf.shape), leaf.dtype), info)
 

@@ -1,12 +1,13 @@
-"""Plain decoding: one target call, one token. What speculation must equal and must beat."""
+"""Plain decoding: one target call for one token, which speculation must equal and must beat."""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import ApplyFn, Probs, RowCounts, RowSeeds, RowTokens
-from jspec.sampling.distribution import SamplingSettings, best_token, sample, sampling_probs
+from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import plain_noise
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
@@ -15,7 +16,7 @@ from jspec.speculation.types import ModelParams, SpecState, StepInfo
 def plain_step(
     params: ModelParams, state: SpecState, *, target: ApplyFn
 ) -> tuple[SpecState, StepInfo]:
-    """Feeds the newest token of every row and draws the next.
+    """Feeds the newest token of every row to the target, and draws the next token.
 
     Args:
       params: the target's parameters; a drafter's are not used.
@@ -23,9 +24,10 @@ def plain_step(
       target: the model's ApplyFn.
 
     Returns:
-      The state after it, and what happened.
+      The state after the step, and what happened in it.
     """
     cache = state.target_cache
+    # The last token is in no cache yet: it has position `length`, and the drawn one `length + 1`.
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
     settings = state.settings.after(state.last_token)
     token, probs = draw_next(logits[:, 0], settings, state.seed, cache.length + 1)
@@ -34,6 +36,7 @@ def plain_step(
     num_tokens, is_done = cut_at_end(state, token, ones)
     state = state.replace(
         target_cache=cache.commit(num_tokens),
+        # A done row goes through the motions, but keeps its last token and commits nothing.
         last_token=jnp.where(state.is_done, state.last_token, token[:, 0]),
         settings=settings,
     )
@@ -45,13 +48,13 @@ def plain_step(
 def draw_next(
     logits: Float32[Array, "b v"], settings: SamplingSettings, seed: RowSeeds, position: RowCounts
 ) -> tuple[RowTokens, Probs | None]:
-    """Draws each row's next token; a batch of temperature 0 only is spared its distributions.
+    """Draws each row's next token.
 
     Args:
-      logits: at the position.
-      settings: likewise.
+      logits: at the position, before the processors.
+      settings: at the position.
       seed: of each row's request.
-      position: of the token.
+      position: of the token, counted from the start of the prompt; it keys the noise.
 
     Returns:
       The tokens; their distributions, [b 1 v], where log-probabilities are wanted.
@@ -70,4 +73,5 @@ def draw_next(
     def by_best() -> tuple[RowTokens, Probs | None]:
         return best_token(logits), distribution() if has_logprobs else None
 
+    # Where all temperatures are 0, no distribution over the vocabulary need be computed.
     return jax.lax.cond(settings.is_random, by_distribution, by_best)

@@ -1,4 +1,4 @@
-"""From a prompt to a row that can be decoded, and a row into its place in a batch."""
+"""Prefill: a prompt becomes the state of one row, which is then inserted into a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -21,16 +21,16 @@ def prefill_chunk(
 ) -> SpecState:
     """Consumes one chunk of the prompt and draws the token after it.
 
-    The whole prompt is consumed, so the drawn token is the row's first output once the last chunk
-    is in; after an earlier chunk it is overwritten by the next call.
+    After the last chunk that token is the row's first output. After an earlier one it means
+    nothing, and the next call overwrites it.
 
     Args:
-      params: both sides' parameters.
+      params: of target and drafter.
       state: after the chunks before.
       tokens: the chunk, padded, [b t].
-      num_tokens: how many of them count, [b]; at least 1.
+      num_tokens: how many of the tokens count, [b]; at least 1.
       target: the target's ApplyFn.
-      drafter: sees every token of the prompt; None for plain decoding.
+      drafter: observes every token of the prompt; None for plain decoding.
     """
     logits, hidden, cache = target(
         params.target,
@@ -40,9 +40,12 @@ def prefill_chunk(
         hidden_layers=observed_layers(drafter),
     )
     valid = jnp.arange(tokens.shape[1]) < num_tokens[:, None]
+    # Padding was written after the chunk's tokens; it is not committed, and is overwritten later.
     cache = cache.commit(num_tokens)
+    # All `length` tokens of the prompt are committed, so the next one has position `length`.
     last, probs = draw_next(logits[:, 0], state.settings, state.seed, cache.length)
     is_stop = (last[:, None] == state.stop_ids).any(axis=1) | (last < 0)
+    # The drafter sees the prompt in the same chunks, with the target's hidden states.
     draft = state.draft
     if drafter is not None:
         draft = drafter.observe(params.draft, draft, tokens, hidden, valid)
@@ -57,8 +60,8 @@ def prefill_chunk(
 
 
 def insert(state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> SpecState:
-    """Puts a prefilled request, a state of one row, in the place of a row.
+    """Replaces one row of a batch by a prefilled request, a state of one row.
 
-    The filled row depends on nothing that was there: a batch is a set of strangers.
+    Every leaf is per row, so nothing of the old request is left, and no other row changes.
     """
     return jax.tree.map(lambda batch, one: batch.at[row].set(one[0]), state, prefilled)

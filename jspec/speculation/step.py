@@ -1,16 +1,35 @@
-"""One round of speculative decoding: propose, verify, accept, commit."""
+"""One round of speculative decoding (arXiv 2211.17192, 2302.01318).
+
+    last token ──► the drafter proposes d1 … dw
+                   │
+                   ▼
+    ONE target call on the block [last token, d1 … dw] gives the target's distribution after each
+                   │
+                   ▼
+    the acceptance rule keeps the first n drafts, and says which token follows them
+                   │
+                   ▼
+    commit: the cache grows by n + 1 tokens, and the round emits d1 … dn and the next token
+
+Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
+so those at the accepted drafts are the ones that plain decoding would have computed there. What
+becomes of these distributions is the acceptance rule's part; see `speculation.acceptance`.
+
+The newest token has been emitted, but no model has consumed it: its keys and values are computed as
+the first token of the next block. Rejected drafts leave keys and values behind in the cache, in
+slots after `length`. Those are not visible, and the next block overwrites them.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Int32, Key
 
 from jspec.common.typing import ApplyFn, DraftTokens, RowCounts
-from jspec.sampling.distribution import process_block
 from jspec.sampling.noise import KEY_TYPE
+from jspec.sampling.settings import process_block
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.judge import judge
@@ -25,6 +44,9 @@ from jspec.speculation.types import (
     observed_layers,
 )
 
+_Choice = tuple[Array, SpecState, StepInfo]
+VerifyFn = Callable[[SpecState, Proposal], tuple[SpecState, StepInfo]]
+
 
 def speculative_step(
     params: ModelParams,
@@ -38,15 +60,16 @@ def speculative_step(
     """Advances every row by one round, each by its own number of tokens.
 
     Args:
-      params: both sides' parameters.
+      params: of target and drafter.
       state: before the round.
       target: the target's ApplyFn.
-      drafter: what proposes.
-      rule: what decides.
-      widths: narrower than a full proposal, at which a verify call is compiled too, rising.
+      drafter: proposes the drafts.
+      rule: decides which drafts are accepted.
+      widths: numbers of drafts, rising, for which a narrower verify call is compiled besides that
+        of a full proposal.
 
     Returns:
-      The state after it, and what happened.
+      The state after the round, and what happened in it.
     """
     proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
     return verify(params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths)
@@ -60,11 +83,13 @@ def propose(
     drafter: Drafter,
     rule: AcceptanceRule,
 ) -> tuple[Proposal, SpecState]:
-    """The round's first half; see `speculative_step`.
+    """Runs the first half of a round; see `speculative_step`.
 
     Returns:
-      What is put forward, and the state that `verify` takes with it.
+      The proposal, and the state that `verify` takes with it.
     """
+    # The drafter samples as the target does, with the same processors and filters, but at its own
+    # temperature. The proposal then says from which distributions the drafts were really drawn.
     settings = state.settings.after(state.last_token).replace(temperature=state.draft_temperature)
     proposal, draft = drafter.propose(
         params.draft,
@@ -77,6 +102,7 @@ def propose(
     )
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
+        # From here on the state alone carries the cache, with the first layers' slots written.
         state = state.replace(target_cache=proposal.prefix.cache)
         proposal = proposal.replace(prefix=proposal.prefix.replace(cache=None))
     return _end_at_no_token(proposal), state
@@ -92,28 +118,24 @@ def verify(
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
 ) -> tuple[SpecState, StepInfo]:
-    """The second half: one target call, the verdict, and what follows; see `speculative_step`."""
+    """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
     verify_and_commit = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
     )
     return _at_fitting_width(verify_and_commit, state, proposal, widths)
 
 
-_Choice = tuple[Array, SpecState, StepInfo]
-VerifyFn = Callable[[SpecState, Proposal], tuple[SpecState, StepInfo]]
-
-
 def _at_fitting_width(
     verify: VerifyFn, state: SpecState, proposal: Proposal, widths: Sequence[int]
 ) -> tuple[SpecState, StepInfo]:
-    """Verifies at the smallest of some widths that holds every row's drafts.
+    """Verifies at the smallest width that holds every row's drafts, so that few drafts cost little.
 
-    A drafter that has little to say then costs little. While loops of zero or one trips choose: a
-    `lax.cond` would copy the caches that it carries.
+    Which width that is, is known on the device only.
     """
     widths = [width for width in widths if width < proposal.width] + [proposal.width]
     if len(widths) == 1:
         return verify(state, proposal)
+    # The row with the most drafts decides: a batch has one width.
     num_needed = jnp.max(proposal.num_tokens)
     shapes = jax.eval_shape(verify, state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -125,6 +147,8 @@ def _at_fitting_width(
             state, info = verify(carry[1], narrow)
             return jnp.array(False), state, jax.tree.map(_pad_like, info, empty)
 
+        # A loop of one trip or none. `lax.cond` would choose as well, but it copies the caches that
+        # pass through it, which costs more than the round.
         is_fitting = (too_few < num_needed) & (num_needed <= width)
         _, state, info = jax.lax.while_loop(lambda carry: carry[0], body, (is_fitting, state, info))
     return state, info
@@ -143,36 +167,34 @@ def _verify_and_commit(
     drafter: Drafter,
     rule: AcceptanceRule,
 ) -> tuple[SpecState, StepInfo]:
-    """The round after the proposal: one target call, the verdict, and what follows from it."""
+    """Calls the target once on the whole block, lets the rule decide, and commits."""
     cache = state.target_cache
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
-    mask, depths = tree_block(proposal)
-    options = {
-        "positions": cache.length[:, None] + depths,
-        "block_mask": mask,
-        "hidden_layers": observed_layers(drafter),
-    }
-    if proposal.prefix is None:
-        logits, hidden, cache = target(params.target, block, cache, **options)
-    else:
-        begun, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
-        logits, hidden, cache = target(
-            params.target, begun, cache, first_layer=first_layer, **options
-        )
-    processed = process_block(logits, state.settings, block, proposal.parents)
+    inputs, first_layer = block, 0
+    if proposal.prefix is not None:  # the drafter has run the first layers on this very block
+        inputs, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
+    logits, hidden, cache = target(
+        params.target,
+        inputs,
+        cache,
+        hidden_layers=observed_layers(drafter),
+        first_layer=first_layer,
+    )
+    # The processors see each position with its own prefix: penalties count the drafts before it.
+    processed = process_block(logits, state.settings, block)
     settings = state.settings.without_processors()
+    # The cache holds every token but the newest, so the round's first token has position
+    # length + 1. It keys the noise of the whole round.
     verdict, probs = judge(rule, processed, settings, proposal, state.seed, cache.length + 1)
-    if verdict.path is not None:
-        rows = jnp.arange(block.shape[0])[:, None]
-        block, hidden, logits, probs = jax.tree.map(
-            lambda leaf: leaf[rows, verdict.path], (block, hidden, logits, probs)
-        )
-    tokens = emitted_tokens(block[:, 1:], verdict)
+    tokens = emitted_tokens(proposal.tokens, verdict)
     num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
+    # A round emits the accepted drafts and the next token, and consumes as many: the last token and
+    # the accepted drafts. So the first `num_tokens` tokens of the block are committed.
     valid = jnp.arange(block.shape[1]) < num_tokens[:, None]
     last = jnp.take_along_axis(tokens, jnp.maximum(num_tokens - 1, 0)[:, None], axis=1)[:, 0]
+    # Rejected drafts are rolled back by not being committed: `length` stops before their slots.
     state = state.replace(
-        target_cache=cache.commit(num_tokens, verdict.path),
+        target_cache=cache.commit(num_tokens),
         draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
         last_token=jnp.where(state.is_done, state.last_token, last),
         settings=state.settings.after_all(block, valid),
@@ -191,7 +213,7 @@ def _verify_and_commit(
 def _draft_keys(
     rule: AcceptanceRule, state: SpecState, width: int, is_random: Bool[Array, ""]
 ) -> Key[Array, "b w"]:
-    """Returns the keys of the drafts; those of a batch without randomness are all the same."""
+    """Returns the keys of the drafts; a batch without randomness gets equal ones, for nothing."""
 
     def derive() -> Key[Array, "b w"]:
         return rule.noise.draft_keys(state.seed, state.target_cache.length + 1, width)
@@ -203,8 +225,9 @@ def _draft_keys(
 
 
 def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:
-    """Returns how many drafts of each row are wanted at most; no more than it may still emit."""
+    """Returns how many drafts each row wants at most, from a proposal of the given kinds [b]."""
     room = state.max_length - (state.target_cache.length + 1)
+    # A round emits one token more than it accepts, so the last token needs no draft.
     wanted = jnp.clip(room - 1, 0, drafter.num_draft_tokens)
     if state.control is not None:
         lag = lag_of(drafter, state.draft, kind)
@@ -213,29 +236,14 @@ def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:
 
 
 def _end_at_no_token(proposal: Proposal) -> Proposal:
-    """Leaves no draft from NO_TOKEN on."""
+    """Ends each row's drafts before NO_TOKEN, which a drafter draws from no distribution."""
     num_real = jnp.sum(jnp.cumprod(proposal.tokens >= 0, axis=1, dtype=jnp.int32), axis=1)
     return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, num_real))
 
 
 def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
-    """Returns the kept drafts [b w] and then the next token; what lies behind it means nothing."""
+    """Returns the accepted drafts of [b w] and then the next token; the rest means nothing."""
     index = jnp.arange(drafts.shape[1] + 1)
     padded = jnp.pad(drafts, ((0, 0), (0, 1)))
     is_next = index == verdict.num_accepted[:, None]
     return jnp.where(is_next, verdict.next_token[:, None], padded)
-
-
-def tree_block(proposal: Proposal) -> tuple[Bool[Array, "1 t t"], Int32[Array, "t"]]:
-    """Returns which block tokens each one sees (its ancestors and itself), and its depth.
-
-    Block token 0 is the last committed one; draft i is block token i + 1. A chain is the tree whose
-    parents are -1, 0, 1, ...
-    """
-    parents = proposal.parents
-    if parents is None:
-        parents = tuple(range(-1, proposal.width - 1))
-    sees = np.eye(len(parents) + 1, dtype=bool)
-    for draft, parent in enumerate(parents):
-        sees[draft + 1] |= sees[parent + 1]
-    return jnp.asarray(sees)[None], jnp.asarray(sees.sum(axis=1) - 1, jnp.int32)

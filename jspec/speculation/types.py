@@ -1,4 +1,4 @@
-"""The data that passes between drafter, target and acceptance rule."""
+"""The drafter's interface, and the state that passes from round to round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -8,19 +8,19 @@ from flax import struct
 from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowSeeds, RowTokens, Tokens
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control, Kind
 from jspec.speculation.logprobs import TokenLogprobs
 
 
 class TargetView(NamedTuple):
-    """A read-only look at the target, for drafters that borrow from it.
+    """The target, read-only, for drafters that borrow from it.
 
     Attributes:
       params: the target's parameters.
-      apply: its ApplyFn.
-      cache: its cache, everything before the last token committed.
+      apply: the target's ApplyFn.
+      cache: the target's cache, in which every token but the last one is committed.
     """
 
     params: Params
@@ -37,17 +37,17 @@ class Drafter(Protocol):
 
     @property
     def num_draft_tokens(self) -> int:
-        """Width of its proposals."""
+        """Width of its proposals, in drafts."""
         ...
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of its proposals; at least one."""
+        """The kinds of proposals it makes; at least one."""
         ...
 
     @property
     def may_be_silent(self) -> bool:
-        """Whether it may have nothing to propose: a narrow verify call is then compiled too."""
+        """Whether it may propose nothing; then a verify call without drafts is compiled too."""
         ...
 
     def init(self, batch_size: int, capacity: int) -> Any:
@@ -62,7 +62,9 @@ class Drafter(Protocol):
         hidden: Array,
         valid: Bool[Array, "b t"],
     ) -> Any:
-        """Takes in tokens that are now committed, of the prompt or of the output.
+        """Takes in newly committed tokens, of the prompt or of the output.
+
+        It sees every token of both, once and in order, so its own caches and tables have no hole.
 
         Args:
           params: the drafter's parameters.
@@ -70,7 +72,7 @@ class Drafter(Protocol):
           tokens: the next committed tokens, [b t].
           hidden: the target's hidden states at them, [b t d], or [b t l d]; see
             `observed_layers`.
-          valid: which of them count: the first so many of each row.
+          valid: which tokens count: the first few of each row.
         """
         ...
 
@@ -87,29 +89,31 @@ class Drafter(Protocol):
     ) -> tuple[Proposal, Any]:
         """Proposes what follows `last_token`, which follows everything observed.
 
-        A row of which nothing is wanted may be left to lag: the drafter then catches up when it is
+        A row for which no draft is wanted may be left to lag: the drafter catches up when it is
         asked again.
 
         Args:
           params: the drafter's parameters.
           state: its state.
           last_token: the newest token, which no model has consumed yet, [b].
-          limit: how many drafts of each row are wanted at most, 0 to w, from a proposal of the
-            given kinds [b]: to be asked before the work is done.
-          rng_keys: one for each draft; consumed. All the same where the settings draw nothing at
-            random.
+          limit: from the kinds of proposal [b] to the most drafts that each row wants, 0 to w. The
+            drafter asks before it does the work.
+          rng_keys: one for each draft; consumed. They are all equal where no row draws at random.
           settings: how the drafter samples; the processors have seen `last_token`.
           view: the target, to read.
+
+        Returns:
+          The proposal, and the drafter's state after it.
         """
         ...
 
 
 def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
-    """Returns how many tokens a drafter has yet to read before it can propose, [b].
+    """Returns how many tokens a drafter must still read before it can propose, [b].
 
-    Those that it was shown and did not consume; it may round them up to whole calls. It is a
-    function of the row's own history, since the row's choices follow from it. A drafter says it in
-    a method `lag` of state and kind; one without that never lags.
+    These are tokens that it was shown and did not consume, perhaps rounded up to whole calls. The
+    number depends on the row's own history alone, since the row's choices follow from it. A drafter
+    gives it in a method `lag(state, kind)`; a drafter without that method never lags.
 
     Args:
       drafter: the drafter.
@@ -123,15 +127,15 @@ def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
 
 
 def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
-    """Returns the layers of the target whose outputs a drafter observes, its `hidden_layers`.
+    """Returns the layers of the target whose outputs a drafter observes: its `hidden_layers`.
 
-    A drafter that says nothing about it is shown the normed output, which costs nothing.
+    A drafter without that attribute is shown the normed output, which costs nothing.
     """
     return getattr(drafter, "hidden_layers", ())
 
 
 class ModelParams(NamedTuple):
-    """Parameters of the two sides of a round."""
+    """Parameters of target and drafter."""
 
     target: Params
     draft: Params = None
@@ -141,16 +145,16 @@ class SpecState(struct.PyTreeNode):
     """Everything the next round needs; every leaf's first axis is the row.
 
     Attributes:
-      target_cache: holds every token but the newest.
+      target_cache: every token but the newest is committed in it.
       draft: the drafter's state.
       last_token: the newest token of each row, emitted but consumed by no model, [b].
       seed: of the row's request, [b].
       settings: how tokens are sampled; the processors have seen every token but the newest.
-      draft_temperature: the drafter's own, [b].
+      draft_temperature: that at which the drafter samples, [b].
       stop_ids: tokens that end a row, padded with -1, [b e].
-      max_length: tokens a row may come to, prompt included, [b].
-      is_done: rows that write and emit nothing, [b].
-      control: chooses each row's number of drafts; None where it is fixed.
+      max_length: the most tokens a row may have, prompt included, [b].
+      is_done: rows that commit and emit nothing any more, [b].
+      control: chooses each row's number of drafts; None where that is fixed.
       last_logprobs: of the newest token where the prefill drew it; None if they are not wanted.
     """
 
@@ -168,14 +172,14 @@ class SpecState(struct.PyTreeNode):
 
 
 class StepInfo(struct.PyTreeNode):
-    """What one round did, for people.
+    """What happened in one round: nothing that the next round needs.
 
     Attributes:
       tokens: the emitted tokens, [b w+1].
-      num_tokens: how many of them count, [b]; 0 for a row that was done.
-      num_proposed: drafts put forward, [b]. Drafts after a row's end are counted here too: for the
-        round in which a row ends, whoever counts takes the smaller of this and `num_tokens`.
-      num_accepted: drafts kept, [b], likewise.
+      num_tokens: how many of the tokens count, [b]; 0 for a row that was done.
+      num_proposed: drafts proposed, [b]. It includes drafts after a row's end: for the round in
+        which a row ends, the smaller of this and `num_tokens` is to be counted.
+      num_accepted: drafts accepted, [b], likewise.
       kind: of the proposal, [b].
       logprobs: of the emitted tokens; None if they are not wanted.
     """

@@ -20,8 +20,9 @@ from jaxtyping import Array, Bool, Float, Float32, Int32
 
 from jspec.common.typing import Params
 from jspec.drafters.heads.eagle_module import EagleConfig, fuse
+from jspec.kernels import apply_rope
 from jspec.models.layers import FeedForward, RMSNorm, linear
-from jspec.models.rope import apply_rope, rope_cos_sin
+from jspec.models.rope import rope_cos_sin
 
 _MASKED = -1e30
 

@@ -1,52 +1,83 @@
 """Parameters from Hugging Face tensors and back, strictly: nothing missing, nothing left over."""
 
 import concurrent.futures
+import dataclasses
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
+from jspec.common.memory import check_memory
 from jspec.models.config import LlamaConfig
-from jspec.weights.quantize import check_kind, is_quantizable, quantize
-from jspec.weights.room import check_room
-from jspec.weights.rules import Part, Rule, Shape, flatten, make_rules, nest
+from jspec.models.hf_config import from_hf_config
+from jspec.weights.quantize import check_kind, is_quantizable, num_bytes, quantize
+from jspec.weights.tensor_names import Parameter, Part, Path, Shape, parameter_table
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_FLOAT32 = np.dtype(np.float32)
+_DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": _FLOAT32}
 _NUM_NAMED = 4
 
 
-class TensorSource(Protocol):
+@dataclasses.dataclass(frozen=True)
+class TensorSource:
     """An open checkpoint, its tensors named and shaped as in Hugging Face's.
 
     Attributes:
       where: the checkpoint's path, for messages.
-      shapes: the shape of every tensor in it.
+      shapes: the shape of every tensor by name.
+      read: `(name, dtype) -> tensor`; called from several threads at once.
     """
 
     where: str
     shapes: dict[str, Shape]
-
-    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Returns a tensor in `dtype`. Called from several threads at once."""
-        ...
+    read: Callable[[str, np.dtype], np.ndarray]
 
 
 def as_dtype(dtype: Any) -> np.dtype:
     """Returns the numpy dtype for "bfloat16" or "float32", or for the dtypes themselves.
 
     Raises:
-      InputError: any other.
+      InputError: any other dtype.
     """
-    import jax.numpy as jnp
-
-    names = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
-    if name not in names:
+    if name not in _DTYPES:
         raise InputError(f"expected the dtype bfloat16 or float32, got {name}")
-    return names[name]
+    return _DTYPES[name]
+
+
+def parse_config(raw: Mapping[str, Any], where: Any) -> LlamaConfig:
+    """Returns the config in the content of a config.json; `where` is its path, for messages.
+
+    Raises:
+      InputError: a value that jspec cannot honour.
+    """
+    try:
+        return from_hf_config(raw)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def check_room(config: LlamaConfig, dtype: np.dtype, quantization: str | None) -> None:
+    """Checks that the default device has room for the weights, before any is read.
+
+    Args:
+      config: the model's.
+      dtype: of its floats.
+      quantization: of its kernels; see `quantize.KINDS`.
+
+    Raises:
+      InputError: too little memory is free.
+    """
+    table = parameter_table(config)
+    size = sum(num_bytes(parameter, quantization, dtype.itemsize) for parameter in table)
+    check_memory({"weights": size}, "int8 or int4 weights, or a smaller model, take less")
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -55,17 +86,29 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names[:_NUM_NAMED]) + more
 
 
-def _is_buffer(name: str) -> bool:
-    return name.endswith("rotary_emb.inv_freq")
+def _mismatch(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> str:
+    """Returns what is missing, unknown or of another shape; an empty text if nothing is."""
+    problems = []
+    if missing := expected.keys() - found.keys():
+        problems.append(f"missing tensors: {_listed(missing)}")
+    if unknown := found.keys() - expected.keys():
+        problems.append(f"unknown tensors: {_listed(unknown)}")
+    wrong = [
+        f"{name}: expected shape {list(shape)}, found {list(found[name])}"
+        for name, shape in expected.items()
+        if found.get(name, shape) != shape
+    ]
+    if len(wrong) > _NUM_NAMED:
+        wrong[_NUM_NAMED:] = [f"{len(wrong) - _NUM_NAMED} more of another shape"]
+    return "; ".join(problems + wrong)
 
 
-def _check_tied_head(config: LlamaConfig, source: TensorSource) -> bool:
-    """Whether the source ships the embedding a second time, as a head; it must be the same."""
+def _ships_tied_head(config: LlamaConfig, source: TensorSource) -> bool:
+    """Returns whether the source holds the embedding a second time, as a head; they must agree."""
     if not (config.tie_embeddings and _HEAD in source.shapes and _EMBEDDING in source.shapes):
         return False
-    float32 = np.dtype(np.float32)
     if source.shapes[_HEAD] != source.shapes[_EMBEDDING] or not np.array_equal(
-        source.read(_HEAD, float32), source.read(_EMBEDDING, float32)
+        source.read(_HEAD, _FLOAT32), source.read(_EMBEDDING, _FLOAT32)
     ):
         raise InputError(
             f"{source.where}: the config ties head and embedding, but {_HEAD} differs from "
@@ -78,28 +121,15 @@ def check_tensors(config: LlamaConfig, source: TensorSource) -> None:
     """Checks that the source holds the model's tensors, each in its shape, and no others.
 
     Raises:
-      InputError: names what is missing, unknown or of another shape.
+      InputError: names the tensors that are missing, unknown or of another shape.
     """
-    expected = {part.name: part.shape for rule in make_rules(config) for part in rule.parts}
-    missing = expected.keys() - source.shapes.keys()
-    unknown = {name for name in source.shapes.keys() - expected.keys() if not _is_buffer(name)}
-    if _check_tied_head(config, source):
-        unknown.discard(_HEAD)
-    problems = []
-    if missing:
-        problems.append(f"missing tensors: {_listed(missing)}")
-    if unknown:
-        problems.append(f"unknown tensors: {_listed(unknown)}")
-    wrong = [
-        f"{name}: expected shape {list(shape)}, found {list(source.shapes[name])}"
-        for name, shape in expected.items()
-        if name in source.shapes and source.shapes[name] != shape
-    ]
-    if len(wrong) > _NUM_NAMED:
-        wrong[_NUM_NAMED:] = [f"{len(wrong) - _NUM_NAMED} more of another shape"]
-    problems += wrong
-    if problems:
-        raise InputError(f"{source.where}: {'; '.join(problems)}")
+    expected = {part.name: part.shape for entry in parameter_table(config) for part in entry.parts}
+    # Old converters also saved a buffer that the config determines.
+    found = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
+    if _ships_tied_head(config, source):
+        del found[_HEAD]
+    if problems := _mismatch(expected, found):
+        raise InputError(f"{source.where}: {problems}")
 
 
 def load_params(
@@ -107,70 +137,63 @@ def load_params(
 ) -> dict[str, Any]:
     """Reads a checkpoint into parameters on the default device.
 
-    Tensors are read one by one, a few at a time in threads, each already in the final dtype: the
-    whole model is never held twice. Kernels to be quantised are read in float32, so that they are
-    rounded once.
+    A few threads read one parameter each, already in its final dtype, so the model is never held
+    twice. Kernels to be quantised are read in float32, so that they are rounded only once.
 
     Args:
-      config: the model.
+      config: the model's.
       source: the open checkpoint.
       dtype: bfloat16 or float32.
       quantization: of the kernels; see `quantize.KINDS`.
 
     Returns:
-      The nested dict of `rules.make_rules`.
+      The nested dict of `tensor_names.parameter_table`.
 
     Raises:
       InputError: see `check_tensors`, `quantize.check_kind` and `check_room`.
     """
-    import jax
-
     check_tensors(config, source)
     check_kind(config, quantization)
-    dtype, float32 = as_dtype(dtype), np.dtype(np.float32)
+    dtype = as_dtype(dtype)
     check_room(config, dtype, quantization)
 
-    def load(rule: Rule) -> Any:
-        kind = quantization if is_quantizable(rule) else None
-        read_as = dtype if kind is None else float32
-        tensors = {part.name: source.read(part.name, read_as) for part in rule.parts}
-        leaf = jax.device_put(rule.pack(tensors, read_as))
-        return leaf if kind is None else quantize(leaf, rule.path, kind, dtype)
+    def load(parameter: Parameter) -> Any:
+        kind = quantization if is_quantizable(parameter) else None
+        read_as = dtype if kind is None else _FLOAT32
+        tensors = {part.name: source.read(part.name, read_as) for part in parameter.parts}
+        leaf = jax.device_put(parameter.pack(tensors, read_as))
+        return leaf if kind is None else quantize(leaf, parameter.path, kind, dtype)
 
-    rules = make_rules(config)
+    table = parameter_table(config)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        arrays = list(pool.map(load, rules))
-    return nest({rule.path: array for rule, array in zip(rules, arrays, strict=True)})
+        arrays = list(pool.map(load, table))
+    return unflatten_dict({entry.path: array for entry, array in zip(table, arrays, strict=True)})
 
 
 def check_params(config: LlamaConfig, params: dict[str, Any]) -> None:
-    """Checks that a tree holds exactly the model's parameters.
+    """Checks that a nested dict holds exactly the model's parameters.
 
     Raises:
-      ValueError: names what is missing, unknown or of another shape.
+      ValueError: names the parameters that are missing, unknown or of another shape.
     """
-    expected = {rule.path: rule.shape for rule in make_rules(config)}
-    found = {path: tuple(leaf.shape) for path, leaf in flatten(params).items()}
-    problems = [
-        f"{'/'.join(path)}: expected {expected.get(path)}, found {found.get(path)}"
-        for path in sorted(expected.keys() | found.keys())
-        if expected.get(path) != found.get(path)
-    ]
-    if problems:
-        raise ValueError("parameters do not fit the config: " + "; ".join(problems[:_NUM_NAMED]))
+    expected = {"/".join(entry.path): entry.shape for entry in parameter_table(config)}
+    leaves: dict[Path, Any] = flatten_dict(params)
+    found = {"/".join(path): tuple(leaf.shape) for path, leaf in leaves.items()}
+    if problems := _mismatch(expected, found):
+        raise ValueError(f"parameters do not fit the config: {problems}")
 
 
 def iterate_tensors(
     config: LlamaConfig, params: dict[str, Any]
 ) -> Iterator[tuple[Part, np.ndarray]]:
-    """Yields every Hugging Face tensor of a parameter tree, one parameter on the host at a time.
+    """Yields every Hugging Face tensor of a model, with one parameter on the host at a time.
 
     Raises:
       ValueError: see `check_params`.
     """
     check_params(config, params)
-    leaves = flatten(params)
-    for rule in make_rules(config):
-        tensors = rule.unpack(np.asarray(leaves[rule.path]))
-        for part in rule.parts:
+    leaves = flatten_dict(params)
+    for parameter in parameter_table(config):
+        tensors = parameter.unpack(np.asarray(leaves[parameter.path]))
+        for part in parameter.parts:
             yield part, tensors.pop(part.name)

@@ -1,53 +1,24 @@
 """Parameters from GGUF Llama files (llama.cpp's format)."""
 
 import pathlib
-import re
 from typing import Any
 
 import numpy as np
 
 from jspec.models.config import LlamaConfig
-from jspec.weights.assemble import load_params
-from jspec.weights.gguf.config import read_config
+from jspec.weights.assemble import TensorSource, load_params, parse_config
+from jspec.weights.gguf.config_json import gguf_config
 from jspec.weights.gguf.reader import GgufFile
-from jspec.weights.rules import Shape
+from jspec.weights.tensor_names import parameter_table
 
-_TOP_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-# The RoPE scaling: read with the config.
-_READ_ELSEWHERE = frozenset({"rope_freqs.weight"})
-
-
-def hf_name(name: str) -> str:
-    """Returns Hugging Face's name of a GGUF tensor; a stranger keeps its own."""
-    stem, _, kind = name.rpartition(".")
-    if stem in _TOP_NAMES:
-        return f"{_TOP_NAMES[stem]}.{kind}"
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem)
-    if match and match[2] in _LAYER_NAMES:
-        return f"model.layers.{match[1]}.{_LAYER_NAMES[match[2]]}.{kind}"
-    return name
+_ROPE_FACTORS = "rope_freqs.weight"  # read with the config
 
 
 def unpermute(rows: np.ndarray, head_dim: int) -> np.ndarray:
     """Returns query or key rows in Hugging Face's order within each head.
 
-    llama.cpp rotates neighbours (2i, 2i+1), Hugging Face the halves (i, i + H/2): its converter
-    interleaves the two halves of every head, and this undoes it.
+    llama.cpp rotates neighbours (2i, 2i+1), Hugging Face the halves (i, i + H/2). Its converter
+    interleaves the two halves of every head, and this function undoes it.
 
     Args:
       rows: a weight [heads·H, D] or bias [heads·H].
@@ -57,47 +28,44 @@ def unpermute(rows: np.ndarray, head_dim: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-class GgufSource:
-    """A GGUF file as a source of Hugging Face tensors (see `assemble.TensorSource`)."""
+def open_gguf(file: GgufFile, config: LlamaConfig) -> TensorSource:
+    """Returns a GGUF file as a source of Hugging Face tensors; unknown ones keep their names."""
+    import gguf
 
-    def __init__(self, file: GgufFile, config: LlamaConfig) -> None:
-        self.where = str(file.path)
-        self._file = file
-        self._head_dim = config.head_dim
-        self._names = {hf_name(name): name for name in file.tensors.keys() - _READ_ELSEWHERE}
-        self.shapes: dict[str, Shape] = {
-            name: file.tensors[own].shape for name, own in self._names.items()
-        }
+    table = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_layers)
+    names = {name: name for name in file.tensors.keys() - {_ROPE_FACTORS}}
+    for part in (part for entry in parameter_table(config) for part in entry.parts):
+        own = table.get_name(part.name, try_suffixes=(".weight", ".bias"))
+        if own in names:
+            names[part.name] = names.pop(own)
 
-    def read(self, name: str, dtype: np.dtype) -> np.ndarray:
-        """Returns a tensor in `dtype`, query and key rows in Hugging Face's order."""
-        tensor = self._file.read(self._names[name], dtype)
-        if ".q_proj." in name or ".k_proj." in name:
-            return unpermute(tensor, self._head_dim)
-        return tensor
+    def read(name: str, dtype: np.dtype) -> np.ndarray:
+        tensor = file.read(names[name], dtype)
+        is_rotated = ".q_proj." in name or ".k_proj." in name
+        return unpermute(tensor, config.head_dim) if is_rotated else tensor
+
+    shapes = {name: file.tensors[own].shape for name, own in names.items()}
+    return TensorSource(str(file.path), shapes, read)
 
 
 def load_gguf(
     path: pathlib.Path, dtype: Any, quantization: str | None = None
 ) -> tuple[LlamaConfig, dict[str, Any], GgufFile]:
-    """Loads a GGUF Llama.
+    """Returns the config and the parameters of a GGUF Llama, and the open file.
 
-    The file's own quantisation does not carry over: its blocks of 32 weights have float16 scales
-    of their own, for which XLA has no fast product. Its weights, in float32, are quantised anew,
-    which loses at most half a step once more; where the blocks of a row of Q8_0 share one scale,
-    and its largest weight is 127 steps, int8 gives the very same integers.
+    The file's own quantisation does not carry over: XLA has no fast product for its blocks of 32
+    weights with float16 scales. The weights, in float32, are quantised again, which loses at most
+    another half step. Where the blocks of a row of Q8_0 share one scale and its largest weight is
+    127 steps, int8 gives the same integers.
 
     Args:
       path: the file.
       dtype: bfloat16 or float32.
       quantization: of the kernels; see `quantize.KINDS`.
 
-    Returns:
-      The config, the parameters, and the open file (for `gguf_tokenizer.build_tokenizer`).
-
     Raises:
       InputError: a damaged file, another architecture, or tensors that do not fit.
     """
     file = GgufFile(path)
-    config = read_config(file)
-    return config, load_params(config, GgufSource(file, config), dtype, quantization), file
+    config = parse_config(gguf_config(file), path)
+    return config, load_params(config, open_gguf(file, config), dtype, quantization), file

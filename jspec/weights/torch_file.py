@@ -1,7 +1,7 @@
-"""PyTorch's own files, .bin and .pt, into safetensors, without running what they may hold.
+"""PyTorch's own files, .bin and .pt, to safetensors, without running what they may hold.
 
-Such a file is a pickle, a program: `torch.load(weights_only=True)` builds tensors and plain
-containers, and refuses everything else.
+Such a file is a pickle, which is a program: `torch.load(weights_only=True)` builds tensors and
+plain containers and refuses everything else.
 """
 
 import pathlib
@@ -16,21 +16,22 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.new_folder import new_folder
 from jspec.weights.assemble import as_dtype
+from jspec.weights.safetensors_file import save_safetensors
 
 _SUFFIXES = (".bin", ".pt", ".pth")
 _SHARDS = "pytorch_model*.bin"
 _READABLE = ("model.safetensors", "model.safetensors.index.json", "params")
-_BESIDE = (".json", ".txt", ".model", ".jinja")
+_COPIED = (".json", ".txt", ".model", ".jinja")
 _INDEX = ".index.json"
-_MEDUSA = "medusa_lm_head"  # of published heads of Medusa, before the suffix
+_MEDUSA = "medusa_lm_head"  # the file name of published Medusa heads, before the suffix
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the files of weights that a path means; none where it means something else.
+    """Returns the files of weights that a path means; none if it means something else.
 
     Args:
-      source: a file, or a folder with `pytorch_model*.bin` or one single file, and with no weights
+      source: a file, or a folder with `pytorch_model*.bin` or one single file, and without weights
         that `load_model` reads.
 
     Raises:
@@ -49,10 +50,10 @@ def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -> None:
-    """Writes files' tensors as safetensors, their names kept, and copies what lies beside them.
+    """Writes the files' tensors as safetensors under their names, and copies the configs.
 
     Args:
-      files: of one folder, each with other tensors.
+      files: files of one folder, each with other tensors.
       output: the folder, which appears when it is complete.
       dtype: "bfloat16" or "float32", of every float; integers and flags stay as they are.
 
@@ -60,37 +61,27 @@ def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -
       InputError: see `read_torch`; a tensor in two files; or the folder exists or cannot be
         written.
     """
-    import safetensors.numpy
-
     tensors: dict[str, np.ndarray] = {}
     for path in files:
         for name, tensor in read_torch(path).items():
             if name in tensors:
                 raise InputError(f"{path}: {name} is in two files")
-            tensors[name] = _cast(tensor, as_dtype(dtype))
+            is_float = tensor.dtype == as_dtype("bfloat16") or tensor.dtype.kind == "f"
+            tensors[name] = tensor.astype(as_dtype(dtype)) if is_float else tensor
     name = f"{_MEDUSA if files[0].stem == _MEDUSA else 'model'}.safetensors"
     with new_folder(output) as partial:
-        try:
-            safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # a full disk, for example
-            raise OSError(str(error)) from None
-        (partial / name).chmod(0o644)
+        save_safetensors(partial / name, tensors)
         for path in files[0].parent.iterdir():
-            if path.suffix in _BESIDE and not path.name.endswith(_INDEX):
+            if path.suffix in _COPIED and not path.name.endswith(_INDEX):
                 shutil.copyfile(path, partial / path.name)
-
-
-def _cast(tensor: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    is_float = tensor.dtype == as_dtype("bfloat16") or np.issubdtype(tensor.dtype, np.floating)
-    return tensor.astype(dtype) if is_float else tensor
 
 
 def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a file by name.
 
     Raises:
-      InputError: torch is not installed, or the file is missing, damaged, or holds other than
-        named tensors.
+      InputError: torch is not installed, or the file is missing, damaged, or holds something other
+        than named tensors.
     """
     try:
         import torch
@@ -100,8 +91,7 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
             "pip install torch"
         ) from None
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of pickles that it then refuses
+        with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise InputError(f"{path}: {_refusal(str(error))}") from None
@@ -112,25 +102,21 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
         raise InputError(f"{path}: truncated or damaged ({reason})") from None
     if not isinstance(found, dict) or not found:
         raise InputError(f"{path}: expected tensors by name, got {type(found).__name__}")
-    return {_name(path, name): _to_numpy(path, name, value) for name, value in found.items()}
+    return {name: _to_numpy(path, name, value) for name, value in found.items()}
 
 
 def _refusal(message: str) -> str:
-    """Returns a line on what torch refused to build."""
+    """Returns one line about what torch refused to build."""
     if blocked := _GLOBAL.search(message):
         return f"expected tensors alone, but it asks for {blocked[1]}: refused, nothing was run"
     return "expected PyTorch's file of tensors, got something else or a damaged one"
 
 
-def _name(path: pathlib.Path, name: Any) -> str:
-    if not isinstance(name, str):
-        raise InputError(f"{path}: expected tensors by name, got the key {name!r}")
-    return name
-
-
-def _to_numpy(path: pathlib.Path, name: str, value: Any) -> np.ndarray:
+def _to_numpy(path: pathlib.Path, name: Any, value: Any) -> np.ndarray:
     import torch
 
+    if not isinstance(name, str):
+        raise InputError(f"{path}: expected tensors by name, got the key {name!r}")
     if not isinstance(value, torch.Tensor):
         raise InputError(f"{path}: expected {name} to be a tensor, got {type(value).__name__}")
     if value.layout != torch.strided or value.is_complex() or value.is_quantized:

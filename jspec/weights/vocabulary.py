@@ -1,9 +1,12 @@
-"""The ids that a vocabulary really uses, without the padding behind them.
+"""Which ids a model really uses, and whether draft and target mean the same by them.
 
-Models of one family pad their embeddings to different sizes. The rows behind the tokenizer's ids
+Models of one family pad their embeddings to different sizes. The rows beyond the tokenizer's ids
 were never trained: they are masked in the target, plain decoding included, and cut off the draft.
 """
 
+import hashlib
+import json
+import re
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +14,48 @@ import jax.numpy as jnp
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.tokenizer import check_same_tokenizer
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.weights.tokenizers.tokenizer import TokenizerLike
+
+# The names that converters give to rows that stand for no token.
+_PADDING = re.compile(r"\[PAD\d*\]|<pad_?\d*>|<\|?dummy_?\d*\|?>", re.IGNORECASE)
+
+
+def _meanings(tokenizer: TokenizerLike) -> dict[int, str]:
+    """Returns the token of each id, padding left out."""
+    tokens = tokenizer.vocabulary().items()
+    return {token_id: token for token, token_id in tokens if not _PADDING.fullmatch(token)}
+
+
+def vocabulary_digest(tokenizer: TokenizerLike) -> str | None:
+    """Returns a checksum of what each id means, padding left out.
+
+    The byte tokenizer gives None: it is a stand-in, whose ids mean nothing to the model.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return None
+    return hashlib.sha256(json.dumps(sorted(_meanings(tokenizer).items())).encode()).hexdigest()
+
+
+def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
+    """Checks that a draft model's ids mean what the target's mean.
+
+    Tokens beyond the shorter vocabulary are accepted if they are only padding. If one tokenizer is
+    the byte tokenizer, a stand-in, only the numbers of tokens must agree.
+
+    Raises:
+      InputError: names the first id that differs.
+    """
+    reason = None
+    if isinstance(target, ByteTokenizer) or isinstance(draft, ByteTokenizer):
+        if target.vocab_size != draft.vocab_size:
+            reason = f"{target.vocab_size} tokens and {draft.vocab_size}"
+    elif differing := dict(set(_meanings(target).items()) ^ set(_meanings(draft).items())):
+        first = min(differing)
+        own, other = (_meanings(tokenizer).get(first) for tokenizer in (target, draft))
+        reason = f"id {first} is {own!r} in the target and {other!r} in the draft"
+    if reason is not None:
+        raise InputError(f"target and draft have different tokenizers: {reason}")
 
 
 def used_vocab_size(model: LoadedModel) -> int:
@@ -22,10 +66,10 @@ def used_vocab_size(model: LoadedModel) -> int:
 
 
 def shared_vocab_size(target: LoadedModel, draft: LoadedModel | None) -> int:
-    """Returns how many ids draft and target share; the target's own without a draft.
+    """Returns how many ids draft and target share; the target's own number without a draft.
 
     Raises:
-      InputError: draft and target mean different things by one id.
+      InputError: an id means different things to draft and target.
     """
     if draft is None:
         return used_vocab_size(target)

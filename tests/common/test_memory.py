@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import psutil
 import pytest
 
 from jspec.common import memory
@@ -13,7 +14,7 @@ from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
 from jspec.generation.request import Request, Settings
-from jspec.sampling.distribution import Switches
+from jspec.sampling.settings import Switches
 from jspec.weights.resolver import load_model
 from tests import tiny_models
 from tests.programs import check_refusal
@@ -138,12 +139,17 @@ def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():
     assert tree_bytes(tree) == 24 + 5
 
 
+def say_system(monkeypatch, free, swap):
+    """Makes the system say how many kilobytes are free."""
+    memories = SimpleNamespace(available=free * 1024), SimpleNamespace(free=swap * 1024)
+    for name, found in zip(("virtual_memory", "swap_memory"), memories, strict=True):
+        monkeypatch.setattr(psutil, name, lambda found=found: found)
+
+
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
 def test_what_the_system_says(monkeypatch, tmp_path):
     """A system with 5 MB and 1 MB of swap; a group that may take 4 MB, 1 of 3 MB are files."""
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 5000 kB\nSwapFree: 1000 kB\nPages: 0\n")
-    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
+    say_system(monkeypatch, 5000, 1000)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     assert memory.available_bytes() == 6000 * 1024  # no group
@@ -160,14 +166,11 @@ def test_what_the_system_says(monkeypatch, tmp_path):
         (tmp_path / "outer" / name).write_text(text)  # the group around it is nearer its limit
     (tmp_path / "outer" / "memory.stat").write_text("anon 1\n")
     assert memory.available_bytes() == 500_000
-    meminfo.write_text("MemTotal: 9000 kB\n")
-    (tmp_path / "cgroup").unlink()
-    assert memory.available_bytes() is None
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="asks the system's memory")
 def test_a_group_of_version_1(monkeypatch, tmp_path):
-    monkeypatch.setattr(memory, "_MEMINFO", tmp_path / "absent")
+    say_system(monkeypatch, 5000, 0)
     monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     (tmp_path / "cgroup").write_text("5:cpuset:/\n4:memory:/own\n")

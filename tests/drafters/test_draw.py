@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters.draw import Drawing, draw_from_distribution, draw_one
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from tests.speculation.drive import QUICK
 
 ROWS, WIDTH, SIZE, FULL = 5, 3, 37, 50

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from jspec.drafters.ngram import NgramDrafter
 from jspec.evaluation.analysis.goodness import goodness_of_fit
-from jspec.sampling.distribution import Switches
 from jspec.sampling.noise import independent_draft_keys
-from jspec.sampling.processors import Processor
+from jspec.sampling.processor import Processor
+from jspec.sampling.settings import Switches
 from jspec.speculation.types import TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of

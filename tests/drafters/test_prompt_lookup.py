@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.memory import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter, longest_match
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import TargetView
 
 CAPACITY = 24

@@ -9,7 +9,7 @@ from jspec.common.errors import InputError
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import Result
 from jspec.models import init_cache, make_apply
-from jspec.sampling.distribution import Switches
+from jspec.sampling.settings import Switches
 from tests import tiny_models
 from tests.cases import slow_unless
 from tests.tiny_models import DRAFTERS, shared_generator

@@ -8,7 +8,7 @@ from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
 from jspec.generation.request import Request, Settings
 from jspec.models import init_cache, make_apply
-from jspec.sampling.processors import Processor
+from jspec.sampling.processor import Processor
 from tests.cases import slow_unless
 from tests.tiny_models import CONFIG, make_generator, shared_generator, target
 

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
 from jspec.kernels import build
-from jspec.models.cache import _NATIVE_DIMS, KVCache, _attend
+from jspec.kernels import library as native
+from jspec.kernels.attention import _NATIVE_DIMS, attend_by_xla
+from jspec.models.cache import KVCache
 
 # batch, tokens, heads, key/value heads, slots, dimensions
 SHAPES = [
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("library")
 @jax.jit
 def attend(*operands):
     result = jax.ShapeDtypeStruct(operands[0].shape, jnp.float32)
-    return kernels.call("attention", _attend, result, *operands)
+    return native.call("attention", attend_by_xla, result, *operands)
 
 
 def draw(shape, dtype):
@@ -43,7 +44,7 @@ def draw(shape, dtype):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_attention_is_that_of_float32(shape, dtype):
     queries, keys, values, visible = draw(shape, dtype)
-    exact = _attend(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
+    exact = attend_by_xla(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
     tolerance = 5e-6 if shape[4] < 600 else 1e-5
     np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=tolerance)
 
@@ -91,7 +92,7 @@ def test_holes_in_what_is_visible():
     queries, keys, values, visible = draw((2, 3, 4, 2, 64, 32), "float32")
     visible = visible & jnp.asarray(np.random.default_rng(1).random((2, 3, 64)) < 0.5)
     visible = visible.at[:, :, 0].set(True)
-    exact = _attend(queries, keys, values, visible)
+    exact = attend_by_xla(queries, keys, values, visible)
     np.testing.assert_allclose(attend(queries, keys, values, visible), exact, atol=5e-6)
 
 
@@ -102,7 +103,7 @@ def test_a_query_that_sees_nothing_gives_zeros():
 
 def test_far_scores_underflow_to_zero_and_do_not_overflow():
     queries, keys, values, visible = draw((1, 2, 4, 2, 40, 32), "float32")
-    exact = _attend(300 * queries, keys, values, visible)
+    exact = attend_by_xla(300 * queries, keys, values, visible)
     np.testing.assert_allclose(attend(300 * queries, keys, values, visible), exact, atol=5e-5)
 
 
@@ -113,11 +114,13 @@ def test_derivatives_and_batching_are_those_of_xlas_attention():
         return jnp.sum(jnp.sin(attention(*operands, visible)))
 
     own = jax.grad(loss, (1, 2, 3))(attend, queries, keys, values)
-    xlas = jax.grad(loss, (1, 2, 3))(_attend, queries, keys, values)
+    xlas = jax.grad(loss, (1, 2, 3))(attend_by_xla, queries, keys, values)
     for ours, theirs in zip(own, xlas, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
     stacked = [jnp.stack([leaf, leaf[::-1]]) for leaf in (queries, keys, values, visible)]
-    np.testing.assert_allclose(jax.vmap(attend)(*stacked), jax.vmap(_attend)(*stacked), atol=5e-6)
+    np.testing.assert_allclose(
+        jax.vmap(attend)(*stacked), jax.vmap(attend_by_xla)(*stacked), atol=5e-6
+    )
 
 
 def test_the_cache_uses_it_for_whole_vectors_only():
@@ -146,5 +149,5 @@ def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatc
     queries, keys, values, visible = draw((2, 6, 8, 2, 50, 32), "bfloat16")
     result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
     found = jax.jit(jax.ffi.ffi_call(name, result))(queries, keys, values, visible)
-    exact = _attend(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
+    exact = attend_by_xla(queries, keys.astype(jnp.float32), values.astype(jnp.float32), visible)
     np.testing.assert_allclose(found, exact, atol=5e-6)

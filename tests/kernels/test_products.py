@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
-from jspec.generation.engine import prefill_widths
 from jspec.kernels import build
-from jspec.models.layers import _product, linear
+from jspec.kernels import library as native
+from jspec.kernels.product import prefill_widths, product_by_xla
+from jspec.models.layers import linear
 from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
 from tests import tiny_models
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("library")
 @jax.jit
 def product(rows, kernel):
     result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
-    return kernels.call("product", _product, result, rows.astype(jnp.float32), kernel)
+    return native.call("product", product_by_xla, result, rows.astype(jnp.float32), kernel)
 
 
 def draw(shape, seed, dtype):
@@ -74,7 +74,7 @@ def test_rows_are_rounded_to_the_weights_type():
     [("float32", True, 64), ("bfloat16", False, 16), ("bfloat16", True, 512)],
 )
 def test_the_model_uses_them_where_they_are_faster(dtype, has_pairs, most, monkeypatch):
-    monkeypatch.setattr(kernels, "has_pairs", lambda: has_pairs)
+    monkeypatch.setattr(native, "has_pairs", lambda: has_pairs)
     kernel = draw((8, 32), 1, dtype)
 
     def calls(num_tokens):
@@ -108,7 +108,7 @@ def test_derivatives_are_those_of_xlas_product():
         return jnp.sum(jnp.sin(multiply(rows, kernel)))
 
     own = jax.grad(loss, (1, 2))(product, rows, kernel)
-    xlas = jax.grad(loss, (1, 2))(_product, rows, kernel)
+    xlas = jax.grad(loss, (1, 2))(product_by_xla, rows, kernel)
     for ours, theirs in zip(own, xlas, strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
@@ -116,7 +116,7 @@ def test_derivatives_are_those_of_xlas_product():
 def test_batching_over_rows_and_kernels():
     rows, kernels = draw((4, 3, 40), 0, "float32"), draw((4, 8, 40), 1, "float32")
     np.testing.assert_allclose(
-        jax.vmap(product)(rows, kernels), jax.vmap(_product)(rows, kernels), atol=1e-4
+        jax.vmap(product)(rows, kernels), jax.vmap(product_by_xla)(rows, kernels), atol=1e-4
     )
 
 
@@ -175,8 +175,8 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
 
 
 def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
-    monkeypatch.setattr(kernels, "has_pairs", lambda: True)
-    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
+    monkeypatch.setattr(native, "has_pairs", lambda: True)
+    monkeypatch.setattr(native, "has_tiles", lambda: False)
     model = tiny_models.make_model()
     halved = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), model.params)
     params = {
@@ -185,14 +185,14 @@ def test_prompts_have_wide_chunks_where_they_are_faster(monkeypatch):
         "int8": quantize_params(halved, model.config, "int8"),
     }
     models = {name: dataclasses.replace(model, params=own) for name, own in params.items()}
-    widths = {name: prefill_widths(model) for name, model in models.items()}
+    widths = {name: prefill_widths(model.params["embedding"]) for name, model in models.items()}
     assert widths == {"bfloat16": (64,), "float32": (64, 256), "int8": (64,)}
-    monkeypatch.setattr(kernels, "has_tiles", lambda: True)
-    assert prefill_widths(models["bfloat16"]) == (64, 256)
-    assert prefill_widths(models["int8"]) == (64,)
-    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
-    monkeypatch.setattr(kernels, "has_pairs", lambda: False)
-    assert prefill_widths(models["bfloat16"]) == (64, 256)
-    assert prefill_widths(models["int8"]) == (64,)
-    monkeypatch.setattr(kernels, "is_available", lambda: False)
-    assert prefill_widths(models["int8"]) == (64, 256)
+    monkeypatch.setattr(native, "has_tiles", lambda: True)
+    assert prefill_widths(models["bfloat16"].params["embedding"]) == (64, 256)
+    assert prefill_widths(models["int8"].params["embedding"]) == (64,)
+    monkeypatch.setattr(native, "has_tiles", lambda: False)
+    monkeypatch.setattr(native, "has_pairs", lambda: False)
+    assert prefill_widths(models["bfloat16"].params["embedding"]) == (64, 256)
+    assert prefill_widths(models["int8"].params["embedding"]) == (64,)
+    monkeypatch.setattr(native, "is_available", lambda: False)
+    assert prefill_widths(models["int8"].params["embedding"]) == (64, 256)

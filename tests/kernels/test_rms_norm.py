@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
-from jspec.models.layers import RMSNorm, _rms_norm
+from jspec.kernels import library as native
+from jspec.kernels.norm import rms_norm_by_xla
+from jspec.models.layers import RMSNorm
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -42,7 +43,7 @@ def test_they_are_those_of_float64(shape, dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_without_the_library_they_are_the_same(dtype, monkeypatch):
     """Nothing is promoted on the way: the scale is of another type than the numbers."""
-    monkeypatch.setattr("jspec.kernels.is_available", lambda: False)
+    monkeypatch.setattr("jspec.kernels.library.is_available", lambda: False)
     inputs, scale = draw((2, 9, 70), dtype)
     check(norm(inputs, scale), inputs, scale)
 
@@ -57,7 +58,7 @@ def test_the_library_refuses_a_scale_that_it_cannot_read():
     inputs, scale = draw((2, 9, 70), "float16")
     result = jax.ShapeDtypeStruct(inputs.shape, jnp.float32)
     with pytest.raises(Exception, match="neither float32 nor bfloat16"):
-        kernels.call("rms_norm", _rms_norm, result, inputs, scale, jnp.float32(1e-5))
+        native.call("rms_norm", rms_norm_by_xla, result, inputs, scale, jnp.float32(1e-5))
 
 
 def test_a_rows_result_does_not_depend_on_its_neighbours():
@@ -76,7 +77,7 @@ def test_derivatives_are_those_of_xla(dtype):
     inputs, scale = draw((2, 3, 70), dtype)
     epsilon = jnp.float32(1e-5)
     own = jax.grad(lambda x, s: jnp.sum(jnp.sin(norm(x, s))), (0, 1))(inputs, scale)
-    xlas = jax.grad(lambda x, s: jnp.sum(jnp.sin(_rms_norm(x, s, epsilon))), (0, 1))
+    xlas = jax.grad(lambda x, s: jnp.sum(jnp.sin(rms_norm_by_xla(x, s, epsilon))), (0, 1))
     for ours, theirs in zip(own, xlas(inputs, scale), strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, atol=1e-5)

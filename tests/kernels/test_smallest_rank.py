@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.sampling.distribution import _bisect, _rank, _smallest_rank
+from jspec.kernels.threshold import smallest_rank, smallest_rank_by_xla
+from jspec.sampling.filters import _rank
 
 pytestmark = pytest.mark.usefixtures("library")
 
@@ -37,7 +38,7 @@ def test_thresholds_are_those_of_sorting(scale):
     """Float64 sums over whole rows, up to the very first weight and beyond the last one."""
     rank, probs = draw((2, 5, 3000), scale)
     targets = jnp.tile(jnp.float32([1e-37, 0.1, 0.5, 0.9, 0.999])[None, :, None], [2, 1, 1])
-    function = jax.jit(_smallest_rank)
+    function = jax.jit(smallest_rank)
     assert "jspec_smallest_rank" in function.lower(rank, probs, targets).as_text()
     got = np.asarray(function(rank, probs, targets))
     for row in np.ndindex(2, 5):
@@ -50,7 +51,7 @@ def test_counts_are_those_of_xla(target):
     """Exact on both sides, ties and targets that nothing reaches included."""
     rank, _ = draw((1, 3, 3000), 3.0)
     operands = rank, jnp.ones_like(rank, jnp.float32), jnp.full([1, 3, 1], target, jnp.float32)
-    np.testing.assert_array_equal(_smallest_rank(*operands), _bisect(*operands))
+    np.testing.assert_array_equal(smallest_rank(*operands), smallest_rank_by_xla(*operands))
 
 
 def test_what_is_enough_together_is_enough_in_parts():
@@ -60,7 +61,7 @@ def test_what_is_enough_together_is_enough_in_parts():
         rank = jnp.asarray(rng.integers(-(2**31), 2**31, 60), jnp.int32)[None, None]
         weights = jnp.asarray(10.0 ** rng.uniform(-30, 0, 60), jnp.float32)[None, None]
         total = jnp.float32(np.asarray(weights, np.float64).sum())
-        got = _smallest_rank(rank, weights, jnp.full([1, 1, 1], total)).item()
+        got = smallest_rank(rank, weights, jnp.full([1, 1, 1], total)).item()
         if got == LARGEST:  # rounding to float32 may have made the total more than all
             assert np.asarray(weights, np.float64).sum() < float(total)
         else:
@@ -70,7 +71,7 @@ def test_what_is_enough_together_is_enough_in_parts():
 def test_nothing_is_enough_where_a_weight_is_no_number():
     rank, probs = draw((1, 2, 300), 3.0)
     probs = probs.at[0, 0, 7].set(jnp.nan)
-    got = _smallest_rank(rank, probs, jnp.full([1, 2, 1], 0.99))
+    got = smallest_rank(rank, probs, jnp.full([1, 2, 1], 0.99))
     assert got[0, 0, 0] == LARGEST
     assert got[0, 1, 0] < LARGEST
 
@@ -79,8 +80,8 @@ def test_a_rows_threshold_does_not_depend_on_its_neighbours():
     """The distribution of a draft, found alone, is that of the target's, found beside others."""
     rank, probs = draw((4, 6, 3000), 3.0)
     target = jnp.full([4, 6, 1], 0.9)
-    together = np.asarray(_smallest_rank(rank, probs, target))
+    together = np.asarray(smallest_rank(rank, probs, target))
     for b, t in np.ndindex(4, 6):
         own = slice(b, b + 1), slice(t, t + 1)
-        alone = _smallest_rank(rank[own], probs[own], target[own])
+        alone = smallest_rank(rank[own], probs[own], target[own])
         np.testing.assert_array_equal(alone, together[own])

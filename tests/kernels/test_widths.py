@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
+from jspec.kernels import library as native
 from jspec.models import init_cache, make_apply
 from tests import tiny_models
 from tests.tiny_models import peaked_params
@@ -33,7 +33,7 @@ def test_a_call_on_many_tokens_says_what_calls_on_each_say():
 
 def check_widths():
     """Checks bit for bit, in bfloat16; XLA's own sums change from eight rows on."""
-    assert kernels.is_available()
+    assert native.is_available()
     params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), peaked_params(CONFIG))
     apply = jax.jit(make_apply(CONFIG))
     text = jnp.asarray(np.random.default_rng(0).integers(1, 128, [8, 16]), jnp.int32)

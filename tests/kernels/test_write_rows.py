@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
-from jspec.models.cache import TAIL, _write_rows, write_rows
+from jspec.kernels import library as native
+from jspec.kernels.cache_write import TAIL, write_rows, write_rows_by_xla
 
 pytestmark = pytest.mark.usefixtures("library")
 SLOTS = 40
@@ -37,7 +37,7 @@ def test_each_row_is_written_at_its_own_slot_and_what_falls_behind_is_lost(dtype
     assert not np.array_equal(layer, expected)  # what goes in and is not donated stays
 
 
-@pytest.mark.parametrize("write", [write_rows, _write_rows])
+@pytest.mark.parametrize("write", [write_rows, write_rows_by_xla])
 @pytest.mark.parametrize("num_tokens", [1, 6, TAIL, TAIL + 5])  # the last one by XLA's scatter
 def test_what_falls_behind_the_capacity_moves_onto_no_good_slot(write, num_tokens):
     """By XLA, too: the tail of the layer may change, what stands before it may not."""
@@ -74,6 +74,8 @@ def test_derivatives_are_those_of_xlas_write():
         )
 
     own = jax.grad(loss, (1, 2))(write_rows, layer, block)
-    for ours, theirs in zip(own, jax.grad(loss, (1, 2))(_write_rows, layer, block), strict=True):
+    for ours, theirs in zip(
+        own, jax.grad(loss, (1, 2))(write_rows_by_xla, layer, block), strict=True
+    ):
         np.testing.assert_allclose(ours, theirs)
-    assert kernels.is_available()
+    assert native.is_available()

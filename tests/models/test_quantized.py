@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
+from jspec.kernels import library as native
 from jspec.kernels import quantized
 from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up
@@ -47,7 +47,7 @@ def method(request, monkeypatch):
     if request.param == "c++":
         request.getfixturevalue("library")
         return request.param
-    monkeypatch.setattr(kernels, "is_available", lambda: False)
+    monkeypatch.setattr(native, "is_available", lambda: False)
     monkeypatch.setattr(
         jax, "default_backend", lambda: "cpu" if request.param == "digits" else "gpu"
     )
@@ -162,7 +162,7 @@ def test_a_kernel_of_another_shape_is_refused():
 @pytest.mark.usefixtures("optimised")
 def test_a_block_of_unpacked_weights_is_all_that_a_loop_holds(monkeypatch):
     """Guards against XLA unpacking int4 weights ahead of the loop: eight times their bytes."""
-    monkeypatch.setattr(kernels, "is_available", lambda: False)
+    monkeypatch.setattr(native, "is_available", lambda: False)
     weights = jnp.ones([4096, 1024], jnp.float32)
     kernel = quantize(weights, ("down",), "int4", "bfloat16")
 

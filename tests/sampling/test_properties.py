@@ -14,15 +14,9 @@ from hypothesis.extra import numpy as arrays
 from transformers.generation import logits_process
 
 from jspec.generation.request import Settings
-from jspec.sampling.distribution import (
-    NO_TOKEN,
-    SamplingSettings,
-    Switches,
-    process_block,
-    sample,
-    sampling_probs,
-)
-from jspec.sampling.processors import PROCESSORS
+from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
+from jspec.sampling.pipeline import PROCESSORS
+from jspec.sampling.settings import SamplingSettings, Switches, process_block
 
 VOCAB = 23
 STOP_IDS = [4, 9]
@@ -138,20 +132,6 @@ def test_every_position_of_a_block_sees_its_own_prefix(name):
     for i in range(5):
         settings = settings.after(jnp.asarray(block[:, i]))
         np.testing.assert_allclose(processed[:, i], settings.process(logits[:, i]), atol=1e-6)
-
-
-def test_a_branch_of_a_tree_sees_its_own_ancestors():
-    """Guards against a block's tokens counted in the order in which they stand there."""
-    rng = np.random.default_rng(2)
-    settings = settings_of([1, 2], PIPELINES["all"])
-    block = jnp.array([[5, 6, 7, 8]], jnp.int32)  # 6 and 8 follow 5; 7 follows 6
-    logits = jnp.asarray(4 * rng.normal(size=[1, 4, VOCAB]), jnp.float32)
-    processed = process_block(logits, settings, block, parents=(-1, 0, -1))
-    for i, path in enumerate([[5], [5, 6], [5, 6, 7], [5, 8]]):
-        here = settings
-        for token in path:
-            here = here.after(jnp.array([token], jnp.int32))
-        np.testing.assert_allclose(processed[:, i], here.process(logits[:, i]), atol=1e-6)
 
 
 def test_rejected_tokens_never_were():

@@ -12,7 +12,8 @@ import torch
 from hypothesis import strategies as st
 from transformers.generation import logits_process
 
-from jspec.sampling.distribution import SamplingSettings, Switches, sample, sampling_probs
+from jspec.sampling.distribution import sample, sampling_probs
+from jspec.sampling.settings import SamplingSettings, Switches
 
 ALL = Switches(top_k=True, top_p=True, min_p=True)
 VOCAB = 17

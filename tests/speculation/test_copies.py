@@ -18,7 +18,7 @@ from jspec.drafters import (
     PromptLookupDrafter,
     make_drafter,
 )
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control
 from jspec.speculation.step import speculative_step

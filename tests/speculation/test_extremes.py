@@ -13,9 +13,10 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from jspec.sampling.distribution import NO_TOKEN, SamplingSettings, sample
+from jspec.sampling.distribution import NO_TOKEN, sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise
-from jspec.speculation.acceptance import RULES, candidates, get_rule, is_match_at_zero
+from jspec.sampling.settings import SamplingSettings
+from jspec.speculation.acceptance import RULES, get_rule, is_match_at_zero
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.judge import judge
 from tests.speculation.drive import QUICK
@@ -152,32 +153,6 @@ def test_nan_in_a_row_stays_there(name, data):
     kept, token = int(bad[0].num_accepted[0]), int(bad[0].next_token[0])
     assert 0 <= kept <= proposal.num_tokens[0]
     assert (token == NO_TOKEN) == np.isnan(spoilt[0, kept]).any()
-
-
-@functools.cache
-def compiled_candidates(with_replacement):
-    run = functools.partial(candidates.accept, with_replacement=with_replacement)
-    return jax.jit(run, compiler_options=QUICK)
-
-
-@pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
-@SETTINGS
-@hypothesis.given(data=st.data())
-def test_extreme_candidates_give_a_sound_verdict(with_replacement, data):
-    """Guards the same for several candidates; NaN in one row again stays there."""
-    target, proposal, uniforms, gumbel = data.draw(rounds(5))
-    distributions = proposal.probs
-    args = proposal.tokens, distributions, uniforms, gumbel[:, 0]
-    run = compiled_candidates(with_replacement)
-    verdict = jax.tree.map(np.asarray, run(jnp.asarray(target[:, 0]), *args))
-    assert ((verdict.index >= 0) & (verdict.index <= WIDTH)).all()
-    assert (target[np.arange(ROWS), 0, verdict.token] > 0).all()
-    target[0, 0] = np.nan
-    spoilt = jax.tree.map(np.asarray, run(jnp.asarray(target[:, 0]), *args))
-    np.testing.assert_array_equal(verdict.token[1:], spoilt.token[1:])
-    np.testing.assert_array_equal(verdict.index[1:], spoilt.index[1:])
-    assert spoilt.index[0] == WIDTH
-    assert spoilt.token[0] == NO_TOKEN
 
 
 @SETTINGS

@@ -41,10 +41,11 @@ def toy_cache(batch_size, capacity):
 
 
 def toy_apply(
-    table, tokens, cache, *, positions=None, block_mask=None, hidden_layers=(), logits_at=None
-):
+    table, tokens, cache, *, positions=None, block_mask=None, hidden_layers=(), logits_at=None,
+    first_layer=0,
+):  # fmt: skip
     """An ApplyFn for chains: logits are table[the token in the slot before, the token]."""
-    del positions, block_mask, hidden_layers
+    del positions, block_mask, hidden_layers, first_layer
     keys = (tokens + 1).astype(jnp.float32)[:, :, None, None]
     cache = cache.write(keys, keys)
     slots = cache.length[:, None] + jnp.arange(tokens.shape[1]) - 1

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
 from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
@@ -18,7 +19,6 @@ from jspec.weights import load_model
 from jspec.weights.hf import save_hf
 from jspec.weights.quantize import dequantize
 from jspec.weights.random_weights import random_params
-from jspec.weights.rules import flatten
 from tests import tiny, tiny_eagle
 from tests.tiny_models import save_folder
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
@@ -76,7 +76,9 @@ def test_a_head_becomes_half_as_large(tmp_path):
     )
     assert after.config == before.config
     np.testing.assert_array_equal(after.params["ids"], before.params["ids"])
-    pairs = zip(flatten(before.params).values(), flatten(after.params).values(), strict=True)
+    pairs = zip(
+        flatten_dict(before.params).values(), flatten_dict(after.params).values(), strict=True
+    )
     kernels = 0
     for one, other in pairs:
         is_kernel = isinstance(other, QuantizedKernel)

@@ -44,7 +44,7 @@ def test_loading_what_was_saved_is_identity(saved, dtype):
     [
         ({"num_hidden_layers": 2}, "layers_2/attention"),
         ({"num_hidden_layers": 4}, "layers_3/attention"),
-        ({"intermediate_size": 41}, r"mlp/down: expected \(24, 41\), found \(24, 40\)"),
+        ({"intermediate_size": 41}, r"mlp/down: expected shape \[24, 41\], found \[24, 40\]"),
         ({"mlp_bias": False}, "down_bias"),
     ],
 )

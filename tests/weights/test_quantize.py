@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.models import PRESETS, QuantizedKernel
@@ -15,7 +16,7 @@ from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
 from jspec.weights.random_weights import random_params
-from jspec.weights.rules import flatten, make_rules, nest
+from jspec.weights.tensor_names import parameter_table
 from tests.tiny_models import CONFIG as TINY
 from tests.tiny_models import peaked_params
 from tests.weights.toys import CONFIGS, GGUF_CONFIG, random_tensors, write_gguf
@@ -70,8 +71,8 @@ def test_every_kernel_is_quantised_and_nothing_else(kind):
     """Guards against a rounded norm or bias, and a kernel left in floats."""
     config = dataclasses.replace(GGUF_CONFIG, attention_bias=True, mlp_bias=True)
     params = random_params(config, 0, "bfloat16")
-    quantized = flatten(quantize_params(params, config, kind))
-    for path, leaf in flatten(params).items():
+    quantized = flatten_dict(quantize_params(params, config, kind))
+    for path, leaf in flatten_dict(params).items():
         found = quantized[path]
         assert (found.shape, found.dtype) == (leaf.shape, leaf.dtype)
         assert isinstance(found, QuantizedKernel) == (path[-1] in _KERNELS)
@@ -139,9 +140,9 @@ def test_q8_0_files_become_int8_at_no_or_half_a_step_of_loss(tmp_path, shares_sc
     """Guards against a lossy way through another type: what one scale can say is kept exactly."""
     kinds = {"weight": gguf.GGMLQuantizationType.Q8_0}
     write_gguf(tmp_path / "m.gguf", GGUF_CONFIG, _q8_tensors(shares_scale), kinds)
-    exact = flatten(load_gguf(tmp_path / "m.gguf", "float32")[1])
-    found = flatten(load_gguf(tmp_path / "m.gguf", "bfloat16", "int8")[1])
-    for rule in make_rules(GGUF_CONFIG):
+    exact = flatten_dict(load_gguf(tmp_path / "m.gguf", "float32")[1])
+    found = flatten_dict(load_gguf(tmp_path / "m.gguf", "bfloat16", "int8")[1])
+    for rule in parameter_table(GGUF_CONFIG):
         if rule.path[-1] in _KERNELS:
             weights = np.asarray(exact[rule.path]).reshape(found[rule.path].values.shape)
             integers = np.asarray(dequantize(found[rule.path])).reshape(weights.shape)
@@ -155,7 +156,9 @@ def test_bytes_of_a_real_model(kind, share):
     """Guards against values or scales kept in a wider type: int8 is half of bfloat16. No arrays."""
     config = PRESETS["llama3.2-3b"]
     leaves = {rule.path: jax.ShapeDtypeStruct(rule.shape, jnp.bfloat16)
-              for rule in make_rules(config)}  # fmt: skip
-    quantized = jax.eval_shape(lambda params: quantize_params(params, config, kind), nest(leaves))
+              for rule in parameter_table(config)}  # fmt: skip
+    quantized = jax.eval_shape(
+        lambda params: quantize_params(params, config, kind), unflatten_dict(leaves)
+    )
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(quantized))
     assert num_bytes / (2 * config.num_params) == pytest.approx(share, abs=0.005)

@@ -4,10 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from jspec.models.config import PRESETS
 from jspec.weights.random_weights import random_params
-from jspec.weights.rules import expected_shapes
+from jspec.weights.tensor_names import parameter_table
 from tests.weights.toys import CONFIGS
 
 
@@ -16,7 +17,8 @@ def test_shapes_and_dtypes_are_the_models(dtype):
     """Guards against a parameter that the model would not find, or in another precision."""
     config = CONFIGS["grouped"]
     params = random_params(config, 0, dtype)
-    assert jax.tree.map(lambda leaf: leaf.shape, params) == expected_shapes(config)
+    shapes = {path: leaf.shape for path, leaf in flatten_dict(params).items()}
+    assert shapes == {entry.path: entry.shape for entry in parameter_table(config)}
     assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(dtype)}
     assert np.all(np.asarray(params["layers_0"]["mlp_norm"]["scale"], np.float32) == 1)
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from jspec.models.config import LlamaConfig, RopeScaling
-from jspec.weights.rules import make_rules
+from jspec.weights.tensor_names import parameter_table
 
 # Every field is off its default in at least one of them.
 CONFIGS = {
@@ -41,7 +41,7 @@ _GGUF_NAMES = {
 def random_tensors(config, seed=0):
     """Returns random float32 Hugging Face tensors by name."""
     rng = np.random.default_rng(seed)
-    parts = [part for rule in make_rules(config) for part in rule.parts]
+    parts = [part for rule in parameter_table(config) for part in rule.parts]
     return {part.name: rng.normal(size=part.shape).astype(np.float32) for part in parts}
 
 

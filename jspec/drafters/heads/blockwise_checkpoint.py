@@ -14,22 +14,22 @@ from typing import Any
 from jspec.drafters.heads.blockwise_module import BlockwiseConfig
 from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.models.config import LlamaConfig
-from jspec.weights.rules import Rule, single_rule
+from jspec.weights.tensor_names import Parameter, one_tensor
 
 _KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_size"}
 
 
-def blockwise_rules(config: BlockwiseConfig) -> list[Rule]:
+def blockwise_rules(config: BlockwiseConfig) -> list[Parameter]:
     """Returns the table from the heads' tensors to their parameters."""
     d, wide = config.embed_dim, config.num_heads * config.hidden_dim
     rules = [
-        single_rule(("up", "kernel"), "up.weight", (wide, d)),
-        single_rule(("up", "bias"), "up.bias", (wide,)),
+        one_tensor(("up", "kernel"), "up.weight", (wide, d)),
+        one_tensor(("up", "bias"), "up.bias", (wide,)),
     ]
     for index in range(config.num_heads):
         path, name = f"down_{index}", f"down.{index}"
-        rules.append(single_rule((path, "kernel"), f"{name}.weight", (d, wide)))
-        rules.append(single_rule((path, "bias"), f"{name}.bias", (d,)))
+        rules.append(one_tensor((path, "kernel"), f"{name}.weight", (d, wide)))
+        rules.append(one_tensor((path, "bias"), f"{name}.bias", (d,)))
     return rules
 
 

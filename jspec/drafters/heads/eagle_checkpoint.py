@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jspec.common.errors import InputError
+from jspec.common.json_file import read_json
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers
 from jspec.drafters.heads.folder import (
     check_target,
@@ -37,8 +38,13 @@ from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.int8_tensors import FloatTensors
 from jspec.weights.quantize import quantize_head_leaf
-from jspec.weights.rules import Rule, bias_rules, gate_up_rule, qkv_rule, single_rule
-from jspec.weights.tokenizers.files import read_json
+from jspec.weights.tensor_names import (
+    Parameter,
+    bias_tensors,
+    gate_up_tensors,
+    one_tensor,
+    qkv_tensors,
+)
 
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -59,7 +65,7 @@ class LoadedHead(NamedTuple):
     name: str
 
 
-def eagle_rules(config: EagleConfig) -> list[Rule]:
+def eagle_rules(config: EagleConfig) -> list[Parameter]:
     """Returns the table from a head's tensors to its parameters, `ids` apart."""
     shape = config.layer
     embed, heads = (shape.embed_dim,), ("head", "attention")
@@ -67,19 +73,19 @@ def eagle_rules(config: EagleConfig) -> list[Rule]:
     out = (shape.embed_dim, shape.num_kv_heads, shape.num_groups, shape.head_dim)
     flat_out = (shape.embed_dim, shape.num_heads * shape.head_dim)
     return [
-        single_rule(("fc",), "fc.weight", (shape.embed_dim, config.feature_dim)),
-        single_rule(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
-        single_rule(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
-        qkv_rule(shape, (*heads, "qkv"), attention, "weight", (2 * shape.embed_dim,)),
-        single_rule((*heads, "out"), f"{attention}.o_proj.weight", flat_out, out),
-        single_rule(
+        one_tensor(("fc",), "fc.weight", (shape.embed_dim, config.feature_dim)),
+        one_tensor(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
+        one_tensor(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
+        qkv_tensors(shape, (*heads, "qkv"), attention, "weight", (2 * shape.embed_dim,)),
+        one_tensor((*heads, "out"), f"{attention}.o_proj.weight", flat_out, out),
+        one_tensor(
             ("head", "mlp_norm", "scale"), "midlayer.post_attention_layernorm.weight", embed
         ),
-        gate_up_rule(shape, ("head", "mlp", "gate_up"), mlp, "weight", embed),
-        single_rule(("head", "mlp", "down"), f"{mlp}.down_proj.weight", (*embed, shape.hidden_dim)),
-        single_rule(("head", "final_norm", "scale"), "norm.weight", embed),
-        single_rule(("head", "head"), "lm_head.weight", (shape.vocab_size, *embed)),
-        *bias_rules(shape, "head", "midlayer"),
+        gate_up_tensors(shape, ("head", "mlp", "gate_up"), mlp, "weight", embed),
+        one_tensor(("head", "mlp", "down"), f"{mlp}.down_proj.weight", (*embed, shape.hidden_dim)),
+        one_tensor(("head", "final_norm", "scale"), "norm.weight", embed),
+        one_tensor(("head", "head"), "lm_head.weight", (shape.vocab_size, *embed)),
+        *bias_tensors(shape, "head", "midlayer"),
     ]
 
 

@@ -1,22 +1,23 @@
 """What folders with a trained head have in common: a config.json and one safetensors file.
 
-A table of rules (see `rules`) says which tensors there are and where each goes; nothing may be
+A table (see `tensor_names`) says which tensors there are and where each goes; nothing may be
 missing, left over, or of another shape.
 """
 
-import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
+from jspec.common.json_file import read_json, write_json
 from jspec.common.new_folder import new_folder
 from jspec.weights.assemble import as_dtype
 from jspec.weights.int8_tensors import FloatTensors, to_int8
-from jspec.weights.rules import Path, Rule, flatten, nest
-from jspec.weights.tokenizers.files import check_readable, read_json
+from jspec.weights.safetensors_file import load_safetensors, save_safetensors
+from jspec.weights.tensor_names import Parameter, Path
 
 if TYPE_CHECKING:
     import jax
@@ -64,22 +65,15 @@ def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
     Raises:
       InputError: it is missing, truncated or damaged.
     """
-    import safetensors
-    import safetensors.numpy
-
     if not path.exists():
         raise InputError(f"{path}: missing")
-    check_readable(path)
-    try:
-        return safetensors.numpy.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
+    return load_safetensors(path)
 
 
 def pack_params(
     folder: pathlib.Path,
     tensors: Mapping[str, np.ndarray],
-    rules: Sequence[Rule],
+    rules: Sequence[Parameter],
     dtype: Any,
     finish: Callable[[Path, "jax.Array"], Any] = lambda _, leaf: leaf,
 ) -> dict[str, Any]:
@@ -105,7 +99,7 @@ def pack_params(
                 f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
                 f"{_shape_text(shape)}"
             )
-    return nest(
+    return unflatten_dict(
         {
             rule.path: finish(rule.path, jax.device_put(rule.pack(tensors, as_dtype(dtype))))
             for rule in rules
@@ -121,9 +115,9 @@ def _shape_text(shape: tuple[int, ...] | None) -> str:
     return "nothing" if shape is None else str(list(shape))
 
 
-def unpack_params(rules: Sequence[Rule], params: dict[str, Any]) -> dict[str, np.ndarray]:
+def unpack_params(rules: Sequence[Parameter], params: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the tensors that `pack_params` makes the parameters from."""
-    leaves = flatten(params)
+    leaves = flatten_dict(params)
     tensors: dict[str, np.ndarray] = {}
     for rule in rules:
         tensors |= rule.unpack(np.asarray(leaves[rule.path]))
@@ -144,15 +138,9 @@ def write_head(
     Raises:
       InputError: the folder exists or cannot be written.
     """
-    import safetensors.numpy
-
     with new_folder(folder) as partial:
-        try:
-            safetensors.numpy.save_file(tensors, partial / name, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # a full disk, for example
-            raise OSError(str(error)) from None
-        (partial / name).chmod(0o644)
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        save_safetensors(partial / name, tensors)
+        write_json(partial / "config.json", config)
 
 
 def round_head(source: pathlib.Path, output: pathlib.Path) -> None:

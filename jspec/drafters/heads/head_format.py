@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
 from jspec.drafters.heads.folder import (
@@ -16,7 +17,7 @@ from jspec.drafters.heads.folder import (
     write_head,
 )
 from jspec.models.config import LlamaConfig
-from jspec.weights.rules import Rule, flatten
+from jspec.weights.tensor_names import Parameter
 
 # What a config.json says of the target: in words, its key, and the field of LlamaConfig.
 _TARGET_ENTRIES = (
@@ -67,7 +68,7 @@ class HeadFormat(NamedTuple):
     architecture: str
     keys: Mapping[str, str]
     read_config: Callable[[dict[str, Any], LlamaConfig, Mapping[str, np.ndarray]], Any]
-    rules: Callable[[Any], list[Rule]]
+    rules: Callable[[Any], list[Parameter]]
     sizes: Callable[[Any, Mapping[str, np.ndarray]], list[tuple[str, Any, int]]] = lambda *_: []
 
 
@@ -125,7 +126,7 @@ def save_head(
     text = {entry: getattr(target, field) for _, entry, field in _TARGET_ENTRIES}
     text |= {"architectures": [layout.architecture]}
     text |= {entry: getattr(config, field) for field, entry in layout.keys.items()}
-    text |= {"dtype": str(next(iter(flatten(params).values())).dtype)}
+    text |= {"dtype": str(next(iter(flatten_dict(params).values())).dtype)}
     if base_model is not None:
         text["base_model_name_or_path"] = base_model
     write_head(folder, layout.file, tensors, text)

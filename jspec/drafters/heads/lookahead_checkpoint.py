@@ -13,14 +13,14 @@ from typing import Any
 from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.drafters.heads.lookahead_module import LookaheadConfig
 from jspec.models.config import LlamaConfig
-from jspec.weights.rules import Rule, single_rule
+from jspec.weights.tensor_names import Parameter, one_tensor
 
 _KEYS = {"num_tokens": "lookahead_num_tokens"}
 
 
-def _rules(config: LookaheadConfig) -> list[Rule]:
+def _rules(config: LookaheadConfig) -> list[Parameter]:
     shape = config.num_tokens, config.embed_dim
-    return [single_rule(("embeddings",), "embeddings.weight", shape)]
+    return [one_tensor(("embeddings",), "embeddings.weight", shape)]
 
 
 def _read_config(raw: dict[str, Any], target: LlamaConfig, tensors: object) -> LookaheadConfig:

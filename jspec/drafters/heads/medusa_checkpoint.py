@@ -18,22 +18,22 @@ import numpy as np
 from jspec.drafters.heads.head_format import HeadFormat, load_head, save_head
 from jspec.drafters.heads.medusa_module import MedusaConfig
 from jspec.models.config import LlamaConfig
-from jspec.weights.rules import Rule, single_rule
+from jspec.weights.tensor_names import Parameter, one_tensor
 
 _KEYS = {"num_heads": "medusa_num_heads", "num_layers": "medusa_num_layers"}
 
 
-def medusa_rules(config: MedusaConfig) -> list[Rule]:
+def medusa_rules(config: MedusaConfig) -> list[Parameter]:
     """Returns the table from the heads' tensors to their parameters."""
     d, rules = config.embed_dim, []
     for index in range(config.num_heads):
         head = f"head_{index}"
         for layer in range(config.num_layers):
             block, name = (head, f"layer_{layer}"), f"{index}.{layer}.linear"
-            rules.append(single_rule((*block, "kernel"), f"{name}.weight", (d, d)))
-            rules.append(single_rule((*block, "bias"), f"{name}.bias", (d,)))
+            rules.append(one_tensor((*block, "kernel"), f"{name}.weight", (d, d)))
+            rules.append(one_tensor((*block, "bias"), f"{name}.bias", (d,)))
         name = f"{index}.{config.num_layers}.weight"
-        rules.append(single_rule((head, "head"), name, (config.vocab_size, d)))
+        rules.append(one_tensor((head, "head"), name, (config.vocab_size, d)))
     return rules
 
 

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
+from jspec.common.json_file import read_json
 from jspec.drafters.heads.folder import read_tensors, write_head
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.tokenizers.files import read_json
 
 _FILE = "model.safetensors"
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"

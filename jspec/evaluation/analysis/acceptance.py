@@ -97,3 +97,21 @@ def _leniently_kept(
     target_probs: Distributions, draft_probs: Distributions, lenience: float
 ) -> Distributions:
     return draft_probs * min_ratio(target_probs, lenience * draft_probs)
+
+
+def classical_acceptance(
+    target_probs: Float32[Array, "b v"], draft_probs: Float32[Array, "b v"]
+) -> Float32[Array, "b"]:
+    """Returns how often classical rejection sampling accepts a draft (arXiv 2211.17192, A.2).
+
+    It accepts x with probability target(x) / (M · draft(x)), where M is the maximum of target /
+    draft, and draws from the target after a rejection. That needs no residual and is lossless too,
+    but it accepts with probability 1 / M, never more than the sum of min(target, draft).
+
+    Args:
+      target_probs: the target's distribution.
+      draft_probs: the distribution from which the draft is drawn.
+    """
+    is_possible = target_probs > 0
+    ratio = draft_probs / jnp.where(is_possible, target_probs, 1.0)
+    return jnp.min(jnp.where(is_possible, ratio, jnp.inf), axis=-1)

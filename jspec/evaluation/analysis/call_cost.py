@@ -7,7 +7,7 @@ import math
 from jspec.common.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
-from jspec.weights.rules import Rule, make_rules
+from jspec.weights.tensor_names import Parameter, parameter_table
 
 _EMBEDDING = ("embedding",)
 
@@ -88,9 +88,9 @@ class CallCost:
         return batch_size * width * (2 * self.num_multiplied + 4 * attended)
 
 
-def streamed_rules(config: LlamaConfig) -> list[Rule]:
+def streamed_rules(config: LlamaConfig) -> list[Parameter]:
     """Returns the parameters that every call of a model reads."""
-    rules = make_rules(config)
+    rules = parameter_table(config)
     if config.tie_embeddings:
         return rules
     return [rule for rule in rules if rule.path != _EMBEDDING]

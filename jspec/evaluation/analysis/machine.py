@@ -13,12 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec.kernels import timed_products
 from jspec.models.layers import linear
 
 _REPEATS = 6
-# (bytes of the kernel that is read, rows and width of the product that is computed, products)
-_SIZES = {"cpu": (256 << 20, 512, 2048, 3)}
-_ACCELERATOR_SIZES = (2 << 30, 8192, 8192, 32)
 _WIDTH = 4096
 
 
@@ -40,7 +38,7 @@ def measure_machine(dtype: str = "bfloat16") -> Machine:
     Args:
       dtype: "bfloat16" or "float32", of the weights.
     """
-    num_bytes, rows, width, turns = _SIZES.get(jax.default_backend(), _ACCELERATOR_SIZES)
+    num_bytes, rows, width, turns, _ = timed_products(dtype)
     outputs = num_bytes // jnp.dtype(dtype).itemsize // _WIDTH
     reading = _time_product(1, _WIDTH, outputs, dtype, turns)
     computing = _time_product(rows, width, width, dtype, turns)
@@ -51,9 +49,9 @@ def _time_product(rows: int, inputs: int, outputs: int, dtype: str, turns: int) 
     """Returns the seconds of one of so many products with a kernel [outputs, inputs]."""
     keys = jax.random.split(jax.random.key(0))
     kernel = inputs**-0.5 * jax.random.normal(keys[0], [outputs, inputs], dtype)
-    # What C++ reads on CPU; elsewhere a conversion would be timed that a model's norms include.
-    values_dtype = "float32" if jax.default_backend() == "cpu" else dtype
-    values = jax.random.normal(keys[1], [1, rows, inputs], values_dtype)
+    # In the type that needs no conversion, which in a model is a part of the norms.
+    rows_dtype = timed_products(dtype).rows_dtype
+    values = jax.random.normal(keys[1], [1, rows, inputs], rows_dtype)
 
     @jax.jit
     def loop(values: jax.Array, kernel: jax.Array, num_turns: jax.Array) -> jax.Array:

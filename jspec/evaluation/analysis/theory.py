@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from jspec.evaluation.analysis.acceptance import (
+    classical_acceptance,
     divergence,
     expected_acceptance,
     lenient_acceptance,
@@ -40,7 +41,6 @@ from jspec.evaluation.analysis.improvement import (
     oracle_improvement,
     walltime_improvement,
 )
-from jspec.speculation.acceptance.classical import acceptance_rate as classical_acceptance
 
 _TABLE1 = ((0.6, 2), (0.7, 3), (0.8, 2), (0.8, 5), (0.9, 2), (0.9, 10))
 _ALPHAS = tuple(index / 50 for index in range(51))

@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool
 from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
 from jspec.drafters import ModelDrafter
 from jspec.drafters.draw import draw_from_distribution
-from jspec.sampling.distribution import SamplingSettings, sample
+from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, acceptance_noise, round_keys
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 

@@ -6,20 +6,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from jspec.evaluation.analysis.call_cost import streamed_rules
 from jspec.evaluation.benchmarking.calls import call_loop
 from jspec.evaluation.benchmarking.repeated import Loop, with_first
 from jspec.evaluation.benchmarking.turns import Turn, take_turns
 from jspec.generation.capacity import capacity_for
+from jspec.kernels import first_argmax, rotate_heads, swiglu
 from jspec.models import KVCache, init_cache
 from jspec.models.cache import causal_mask
-from jspec.models.layers import Kernel, RMSNorm, linear, swiglu
-from jspec.models.rope import rope_cos_sin, rotate_heads
-from jspec.sampling.distribution import first_argmax
+from jspec.models.layers import Kernel, RMSNorm, linear
+from jspec.models.rope import rope_cos_sin
 from jspec.weights.quantize import num_contracted
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.rules import flatten
 
 _LITTLE = 1e-30  # changes nothing, but has to be waited for
 
@@ -87,7 +87,7 @@ def _call_loop(model: LoadedModel, shape: CallShape) -> Loop:
 
 def product_loop(model: LoadedModel, shape: CallShape) -> Loop:
     """Returns a compiled loop over a number of times all products."""
-    leaves = flatten(model.params)
+    leaves = flatten_dict(model.params)
     paths = [rule.path for rule in streamed_rules(model.config) if num_contracted(rule.path)]
 
     @jax.jit

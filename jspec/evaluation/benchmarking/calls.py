@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jspec.common.typing import Params
 from jspec.evaluation.benchmarking.repeated import Loop, seconds_each
 from jspec.generation.capacity import capacity_for
+from jspec.kernels import first_argmax
 from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling.distribution import first_argmax
 from jspec.weights.resolver import LoadedModel
 
 MOST_WIDTH = 16  # of a verify call

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
@@ -13,6 +12,7 @@ from jspec.drafters import (
     member_names,
     needs_draft_model,
 )
+from jspec.generation.flag_values import parse_num_draft_tokens
 from jspec.generation.validate_options import check_num_draft_tokens
 
 
@@ -48,7 +48,7 @@ def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, M
         if name in methods:
             raise InputError(f"expected each drafter once, got {','.join(drafters)}")
         usual = str(DEFAULT_NUM_DRAFT_TOKENS) if drafter == "none" else num_draft_tokens
-        methods[name] = Method(drafter, cli.parse_num_draft_tokens(number or usual))
+        methods[name] = Method(drafter, parse_num_draft_tokens(number or usual))
         check_num_draft_tokens(methods[name].num_draft_tokens, drafter)
     return methods
 

@@ -28,8 +28,8 @@ from jspec.evaluation.benchmarking.calls import time_calls
 from jspec.evaluation.benchmarking.round_parts import host_seconds, time_choice
 from jspec.evaluation.benchmarking.rounds import time_rounds
 from jspec.evaluation.benchmarking.turns import typical_parts
-from jspec.generation.engine import prefill_widths
 from jspec.generation.generator import Generator
+from jspec.kernels import prefill_widths
 from jspec.weights.resolver import LoadedModel
 
 _CONTEXT = 128
@@ -171,7 +171,7 @@ def call_lines(model: LoadedModel, role: str, scope: Scope = FULL) -> Iterator[L
             attention_seconds=parts.attention,
             elementwise_seconds=parts.elementwise,
         )
-    for width in prefill_widths(model):
+    for width in prefill_widths(model.params["embedding"]):
         seconds = time_calls(model, width, context=0)
         work = _work(cost, CallShape(width, 0, 1), num_logits=1)
         name = f"{role}: prefill of {width} tokens"

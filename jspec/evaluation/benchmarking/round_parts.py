@@ -10,7 +10,7 @@ from jspec.common.typing import Logits, RowTokens
 from jspec.evaluation.benchmarking.repeated import Loop, seconds_each, with_first
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
-from jspec.sampling.distribution import SamplingSettings, Switches
+from jspec.sampling.settings import SamplingSettings, Switches
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.judge import judge

@@ -21,8 +21,8 @@ from jspec.evaluation.benchmarking.turns import Turn, take_turns
 from jspec.generation.calibration import PROMPT_TOKENS, catch_up, start_row
 from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
+from jspec.kernels import first_argmax
 from jspec.models import KVCache, make_apply
-from jspec.sampling.distribution import first_argmax
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import drafters_of

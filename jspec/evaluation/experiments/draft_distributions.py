@@ -26,7 +26,8 @@ from jspec.drafters import (
 )
 from jspec.drafters.layer_choice import choose_layers
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
-from jspec.sampling.distribution import SamplingSettings, confidence, likeliest, sampling_probs
+from jspec.sampling.distribution import confidence, likeliest, sampling_probs
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import Drafter, TargetView, observed_layers
 
 

@@ -31,7 +31,7 @@ from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import used_vocab_size
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from jspec.common.cli import QUANTIZATIONS
 from jspec.common.errors import InputError, check_among, check_range, whole_number
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
@@ -12,6 +11,7 @@ from jspec.drafters import (
     options_read,
 )
 from jspec.generation.auto import AUTO
+from jspec.generation.flag_values import QUANTIZATIONS
 from jspec.generation.validate_options import (
     check_num_draft_tokens,
     check_rule_option,

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from jspec.common.cli import parse_quantization
 from jspec.common.counted import counted
 from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
@@ -21,6 +20,7 @@ from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
 from jspec.generation.auto import AUTO
 from jspec.generation.costs import RoundCosts
+from jspec.generation.flag_values import parse_quantization
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings

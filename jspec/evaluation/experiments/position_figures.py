@@ -15,7 +15,8 @@ from jspec.evaluation.analysis.acceptance import (
     lenient_next_token_probs,
 )
 from jspec.evaluation.experiments.draft_distributions import FirstDrafts
-from jspec.sampling.distribution import SamplingSettings, sampling_probs
+from jspec.sampling.distribution import sampling_probs
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.lenient import distribution_at_temperature_one
 
 _HostOrDeviceArray = Any

@@ -4,9 +4,9 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from jspec.common.cli import QUANTIZATIONS
 from jspec.common.errors import InputError, check_among, check_range, prefixed_errors
 from jspec.evaluation.experiments.method_spec import MethodSpec
+from jspec.generation.flag_values import QUANTIZATIONS
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.generation.rows import check_temperature

@@ -26,9 +26,8 @@ from jspec.training.docstrings import read_docstrings
 from jspec.training.from_scratch import HEAD_DIM, train_from_scratch, write_stand_in
 from jspec.training.metrics_log import read_metrics
 from jspec.training.token_texts import read_token_texts
-from jspec.weights import TokenizerLike
+from jspec.weights import NUM_BYTES, TokenizerLike, learn_bpe
 from jspec.weights.resolver import LoadedModel, load_model
-from jspec.weights.tokenizers.learn_bpe import NUM_BYTES, learn_bpe
 
 DRAFTERS = ("model", "bigram", "unigram", "random")
 _BOS, _EOS = "<|begin|>", "<|end|>"

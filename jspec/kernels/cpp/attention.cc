@@ -1,10 +1,11 @@
-// Attention of queries over the slots of a cache that they may see, and no others: what lies
-// behind the last visible slot is never read, so that time follows the text and not the buffer.
+// Attention of queries over the slots of a cache that they may see. Slots after the last visible
+// one are never read, so the time follows the length of the text and not the size of the buffer.
 //
-// Scores, softmax and sums are float32. Threads go through spans of slots, whose findings are joined
-// (Milakov and Gimelshein, arXiv 1805.02867): one query over a long text keeps all of them busy. A
-// query's result does not depend on the queries beside it, nor on the size of the cache: it is the
-// same, bit for bit, alone and in a block, as long as keys and values are finite.
+// Scores, softmax and sums are float32. The slots are cut into spans. Each span gives partial
+// results relative to its own highest score, which are joined at the end (Milakov and Gimelshein,
+// arXiv 1805.02867), so even one query over a long text keeps all threads busy. A query's result
+// depends neither on the queries beside it nor on the size of the cache: it is the same, bit for
+// bit, alone and in a block, as long as keys and values are finite.
 
 #include <algorithm>
 #include <memory>
@@ -16,14 +17,14 @@ namespace {
 
 using namespace jspec;
 
-constexpr int kMaxQueries = 4;  // that share one reading of keys and values
-constexpr int kSlots = kLanes / kMaxQueries;  // whose scores are found at a time
-constexpr int kMaxSteps = 256 / kStep;        // of a head: 256 dimensions
-constexpr int64_t kSpan = 512;       // slots that a thread goes through at a time
-constexpr int64_t kMostKept = 1 << 22;  // numbers of findings whose memory a thread keeps
-constexpr int64_t kSlotsAhead = 64;  // of those in use, asked for
-constexpr int64_t kSmallWork = 1 << 17;  // multiplications not worth waking a thread for
-constexpr int64_t kFewBlocks = 64;       // nor joining the findings of so many
+constexpr int kMaxQueries = 4;  // queries that share one reading of keys and values
+constexpr int kSlots = kLanes / kMaxQueries;  // slots whose scores are computed at a time
+constexpr int kMaxSteps = 256 / kStep;        // steps of a head: at most 256 dimensions
+constexpr int64_t kSpan = 512;          // slots of a span, which one thread reads
+constexpr int64_t kMostKept = 1 << 22;  // floats of partial results whose memory a thread keeps
+constexpr int64_t kSlotsAhead = 64;     // how far ahead memory is asked for slots
+constexpr int64_t kSmallWork = 1 << 17;  // multiplications that are not worth waking a thread for
+constexpr int64_t kFewBlocks = 64;       // blocks whose joining is not worth it either
 
 struct Shape {
   int64_t tokens, heads, kv_heads, slots, dims;
@@ -37,11 +38,12 @@ struct Head {
   const T* keys;
   const T* values;
   const bool* visible;
-  const int64_t* ends;  // behind the last slot that each token sees
+  const int64_t* ends;  // one past the last slot that each token sees
   float* outputs;
 };
 
-// Returns the place behind the last slot that is visible; eight at a time, as most are not.
+// Returns one past the last visible slot. Eight flags are read at a time, as most slots of a buffer
+// are not visible.
 inline int64_t End(const bool* visible, int64_t slots) {
   for (uint64_t eight; slots >= 8; slots -= 8) {
     std::memcpy(&eight, visible + slots - 8, 8);
@@ -55,8 +57,8 @@ inline int64_t Offset(const Shape& shape, int64_t query) {
   return (query / shape.group() * shape.heads + query % shape.group()) * shape.dims;
 }
 
-// What some queries find in one span of slots: for each, the highest score, the sum of the weights
-// relative to it, and the values so weighted.
+// The partial result of some queries over one span of slots. For each query: its highest score, the
+// sum of the weights exp(score - highest), and the sum of the values with these weights.
 struct Finding {
   float *mixed, *highest, *sum;  // [kMaxQueries dims], [kMaxQueries], [kMaxQueries]
 };
@@ -65,7 +67,7 @@ struct Findings {
   float* memory;
   int64_t dims;
 
-  // Of each finding; every one begins at a line of the cache.
+  // Floats of each finding, padded so that every one begins at a cache line.
   static int64_t Numbers(int64_t dims) { return kMaxQueries * dims + 16; }
   Finding operator[](int64_t index) const {
     float* mixed = memory + index * Numbers(dims);
@@ -93,7 +95,7 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
       }
     }
     for (int64_t s = begin; s < end; s += kSlots) {
-      Lanes sums[kMaxQueries * kSlots];  // not set to 0: that would be a call of memset
+      Lanes sums[kMaxQueries * kSlots];  // uninitialised: clearing it would be a call of memset
       for (int slot = 0; slot < kSlots; ++slot) {
         const T* from = head.keys + std::min(s + slot, end - 1) * shape.dims;
         Pair key[kSteps];
@@ -125,7 +127,8 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
       const Pair value = Load(head.values + s * shape.dims + i * kStep);
       __builtin_prefetch(head.values + (s + kSlotsAhead) * shape.dims + i * kStep);
       for (int q = 0; q < kQueries; ++q) {
-        const Lanes weight = scores[q][s - begin] - Lanes{};  // 0 + would be an addition
+        // Broadcasts the weight. "0 + weight" would be a real addition, because of -0.
+        const Lanes weight = scores[q][s - begin] - Lanes{};
         mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
         mixed[q][i].second = MultiplyAdd(mixed[q][i].second, weight, value.second);
       }
@@ -136,7 +139,8 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
   }
 }
 
-// Writes query q's attention: its findings from the one at `first` on joined, span after span.
+// Writes query q's attention: its findings of all spans, from the one at `first` on, joined in
+// order.
 template <typename T>
 void Join(const Findings& findings, int64_t first, int64_t spans, int q, float* outputs) {
   float highest = kMasked, sum = 0;
@@ -145,10 +149,11 @@ void Join(const Findings& findings, int64_t first, int64_t spans, int q, float* 
   }
   for (int64_t span = first; span < first + spans; ++span) {
     float& factor = findings[span].highest[q];
+    // Rescales the span to the highest score of all; exactly 1 where it is the span's own.
     factor = factor == highest ? 1 : ExpOfNegative(Lanes{} + (factor - highest))[0];
     sum += factor * findings[span].sum[q];
   }
-  const float scale = sum > 0 ? 1 / sum : 0;
+  const float scale = sum > 0 ? 1 / sum : 0;  // a query that sees nothing gives zeros
   for (int64_t i = 0; i < findings.dims; i += kStep) {
     Pair joined = {};
     for (int64_t span = first; span < first + spans; ++span) {
@@ -160,7 +165,8 @@ void Join(const Findings& findings, int64_t first, int64_t spans, int q, float* 
   }
 }
 
-// `count` queries, at most kQueries, of heads of `steps` steps, a power of two.
+// Picks the instance of AttendSpan for `count` queries, at most kQueries, and heads of `steps`
+// steps, a power of two. Sizes known at compile time keep the sums in registers.
 template <int kQueries = kMaxQueries, int kSteps = kMaxSteps, typename T>
 void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shape& shape,
                    int64_t first, int64_t begin, const Finding& finding) {
@@ -177,7 +183,7 @@ void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shap
   AttendSpan<kQueries, kSteps>(head, shape, first, begin, finding);
 }
 
-// Runs work(0) ... work(count - 1), on this thread alone if that is soon done.
+// Runs work(0) ... work(count - 1), on this thread alone if it is little work.
 template <typename Work>
 void Share(ffi::ThreadPool& pool, int64_t count, bool is_small, const Work& work) {
   if (!is_small) return ShareOut(pool, count, work);
@@ -201,7 +207,7 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
   const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
   const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
   const int64_t numbers = num_blocks * spans * Findings::Numbers(shape.dims);
-  static thread_local Space<float> kept;  // memory of its own for every call takes time
+  static thread_local Space<float> kept;  // allocating anew for every call takes time
   Space<float> own;
   const Findings findings{(numbers <= kMostKept ? kept : own).Take(numbers), shape.dims};
   auto head_of = [=](int64_t block) {

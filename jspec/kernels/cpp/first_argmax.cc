@@ -1,4 +1,4 @@
-// The first of the largest numbers of a row: XLA on CPU looks for it in one row after the other, on one
+// The first of the largest numbers of each row. XLA on CPU searches one row after the other, on one
 // thread.
 
 #include <algorithm>
@@ -10,10 +10,10 @@ namespace {
 
 using namespace jspec;
 
-constexpr int64_t kVectors = 4;  // at a time
-constexpr int64_t kBlock = 1024;
+constexpr int64_t kVectors = 4;   // independent maxima: one would wait for its own last comparison
+constexpr int64_t kBlock = 1024;  // numbers whose maximum is found before its index is looked for
 
-// NaN where a number is.
+// Returns the largest number; NaN where any number is NaN.
 float Largest(const float* from, int64_t count) {
   Lanes largest[kVectors];
   for (Lanes& one : largest) one = Lanes{} - std::numeric_limits<float>::infinity();
@@ -47,7 +47,8 @@ struct Best {
   float number;
 };
 
-// One block after the other: only the best one is read twice. NaN, and `count`, where a number is.
+// Finds the maximum block by block, and then its place: only the best block is read twice. Where
+// any number is NaN, so is the result, and the place is `count`.
 Best FirstLargest(const float* from, int64_t count) {
   if (count == 0) return {0, -std::numeric_limits<float>::infinity()};
   Best best{0, Largest(from, std::min(kBlock, count))};

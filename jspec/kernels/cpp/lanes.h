@@ -1,4 +1,4 @@
-// What the kernels share: vectors of floats.
+// Vectors of floats, as wide as the processor's registers, which all kernels share.
 
 #ifndef JSPEC_NATIVE_LANES_H_
 #define JSPEC_NATIVE_LANES_H_
@@ -25,7 +25,7 @@ constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
 #endif
-constexpr int kStep = 2 * kLanes;  // numbers at a time
+constexpr int kStep = 2 * kLanes;  // numbers that are loaded at a time: two vectors
 
 using BFloat16 = uint16_t;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
@@ -35,8 +35,9 @@ struct Pair {
   Lanes first, second;
 };
 
-// sum + a * b, rounded once where the processor can. Left to itself, a compiler rounds once in one
-// loop and twice in another, and a result would depend on how many others are computed beside it.
+// sum + a * b, rounded once where the processor can do that. A compiler left to itself may round
+// once in one loop and twice in another; a result would then depend on how many others are computed
+// with it.
 inline Lanes MultiplyAdd(Lanes sum, Lanes a, Lanes b) {
 #if defined(__AVX512F__)
   return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)sum);
@@ -61,7 +62,8 @@ inline Lanes LoadLanes(const float* from) {
 
 inline Pair Load(const float* from) { return {LoadLanes(from), LoadLanes(from + kLanes)}; }
 
-// The inputs at even places, and those at odd ones: a bfloat16 is the upper half of a float.
+// The numbers at even places, and those at odd places. A bfloat16 is the upper half of a float, so
+// a shift and a mask convert two of them at once, without a shuffle.
 inline Pair Load(const BFloat16* from) {
   Words words;
   std::memcpy(&words, from, sizeof(words));
@@ -77,7 +79,7 @@ inline float AsFloat(BFloat16 number) {
   return widened;
 }
 
-// The nearest bfloat16, of two the even one; NaN stays NaN.
+// The nearest bfloat16, the even one of two that are equally near; NaN stays NaN.
 inline BFloat16 Rounded(float number) {
   uint32_t word;
   std::memcpy(&word, &number, sizeof(word));
@@ -93,7 +95,7 @@ inline void Convert(const float* from, int64_t count, float* to) {
   std::memcpy(to, from, count * sizeof(float));
 }
 
-// Lanes of both halves of a pair, which are counted through: those of the places given.
+// Picks lanes from both halves of a pair. The second half's lanes are numbered from kLanes on.
 template <int... kPlaces>
 inline Lanes Pick(const Pair& pair, std::integer_sequence<int, kPlaces...>) {
 #ifdef __clang__
@@ -108,7 +110,7 @@ inline Lanes PickEverySecond(const Pair& pair, std::integer_sequence<int, kIndex
   return Pick(pair, std::integer_sequence<int, kFirst + 2 * kIndex...>());
 }
 
-// From place kFirst of the first half and the same of the second on, one by one in turn.
+// Lanes from place kFirst on, by turns from the first and from the second half.
 template <int kFirst, int... kIndex>
 inline Lanes PickInTurn(const Pair& pair, std::integer_sequence<int, kIndex...>) {
   return Pick(pair, std::integer_sequence<int, kFirst + kIndex / 2 + kIndex % 2 * kLanes...>());
@@ -116,7 +118,7 @@ inline Lanes PickInTurn(const Pair& pair, std::integer_sequence<int, kIndex...>)
 
 using LaneIndices = std::make_integer_sequence<int, kLanes>;
 
-// The lanes at even places of both, one after the other, and those at odd places.
+// The lanes at even places of both halves, and those at odd places.
 inline Pair Unzip(const Pair& pair) {
   return {PickEverySecond<0>(pair, LaneIndices()), PickEverySecond<1>(pair, LaneIndices())};
 }
@@ -144,6 +146,7 @@ inline void StoreLike(float* to, const Pair& pair) {
   Store(to, sizeof(T) == sizeof(BFloat16) ? Zip(pair) : pair);
 }
 
+// The sum of all lanes, always in the same order: halves are added until four lanes are left.
 inline float Total(Lanes lanes) {
   typedef float Four __attribute__((vector_size(4 * sizeof(float))));
   Four fours[kLanes / 4];
@@ -155,8 +158,8 @@ inline float Total(Lanes lanes) {
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// The totals of kLanes vectors, which are overwritten: vector i's in lane i, all of them summed in
-// the same order.
+// The totals of kLanes vectors, vector i's in lane i, all summed in the same order. The vectors are
+// overwritten.
 inline Lanes Totals(Lanes* lanes) {
   for (int count = kLanes; count > 1; count /= 2) {
     for (int i = 0; i < count / 2; ++i) {
@@ -167,11 +170,11 @@ inline Lanes Totals(Lanes* lanes) {
   return lanes[0];
 }
 
-// Memory that begins where a vector may: one that lies across two lines of the cache is read twice.
+// Memory aligned for vectors: a vector that lies across two cache lines is read twice.
 template <typename T>
 class Space {
  public:
-  // Room for so many numbers; what was there before is gone.
+  // Returns room for `count` numbers; earlier contents are lost.
   T* Take(int64_t count) {
     vectors_.resize((count * sizeof(T) + sizeof(Lanes) - 1) / sizeof(Lanes));
     return reinterpret_cast<T*>(vectors_.data());

@@ -1,4 +1,5 @@
-// Products of rows with a kernel's outputs: outputs[r, o] = sum over i of rows[r, i] * kernel[o, i].
+// Products of rows with a kernel's outputs: outputs[r, o] = sum over i of rows[r, i] * kernel[o,
+// i].
 //
 // Sums are float32, and their order does not depend on the number of rows: a row's result is the
 // same, bit for bit, alone and among others.
@@ -24,8 +25,8 @@ constexpr int kRegisters = 32;
 constexpr int kRegisters = 16;
 #endif
 
-// What rows of type T are multiplied as: where the processor multiplies floats only, numbers of
-// bfloat16 become floats once, and not again for every output.
+// The type in which rows of type T are multiplied. Where the processor multiplies floats only,
+// bfloat16 rows are converted to float once, and not again for every output.
 template <typename T>
 using RowNumber = std::conditional_t<kHasPairs, T, float>;
 
@@ -38,7 +39,7 @@ inline RowNumber<T> AsRowNumber(T number) {
   }
 }
 
-// kStep numbers of one operand, and the sum of products with those of another.
+// kStep numbers of one operand, which can be multiplied by those of another and summed.
 template <typename T>
 struct Numbers {
   Pair pair;
@@ -48,8 +49,8 @@ struct Numbers {
   Lanes AddTo(Lanes sum, const Numbers<Other>& other) const {
     return AddProducts(sum, pair, other.pair);
   }
-  // How many rows share one reading of the weights, and outputs one of the rows: sums, weights and
-  // inputs fit the registers.
+  // How many rows share one reading of the weights, and how many outputs one reading of the rows,
+  // so that sums, weights and inputs fit the registers.
   static constexpr int kUsualRows = kRegisters == 32 ? 6 : 3;
   static constexpr int OutputsFor(int rows) { return rows <= kUsualRows ? 4 : 2; }
   static constexpr int OutputsOnce(int rows) { return rows > 6 ? 1 : 2; }
@@ -74,12 +75,12 @@ struct Numbers<BFloat16> {
 };
 #endif
 
-constexpr int kMaxRows = 8;     // of a block
+constexpr int kMaxRows = 8;     // rows of a block
 constexpr int kCacheLine = 64;  // bytes
-constexpr int kAhead = 4096;    // bytes between the weights in use and those asked for
-constexpr int64_t kTile = 96;   // outputs whose weights stay near while all rows pass by
-constexpr int64_t kChunksPerThread = 2;
-constexpr int64_t kSmallWork = 1 << 15;  // multiplications not worth waking a thread for
+constexpr int kAhead = 4096;    // bytes from the weights in use to those that memory is asked for
+constexpr int64_t kTile = 96;   // outputs whose weights stay in cache while all rows use them
+constexpr int64_t kChunksPerThread = 2;  // so that a thread that is late can be helped
+constexpr int64_t kSmallWork = 1 << 15;  // multiplications that are not worth waking a thread for
 
 struct ProductShape {
   int64_t rows, inputs, outputs;
@@ -93,7 +94,7 @@ struct Rows {
   const T* operator[](int64_t row) const { return first + row * stride; }
 };
 
-// A kernel of floats. Others have the same members: kernels are multiplied step by step.
+// A kernel of floats. Kernels of integers have the same members; all are multiplied step by step.
 template <typename T>
 struct FloatKernel {
   using Number = T;
@@ -120,7 +121,7 @@ struct FloatKernel {
   }
 };
 
-// Asks memory for `count` weights behind those in use, which begin at `place`.
+// Asks memory for kCount weights ahead of those in use, which begin at `place`.
 template <int kCount, typename Kernel>
 inline void AskFor(const Kernel& kernel, int64_t place) {
   const auto* ahead = reinterpret_cast<const char*>(kernel.values) + place * Kernel::kBits / 8;
@@ -129,8 +130,8 @@ inline void AskFor(const Kernel& kernel, int64_t place) {
   }
 }
 
-// The rows in whole steps, in the kernel's order and with zeros behind the last input: in place, or
-// in the space given.
+// Returns the rows in whole steps, in the kernel's order and padded with zeros: the rows themselves
+// if they are so already, else a copy in the space given.
 template <typename Kernel, typename T>
 Rows<RowNumber<T>> Arrange(const T* rows, const ProductShape& shape,
                            Space<RowNumber<T>>& space) {
@@ -149,7 +150,8 @@ Rows<RowNumber<T>> Arrange(const T* rows, const ProductShape& shape,
   return {first, stride};
 }
 
-// Outputs first to first + kOutputs of kRows rows. Loops are unrolled lest sums live in memory.
+// Computes outputs first to first + kOutputs of kRows rows. The loops are unrolled because sums in
+// an array that is indexed at run time would live in memory.
 template <int kRows, int kOutputs, typename T, typename Kernel>
 inline void MultiplyBlock(const Rows<T>& rows, const Kernel& kernel, int64_t first, float* outputs,
                           int64_t stride) {
@@ -184,8 +186,9 @@ inline void MultiplyBlock(const Rows<T>& rows, const Kernel& kernel, int64_t fir
   }
 }
 
-// Outputs begin to end of `count` rows, at most kRows. Weights that are read once only are fastest
-// read in order, few outputs at a time; those that stay near, several.
+// Computes outputs begin to end of `count` rows, at most kRows. Weights that are read once only are
+// read fastest in order, few outputs at a time. Weights that stay in cache are used fastest for
+// several outputs at a time.
 template <int kRows, bool kReadOnce, typename T, typename Kernel>
 void MultiplyRows(int64_t count, const Rows<T>& rows, const Kernel& kernel, float* outputs,
                   int64_t stride, int64_t begin, int64_t end) {
@@ -203,7 +206,8 @@ void MultiplyRows(int64_t count, const Rows<T>& rows, const Kernel& kernel, floa
   for (; o < end; ++o) MultiplyBlock<kRows, 1>(rows, kernel, o, outputs, stride);
 }
 
-// Outputs begin to end of all rows, in blocks of about as many rows each; the weights stay near.
+// Computes outputs begin to end of all rows, in blocks of about equal size. The weights stay in
+// cache.
 template <typename T, typename Kernel>
 void MultiplyTile(int64_t count, const Rows<T>& rows, const Kernel& kernel, float* outputs,
                   int64_t stride, int64_t begin, int64_t end) {

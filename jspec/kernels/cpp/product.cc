@@ -1,5 +1,5 @@
-// Products of rows with a kernel of floats. Decoding is bound by the bytes of the weights: each is
-// read from memory once, in order, and serves all rows.
+// Products of rows with a kernel of floats. Decoding is bound by the bytes of the weights, so each
+// weight is read from memory once, in order, and serves all rows.
 
 #include "tiles.h"
 
@@ -20,7 +20,7 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* out
   });
 }
 
-// The rows in the type of the weights.
+// Rounds the rows to the type of the weights, as XLA does, and multiplies.
 void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* weights,
                      float* outputs, const ProductShape& shape) {
 #ifdef JSPEC_HAS_TILES
@@ -56,10 +56,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::BufferR2<ffi::F32>>());
 
-// Whether this processor multiplies bfloat16 numbers two by two: many rows are fast then, too.
+// Whether this processor multiplies pairs of bfloat16 numbers, which makes many rows fast, too.
 extern "C" bool jspec_has_pairs() { return kHasPairs; }
 
-// Whether it multiplies them in tiles: the more rows, the less each costs.
+// Whether it multiplies tiles of them, which makes each row cheaper the more rows there are.
 extern "C" bool jspec_has_tiles() {
 #ifdef JSPEC_HAS_TILES
   return HasTiles();

@@ -1,6 +1,6 @@
-// Products of rows with kernels of integers, laid out as in `models/quantized.py`. A few outputs'
-// weights at a time become numbers of the rows' type, which holds them exactly, and are multiplied
-// while they stand in the processor's cache: only integers are read from memory.
+// Products of rows with kernels of integers, laid out as in `kernels/quantized.py`. The weights of
+// a few outputs at a time are converted to the rows' type, which holds them exactly, and multiplied
+// while they are in the processor's cache. So only integers are read from memory.
 
 #include <vector>
 
@@ -13,7 +13,7 @@ using jspec::Store;
 
 constexpr int kGroup = 32;          // inputs that share a multiplier
 constexpr int kGroupBytes = 16;     // input j in the low bits of byte j, input j + 16 in the high ones
-constexpr int64_t kFewOutputs = 4;  // unpacked at a time for few rows: they stay very near
+constexpr int64_t kFewOutputs = 4;  // outputs unpacked at a time for few rows: they stay very near
 
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
@@ -33,7 +33,7 @@ inline Integers Widen(const int8_t* from) {
 }
 
 #ifdef __AVX512BF16__
-// Of integers of eight bits, which bfloat16 holds exactly.
+// Stores integers of eight bits, which bfloat16 holds exactly.
 inline void Store(BFloat16* to, const Pair& pair) {
   const __m512bh packed = _mm512_cvtne2ps_pbh((__m512)pair.second, (__m512)pair.first);
   std::memcpy(to, &packed, sizeof(packed));
@@ -70,7 +70,7 @@ struct Int4Kernel {
   const int8_t* multipliers;
   int64_t inputs;
 
-  // Both integers of kLanes bytes: those of a group's first half, and as many of its second.
+  // Both integers of each of kLanes bytes: inputs of the group's first half, and of its second.
   Numbers<float> Step(int64_t output, int64_t input) const {
     const uint64_t place = output * inputs + input;
     const Integers both = Widen(values + place / 2);

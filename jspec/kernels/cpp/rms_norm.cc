@@ -1,5 +1,6 @@
-// Root-mean-square normalisation, after which XLA's sums would depend on the number of rows: it adds
-// up the squares of eight rows or more in another order than those of fewer.
+// Root-mean-square normalisation. XLA on CPU adds up the squares of eight rows or more in another
+// order than those of fewer, so a row's result would depend on the number of rows. Here the order
+// is fixed.
 
 #include "lanes.h"
 

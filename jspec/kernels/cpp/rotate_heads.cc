@@ -1,5 +1,5 @@
-// Takes a layer's query, key and value heads apart, with rotary position embeddings of the first two.
-// XLA on CPU would compute the cosines and sines anew for every head of every layer.
+// Splits a layer's query, key and value heads, and rotates queries and keys by their positions. XLA
+// on CPU would compute the cosines and sines anew for every head of every layer.
 
 #include <cmath>
 

@@ -1,5 +1,6 @@
-// Where the likeliest tokens end: the rank up to which weights reach a target. XLA has a bisection
-// for it, which reads the vocabulary 32 times; here its bits are settled eleven at a time.
+// The threshold of a filter: the smallest rank up to which the weights reach a target. The XLA
+// reference is a bisection that reads the vocabulary 32 times. This is a radix search: it settles
+// eleven bits of the threshold at a time, and reads the vocabulary three times.
 
 #include "lanes.h"
 
@@ -27,7 +28,8 @@ int32_t SmallestRank(const int32_t* ranks, const float* weights, double target, 
     const uint64_t size = uint64_t{1} << bits;
     std::fill(sums.begin(), sums.end(), 0.0);
     for (int64_t i = 0; i < count; ++i) {
-      const uint64_t key = static_cast<uint32_t>(ranks[i]) ^ 0x80000000u;  // in order
+      // The sign bit is flipped, so that unsigned numbers have the order of the signed ranks.
+      const uint64_t key = static_cast<uint32_t>(ranks[i]) ^ 0x80000000u;
       if (key >> settled == prefix && weights[i] != 0) sums[key >> shift & (size - 1)] += weights[i];
     }
     uint64_t next = 0, last = 0;
@@ -35,7 +37,8 @@ int32_t SmallestRank(const int32_t* ranks, const float* weights, double target, 
       if (sums[next] != 0) last = next;
       below += sums[next];
     }
-    // What was enough before is so now, though its parts may add up to a little less.
+    // The weights of this prefix were enough in the last pass. They are now, too, even if its parts
+    // add up to a little less in this order.
     if (next == size && settled == 32) return std::numeric_limits<int32_t>::max();
     if (next == size) next = last;
     prefix = prefix << bits | next;

@@ -1,4 +1,4 @@
-// Scores of one query become weights.
+// The softmax of one query's scores, up to its normaliser.
 
 #ifndef JSPEC_NATIVE_SOFTMAX_H_
 #define JSPEC_NATIVE_SOFTMAX_H_
@@ -21,8 +21,8 @@ inline float Highest(Lanes lanes) {
 #endif
 }
 
-// Scores of kLanes slots, kMasked where one is not visible; by hand, as compilers take bytes to
-// words one by one.
+// The scores of kLanes slots, kMasked where a slot is not visible. It is written by hand, because
+// compilers widen the bytes of the mask one by one.
 inline Lanes Masked(const float* scores, const bool* visible) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   const __m128i flags = _mm_loadu_si128(reinterpret_cast<const __m128i*>(visible));
@@ -38,7 +38,7 @@ inline Lanes Masked(const float* scores, const bool* visible) {
 #endif
 }
 
-// The same, and kMasked from `count` on.
+// The same for only `count` slots; kMasked for the others.
 inline Lanes Masked(const float* scores, const bool* visible, int64_t count) {
   if (count >= kLanes) return Masked(scores, visible);
   bool flags[kLanes] = {};

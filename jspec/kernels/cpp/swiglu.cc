@@ -1,4 +1,4 @@
-// The gate of a feed-forward layer, silu(gate) * up, which XLA on CPU computes on one thread, however
+// The gate of a feed-forward layer, silu(gate) * up. XLA on CPU computes it on one thread, however
 // many rows there are.
 
 #include "exp.h"
@@ -7,10 +7,12 @@ namespace {
 
 using namespace jspec;
 
-constexpr int64_t kWork = 8;  // of a gate, in those of a number that is moved or multiplied
+constexpr int64_t kWork = 8;  // cost of one gate, relative to moving or multiplying one number
 
+// silu(x) = x / (1 + exp(-x)). The exponential is taken of -|x| only, so it cannot overflow; for a
+// negative x numerator and denominator are multiplied by it.
 inline Lanes Gated(Lanes gate, Lanes up) {
-  const Lanes small = ExpOfNegative((Lanes)((Words)gate | 0x80000000u));  // of -|gate|
+  const Lanes small = ExpOfNegative((Lanes)((Words)gate | 0x80000000u));  // exp(-|gate|)
   const Words is_negative = (Words)(gate < Lanes{});
   const Lanes numerator = (Lanes)(((Words)small & is_negative) | ((Words)All(1) & ~is_negative));
   return gate * numerator / (small + 1.0f) * up;

@@ -1,6 +1,6 @@
-// Work shared out to threads that look for the next piece of it without falling asleep in between:
-// a decoding step has some two hundred pieces, 10 to 100 microseconds each, and waking a thread
-// takes as long as a small one.
+// Threads that share work, and look for more without falling asleep in between. A decoding step has
+// some two hundred pieces of work, 10 to 100 microseconds each, and waking a thread takes as long
+// as a small piece.
 
 #ifndef JSPEC_NATIVE_THREADS_H_
 #define JSPEC_NATIVE_THREADS_H_
@@ -19,9 +19,9 @@ namespace jspec {
 
 namespace ffi = xla::ffi;
 
-constexpr int kLooks = 4000;           // for work, some 0.2 ms, before a thread falls asleep
-constexpr int64_t kMostThreads = 32;   // of which one begins the work
-constexpr int kPatience = 1000;        // looks at the others' work before making room for them
+constexpr int kLooks = 4000;          // looks for work, some 0.2 ms, before a thread falls asleep
+constexpr int64_t kMostThreads = 32;  // the one that has the work included
+constexpr int kPatience = 1000;       // looks at the helpers' work before yielding the processor
 
 inline void Pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -31,19 +31,19 @@ inline void Pause() {
 #endif
 }
 
-// Threads that help the one which has work. They live as long as the process.
+// Threads that help the one that has work. They live as long as the process.
 class Team {
  public:
-  // The one team of this process, with so many helpers at least.
+  // Returns the one team of this process, with at least `wanted` helpers.
   static Team& WithHelpers(int64_t wanted) {
     static Team* team = new Team;  // never deleted: its threads may still look at it at the end
     if (team->num_helpers_.load(std::memory_order_acquire) < wanted) team->Add(wanted);
     return *team;
   }
 
-  // Runs work(0) ... work(count - 1) on this thread and on those helpers that are free. It waits for
-  // pieces that another thread has begun only, so it ends even where no helper is free. Returns
-  // false, with nothing done, where the helpers are at somebody else's work.
+  // Runs work(0) ... work(count - 1) on this thread and on the helpers that are free. It waits only
+  // for pieces that a helper has begun, so it ends even where no helper is free. It does nothing
+  // and returns false where the helpers are at another thread's work.
   template <typename Work>
   bool Run(int64_t count, const Work& work) {
     if (is_taken_.test_and_set()) return false;
@@ -107,7 +107,8 @@ class Team {
     return round_;
   }
 
-  // What the helpers look at all the time lies apart from what changes with every piece.
+  // The helpers look at `round_` all the time, so it must not share a cache line with what changes
+  // with every piece.
   alignas(64) std::atomic<uint64_t> round_{0};
   alignas(64) std::atomic<int64_t> begun_{0};
   alignas(64) std::atomic<bool> is_open_{false};
@@ -134,7 +135,7 @@ void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work) {
   for (int64_t piece = 0; piece < count; ++piece) work(piece);
 }
 
-// Runs work(row) for so many rows, on all threads if the rows, each of so many numbers, are worth it.
+// Runs work(row) for each row, on all threads if the rows, of `numbers` numbers each, are worth it.
 template <typename Work>
 void ForRows(ffi::ThreadPool& pool, int64_t rows, int64_t numbers, const Work& work) {
   constexpr int64_t kFewNumbers = 1 << 15, kPiecesPerThread = 4;

@@ -1,5 +1,5 @@
-// Products of bfloat16 in tiles of 16 × 16 sums (AMX): as many as 16 rows cost little more than one.
-// A sum's order depends neither on the rows nor on the outputs beside it.
+// Products of bfloat16 in tiles of 16 × 16 sums (AMX), where 16 rows cost little more than one. The
+// order of a sum depends neither on the rows nor on the outputs beside it.
 
 #ifndef JSPEC_NATIVE_TILES_H_
 #define JSPEC_NATIVE_TILES_H_
@@ -18,19 +18,19 @@ namespace jspec {
 
 #ifdef JSPEC_HAS_TILES
 constexpr int kTileSide = 16;          // rows, or outputs, of a tile of sums
-constexpr int kTileInputs = 32;        // of a tile of weights: 64 bytes an output
+constexpr int kTileInputs = 32;        // inputs of a tile of weights: 64 bytes for each output
 constexpr int kWidth = 2 * kTileSide;  // outputs, and rows, that are computed together
-constexpr int kFewRows = 4;            // that are faster moved number by number than transposed
+constexpr int kFewRows = 4;            // up to which moving number by number beats transposing
 constexpr int kAskFor = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
-// Whether Linux lets this process use the registers, for which it must be asked.
+// Whether this process may use the tile registers: Linux must be asked for them first.
 inline bool HasTiles() {
   static const bool has = syscall(SYS_arch_prctl, kAskFor, kTileData) == 0;
   return has;
 }
 
-// A thread's eight registers, all of 16 rows: the two of weights of 64 bytes each, the others of a
-// number for every column.
+// The eight tile registers of a thread, all with 16 rows. The rows of tiles 4 and 5, the weights,
+// have 64 bytes; those of the others have a float for every column.
 struct TileRegisters {
   explicit TileRegisters(int64_t columns) {
     struct alignas(64) {
@@ -39,13 +39,14 @@ struct TileRegisters {
       uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
     } shapes;
     for (const int tile : {0, 1, 2, 3, 6, 7}) shapes.row_bytes[tile] = columns * sizeof(float);
-    asm volatile("" ::: "memory");  // the compiler believes that one number is loaded, not all
+    asm volatile("" ::: "memory");  // the compiler believes that only the first number is read
     _tile_loadconfig(&shapes);
   }
   ~TileRegisters() { _tile_release(); }
 };
 
-// Rows become columns by four perfect shuffles; loops are unrolled lest lanes live in memory.
+// Rows become columns by four perfect shuffles. The loops are unrolled so that lanes stay in
+// registers.
 inline void Transpose(Lanes* lanes) {
   Lanes turned[kLanes];
 #pragma GCC unroll 4
@@ -61,9 +62,10 @@ inline void Transpose(Lanes* lanes) {
   }
 }
 
-// Rows, rounded, in blocks: of every 32 inputs the first two of all rows, the next two of all rows,
-// ... A few rows are a block without gaps, which is soon read by another thread; others have 16
-// columns, with zeros for rows that are not there.
+// The rows, rounded, in blocks of up to 16. Of every 32 inputs a block holds the first two of all
+// its rows, then the next two of all its rows, and so on, as the instruction takes them. Few rows
+// are packed without gaps, which other threads read soonest; otherwise a block has 16 columns, with
+// zeros for missing rows.
 struct TileInputs {
   int64_t count, steps, columns;
   Space<Lanes> space;
@@ -106,7 +108,7 @@ struct TileInputs {
   int64_t RowBytes() const { return columns * sizeof(float); }
 };
 
-// A tile of sums, whose rows are outputs.
+// Stores a tile of sums. Its rows are outputs, so it is transposed on the way.
 template <int kTile>
 inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t num_outputs) {
   Lanes lanes[kLanes];
@@ -133,8 +135,8 @@ inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t 
   }
 }
 
-// Asks memory for as much of the weights behind 32 outputs as a step reads: what many rows compute
-// leaves time for it.
+// Asks memory for a part of the next 32 outputs' weights, as much as one step reads. The arithmetic
+// of many rows leaves time for it.
 inline void AskForStep(const BFloat16* behind, int64_t step) {
   constexpr int kBytes = kWidth * kTileInputs * sizeof(BFloat16);
   const auto* from = reinterpret_cast<const char*>(behind) + step * kBytes;
@@ -142,8 +144,8 @@ inline void AskForStep(const BFloat16* behind, int64_t step) {
   for (int line = 0; line < kBytes; line += kCacheLine) __builtin_prefetch(from + line, 0, 2);
 }
 
-// Weights of 16 outputs, or of 32, into tiles 4 and 5. Those that two blocks of rows pass by stay
-// near, as more may follow; for one they are read once.
+// Loads the weights of 16 outputs, or of 32, into tiles 4 and 5. With two blocks of rows or more
+// they are kept in cache, as more blocks may follow; for one block they are read once.
 template <bool kStay>
 inline void LoadWeights(const BFloat16* weights, const BFloat16* second, int64_t stride) {
   if constexpr (kStay) {
@@ -155,7 +157,7 @@ inline void LoadWeights(const BFloat16* weights, const BFloat16* second, int64_t
   }
 }
 
-// Up to 32 outputs of one or two blocks of rows.
+// Computes up to 32 outputs of one or two blocks of rows.
 template <bool kTwoBlocks>
 inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat16* weights,
                           float* outputs, int64_t stride, int64_t num_outputs) {
@@ -190,7 +192,7 @@ inline void MultiplyTiles(const TileInputs& inputs, int64_t block, const BFloat1
   }
 }
 
-// The weights of `count` outputs, each of whole steps: where they are, or a copy with zeros behind.
+// Returns the weights of `count` outputs in whole steps: in place, or a copy padded with zeros.
 inline const BFloat16* WholeTiles(const BFloat16* weights, int64_t count, int64_t num_inputs,
                                   int64_t width) {
   if (count % kTileSide == 0 && num_inputs == width) return weights;
@@ -203,7 +205,7 @@ inline const BFloat16* WholeTiles(const BFloat16* weights, int64_t count, int64_
   return copy;
 }
 
-// All outputs of all rows, on all threads.
+// Computes all outputs of all rows, on all threads.
 inline void MultiplyInTiles(ffi::ThreadPool& pool, const float* rows, const BFloat16* kernel,
                             float* outputs, const ProductShape& shape) {
   static thread_local TileInputs packed;

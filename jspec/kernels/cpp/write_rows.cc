@@ -1,5 +1,6 @@
-// Writes a block [b t k h] into a layer of a cache [b k s h], in the layer's type and in place, each row
-// at its own slot. What falls behind the last slot is lost, never shifted onto a good one.
+// Writes a block [b t k h] into a layer of a cache [b k s h], in the layer's type and in place,
+// each row from its own slot on. What falls past the last slot is lost, never shifted onto a good
+// one.
 
 #include "lanes.h"
 
@@ -32,6 +33,7 @@ ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
   const auto size = layer.dimensions();
   const Shape shape{size[0], size[1], size[2], size[3], block.dimensions()[1]};
   void* to = outputs->untyped_data();
+  // XLA passes the same buffer as operand and result, unless the old layer is needed elsewhere.
   if (to != layer.untyped_data()) std::memcpy(to, layer.untyped_data(), layer.size_bytes());
   if (layer.element_type() == ffi::F32) {
     Write(block.typed_data(), start.typed_data(), shape, static_cast<float*>(to));

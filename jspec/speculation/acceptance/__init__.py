@@ -1,4 +1,4 @@
-"""Acceptance rules by name."""
+"""Acceptance rules by name: which drafts are accepted, and which token follows them."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,13 +19,13 @@ from jspec.speculation.acceptance.types import AcceptanceRule
 
 @dataclasses.dataclass(frozen=True)
 class RuleOptions:
-    """What some of the rules can be told; the others do not look.
+    """Options of some rules; the other rules ignore them.
 
     Attributes:
-      lenience: of `lenient` and `lenient_argmax`, from 0 to 1; 1 is none.
-      typical_epsilon: of `typical`, a probability that is always enough.
-      typical_delta: of `typical`, what share of exp(-entropy) is enough; the defaults of both are
-        those of Medusa's own code, delta about the root of epsilon.
+      lenience: for `lenient` and `lenient_argmax`, from 0 to 1; 1 is no lenience.
+      typical_epsilon: for `typical`, a probability that is always enough.
+      typical_delta: for `typical`, the part of exp(-entropy) that is enough. Both defaults are
+        those of Medusa's own code, with delta about the square root of epsilon.
     """
 
     lenience: float = 0.5
@@ -46,7 +46,7 @@ RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "typical": lambda options: typical.make_rule(options.typical_epsilon, options.typical_delta),
 }
 
-# For timing; what comes out means nothing, so no program that writes text offers them.
+# For timing only: their output means nothing, so no program that writes text offers them.
 TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "synthetic": lambda options: synthetic.RULE,
 }
@@ -56,10 +56,7 @@ _MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.accept, rejection.acce
 
 
 def is_match_at_zero(rule: AcceptanceRule) -> bool:
-    """Returns whether at temperature 0 a rule decides what `chain.match` does.
-
-    Lossless rules do; of one that is not known here it is not assumed.
-    """
+    """Returns whether at temperature 0 a rule is known to decide what `chain.match` decides."""
     return rule.distribution is sampling_probs and rule.accept in _MATCHING_AT_ZERO
 
 
@@ -71,7 +68,7 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
       options: for the rules that have any.
 
     Raises:
-      InputError: no such rule, or an option out of its range, be it of another rule.
+      InputError: no such rule, or an option of any rule is out of its range.
     """
     known = {**RULES, **TIMING_RULES}
     if name not in known:

@@ -1,19 +1,21 @@
 """Block verification (Sun et al., arXiv 2403.10444, algorithm 2).
 
-Drafts are judged together and not one by one. With p_0 = 1 and p_i = min(1, p_(i-1) · target(x_i) /
-draft(x_i)), a prefix of i drafts is good enough with probability
+The drafts are judged together and not one by one. With p_0 = 1 and p_i = min(1, p_(i-1) ·
+target(x_i) / draft(x_i)), a prefix of i drafts is good enough with probability
 
   h_i = S_i / (S_i + 1 - p_i),  S_i = sum over x of max(p_i · target(x) - draft(x), 0),
 
-the distributions being those after the prefix; for a row's last draft h_n = p_n. The longest good
-prefix is kept, whatever became of the shorter ones. After i < n drafts the next token comes from
-norm(max(p_i · target - draft, 0)), after all n from the target. Each prefix is then kept with
-probability p_i, the most that any lossless rule can reach without looking beyond the block, and so
-at least as many drafts are kept on average as by `rejection`. For deterministic drafts the two
-rules are the same distribution.
+where the distributions are those after the prefix; for a row's last draft h_n = p_n. The longest
+good prefix is accepted, whatever became of the shorter ones. After i < n drafts the next token
+comes from norm(max(p_i · target - draft, 0)), after all n from the target.
 
-Every round needs noise of its own: where a prefix ends depends on the noise of later positions, and
-noise keyed by absolute position would meet those again in the next round.
+What it gains: each prefix is accepted with probability p_i, the most that any lossless rule can
+reach without looking beyond the block. So on average at least as many drafts are accepted as by
+`rejection`: a draft that is likelier under the target than under the drafter can make up for an
+earlier one that is less likely. For deterministic drafts the two rules accept alike.
+
+Every round needs noise of its own. Where the accepted prefix ends depends on the noise of later
+positions, and noise keyed by absolute position would decide about those again in the next round.
 """
 
 import jax.numpy as jnp
@@ -35,13 +37,10 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b t"]:
-    """Returns p_0 to p_w, the probability with which each prefix of drafts is to be kept.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-    """
+    """Returns p_0 to p_w, the probability with which each prefix of drafts is to be accepted."""
     target, draft = probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal)
+    # Unlike in `rejection`, the minimum is taken of the whole product: a ratio above 1 makes up for
+    # smaller ones before it.
     weights = [jnp.ones_like(proposal.num_tokens, jnp.float32)]
     for i in range(proposal.width):
         weights.append(min_ratio(weights[-1] * target[:, i], draft[:, i]))
@@ -49,14 +48,10 @@ def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Arr
 
 
 def good_prefix_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns h_1 to h_w, with which each prefix is found good enough; 0 for padding.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-    """
+    """Returns h_1 to h_w, the probability that each prefix is good enough; 0 for padding."""
     weights = prefix_weights(target_probs, proposal)[:, 1:]
     residual = _residual_sums(target_probs, proposal, weights)
+    # S + 1 - p is 0 only where p is 1 and nothing is left over: such a prefix is good for certain.
     rest = jnp.where(weights < 1, residual + (1 - weights), 1.0)
     probs = jnp.where(weights < 1, residual / rest, 1.0)  # 0 / 0 only between equal distributions
     index, count = jnp.arange(1, proposal.width + 1), proposal.num_tokens[:, None]
@@ -66,27 +61,23 @@ def good_prefix_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[
 def _residual_sums(
     target_probs: TargetProbs, proposal: Proposal, weights: Float32[Array, "b w"]
 ) -> Float32[Array, "b w"]:
-    """Returns S_1 to S_w; the last one, after which there is no draft, is 0."""
+    """Returns S_1 to S_w; the last one, with no draft after it, is 0."""
     target, weights = target_probs[:, 1 : proposal.width], weights[:, :-1, None]
     if proposal.probs is None:
-        # All but the draft itself, of which nothing is left: p · target(x) <= 1 = draft(x).
+        # The draft itself leaves nothing: p · target(x) <= 1 = draft(x). All other tokens remain.
         is_other = jnp.arange(target.shape[2]) != proposal.tokens[:, 1:, None]
         residual = jnp.where(is_other, weights * target, 0.0)
     else:
         draft = proposal.probs[:, 1:]
-        draft = jnp.where(draft > 0, draft, 0.0)  # a distribution of NaN never says anything
+        draft = jnp.where(draft > 0, draft, 0.0)  # NaN counts as a draft that was never possible
         residual = jnp.maximum(weights * target - draft, 0.0)
     return jnp.pad(jnp.sum(residual, axis=2), ((0, 0), (0, 1)))
 
 
 def longest_probs(good_probs: Float32[Array, "b w"]) -> Float32[Array, "b w"]:
-    """Returns how likely i drafts are kept once i - 1 are, if the longest good prefix is kept.
-
-    P(at least i) = h_i + (1 - h_i) · P(at least i + 1): no small difference of large numbers.
-
-    Args:
-      good_probs: h_1 to h_w.
-    """
+    """Returns the probability of accepting i drafts once i - 1 are, from h_1 to h_w."""
+    # P(at least i) = h_i + (1 - h_i) · P(at least i + 1), from the last prefix back. This never
+    # takes a small difference of large numbers.
     reached = jnp.zeros_like(good_probs[:, 0])
     columns = []
     for i in reversed(range(good_probs.shape[1])):
@@ -98,46 +89,32 @@ def longest_probs(good_probs: Float32[Array, "b w"]) -> Float32[Array, "b w"]:
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns [b w], how likely each draft is kept once those before it are, on this path.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-    """
+    """Returns the probability that each draft is accepted once those before it are, [b w]."""
     return longest_probs(good_prefix_probs(target_probs, proposal))
 
 
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the residual distribution, or the target's own after the last draft.
-
-    Where rounding leaves no residual at all, draft and target agree: the target's distribution
-    stands in.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      num_accepted: drafts kept, [b].
-    """
+    """Returns the residual distribution, or the target's own after the last draft."""
     target = probs_after(target_probs, num_accepted)
     draft = draft_distribution_after(proposal, num_accepted, target.shape[1])
     weights = prefix_weights(target_probs, proposal)
     weight = jnp.take_along_axis(weights, num_accepted[:, None], axis=1)
+    # After the last draft the target's own distribution applies, without a weight.
     weight = jnp.where((num_accepted < proposal.num_tokens)[:, None], weight, 1.0)
+    # Rounding may leave no residual at all. Then draft and target agree, and the target will do.
     return normalised_or(jnp.maximum(weight * target - draft, 0.0), target)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Applies the rule: keep the longest prefix whose u_i < h_i, strictly.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: uniforms [b w] for the prefixes, Gumbel noise [b v] for the next token.
+    """Accepts the longest good prefix; uniforms [b w] decide which are good, Gumbel noise [b v] the
+    next token.
     """
+    # Strictly below: a prefix with h = 0 is never good, not even at u = 0.
     is_good = uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
     lengths = jnp.arange(1, proposal.width + 1, dtype=jnp.int32)
+    # The longest good prefix counts, even if a shorter one is not good.
     num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1)
     distribution = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(distribution, noise.gumbel))

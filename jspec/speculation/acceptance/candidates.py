@@ -1,10 +1,10 @@
-"""Several candidates for one position, tried in turn.
+"""Several candidates for one position, tried in turn: the mathematics of a tree's siblings.
 
-Candidate i is kept with probability min(1, p_i(x) / q_i(x)): q_i is the distribution it was drawn
-from given those before it, p_1 the target's distribution, and p_(i+1) = norm(max(p_i - q_i, 0))
-what the target still lacks after a refusal. After the last refusal the token is drawn from what is
-lacking then. The token that comes out follows the target's distribution, however many candidates
-there are.
+Candidate i is accepted with probability min(1, p_i(x) / q_i(x)). Here q_i is the distribution from
+which it was drawn, given the candidates before it; p_1 is the target's distribution; and
+p_(i+1) = norm(max(p_i - q_i, 0)) is what the target still lacks after a rejection. After the last
+rejection the token is drawn from what is then lacking. The emitted token follows the target's
+distribution, however many candidates there are.
 
 With replacement, candidates are independent draws: multi-step speculative sampling (SpecInfer, Miao
 et al., arXiv 2305.09781). Without, each is drawn from its distribution with the earlier candidates
@@ -13,31 +13,17 @@ et al., arXiv 2402.14160). Deterministic candidates are distributions with all p
 token.
 """
 
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.common.typing import RowCounts, RowTokens
-from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or
 
 Distribution: TypeAlias = Float32[Array, "b v"]
 Candidates: TypeAlias = Int32[Array, "b k"]
 CandidateDistributions: TypeAlias = Float32[Array, "b #k v"] | None
-
-
-class CandidateVerdict(NamedTuple):
-    """What became of the candidates.
-
-    Attributes:
-      index: of the candidate kept, [b]; their number where none was.
-      token: the token that comes out, [b].
-    """
-
-    index: RowCounts
-    token: RowTokens
 
 
 def conditional_distributions(
@@ -48,7 +34,7 @@ def conditional_distributions(
     Args:
       tokens: the candidates.
       draft_probs: their distributions, or one for all; None for deterministic candidates. A
-        distribution of zeros marks a candidate that is not meant.
+        distribution of zeros marks padding.
       vocab_size: of the distributions.
       with_replacement: whether the draws are independent.
     """
@@ -58,9 +44,9 @@ def conditional_distributions(
     distributions = jnp.broadcast_to(draft_probs, one_hot.shape)
     if with_replacement:
         return distributions
-    one_hot = jnp.where(
-        jnp.sum(distributions, axis=2, keepdims=True) > 0, one_hot, 0.0
-    )  # padding takes none
+    # Padding takes no token away from the candidates after it.
+    one_hot = jnp.where(jnp.sum(distributions, axis=2, keepdims=True) > 0, one_hot, 0.0)
+    # Taken by an earlier candidate: the running sum without the candidate's own token.
     is_taken = jnp.cumsum(one_hot, axis=1) - one_hot > 0
     distributions = jnp.where(is_taken, 0.0, distributions)
     total = jnp.sum(distributions, axis=2, keepdims=True)
@@ -88,7 +74,7 @@ def lacking_distributions(
 
 def _probs_of_tokens(probs: Float32[Array, "b k v"], tokens: Candidates) -> Float32[Array, "b k"]:
     found = jnp.take_along_axis(probs, tokens[..., None], axis=2)[..., 0]
-    return jnp.where(tokens >= 0, found, 0.0)  # NO_TOKEN is never kept
+    return jnp.where(tokens >= 0, found, 0.0)  # NO_TOKEN is never accepted
 
 
 def acceptance_probs(
@@ -98,9 +84,9 @@ def acceptance_probs(
     *,
     with_replacement: bool = True,
 ) -> Float32[Array, "b k"]:
-    """Returns how likely each candidate is kept once those before it are refused.
+    """Returns the probability that each candidate is accepted once those before it are rejected.
 
-    A candidate that its own distribution could not give is refused: once a distribution without
+    A candidate that its own distribution could not give is rejected: once a distribution without
     replacement is used up, there is no further draw.
 
     Args:
@@ -124,7 +110,7 @@ def next_token_probs(
     *,
     with_replacement: bool = True,
 ) -> Distribution:
-    """Returns the distribution of the token once every candidate is refused.
+    """Returns the distribution of the token after every candidate is rejected.
 
     Args:
       target_probs: the target's distribution.
@@ -136,33 +122,3 @@ def next_token_probs(
         tokens, draft_probs, target_probs.shape[1], with_replacement
     )
     return lacking_distributions(target_probs, distributions)[:, -1]
-
-
-def accept(
-    target_probs: Distribution,
-    tokens: Candidates,
-    draft_probs: CandidateDistributions,
-    uniforms: Float32[Array, "b k"],
-    gumbel: Distribution,
-    *,
-    with_replacement: bool = True,
-) -> CandidateVerdict:
-    """Applies noise: the first candidate with u · q_i < p_i is kept, strictly.
-
-    Args:
-      target_probs: the target's distribution.
-      tokens: the candidates.
-      draft_probs: see `conditional_distributions`.
-      uniforms: in [0, 1), one a candidate.
-      gumbel: standard Gumbel noise for the token after the last refusal.
-      with_replacement: see `conditional_distributions`.
-    """
-    distributions = conditional_distributions(
-        tokens, draft_probs, target_probs.shape[1], with_replacement
-    )
-    lacking = lacking_distributions(target_probs, distributions)
-    draft = _probs_of_tokens(distributions, tokens)
-    is_kept = (uniforms * draft < _probs_of_tokens(lacking[:, :-1], tokens)) & (draft > 0)
-    index = jnp.sum(jnp.cumprod(~is_kept, axis=1, dtype=jnp.int32), axis=1)
-    outcomes = jnp.concatenate([tokens, sample(lacking[:, -1], gumbel)[:, None]], axis=1)
-    return CandidateVerdict(index, jnp.take_along_axis(outcomes, index[:, None], axis=1)[:, 0])

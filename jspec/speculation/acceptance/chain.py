@@ -1,4 +1,4 @@
-"""What the rules over a chain of drafts share."""
+"""What the acceptance rules share."""
 
 import jax
 import jax.numpy as jnp
@@ -11,24 +11,24 @@ from jspec.speculation.acceptance.types import Proposal, Verdict
 
 
 def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCounts:
-    """Returns how many drafts come before the first one refused.
-
-    Padding is never accepted, nor is NO_TOKEN, a drafter's failure.
-    """
+    """Returns how many drafts come before the first one rejected."""
+    # Neither padding nor NO_TOKEN, which a drafter draws from no distribution, is ever accepted.
     is_real = jnp.arange(proposal.width) < proposal.num_tokens[:, None]
     is_real &= proposal.tokens >= 0
+    # The cumulative product is 1 up to the first rejection, and 0 from there on.
     return jnp.sum(jnp.cumprod(is_accepted & is_real, axis=1, dtype=jnp.int32), axis=1)
 
 
 def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns the target's probability of each draft; 0 of NO_TOKEN, a drafter's failure."""
+    """Returns the target's probability of each draft; 0 for NO_TOKEN."""
+    # The distribution after block token i judges draft i; the last one is for the bonus token.
     probs = target_probs[:, : proposal.width]
     probs = jnp.take_along_axis(probs, proposal.tokens[..., None], axis=2)[..., 0]
     return jnp.where(proposal.tokens >= 0, probs, 0.0)
 
 
 def probs_after(target_probs: TargetProbs, num_accepted: RowCounts) -> Float32[Array, "b v"]:
-    """Returns the target's distribution of the token after that many drafts."""
+    """Returns the target's distribution of the token after this many drafts."""
     return jnp.take_along_axis(target_probs, num_accepted[:, None, None], axis=1)[:, 0]
 
 
@@ -42,11 +42,10 @@ def draft_probs_of_drafts(proposal: Proposal) -> Float32[Array, "b w"]:
 def draft_distribution_after(
     proposal: Proposal, num_accepted: RowCounts, vocab_size: int
 ) -> Float32[Array, "b v"]:
-    """Returns the distribution of the draft at index `num_accepted`; zeros where there is no such
-    draft.
-    """
+    """Returns the distribution of the first draft not accepted; zeros after a row's last draft."""
     if proposal.width == 0:
         return jnp.zeros([num_accepted.shape[0], vocab_size], jnp.float32)
+    # If all drafts were accepted there is no next one: any index will do, as zeros replace it.
     index = jnp.minimum(num_accepted, proposal.width - 1)[:, None]
     if proposal.probs is None:
         token = jnp.take_along_axis(proposal.tokens, index, axis=1)[:, 0]
@@ -57,13 +56,13 @@ def draft_distribution_after(
 
 
 def match(logits: Logits, proposal: Proposal) -> Verdict:
-    """Keeps drafts while each is the most likely token, which then follows them.
+    """Accepts drafts while each is the most likely token; the next token is the most likely one.
 
-    What every lossless rule decides at temperature 0, without the distributions.
+    That is what every lossless rule decides at temperature 0. No distribution is needed for it.
 
     Args:
       logits: the target's at each block token, processed, [b w+1 v].
-      proposal: a chain.
+      proposal: the drafts.
     """
     best = best_token(logits)
     num_accepted = count_accepted(best[:, : proposal.width] == proposal.tokens, proposal)
@@ -82,7 +81,9 @@ def uniforms_of(noise: AcceptanceNoise) -> Float32[Array, "b w"]:
 
 
 def min_ratio(target: Float32[Array, "..."], draft: Float32[Array, "..."]) -> Float32[Array, "..."]:
-    """Returns min(1, target / draft), and 0 where `target` is 0 or either is no number."""
+    """Returns min(1, target / draft), and 0 where `target` is 0 or either is NaN."""
+    # The quotient is used only where it is below 1, so it never overflows. Comparisons with NaN are
+    # false, which leaves 0.
     ratio = target / jnp.where(draft > 0, draft, 1.0)
     ratio = jnp.where(target < draft, ratio, jnp.where(target >= draft, 1.0, 0.0))
     return jnp.where(target > 0, ratio, 0.0)
@@ -92,5 +93,6 @@ def normalised_or(
     weights: Float32[Array, "b v"], instead: Float32[Array, "b v"]
 ) -> Float32[Array, "b v"]:
     """Returns each row of `weights` summing to 1, or the row of `instead` where all are 0."""
+    # NaN is not above 0 either, so a row with NaN takes `instead`.
     total = jnp.sum(weights, axis=-1, keepdims=True)
     return jnp.where(total > 0, weights / jnp.where(total > 0, total, 1.0), instead)

@@ -1,10 +1,12 @@
 """Coupled sampling (Daliri et al., arXiv 2408.07978): draft and target share their noise.
 
 At every absolute position the target's token is the one that plain decoding draws there, from the
-same Gumbel noise. The drafter draws from its own distribution with that noise too, and so often
-agrees; its tokens are kept as long as they agree. What is emitted is plain decoding's text itself,
-token for token, whatever the drafter and the number of drafts. Draft and target agree with
-probability at least (1 - TV) / (1 + TV), TV being the total variation between their distributions.
+same Gumbel noise. The drafter draws from its own distribution with that noise too, and so it often
+draws the same token. Drafts are accepted as long as they are the same.
+
+Why it is exact: the emitted tokens *are* plain decoding's, token for token, whatever the drafter
+and the number of drafts. Draft and target agree with probability at least (1 - TV) / (1 + TV),
+where TV is the total variation between their distributions.
 """
 
 import jax.numpy as jnp
@@ -18,10 +20,10 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns [b w], the target's probability of each draft.
+    """Returns the target's probability of each draft, [b w].
 
-    That is the probability of keeping a draft that was made without a look at the noise, such as a
-    looked-up one; a drafter that shares the noise is kept at least as often on average.
+    That is the probability of accepting a draft that was made without the noise, such as one looked
+    up in the prompt. A drafter that shares the noise is accepted at least as often on average.
     """
     return probs_of_drafts(target_probs, proposal)
 
@@ -29,22 +31,15 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the target's distribution after `num_accepted` [b] drafts; the noise picks from
-    it.
-    """
+    """Returns the target's distribution after `num_accepted` [b] drafts."""
     del proposal
     return probs_after(target_probs, num_accepted)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Applies the rule: keep drafts while they are what the target itself draws.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: Gumbel noise [b w+1 v] of each position.
-    """
+    """Accepts drafts while they are what the target draws, with Gumbel noise [b w+1 v]."""
     tokens = sample(target_probs, noise.gumbel)
+    # The token at the first disagreement is the target's own draw: no residual is needed.
     num_accepted = count_accepted(tokens[:, : proposal.width] == proposal.tokens, proposal)
     return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
 

@@ -1,23 +1,25 @@
 """Greedy match: keep drafts while each is the target's most likely token.
 
-Exact at temperature 0 and only there, where target_probs is one-hot.
+Exact at temperature 0, where the target's distribution has all probability on that token, and
+nowhere else. It is `rejection` with nothing left to chance.
 """
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import RowCounts, TargetProbs
-from jspec.sampling.distribution import first_argmax, sample
+from jspec.sampling.distribution import best_token, sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
 from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns [b w], 1 where a draft is the most likely token of target_probs [b w+1 v]."""
-    best, _ = first_argmax(target_probs[:, : proposal.width])
-    is_said = probs_of_drafts(target_probs, proposal) > 0
-    return ((best == proposal.tokens) & is_said).astype(jnp.float32)
+    """Returns 1 where a draft is the target's most likely token, and 0 elsewhere, [b w]."""
+    best = best_token(target_probs[:, : proposal.width])
+    # A tie for the most likely token is broken as plain decoding breaks it: the first one wins.
+    is_possible = probs_of_drafts(target_probs, proposal) > 0
+    return ((best == proposal.tokens) & is_possible).astype(jnp.float32)
 
 
 def next_token_probs(
@@ -29,19 +31,14 @@ def next_token_probs(
     """
     del proposal
     probs = probs_after(target_probs, num_accepted)
-    best, _ = first_argmax(probs)
+    best = best_token(probs)
+    # Zeros where the target has no distribution: NaN or all zeros.
     is_best = (jnp.arange(probs.shape[-1]) == best[:, None]) & (probs > 0)
     return is_best.astype(jnp.float32)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Applies the rule; there is nothing for noise to decide.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: unused.
-    """
+    """Applies the rule, which leaves nothing for noise to decide."""
     del noise
     num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
     distribution = next_token_probs(target_probs, proposal, num_accepted)

@@ -1,9 +1,13 @@
-"""Speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1).
+"""Speculative sampling (Leviathan et al., arXiv 2211.17192, algorithm 1; also arXiv 2302.01318).
 
-Keep a draft x with probability min(1, target(x) / draft(x)). At the first refusal draw from the
-residual, norm(max(target - draft, 0)); after the last draft draw from the target. The emitted
-tokens then follow the target's distribution exactly, whatever distribution the drafts were drawn
-from.
+Accept a draft x with probability min(1, target(x) / draft(x)). After the first rejection draw from
+the residual distribution, norm(max(target - draft, 0)); after the last draft draw from the target.
+
+Why it is exact: x is drafted and accepted with probability draft(x) · min(1, target(x) / draft(x))
+= min(draft(x), target(x)). All drafts together are rejected with probability 1 - sum of
+min(draft, target), which is the sum of max(target - draft, 0), the residual's normaliser. So the
+residual token adds exactly max(target(x) - draft(x), 0), and the two sum to target(x), whatever
+the draft's distribution was.
 """
 
 import jax.numpy as jnp
@@ -26,44 +30,24 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns min(1, target / draft) at each draft.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-    """
+    """Returns min(1, target / draft) at each draft; see `AcceptanceRule`."""
     return min_ratio(probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal))
 
 
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
-    """Returns the residual distribution, or the target's own after the last draft.
-
-    Where rounding leaves no residual at all, draft and target agree: the target's distribution
-    stands in.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      num_accepted: drafts kept, [b].
-    """
+    """Returns the residual distribution, or the target's own after the last draft."""
     target = probs_after(target_probs, num_accepted)
     draft = draft_distribution_after(proposal, num_accepted, target.shape[1])
+    # Rounding may leave no residual at all. Then draft and target agree, and the target will do.
     return normalised_or(jnp.maximum(target - draft, 0.0), target)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Applies the rule.
-
-    A draft is kept if u · draft < target, strictly and without a division: a draft that the target
-    gives probability 0 is refused even at u = 0.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: uniforms [b w] for the drafts, Gumbel noise [b v] for the next token.
-    """
+    """Applies the rule; uniforms [b w] decide the drafts, Gumbel noise [b v] the next token."""
+    # u · draft < target is u < target / draft without the division. Strictly: a draft that the
+    # target gives probability 0 is rejected even at u = 0.
     threshold = uniforms_of(noise) * draft_probs_of_drafts(proposal)
     num_accepted = count_accepted(threshold < probs_of_drafts(target_probs, proposal), proposal)
     distribution = next_token_probs(target_probs, proposal, num_accepted)

@@ -1,11 +1,12 @@
-"""Acceptance at a given rate, whatever the models say: to measure speed, and nothing else.
+"""Acceptance at a given rate, whatever the models predict: a means to measure speed.
 
-The text means nothing. Each draft is kept with the same probability, the alpha of Theorem 3.8
-(Leviathan et al., arXiv 2211.17192), so that the time of real rounds can be set against acceptance
-with models whose trained weights are not at hand.
+The emitted text means nothing. Each draft is accepted with the same probability, the alpha of
+Theorem 3.8 (Leviathan et al., arXiv 2211.17192). So the time of real rounds can be measured as a
+function of acceptance, without models that were trained for it.
 
-The rule tosses a coin: a draft is kept if its uniform is below a half. The coin is loaded, and by
-how much is written in the request's seed (`seed_of`): so one compiled program serves all rates.
+The rule tosses a coin: a draft is accepted if its uniform is below a half. The noise loads the
+coin, by a rate that is a part of the request's seed (`seed_of`), so one compiled program serves all
+rates.
 """
 
 import jax.numpy as jnp
@@ -23,22 +24,22 @@ _MOST = 2**_BITS - 1
 
 
 def seed_of(rate: float, number: int) -> int:
-    """Returns a request's seed that holds a rate, rounded to 1/65535.
+    """Returns a request's seed that holds an acceptance rate, rounded to 1/65535.
 
     Args:
-      rate: from 0 to 1, with which drafts are kept.
-      number: of the request; 65536 of them differ.
+      rate: from 0 to 1.
+      number: of the request; 65536 numbers give different seeds.
     """
     return round(rate * _MOST) << _BITS | number % 2**_BITS
 
 
 def rate_of(seed: RowSeeds) -> Float32[Array, "b"]:
-    """Returns the rates that seeds hold, [b]; those of 0 and 1 are exact."""
+    """Returns the rates that seeds hold, [b]; rates of 0 and 1 are exact."""
     return (seed >> _BITS).astype(jnp.float32) / _MOST
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns a half at each draft of [b w]: what it is where the coin is not loaded."""
+    """Returns a half for each draft, [b w]: the probability under noise that is not loaded."""
     del target_probs
     return jnp.full(proposal.tokens.shape, _HALF, jnp.float32)
 
@@ -52,13 +53,7 @@ def next_token_probs(
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Keeps each draft if its uniform is below a half, up to the first that is not.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: uniforms [b w] for the drafts, Gumbel noise [b v] for the next token.
-    """
+    """Accepts drafts while their uniforms are below a half."""
     num_accepted = count_accepted(uniforms_of(noise) < _HALF, proposal)
     distribution = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
@@ -71,7 +66,9 @@ def loaded_noise(
 
     See `noise.acceptance_noise` for the arguments.
     """
+    # The coin is loaded in the noise, so that the rule itself is the same for every rate.
     noise = INDEPENDENT.acceptance(seed, position, width, vocab_size, is_random)
+    # 0 is below a half, and a half is not: the coin falls as the loaded uniforms decided.
     is_kept = uniforms_of(noise) < rate_of(seed)[:, None]
     return noise.replace(uniforms=jnp.where(is_kept, 0.0, _HALF))
 

@@ -1,4 +1,4 @@
-"""What passes between a drafter, an acceptance rule and the round."""
+"""What passes between a drafter, an acceptance rule and a round."""
 
 import enum
 from collections.abc import Callable
@@ -6,25 +6,26 @@ from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float32, Int32
+from jaxtyping import Array, Float32
 
 from jspec.common.typing import DraftProbs, DraftTokens, Logits, RowCounts, RowTokens, TargetProbs
-from jspec.sampling.distribution import SamplingSettings, sampling_probs
+from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import AcceptanceNoise, RoundNoise
+from jspec.sampling.settings import SamplingSettings
 
 
 class Proposal(struct.PyTreeNode):
-    """What a drafter puts forward.
+    """The drafts of one round, a chain for each row.
 
     Attributes:
       tokens: the drafts, [b w].
-      num_tokens: how many of each row's are meant, 0 to w, [b]; the rest is padding.
-      probs: the distribution each token was really drawn from, [b w v], zeros where a drafter means
-        none; None when the tokens follow from the context alone, which is a distribution with all
-        probability on the token.
-      kind: which of the drafter's kinds of proposal each row's is, [b]; None for the first.
-      prefix: where the drafter has begun the target's call on [last token, drafts].
-      parents: each draft's parent (-1 is the last committed token); None for a chain.
+      num_tokens: how many drafts each row has, 0 to w, [b]; the rest is padding, which counts
+        neither as proposed nor as rejected.
+      probs: the distribution from which each draft was really drawn, after temperature and filters,
+        [b w v], and zeros for padding. None for drafts that follow from the context alone: their
+        distributions have all probability on the draft.
+      kind: which of the drafter's kinds of proposal each row has, [b]; None for the first kind.
+      prefix: the target's call on [last token, drafts], if the drafter has begun it.
     """
 
     tokens: DraftTokens
@@ -32,15 +33,14 @@ class Proposal(struct.PyTreeNode):
     probs: DraftProbs | None = None
     kind: RowCounts | None = None
     prefix: "TargetPrefix | None" = None
-    parents: tuple[int, ...] | None = struct.field(pytree_node=False, default=None)
 
     @property
     def width(self) -> int:
-        """Drafts a round, padding included."""
+        """Drafts of each row, padding included."""
         return self.tokens.shape[1]
 
     def narrow(self, width: int) -> Self:
-        """Returns the proposal of a chain with only the first `width` columns."""
+        """Returns the proposal with only the first `width` drafts of each row."""
         return self.replace(
             tokens=self.tokens[:, :width],
             num_tokens=jnp.minimum(self.num_tokens, width),
@@ -50,12 +50,12 @@ class Proposal(struct.PyTreeNode):
 
 
 class TargetPrefix(struct.PyTreeNode):
-    """The first layers of the target's call on [last token, drafts], which a drafter has run.
+    """The first layers of the target's call on [last token, drafts], run by the drafter.
 
     Attributes:
-      hidden: their output at each token of the block, [b w+1 d].
-      cache: the target's, with their keys and values of the block written, not committed.
-      num_layers: how many they are.
+      hidden: the last of these layers' output at each token of the block, [b w+1 d].
+      cache: the target's; these layers' keys and values of the block are written, not committed.
+      num_layers: how many layers were run.
     """
 
     hidden: Float32[Array, "b t d"]
@@ -63,12 +63,12 @@ class TargetPrefix(struct.PyTreeNode):
     num_layers: int = struct.field(pytree_node=False)
 
     def narrow(self, num_tokens: int) -> Self:
-        """Returns the prefix at the first tokens of the block only."""
+        """Returns the prefix for only the first tokens of the block."""
         return self.replace(hidden=self.hidden[:, :num_tokens])
 
 
 class Temperatures(enum.Enum):
-    """Temperatures that an acceptance rule is meant for."""
+    """The temperatures for which an acceptance rule is made."""
 
     ANY = "of at least 0"
     ZERO = "0"
@@ -79,28 +79,30 @@ class Verdict(struct.PyTreeNode):
     """What an acceptance rule decided.
 
     Attributes:
-      num_accepted: drafts kept, [b].
-      next_token: the residual or bonus token that follows them, [b].
-      path: for a tree, the block slots kept, [b w+1]; None for a chain.
+      num_accepted: drafts accepted, [b].
+      next_token: the token that follows them, [b]: a residual token after a rejection, a bonus
+        token after the last draft.
     """
 
     num_accepted: RowCounts
     next_token: RowTokens
-    path: Int32[Array, "b w+1"] | None = None
 
 
 class AcceptanceRule(NamedTuple):
-    """A rule that decides which drafts stay, as pure functions of arrays.
+    """A rule that decides which drafts are accepted, as pure functions of arrays.
+
+    The two probabilities stand apart from the noise, so that a test can enumerate all outcomes of a
+    rule and compare their sum with the target's distribution.
 
     Attributes:
-      acceptance_probs: (target_probs, proposal) -> [b w], the probability that each draft is kept
-        once those before it are.
+      acceptance_probs: (target_probs, proposal) -> [b w], the probability that each draft is
+        accepted once those before it are.
       next_token_probs: (target_probs, proposal, num_accepted [b]) -> [b v], the distribution of the
-        token after that many kept drafts.
-      accept: (target_probs, proposal, noise) -> Verdict, the two with noise applied.
+        token after this many accepted drafts.
+      accept: (target_probs, proposal, noise) -> Verdict: both, with noise applied.
       noise: where the noise comes from.
       distribution: (logits, settings) -> target_probs, what the rule is told of the target.
-      temperatures: those that the rule is meant for, of `Temperatures`.
+      temperatures: those for which the rule is made.
       is_lossless: whether the emitted tokens follow the target's distribution at those
         temperatures.
     """

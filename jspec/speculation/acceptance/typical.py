@@ -1,13 +1,13 @@
 """Typical acceptance (Medusa: Cai et al., arXiv 2401.10774, section 2.3.1).
 
-Lossy. A draft is kept if the target finds it likely enough for how sure it is of itself:
+Lossy. A draft is accepted if the target finds it likely enough, and the less sure the target is,
+the less likely it need be:
 
-  target(x) > min(epsilon, delta · exp(-H)),  H the entropy of the target's distribution there, in
-  nats.
+  target(x) > min(epsilon, delta · exp(-H)),
 
-After the last kept draft the next token is drawn from the target's own distribution, which
-guarantees one token a round. How the drafts were drawn plays no part. At temperature 0 this is the
-greedy match.
+where H is the entropy of the target's distribution there, in nats. The token after the last
+accepted draft is drawn from the target's own distribution, so a round emits at least one token. How
+the drafts were drawn plays no part. At temperature 0 this is the greedy match.
 """
 
 import functools
@@ -27,15 +27,16 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 def acceptance_probs(
     target_probs: TargetProbs, proposal: Proposal, *, epsilon: float, delta: float
 ) -> Float32[Array, "b w"]:
-    """Returns [b w], 1 where a draft is typical of the target.
+    """Returns 1 where a draft is typical of the target, and 0 elsewhere, [b w].
 
     Args:
       target_probs: the target's distribution at each block token, [b w+1 v].
       proposal: the drafts.
       epsilon: a probability that is always enough.
-      delta: how far below exp(-H), the probability of a token of average surprise, is enough.
+      delta: the part of exp(-H), the probability of a token of average surprise, that is enough.
     """
     entropy = jnp.sum(entr(target_probs[:, : proposal.width]), axis=-1)
+    # exp(-H) is the probability of a token of average surprise.
     threshold = jnp.minimum(epsilon, delta * jnp.exp(-entropy))
     return (probs_of_drafts(target_probs, proposal) > threshold).astype(jnp.float32)
 
@@ -56,21 +57,13 @@ def accept(
     epsilon: float,
     delta: float,
 ) -> Verdict:
-    """Applies the rule.
-
-    Args:
-      target_probs: the target's distribution at each block token, [b w+1 v].
-      proposal: the drafts.
-      noise: Gumbel noise [b v] for the next token.
-      epsilon: see `acceptance_probs`.
-      delta: likewise.
-    """
+    """Applies the rule, with Gumbel noise [b v] for the next token; see `acceptance_probs`."""
     probs = acceptance_probs(target_probs, proposal, epsilon=epsilon, delta=delta)
     num_accepted = count_accepted(probs > 0, proposal)
     return Verdict(num_accepted, sample(probs_after(target_probs, num_accepted), noise.gumbel))
 
 
-@functools.cache  # a compiled program is found again by the rule it was compiled for
+@functools.cache  # one object for equal options: JAX finds a compiled program by its rule
 def make_rule(epsilon: float, delta: float) -> AcceptanceRule:
     """Returns the rule.
 

@@ -1,1 +1,1 @@
-"""GGUF, llama.cpp's format."""
+"""GGUF, llama.cpp's format: the container, the config and the tokenizer in it."""

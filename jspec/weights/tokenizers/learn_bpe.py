@@ -1,8 +1,8 @@
-"""A tokenizer learnt from texts: byte-level BPE, as GPT-2's and Llama 3's are."""
+"""A tokenizer learnt from texts: byte-level BPE, as in GPT-2 and Llama 3."""
 
 from collections.abc import Iterable
 
-from jspec.weights.tokenizers.tokenizer import Tokenizer
+from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
 NUM_BYTES = 256
 
@@ -11,14 +11,14 @@ def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> T
     """Returns a tokenizer; the same texts give the same one.
 
     Args:
-      texts: what to learn from.
-      vocab_size: ids, all bytes and the two ends among them; fewer where the texts are too short to
-        have as many pairs of tokens.
+      texts: the texts to learn from.
+      vocab_size: number of ids, including all bytes, `bos` and `eos`. Short texts, with fewer pairs
+        of tokens, give fewer ids.
       bos: the token that begins a text, put before every one.
       eos: the token that ends one; it is not added.
     """
     from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+    from tokenizers import decoders, models, pre_tokenizers, trainers
 
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -30,7 +30,5 @@ def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> T
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    backend.post_processor = processors.TemplateProcessing(
-        single=[bos, "$A"], special_tokens=[(bos, backend.token_to_id(bos))]
-    )
+    add_bos(backend, bos, True)
     return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})

@@ -6,11 +6,12 @@ _REPLACEMENT = "\ufffd"
 
 
 class TextStream:
-    """Decodes tokens one at a time; what is pushed and flushed adds up to the decoded whole.
+    """Decodes tokens one at a time; the pieces that `push` and `flush` return add up to the text.
 
-    A character may be spread over several tokens: text that ends in U+FFFD is held back until the
-    next token completes it, or `flush` gives it up. Decoders may treat a text's first token apart
-    (they strip its space), so new tokens are decoded after the last ones already emitted:
+    A character may be spread over several tokens, so text that ends in U+FFFD is held back until
+    the next token completes it, or `flush` releases it. Some decoders treat the first token of a
+    text in another way (they strip its space), so new tokens are decoded together with the last
+    ones already returned:
 
     ```
       ids     … [ context | new ]       new text = decode(context + new) minus decode(context)
@@ -29,23 +30,18 @@ class TextStream:
         return self._decode(self._context + self._new)[len(emitted) :]
 
     def push(self, token_id: int) -> str:
-        """Returns the text that is certain with one more token, often empty."""
+        """Returns the text that one more token makes certain, often empty."""
         self._new.append(token_id)
         text = self._pending()
         if not text or text.endswith(_REPLACEMENT):
             return ""
-        self._advance()
+        # The returned tokens become the context. Tokens that print nothing cannot be one alone.
+        before = [] if self._decode(self._new) else self._context
+        self._context, self._new = before + self._new, []
         return text
 
     def flush(self) -> str:
-        """Returns what was held back: the text ends here. The stream is empty afterwards."""
+        """Returns the text held back, as the text ends here, and empties the stream."""
         text = self._pending() if self._new else ""
         self._context, self._new = [], []
         return text
-
-    def _advance(self) -> None:
-        """Makes the emitted tokens the context; those that print nothing cannot stand alone."""
-        if self._decode(self._new):
-            self._context, self._new = self._new, []
-        else:
-            self._context, self._new = self._context + self._new, []

@@ -12,13 +12,13 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def backend_token_bytes(backend: Any, vocab_size: int) -> list[bytes | None]:
-    """Returns the bytes of every id; None where it has no text, as special tokens have none.
+    """Returns the bytes of every id; None where it has no text, like a special token.
 
     A space that a decoder strips from the beginning of a whole text is counted.
 
     Args:
       backend: a `tokenizers.Tokenizer`, byte-level or SentencePiece's.
-      vocab_size: how many ids.
+      vocab_size: number of ids.
 
     Raises:
       InputError: another kind of tokenizer.
@@ -46,12 +46,16 @@ def _decoder_kinds(decoder: Mapping[str, Any]) -> set[str]:
 
 @functools.cache
 def _letters() -> dict[str, int]:
-    """Returns the byte behind each letter of byte-level vocabularies (GPT-2's table)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {
-        chr(0x100 + i): byte for i, byte in enumerate(others)
-    }
+    """Returns the byte of each letter of byte-level vocabularies (GPT-2's table).
+
+    A printable byte is its own letter; the others take the letters from U+0100 on, in order.
+    """
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [ord(letter) for letter in letters if ord(letter) < 0x100]
+    others = sorted(set(range(0x100)) - set(printable))
+    return dict(zip(letters, printable + others, strict=True))
 
 
 def _byte_level(token: str) -> bytes:

@@ -1,30 +1,14 @@
 """A tokenizer: text to ids and back, with the chat template and the ids that end a text."""
 
-import functools
-import hashlib
-import json
 import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jspec.common.errors import InputError
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from jspec.common.json_file import write_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
 from jspec.weights.tokenizers.token_bytes import backend_token_bytes
-
-
-class TextStreamLike(Protocol):
-    """What `stream()` returns: text from tokens as they come."""
-
-    def push(self, token_id: int) -> str:
-        """Returns the text that is certain with one more token, often empty."""
-        ...
-
-    def flush(self) -> str:
-        """Returns what was held back."""
-        ...
 
 
 @runtime_checkable
@@ -41,14 +25,14 @@ class TokenizerLike(Protocol):
     def has_chat_template(self) -> bool: ...  # noqa: D102
     def encode(self, text: str, add_bos: bool = True) -> list[int]: ...  # noqa: D102
     def decode(self, ids: Sequence[int]) -> str: ...  # noqa: D102
-    def stream(self) -> TextStreamLike: ...  # noqa: D102
+    def stream(self) -> TextStream: ...  # noqa: D102
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str: ...  # noqa: D102
     def vocabulary(self) -> dict[str, int]: ...  # noqa: D102
     def token_bytes(self) -> list[bytes | None]: ...  # noqa: D102
 
 
 class Tokenizer:
-    """A `tokenizers.Tokenizer` with what a language model needs beside it.
+    """A `tokenizers.Tokenizer` with its special tokens, chat template and ids that end a text.
 
     Attributes:
       eos_ids: the ids that end a text.
@@ -65,9 +49,13 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         chat_template: str | None = None,
     ) -> None:
-        """Wraps `backend`, a `tokenizers.Tokenizer` whose post-processor adds BOS where it must.
+        """Wraps a tokenizer.
 
-        `eos_ids` are added to the id of `special_tokens["eos_token"]`.
+        Args:
+          backend: a `tokenizers.Tokenizer`; its post-processor adds BOS if the model wants one.
+          special_tokens: see the attributes.
+          eos_ids: ids that end a text, besides that of `special_tokens["eos_token"]`.
+          chat_template: see the attributes.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -99,11 +87,11 @@ class Tokenizer:
 
         Args:
           text: special tokens written out in it (a rendered chat prompt) become their ids.
-          add_bos: begin with BOS where the model wants one. A text that already begins with it
-            gets no second.
+          add_bos: begin with BOS if the model wants one; a text that already begins with BOS does
+            not get a second.
 
         Raises:
-          InputError: the text is no valid Unicode.
+          InputError: the text is not valid Unicode.
         """
         try:
             ids = self._backend.encode(text, add_special_tokens=add_bos).ids
@@ -118,7 +106,8 @@ class Tokenizer:
         text = self._decode(ids)
         if "\ufffd" not in text:
             return text
-        # Some decoders change their mind about a broken tail; a stream cannot take text back.
+        # Some decoders show a broken tail in another way once more tokens follow; a stream cannot
+        # take text back, so its text is the one that counts.
         stream = self.stream()
         return "".join([stream.push(i) for i in ids]) + stream.flush()
 
@@ -148,66 +137,23 @@ class Tokenizer:
         return backend_token_bytes(self._backend, self._vocab_size)
 
     def save(self, folder: pathlib.Path) -> None:
-        """Writes tokenizer.json and the two config files that belong to it into a folder."""
+        """Writes tokenizer.json, tokenizer_config.json and generation_config.json into a folder."""
         self._backend.save(str(folder / "tokenizer.json"))
         settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         settings |= self.special_tokens
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         generation = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
-        for name, content in (("tokenizer", settings), ("generation", generation)):
-            text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
-            (folder / f"{name}_config.json").write_text(text, encoding="utf-8")
+        write_json(folder / "tokenizer_config.json", settings)
+        write_json(folder / "generation_config.json", generation)
 
 
-@functools.cache
-def _padding_pattern() -> re.Pattern[str]:
-    """Matches the names that converters give to rows which stand for no token."""
-    return re.compile(r"\[PAD\d*\]|<pad_?\d*>|<\|?dummy_?\d*\|?>", re.IGNORECASE)
+def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
+    """Makes a `tokenizers.Tokenizer` begin every text with BOS, or not; no BOS changes nothing."""
+    from tokenizers import processors
 
-
-def vocabulary_digest(tokenizer: TokenizerLike) -> str | None:
-    """Returns a checksum of what each id means; padding does not count.
-
-    None for the byte tokenizer: it is a stand-in whose ids mean nothing to the model.
-    """
-    if isinstance(tokenizer, ByteTokenizer):
-        return None
-    items = [
-        [token_id, token]
-        for token, token_id in tokenizer.vocabulary().items()
-        if not _padding_pattern().fullmatch(token)
-    ]
-    return hashlib.sha256(json.dumps(sorted(items)).encode()).hexdigest()
-
-
-def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
-    """Checks that a draft model's ids mean what the target's mean.
-
-    Tokens beyond the shorter vocabulary are fine where they are mere padding. The byte tokenizer is
-    a stand-in whose ids mean nothing to the model: beside it only the number of tokens counts.
-
-    Raises:
-      InputError: names the first id that differs.
-    """
-    if isinstance(target, ByteTokenizer) or isinstance(draft, ByteTokenizer):
-        if target.vocab_size != draft.vocab_size:
-            raise InputError(
-                f"target and draft have different tokenizers: {target.vocab_size} tokens and "
-                f"{draft.vocab_size}"
-            )
-        return
-    by_id = [
-        {token_id: token for token, token_id in tokenizer.vocabulary().items()}
-        for tokenizer in (target, draft)
-    ]
-    if by_id[0] == by_id[1]:
-        return
-    for token_id in sorted(by_id[0].keys() | by_id[1].keys()):
-        tokens = [tokens.get(token_id) for tokens in by_id]
-        is_padding = all(t is None or _padding_pattern().fullmatch(t) for t in tokens)
-        if tokens[0] != tokens[1] and not is_padding:
-            raise InputError(
-                f"target and draft have different tokenizers: id {token_id} is {tokens[0]!r} in "
-                f"the target and {tokens[1]!r} in the draft"
-            )
+    bos_id = None if bos_token is None else backend.token_to_id(bos_token)
+    if bos_id is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos_token, "$A"] if is_wanted else ["$A"], special_tokens=[(bos_token, bos_id)]
+        )

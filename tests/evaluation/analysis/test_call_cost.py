@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.evaluation.analysis.call_cost import CallCost
+from jspec.kernels import library as native
 from jspec.models import LlamaConfig, decoder, init_cache, init_params, make_apply
 from jspec.models.cache import TAIL
 from jspec.models.config import PRESETS
@@ -74,7 +74,7 @@ def count_products(jaxpr):
 @pytest.mark.parametrize("config", CONFIGS, ids=["untied", "tied"])
 def test_operations_are_those_of_the_traced_products(config, width, batch_size, monkeypatch):
     """Exactly: every dot product in XLA's program, those of attention over all slots included."""
-    monkeypatch.setattr(kernels, "is_available", lambda: False)
+    monkeypatch.setattr(native, "is_available", lambda: False)
     monkeypatch.setattr(decoder, "_apply_block", decoder._apply_block.__wrapped__)
     params = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     cache = init_cache(config, batch_size=batch_size, capacity=32, dtype=jnp.float32)

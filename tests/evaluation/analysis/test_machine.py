@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.analysis import machine
+from jspec.kernels.device import TimedProducts
 
 
 def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
@@ -17,7 +18,8 @@ def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
         return 0.5
 
     monkeypatch.setattr(machine, "_time_product", time_product)
-    monkeypatch.setitem(machine._SIZES, "cpu", (1 << 20, 64, 128, 7))
+    sizes = TimedProducts(1 << 20, 64, 128, 7, "float32")
+    monkeypatch.setattr(machine, "timed_products", lambda dtype: sizes)
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         found = machine.measure_machine(dtype)
         (rows, inputs, outputs, *_), product = calls[-2:]

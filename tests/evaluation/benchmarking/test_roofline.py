@@ -31,10 +31,10 @@ from jspec.evaluation.benchmarking.roofline import (
 )
 from jspec.evaluation.benchmarking.round_parts import _choose
 from jspec.evaluation.benchmarking.turns import Turn
+from jspec.kernels import first_argmax, rotate_heads, swiglu
 from jspec.models import KVCache
-from jspec.models.layers import RMSNorm, linear, swiglu
-from jspec.models.rope import rotate_heads
-from jspec.sampling.distribution import SamplingSettings, first_argmax
+from jspec.models.layers import RMSNorm, linear
+from jspec.sampling.settings import SamplingSettings
 from jspec.weights.quantize import quantize_params
 from tests import tiny_models
 from tests.programs import environment, run

@@ -2,9 +2,9 @@
 
 import pytest
 
-from jspec.weights.tokenizers.files import load_tokenizer
 from jspec.weights.tokenizers.learn_bpe import NUM_BYTES, learn_bpe
-from jspec.weights.tokenizers.tokenizer import vocabulary_digest
+from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
+from jspec.weights.vocabulary import vocabulary_digest
 from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
 
 _TEXTS = ["the cat and the hat", "that is the end of the hat", "then the other"] * 3

@@ -7,8 +7,9 @@ from tokenizers import Tokenizer as Backend
 
 from jspec.common.errors import InputError
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
-from jspec.weights.tokenizers.files import load_tokenizer
-from jspec.weights.tokenizers.tokenizer import Tokenizer, check_same_tokenizer
+from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
+from jspec.weights.tokenizers.tokenizer import Tokenizer
+from jspec.weights.vocabulary import check_same_tokenizer
 from tests.weights.toys import byte_level_vocabulary
 
 ODD_TEXTS = [

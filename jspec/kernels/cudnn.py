@@ -1,16 +1,15 @@
 """Attention of many queries on a GPU by cuDNN, which never writes the scores to memory.
 
-`KVCache.attend` by XLA writes scores [t n s] in float32, and reads them several times: for 256
-queries of Llama-3.2-3B about nine times the bytes of one layer's keys and values being copied,
-which is what cuDNN costs besides: JAX hands it [b s k h] where the cache is [b k s h]. From 64
-queries on, the narrower of a prompt's chunks, the copy should pay; below it would not (counted in
-bytes, not measured).
+XLA's attention writes scores [t n s] in float32 and reads them several times. For 256 queries of
+Llama-3.2-3B that is about nine times the bytes of one layer's keys and values. cuDNN costs one copy
+of those instead, since JAX hands it [b s k h] and the cache is [b k s h]. From 64 queries on, the
+narrower of the chunks in which prompts are read, the copy should pay. Below it should not. Both
+claims are counted in bytes, not measured.
 
-cuDNN is trusted with a shape only after it has been tried there: one call on random numbers, under
-a random mask, must agree with XLA's. Where it does not, or fails, XLA computes everything, and one
-warning says so. This has been run on CPU alone, with JAX's own `implementation="xla"` in cuDNN's
-place; `tests/test_gpu.py` compares the two where there is a GPU. `JSPEC_CUDNN=0` in the environment
-leaves everything to XLA.
+cuDNN is trusted with a shape only after a trial: one call on random numbers, under a random mask,
+must agree with XLA's. Where it fails or disagrees, XLA computes everything, and one warning says
+so. Tests on CPU put JAX's own `implementation="xla"` in cuDNN's place; `tests/test_gpu.py` compares
+the two on a GPU. `JSPEC_CUDNN=0` in the environment leaves everything to XLA.
 """
 
 import functools
@@ -29,11 +28,11 @@ _IMPLEMENTATION: Implementation = "cudnn"
 _MANY_QUERIES = 64
 _NUM_COMPARED = 16  # queries that XLA computes too, when a shape is tried
 _TOLERANCE = 0.02  # of a result's norm; bfloat16 rounds to 0.004
-_problems: list[str] = []  # of the shapes that were tried in vain
+_problems: list[str] = []  # of the shapes whose trial failed
 
 
 class Shape(NamedTuple):
-    """What a compiled call depends on; see the axes in `jspec.common.typing`."""
+    """The axes that a compiled call depends on; `jspec.common.typing` names them."""
 
     b: int
     t: int
@@ -46,12 +45,12 @@ class Shape(NamedTuple):
 def is_usable(
     reference: Callable[..., Any], queries: Float[Array, "b t n h"], keys: Float[Array, "b k s h"]
 ) -> bool:
-    """Returns whether cuDNN computes such a call, rightly; tries it if that is not known yet.
+    """Returns whether cuDNN computes a call of this shape correctly; tries it the first time.
 
     Args:
       reference: the same attention by XLA.
       queries: float32.
-      keys: in the cache's type, of which cuDNN is asked for bfloat16 alone.
+      keys: in the cache's type; cuDNN is used for bfloat16 only.
     """
     b, t, n, h = queries.shape
     if t < _MANY_QUERIES or keys.dtype != jnp.bfloat16 or not _is_wanted():
@@ -68,7 +67,7 @@ def call(
     values: Float[Array, "b k s h"],
     visible: Bool[Array, "b t s"],
 ) -> Float[Array, "b t n h"]:
-    """Returns what the reference returns, up to rounding; its derivatives are the reference's."""
+    """Returns what the reference returns, up to rounding, and has the reference's derivatives."""
     return attend_fused(_IMPLEMENTATION, queries, keys, values, visible)
 
 
@@ -76,7 +75,7 @@ def call(
 def _jvp(
     reference: Callable[..., Any], operands: tuple[Array, ...], tangents: tuple[Any, ...]
 ) -> tuple[Any, Any]:
-    """Differentiates the reference, whose value comes with its derivative; a mask has none."""
+    """Differentiates the reference; the mask has no derivative."""
     return jax.jvp(reference, operands, tangents)
 
 
@@ -90,13 +89,13 @@ def attend_fused(
     """Attends by JAX's fused attention.
 
     Args:
-      implementation: cuDNN's, or XLA's, which runs everywhere and takes the same arrays.
+      implementation: cuDNN's, or XLA's, which runs on every device and takes the same arrays.
       queries: already scaled; rounded to the type of the keys.
       keys: of all slots.
       values: of all slots.
-      visible: which slots each query may see; of one that sees none the result is finite.
+      visible: which slots each query may see; for a query that sees none the result is finite.
     """
-    with jax.numpy_dtype_promotion("standard"):  # within JAX's function types are mixed
+    with jax.numpy_dtype_promotion("standard"):  # JAX's function mixes types itself
         mixed = jax.nn.dot_product_attention(
             queries.astype(keys.dtype),
             keys.transpose(0, 2, 1, 3),
@@ -114,9 +113,9 @@ def _is_wanted() -> bool:
 
 @functools.cache
 def _is_right(reference: Callable[..., Any], implementation: Implementation, shape: Shape) -> bool:
-    """Tries a shape; what goes wrong is told once."""
+    """Tries a shape, and warns about the first one that fails."""
     try:
-        # While a program is being traced: what is computed here is no part of it.
+        # The caller is being traced; the trial must be computed now, and not become part of it.
         with jax.ensure_compile_time_eval():
             error = float(_largest_error(reference, implementation, shape, jnp.uint32(0)))
         if error <= _TOLERANCE:
@@ -136,10 +135,10 @@ def _is_right(reference: Callable[..., Any], implementation: Implementation, sha
 def _largest_error(
     reference: Callable[..., Any], implementation: Implementation, shape: Shape, seed: Array
 ) -> Array:
-    """Returns the largest distance from the reference's result, as a part of its norm.
+    """Returns the largest distance from the reference's result, relative to its norm.
 
-    Keys and values of all slots are random, and so is which of them a query sees: the first one
-    none, the last one nearly all. NaN if any result is.
+    Keys, values and the mask are random: the first query sees no slot, the last one nearly all.
+    The result is NaN if any number of cuDNN's is not finite.
     """
     b, t, n, k, s, h = shape
     query_key, key_key, value_key, mask_key = jax.random.split(jax.random.key(seed), 4)

@@ -12,27 +12,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import fused_attention
-from jspec.kernels.fused_attention import Shape, attend_fused
+from jspec.kernels import cudnn
+from jspec.kernels.attention import attend_by_xla
+from jspec.kernels.cudnn import Shape, attend_fused
 from jspec.models import causal_mask, init_cache, make_apply
-from jspec.models.cache import TAIL, KVCache, _attend
+from jspec.models.cache import TAIL, KVCache
 from tests.tiny import CONFIG, random_params
 
 SHAPES = [(1, 64, 9, 3, 112 + TAIL, 64), (3, 70, 4, 4, 96 + TAIL, 6), (2, 64, 8, 1, 96 + TAIL, 32)]
-ORIGINAL = fused_attention.attend_fused
+ORIGINAL = cudnn.attend_fused
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
     """Makes attention believe in a GPU whose cuDNN is JAX's own; nothing was tried before."""
-    monkeypatch.setattr(fused_attention, "_IMPLEMENTATION", "xla")
-    monkeypatch.setattr(fused_attention, "_is_wanted", lambda: True)
-    monkeypatch.setattr(fused_attention, "_problems", [])
-    fused_attention._is_right.cache_clear()
-    fused_attention._largest_error.clear_cache()
+    monkeypatch.setattr(cudnn, "_IMPLEMENTATION", "xla")
+    monkeypatch.setattr(cudnn, "_is_wanted", lambda: True)
+    monkeypatch.setattr(cudnn, "_problems", [])
+    cudnn._is_right.cache_clear()
+    cudnn._largest_error.clear_cache()
     yield
-    fused_attention._is_right.cache_clear()
-    fused_attention._largest_error.clear_cache()
+    cudnn._is_right.cache_clear()
+    cudnn._largest_error.clear_cache()
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def calls(monkeypatch):
         counted.append(operands[1].shape[1])
         return ORIGINAL(*operands)
 
-    monkeypatch.setattr(fused_attention, "attend_fused", count)
+    monkeypatch.setattr(cudnn, "attend_fused", count)
     return counted
 
 
@@ -63,12 +64,12 @@ def test_it_says_what_xlas_attention_says(shape, dtype, tolerance):
     """Committed slots and a causal block, one head or several to a key, slots that none may see."""
     queries, cache = make_operands(shape, dtype)
     operands = cache.keys[0], cache.values[0], cache.visible(causal_mask(shape[1]))
-    expected = _attend(queries, *operands)
+    expected = attend_by_xla(queries, *operands)
     results = attend_fused("xla", queries, *operands)
     assert results.dtype == jnp.float32
     np.testing.assert_allclose(results, expected, atol=tolerance * float(jnp.abs(expected).max()))
-    error = fused_attention._largest_error(_attend, "xla", Shape(*shape), jnp.uint32(1))
-    assert 0 < error < 0.5 * fused_attention._TOLERANCE  # of the trial of that shape, bfloat16
+    error = cudnn._largest_error(attend_by_xla, "xla", Shape(*shape), jnp.uint32(1))
+    assert 0 < error < 0.5 * cudnn._TOLERANCE  # of the trial of that shape, bfloat16
 
 
 def test_a_query_that_sees_nothing_gives_no_nan():
@@ -92,10 +93,10 @@ def test_without_a_gpu_nothing_is_tried(calls, monkeypatch):
     """Nor where it is switched off."""
     queries, cache = make_operands(SHAPES[0], jnp.bfloat16)
     monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    assert not fused_attention.is_usable(_attend, queries, cache.keys[0])
+    assert not cudnn.is_usable(attend_by_xla, queries, cache.keys[0])
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setenv("JSPEC_CUDNN", "0")
-    assert not fused_attention.is_usable(_attend, queries, cache.keys[0])
+    assert not cudnn.is_usable(attend_by_xla, queries, cache.keys[0])
     assert not calls
 
 
@@ -136,13 +137,13 @@ def give_nan(*operands):
 )
 def test_what_fails_or_is_wrong_is_not_used(stand_in, monkeypatch, caplog, wrong, said):
     """Two layers and two shapes, traced: one warning that names the cost, and XLA's numbers."""
-    monkeypatch.setattr(fused_attention, "attend_fused", wrong)
+    monkeypatch.setattr(cudnn, "attend_fused", wrong)
     with caplog.at_level(logging.WARNING, logger="jspec"):
         for shape in ((2, 64, 4, 2, 128, 6), (1, 80, 4, 2, 256, 6)):
             queries, cache = make_operands(shape, jnp.bfloat16)
             visible = cache.visible(causal_mask(shape[1]))
             attend = jax.jit(cache.attend)
-            expected = jax.jit(_attend)(queries, cache.keys[0], cache.values[0], visible)
+            expected = jax.jit(attend_by_xla)(queries, cache.keys[0], cache.values[0], visible)
             for _ in range(2):
                 np.testing.assert_array_equal(attend(queries, visible), expected)
     (record,) = caplog.records
@@ -160,9 +161,9 @@ def test_its_derivatives_are_those_of_xlas_attention(stand_in, calls):
         return jnp.sum(jnp.sin(attend(queries, keys, values, visible)))
 
     operands = queries, cache.keys[0], cache.values[0]
-    fused = functools.partial(fused_attention.call, _attend)
+    fused = functools.partial(cudnn.call, attend_by_xla)
     found = jax.grad(functools.partial(loss, fused), (0, 1, 2))(*operands)
-    expected = jax.grad(functools.partial(loss, _attend), (0, 1, 2))(*operands)
+    expected = jax.grad(functools.partial(loss, attend_by_xla), (0, 1, 2))(*operands)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert not calls
 
@@ -188,7 +189,7 @@ def test_a_prompt_in_chunks_is_one_full_pass(stand_in, calls, monkeypatch):
     chunks, whole = read(64, 64), read(128)
     assert min(calls.count(64), calls.count(128)) >= 2  # tried, and used
     num_calls = len(calls)
-    monkeypatch.setattr(fused_attention, "_MANY_QUERIES", 1000)
+    monkeypatch.setattr(cudnn, "_MANY_QUERIES", 1000)
     jax.clear_caches()  # of what was traced with the other attention
     xlas = read(128)
     jax.clear_caches()

@@ -4,11 +4,14 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.weights.gguf.reader import GgufFile
-from jspec.weights.tokenizers.tokenizer import Tokenizer
+from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
-
-# Llama 3's way to cut text into words (its tokenizer.json).
+# Names of special tokens, and of the keys with their ids.
+_SPECIAL_TOKENS = {
+    "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding",
+}  # fmt: skip
+# Llama 3's pattern of words (from its tokenizer.json).
 _LLAMA3_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -23,7 +26,7 @@ def _get(file: GgufFile, key: str, default: Any = None) -> Any:
 
 
 def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Any:
-    """Builds byte-level BPE; what precedes it is named in the file."""
+    """Returns byte-level BPE with the pre-tokenizer that the file names."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -46,7 +49,7 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Any:
 
 
 def _merges_from_scores(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Returns every way to make a piece of two others, best scores first."""
+    """Returns every pair of pieces that makes a third piece, best scores first."""
     scored = []
     for (piece, token_id), score in zip(vocab.items(), _get(file, "scores"), strict=True):
         for cut in range(1, len(piece)):
@@ -57,7 +60,7 @@ def _merges_from_scores(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str
 
 
 def _sentencepiece(file: GgufFile, vocab: dict[str, int]) -> Any:
-    """Builds SentencePiece's BPE: spaces as U+2581, unknown characters as bytes."""
+    """Returns SentencePiece's BPE: spaces as U+2581, unknown characters as bytes."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
@@ -76,7 +79,7 @@ def _sentencepiece(file: GgufFile, vocab: dict[str, int]) -> Any:
 
 
 def _add_special_tokens(file: GgufFile, backend: Any, tokens: list[str]) -> None:
-    """Marks control tokens as special (decoding skips them) and adds the user's own."""
+    """Adds the control tokens, which decoding skips, and the user-defined tokens."""
     from tokenizers import AddedToken
 
     types = _get(file, "token_type") or [1] * len(tokens)
@@ -89,22 +92,11 @@ def _add_special_tokens(file: GgufFile, backend: Any, tokens: list[str]) -> None
     )
 
 
-def _add_bos(file: GgufFile, backend: Any, bos_token: str | None) -> None:
-    """Lets the encoder begin with BOS where the file says so, or by its kind's default."""
-    from tokenizers import processors
-
-    by_default = _get(file, "model") == "llama" or _get(file, "pre") in _LLAMA3
-    if bos_token is not None and _get(file, "add_bos_token", by_default):
-        backend.post_processor = processors.TemplateProcessing(
-            single=[bos_token, "$A"], special_tokens=[(bos_token, backend.token_to_id(bos_token))]
-        )
-
-
 def build_tokenizer(file: GgufFile) -> Tokenizer:
-    """Builds the tokenizer from a file's metadata.
+    """Returns the tokenizer that a file's metadata describes.
 
     Raises:
-      InputError: no tokenizer in the file, or of a kind that jspec cannot build.
+      InputError: no tokenizer in the file, or a kind that jspec cannot build.
     """
     tokens, kind = _get(file, "tokens"), _get(file, "model")
     if not tokens:
@@ -116,27 +108,22 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
         backend = builders[kind](file, {token: i for i, token in enumerate(tokens)})
         _add_special_tokens(file, backend, tokens)
         special_tokens = {
-            f"{name}_token": tokens[token_id]
-            for name, key in (
-                ("bos", "bos"),
-                ("eos", "eos"),
-                ("unk", "unknown"),
-                ("pad", "padding"),
-            )
+            name: tokens[token_id]
+            for name, key in _SPECIAL_TOKENS.items()
             if (token_id := _get(file, f"{key}_token_id")) is not None
         }
-        _add_bos(file, backend, special_tokens.get("bos_token"))
+        # Where the file does not say whether to begin with BOS, its kind does.
+        by_default = kind == "llama" or _get(file, "pre") in _LLAMA3
+        if _get(file, "add_bos_token", by_default):
+            add_bos(backend, special_tokens.get("bos_token"), True)
     except InputError:
         raise
     except Exception as error:  # tokenizers raises Exception itself, damaged metadata any kind
         raise InputError(f"{file.path}: the tokenizer is damaged ({error})") from None
+    ends = [_get(file, f"{name}_token_id") for name in ("eos", "eot", "eom")]
     return Tokenizer(
         backend,
         special_tokens=special_tokens,
-        eos_ids=[
-            token_id
-            for name in ("eos", "eot", "eom")
-            if (token_id := _get(file, f"{name}_token_id")) is not None
-        ],
+        eos_ids=[token_id for token_id in ends if token_id is not None],
         chat_template=file.metadata.get("tokenizer.chat_template"),
     )

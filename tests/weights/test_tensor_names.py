@@ -3,9 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from flax.traverse_util import flatten_dict
 
 from jspec.models import PRESETS, init_params
-from jspec.weights.rules import expected_shapes, flatten, make_rules, nest
+from jspec.weights.tensor_names import parameter_table
 from tests.weights.toys import CONFIGS, random_tensors
 
 _FLOAT32 = np.dtype(np.float32)
@@ -16,8 +17,8 @@ def test_unpack_inverts_pack(name):
     """Guards against a slice that overlaps or misses another."""
     tensors = random_tensors(CONFIGS[name])
     back = {}
-    for rule in make_rules(CONFIGS[name]):
-        back |= rule.unpack(rule.pack(tensors, _FLOAT32))
+    for entry in parameter_table(CONFIGS[name]):
+        back |= entry.unpack(entry.pack(tensors, _FLOAT32))
     assert back.keys() == tensors.keys()
     for key, tensor in tensors.items():
         np.testing.assert_array_equal(back[key], tensor)
@@ -26,9 +27,9 @@ def test_unpack_inverts_pack(name):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_element_is_set_exactly_once(name):
     """Guards against parts that together are more or fewer than the parameter."""
-    for rule in make_rules(CONFIGS[name]):
-        count = np.zeros(rule.shape, int)
-        for part in rule.parts:
+    for entry in parameter_table(CONFIGS[name]):
+        count = np.zeros(entry.shape, int)
+        for part in entry.parts:
             count[part.index] += 1
             assert count[part.index].size == np.prod(part.shape)
         assert (count == 1).all()
@@ -39,8 +40,8 @@ def test_query_heads_belong_to_their_kv_head():
     config = CONFIGS["grouped"]
     tensors = random_tensors(config)
     prefix, dim = "model.layers.1.self_attn", config.head_dim
-    rule = next(r for r in make_rules(config) if r.path == ("layers_1", "attention", "qkv"))
-    qkv = rule.pack(tensors, _FLOAT32)
+    entry = next(r for r in parameter_table(config) if r.path == ("layers_1", "attention", "qkv"))
+    qkv = entry.pack(tensors, _FLOAT32)
     for n in range(config.num_heads):
         rows = tensors[f"{prefix}.q_proj.weight"][n * dim : (n + 1) * dim]
         np.testing.assert_array_equal(qkv[n // config.num_groups, n % config.num_groups], rows)
@@ -54,8 +55,8 @@ def test_gate_comes_before_up():
     """Guards against the two halves of the feed-forward product changing places."""
     config = CONFIGS["grouped"]
     tensors = random_tensors(config)
-    rule = next(r for r in make_rules(config) if r.path == ("layers_0", "mlp", "gate_up"))
-    gate_up = rule.pack(tensors, _FLOAT32)
+    entry = next(r for r in parameter_table(config) if r.path == ("layers_0", "mlp", "gate_up"))
+    gate_up = entry.pack(tensors, _FLOAT32)
     np.testing.assert_array_equal(gate_up[0], tensors["model.layers.0.mlp.gate_proj.weight"])
     np.testing.assert_array_equal(gate_up[1], tensors["model.layers.0.mlp.up_proj.weight"])
 
@@ -63,13 +64,13 @@ def test_gate_comes_before_up():
 @pytest.mark.parametrize("config", [*PRESETS.values(), *CONFIGS.values()], ids=str)
 def test_shapes_add_up_to_the_number_of_parameters(config):
     """Guards against a forgotten bias or head, in the real presets too."""
-    shapes = flatten(expected_shapes(config))
-    assert sum(int(np.prod(shape)) for shape in shapes.values()) == config.num_params
-    assert nest(shapes) == expected_shapes(config)
+    shapes = [entry.shape for entry in parameter_table(config)]
+    assert sum(int(np.prod(shape)) for shape in shapes) == config.num_params
 
 
 @pytest.mark.parametrize("config", [*PRESETS.values(), *CONFIGS.values()], ids=str)
 def test_shapes_are_what_the_model_declares(config):
     """Guards against the table and the modules drifting apart, at the real sizes too."""
     declared = jax.eval_shape(lambda: init_params(config, jax.random.key(0)))
-    assert jax.tree.map(lambda leaf: leaf.shape, declared) == expected_shapes(config)
+    found = {path: leaf.shape for path, leaf in flatten_dict(declared).items()}
+    assert found == {entry.path: entry.shape for entry in parameter_table(config)}

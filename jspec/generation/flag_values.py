@@ -1,0 +1,44 @@
+"""The values of flags that several programs share."""
+
+from typing import Any
+
+from jspec.common.errors import InputError
+from jspec.weights.quantize import KINDS
+
+QUANTIZATIONS = ("none", *KINDS)
+
+
+def parse_num_draft_tokens(text: str) -> int | str:
+    """Returns the number of draft tokens that a flag's text asks for, or "auto".
+
+    Raises:
+      InputError: the text is neither.
+    """
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise InputError(
+            f"expected num_draft_tokens to be a whole number or auto, got {text!r}"
+        ) from None
+
+
+def parse_quantization(text: str) -> str | None:
+    """Returns `load_model`'s quantization for one of QUANTIZATIONS."""
+    return None if text == "none" else text
+
+
+def check_prompt_text(text: Any) -> str:
+    """Returns a prompt from the command line.
+
+    Raises:
+      InputError: the prompt is empty, or not UTF-8 (Python keeps such bytes as lone surrogates).
+    """
+    if not text:
+        raise InputError("expected a prompt, got an empty text")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError("expected the prompt to be UTF-8, got invalid bytes") from None
+    return text

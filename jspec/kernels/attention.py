@@ -1,0 +1,71 @@
+"""Attention of queries over those slots of one layer's cache that each of them may see."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jspec.kernels import cudnn, library
+from jspec.kernels.precision import exact_float32
+
+_FEW_QUERIES = 16  # up to which C++ is faster than XLA on any CPU
+_NATIVE_DIMS = (32, 64, 128, 256)  # widths of a head that the C++ computes
+_NATIVE_TYPES = (jnp.bfloat16, jnp.float32)  # of keys and values that the C++ reads
+_MASKED = -1e30  # finite, so that a query that may see nothing gives no NaN
+
+
+def attend(
+    queries: Float[Array, "b t n h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t n h"]:
+    """Returns softmax(queries · keysᵀ) · values over the visible slots, heads in groups of n / k.
+
+    Scores and softmax are float32. For a query that sees nothing the result is finite and means
+    nothing.
+
+    Args:
+      queries: already scaled.
+      keys: of all slots.
+      values: of all slots.
+      visible: which slots each query may see.
+    """
+    operands = queries, keys, values, visible
+    if cudnn.is_usable(attend_by_xla, queries, keys):
+        return cudnn.call(attend_by_xla, *operands)
+    _, t, _, h = queries.shape
+    is_native = (
+        (t <= _FEW_QUERIES or library.has_pairs())
+        and h in _NATIVE_DIMS
+        and queries.dtype == jnp.float32
+        and keys.dtype in _NATIVE_TYPES
+    )
+    if is_native and library.is_available():
+        result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
+        return library.call("attention", attend_by_xla, result, *operands)
+    return attend_by_xla(*operands)
+
+
+def attend_by_xla(
+    queries: Float[Array, "b t n h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    visible: Bool[Array, "b t s"],
+) -> Float[Array, "b t n h"]:
+    """Does the same in JAX. It computes the scores of all slots and masks the invisible ones."""
+    b, t, n, h = queries.shape
+    k = keys.shape[1]
+    # The n / k query heads that share a key head become more queries of that head: one product.
+    grouped = queries.reshape(b, t, k, n // k, h).transpose(0, 2, 1, 3, 4)
+    grouped = grouped.reshape(b, k, t * (n // k), h).astype(keys.dtype)
+    multiply = functools.partial(
+        jnp.einsum, precision=exact_float32(keys.dtype), preferred_element_type=jnp.float32
+    )
+    scores = multiply("bkqh,bksh->bkqs", grouped, keys)
+    mask = jnp.repeat(visible, n // k, axis=1)[:, None]
+    probs = jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
+    mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)
+    mixed = mixed.reshape(b, k, t, n // k, h).transpose(0, 2, 1, 3, 4)
+    return mixed.reshape(b, t, n, h).astype(queries.dtype)

@@ -1,0 +1,53 @@
+"""Writing a block of keys or values into one layer of a cache."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jspec.common.typing import RowCounts
+from jspec.kernels import library
+
+TAIL = 16  # slots after the capacity, so that a small block written at its end stays inside
+_NATIVE_TYPES = (jnp.bfloat16, jnp.float32)  # that the C++ writes
+
+
+def write_rows(
+    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
+) -> Float[Array, "b k s h"]:
+    """Returns the layer with `new` written from each row's own slot on, in place where possible.
+
+    What falls past the last slot is lost. It is never shifted onto a good slot.
+
+    Args:
+      layer: s is the capacity and a tail of `TAIL` slots, whose contents mean nothing.
+      new: converted to the layer's type.
+      start: the first slot written in each row, [b].
+    """
+    if library.is_available() and layer.dtype in _NATIVE_TYPES:
+        result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
+        operands = layer, new.astype(jnp.float32), start
+        return library.call("write_rows", write_rows_by_xla, result, *operands)
+    return write_rows_by_xla(layer, new, start)
+
+
+def write_rows_by_xla(
+    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
+) -> Float[Array, "b k s h"]:
+    """Does the same in JAX."""
+    new = new.astype(layer.dtype)
+    b, t = new.shape[:2]
+    if jax.default_backend() != "cpu" or t > TAIL:
+        rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
+        return layer.at[rows, :, slots].set(new, mode="drop")  # drops what falls outside
+    # For a scatter XLA on CPU converts a whole bfloat16 layer to float32; a dynamic_update_slice is
+    # done in place. But it shifts a write that would pass the end back onto good slots. So the
+    # write begins at the capacity at the latest, and the tail has room for the block.
+    new, start = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - TAIL)
+
+    def write(row: Array | int, layer: Array) -> Array:
+        own = jax.lax.dynamic_slice_in_dim(new, row, 1)
+        return jax.lax.dynamic_update_slice(layer, own, (row, 0, start[row], 0))
+
+    # A loop, because XLA fuses a chain of updates into one that passes over the whole layer for
+    # every row.
+    return write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer)

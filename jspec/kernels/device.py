@@ -1,0 +1,55 @@
+"""What the rest of jspec needs to know of the device, by purpose rather than by name."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jspec.kernels import library
+
+
+class TimedProducts(NamedTuple):
+    """Products that are large enough to measure the default device by.
+
+    Attributes:
+      num_bytes: size of a kernel that no cache holds, for the rate at which weights are read.
+      rows: rows of a product that is bound by arithmetic, for the rate of operations.
+      width: inputs and outputs of that product.
+      turns: products in a timed loop.
+      rows_dtype: the type in which a product takes its rows without a conversion.
+    """
+
+    num_bytes: int
+    rows: int
+    width: int
+    turns: int
+    rows_dtype: DTypeLike
+
+
+def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
+    """Returns the products by which the default device is measured with kernels of that type."""
+    if jax.default_backend() == "cpu":
+        # The C++ reads float32 rows, whatever the kernel's type.
+        return TimedProducts(256 << 20, 512, 2048, 3, jnp.float32)
+    return TimedProducts(2 << 30, 8192, 8192, 32, kernel_dtype)
+
+
+def prefers_unrolled_loops() -> bool:
+    """Returns whether a short loop of small operations is better written out.
+
+    On a GPU an operation is at most one kernel, and the turns of a loop are what costs. On CPU
+    every operation is machine code that must be compiled and kept.
+    """
+    return jax.default_backend() != "cpu"
+
+
+def describe_device() -> dict[str, str | None]:
+    """Returns what a record of measurements says of the device.
+
+    Returns:
+      `backend` and `device`, JAX's names for the default device, and `native`, the fingerprint of
+      the C++ library in use or None.
+    """
+    kind = jax.devices()[0].device_kind
+    return {"backend": jax.default_backend(), "device": kind, "native": library.version()}

@@ -1,0 +1,81 @@
+"""The product of a few rows with a kernel, the operation that takes most of a decoding step."""
+
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from jspec.kernels import library
+from jspec.kernels.precision import exact_float32
+from jspec.kernels.quantized import QuantizedKernel, quantized_product
+
+Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
+
+# Up to this many rows the C++ is faster than XLA on any CPU, but for some float32 products near the
+# limit. It is also more exact: XLA's float32 logits are twice as far from those of float64.
+_FEW_ROWS = {jnp.dtype(jnp.bfloat16): 16, jnp.dtype(jnp.float32): 64}
+_MANY_ROWS = 512  # the same limit where the processor multiplies pairs of bfloat16 numbers
+NARROW_CHUNK, _WIDE_CHUNK = 64, 256  # tokens of a prompt that one call reads
+
+
+def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
+    """Returns rows · kernelᵀ, summed in float32.
+
+    By C++ a row's result does not depend on the rows beside it, so that a token's logits are the
+    same in a decoding step and in a verify call.
+
+    Args:
+      rows: float32, or the kernel's type, to which they are rounded.
+      kernel: [o i], one output a row, as in PyTorch, which is the faster layout for few rows.
+        Either a float array or a quantised kernel.
+    """
+    if isinstance(kernel, QuantizedKernel):
+        return quantized_product(rows, kernel)
+    if rows.shape[0] <= _most_native_rows(kernel.dtype) and library.is_available():
+        result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
+        return library.call("product", product_by_xla, result, rows.astype(jnp.float32), kernel)
+    return product_by_xla(rows, kernel)
+
+
+def product_by_xla(rows: Float[Array, "r i"], kernel: Float[Array, "o i"]) -> Float32[Array, "r o"]:
+    """Does the same in JAX, for a kernel of floats."""
+    outputs = jax.lax.dot_general(
+        _at_least_two_rows(rows.astype(kernel.dtype)),
+        kernel,
+        (((1,), (1,)), ((), ())),
+        precision=exact_float32(kernel.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return outputs[: rows.shape[0]]
+
+
+def _at_least_two_rows(rows: Float[Array, "r i"]) -> Float[Array, "r2 i"]:
+    """Pads one bfloat16 row to two: XLA on CPU is ten times slower with one."""
+    if rows.shape[0] > 1 or rows.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
+        return rows
+    return jnp.concatenate([rows, jnp.zeros_like(rows)])
+
+
+def _most_native_rows(dtype: jnp.dtype) -> int:
+    """Returns up to how many rows a product with a kernel of that type is computed in C++."""
+    if dtype == jnp.bfloat16 and library.has_pairs():
+        return _MANY_ROWS
+    return _FEW_ROWS.get(dtype, 0)
+
+
+def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
+    """Returns the widths, in tokens, at which calls on chunks of a prompt are compiled.
+
+    A wide call takes two and a half to four times as long as a narrow one. Where many rows are
+    multiplied in C++, but not in tiles, it takes four times as long, and one width is enough.
+
+    Args:
+      kernel: one of the model's, which tells the type of all.
+    """
+    if isinstance(kernel, QuantizedKernel):
+        is_one_enough = library.is_available()
+    else:
+        is_native = _most_native_rows(kernel.dtype) >= _WIDE_CHUNK
+        is_one_enough = is_native and not library.has_tiles()
+    return (NARROW_CHUNK,) if is_one_enough else (NARROW_CHUNK, _WIDE_CHUNK)

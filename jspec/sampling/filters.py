@@ -1,0 +1,45 @@
+"""The filters top-k, top-p and min-p, as masks over the vocabulary.
+
+None of them sorts the vocabulary. Each keeps the tokens whose logits are at or above a threshold,
+and tokens that tie with the last one kept are kept too. So a mask depends on the logits alone, and
+never on the order in which equal ones are met.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.common.typing import Logits
+from jspec.kernels import smallest_rank
+
+_ABOVE_ZERO = float(jnp.finfo(jnp.float32).tiny)
+
+
+def top_k_mask(logits: Logits, top_k: Int32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
+    """Marks the `top_k` largest logits and their ties; all of them where `top_k` is 0."""
+    rank = _rank(logits)
+    counts = jnp.ones_like(logits)  # float32 counts exactly up to 2^24, beyond any vocabulary
+    return (rank <= smallest_rank(rank, counts, top_k.astype(jnp.float32))) | (top_k <= 0)
+
+
+def top_p_mask(logits: Logits, top_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
+    """Marks the fewest most likely tokens that together reach `top_p`, and their ties."""
+    rank = _rank(logits)
+    reached = jnp.maximum(top_p, _ABOVE_ZERO)  # the empty set is never enough
+    return (rank <= smallest_rank(rank, jax.nn.softmax(logits), reached)) | (top_p >= 1)
+
+
+def min_p_mask(logits: Logits, min_p: Float32[Array, "b 1 1"]) -> Bool[Array, "b t v"]:
+    """Marks the tokens at least `min_p` times as likely as the most likely one."""
+    highest = jnp.max(logits, axis=-1, keepdims=True)
+    return logits >= highest + jnp.log(min_p)
+
+
+def _rank(logits: Logits) -> Int32[Array, "b t v"]:
+    """Returns integers that fall as the logits grow, one for each float."""
+    # From the bits, not from a difference or a softmax: XLA computes those anew wherever they are
+    # used, may fuse a multiplication into them in one place and not in another, and a token on the
+    # threshold would be cut off.
+    bits = jax.lax.bitcast_convert_type(jnp.where(logits == 0, 0.0, logits), jnp.int32)
+    # Floats compare like integers of sign and magnitude; this makes two's complement of them.
+    return ~jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)

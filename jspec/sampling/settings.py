@@ -1,0 +1,114 @@
+"""How each row of a batch samples: its temperature, its filters and its processors' states."""
+
+import functools
+from typing import NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.common.typing import DraftTokens, Logits, RowTokens, Tokens
+from jspec.sampling.processor import Processor, ProcessorState
+
+COLDEST = float(jnp.finfo(jnp.float32).tiny)  # smaller temperatures are flushed to 0
+
+
+class Switches(NamedTuple):
+    """What a compiled program contains. Rows that do not use a part give it a neutral value.
+
+    Attributes:
+      top_k: the filter of that name.
+      top_p: the filter of that name.
+      min_p: the filter of that name.
+      processors: in the order in which they are applied.
+      logprobs: log-probabilities of the emitted tokens.
+    """
+
+    top_k: bool = False
+    top_p: bool = False
+    min_p: bool = False
+    processors: tuple[Processor, ...] = ()
+    logprobs: bool = False
+
+
+class SamplingSettings(struct.PyTreeNode):
+    """How tokens are drawn, for each row.
+
+    Attributes:
+      temperature: [b]; 0, and what float32 flushes to it, takes the most likely token.
+      top_k: [b]; how many of the most likely tokens to keep; 0 keeps all.
+      top_p: [b]; keep the fewest most likely tokens whose probability reaches this; 1 keeps all.
+      min_p: [b]; keep tokens at least this likely relative to the most likely one; 0 keeps all.
+      states: of the processors, one each: what each row has committed so far.
+      switches: what is compiled in.
+    """
+
+    temperature: Float32[Array, "b"]
+    top_k: Int32[Array, "b"]
+    top_p: Float32[Array, "b"]
+    min_p: Float32[Array, "b"]
+    states: tuple[ProcessorState, ...] = ()
+    switches: Switches = struct.field(pytree_node=False, default=Switches())
+
+    @property
+    def is_random(self) -> Bool[Array, ""]:
+        """Whether any row draws at random at all."""
+        return (self.temperature >= COLDEST).any()
+
+    def after(self, token: RowTokens) -> Self:
+        """Returns the settings of the next position, after one more token of each row, [b]."""
+        pairs = zip(self.switches.processors, self.states, strict=True)
+        return self.replace(states=tuple(p.update(state, token) for p, state in pairs))
+
+    def after_all(self, tokens: Tokens, valid: Bool[Array, "b t"]) -> Self:
+        """Returns the settings after the valid tokens of [b t], the first few of each row."""
+        settings = self
+        for i in range(tokens.shape[1] if self.switches.processors else 0):
+            new = settings.after(tokens[:, i])
+            settings = jax.tree.map(functools.partial(_choose_rows, valid[:, i]), new, settings)
+        return settings
+
+    def process(self, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+        """Applies the processors at one position of each row."""
+        for processor, state in zip(self.switches.processors, self.states, strict=True):
+            logits = processor.apply(state, logits)
+        return logits
+
+    def without_processors(self) -> Self:
+        """Returns the settings for logits that have been processed already."""
+        return self.replace(states=(), switches=self.switches._replace(processors=()))
+
+
+def _choose_rows(condition: Bool[Array, "b"], new: Array, old: Array) -> Array:
+    if new is old:  # a leaf that no token changes, often [b v]: no program is needed for it
+        return old
+    return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+
+def process_block(logits: Logits, settings: SamplingSettings, tokens: Tokens) -> Logits:
+    """Applies the processors along a block, each position with the state of its own prefix.
+
+    Args:
+      logits: at every token of the block, [b t v].
+      settings: at the block's first token, which the processors have not seen.
+      tokens: the block, a chain, [b t].
+    """
+    return process_drafts(logits, settings.after(tokens[:, 0]), tokens[:, 1:])
+
+
+def process_drafts(logits: Logits, settings: SamplingSettings, drafts: DraftTokens) -> Logits:
+    """Does the same for a block whose first token the processors have seen.
+
+    Args:
+      logits: at every token of the block, [b w+1 v].
+      settings: after its first token.
+      drafts: the rest of the block, [b w].
+    """
+    if not settings.switches.processors:
+        return logits
+    processed = [settings.process(logits[:, 0])]
+    for i in range(drafts.shape[1]):
+        settings = settings.after(drafts[:, i])
+        processed.append(settings.process(logits[:, i + 1]))
+    return jnp.stack(processed, axis=1)
