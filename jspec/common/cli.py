@@ -96,11 +96,11 @@ def _forget_output() -> None:
 
 
 def _parse_flags(argv: Sequence[str]) -> list[str]:
-    """Parses flags; a wrong one is a line on standard error, not a page of usage."""
+    """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
     define_help_flags()
     try:
         return flags.FLAGS(argv)
-    except BrokenPipeError:  # the help's reader has gone away
+    except BrokenPipeError:  # the reader of the help has closed the pipe
         _forget_output()
         sys.exit(1)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:

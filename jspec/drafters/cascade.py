@@ -31,7 +31,7 @@ from jspec.common.typing import (
     Tokens,
 )
 from jspec.drafters.memory import hand_on
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView, lag_of, observed_layers
 

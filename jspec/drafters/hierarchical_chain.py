@@ -9,14 +9,8 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 from jspec.common.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags
 from jspec.drafters.model import ModelDrafter
 from jspec.models import KVCache
-from jspec.sampling.distribution import (
-    SamplingSettings,
-    confidence,
-    likeliest,
-    sample,
-    sampling_probs,
-)
-from jspec.sampling.settings import process_drafts
+from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
+from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, TargetView
 

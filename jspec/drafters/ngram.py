@@ -40,8 +40,9 @@ from jspec.drafters.spec import (
     DrafterSpec,
     option,
 )
-from jspec.sampling.distribution import NO_TOKEN, SamplingSettings, sample, sampling_probs
+from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

@@ -20,7 +20,7 @@ from jspec.common.errors import InputError
 from jspec.common.typing import RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 from jspec.weights import TokenizerLike

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int32, Key
 from jspec.common.typing import Params, RowCounts, RowTokens
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 

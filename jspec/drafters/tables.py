@@ -28,7 +28,7 @@ from jspec.drafters.spec import (
     DrafterSpec,
     option,
 )
-from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
