@@ -63,7 +63,7 @@ _NGRAM_PROBS = flags.DEFINE_enum(
     "or draws in proportion to the counts."
 )  # fmt: skip
 _DRAFT_TABLE = flags.DEFINE_string(
-    "draft_table", None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
+    "draft_table", None, "Counts for unigram and bigram, made by scripts/make_answers.py."
 )
 _DRAFT_HEAD = flags.DEFINE_string(
     "draft_head",
