@@ -93,7 +93,7 @@ if [ "$backend" = gpu ]; then
   rules=${RULES:-rejection block coupled}
   num_rows=${NUM_ROWS:-16384}
   peers=${PEERS:-random:llama3.2-3b,random:llama3.2-1b}
-  compare_flags=${COMPARE_FLAGS:---repeats=3 --max_new_tokens=64}
+  compare_flags=${COMPARE_FLAGS:---repeats=3 --per_category=5 --max_new_tokens=64}
   quantized=${QUANTIZED:-random:llama3.2-1b random:llama3.1-8b}
   synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2,model:5 --num_prompts=2 --repeats=3
     --max_new_tokens=64 --synthetic_acceptance=0.6,0.7,0.8,0.9}
@@ -175,10 +175,10 @@ roofline() { # the parts of a round; a draft is measured with the first target t
   for pair in $pairs; do
     big=${pair%,*} small=${pair#*,}
     if [[ "$seen" == *" $small "* ]]; then
-      benchmark --roofline --target="$big" --drafters=none,prompt_lookup:4 $roofline_flags \
+      benchmark --measure=roofline --target="$big" --drafters=none,prompt_lookup:4 $roofline_flags \
         --output_json="$out/roofline-$(short "$big").jsonl"
     else
-      benchmark --roofline --target="$big" --draft="$small" $roofline_flags \
+      benchmark --measure=roofline --target="$big" --draft="$small" $roofline_flags \
         --drafters=none,prompt_lookup:4,model:4 --output_json="$out/roofline-$(short "$big").jsonl"
       seen+="$small "
     fi
@@ -190,8 +190,8 @@ synthetic() { # speed against acceptance, beside Theorem 3.8
   will_run $pairs $pairs
   for pair in $pairs; do
     for quantization in none int8; do
-      benchmark --target="${pair%,*}" --draft="${pair#*,}" --draft_quantization="$quantization" \
-        $synthetic_flags --output_json="$out/synthetic-$(short "${pair%,*}")-$quantization.jsonl"
+      benchmark --measure=synthetic --target="${pair%,*}" --draft="${pair#*,}" \
+        --draft_quantization="$quantization" $synthetic_flags --output_json="$out/synthetic-$(short "${pair%,*}")-$quantization.jsonl"
     done
   done
 }
@@ -217,8 +217,8 @@ options() { # what XLA's options change; +WHILE puts whole loops into one launch
 }
 
 profile() {
-  run "$python" -m scripts.profile_rounds --target="${pairs##*,}" --drafter=prompt_lookup \
-    --max_new_tokens=32 --output_json="$out/profile.jsonl" || true
+  benchmark --measure=profile --target="${pairs##*,}" --drafters=prompt_lookup:5 \
+    --max_new_tokens=32 --output_json="$out/profile.jsonl"
 }
 
 head=${HEAD:-}
@@ -235,21 +235,21 @@ head() {
 
 drafters() { # real text, where TARGET is given
   will_run drafting drafters
-  run "$python" -m scripts.measure_drafting --repeats="$repeats" --round_ms=10 \
-    --output_json="$out/drafting.jsonl" || true
-  run "$python" -m scripts.compare_drafters --target="$real" \
+  benchmark --measure=drafting --target="$real" --num_draft_tokens=4 --repeats="$repeats" \
+    --output_json="$out/drafting.jsonl"
+  benchmark --decoding --target="$real" \
     --drafters="none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram\
 ,layer_skip:2,eagle:1,eagle:3,eagle:5,prompt_lookup+eagle:2" --draft_layers=20 \
     --draft_head="${head:-shipped:smollm2-135m-instruct}" $compare_flags \
-    --output_json="$out/drafters.jsonl" || true
+    --output_json="$out/drafters.jsonl"
 }
 
 quantization() {
   local model
   will_run $quantized
   for model in $quantized; do
-    run "$python" -m scripts.measure_quantization --model="$model" --repeats="$repeats" \
-      --output_json="$out/quantization-$(short "$model").jsonl" || true
+    benchmark --measure=quantization --target="$model" --repeats="$repeats" \
+      --output_json="$out/quantization-$(short "$model").jsonl"
   done
 }
 
@@ -267,7 +267,8 @@ done
 # Pictures need matplotlib; without it, or on another machine, the same command does it later.
 shopt -s nullglob
 records=("$out"/roofline-*.jsonl "$out"/synthetic-*.jsonl)
-[ ${#records[@]} = 0 ] || timeout -k 2 15 "$python" -m scripts.plot_results "${records[@]}" || true
+[ ${#records[@]} = 0 ] ||
+  timeout -k 2 15 "$python" -m jspec.benchmark --draw="$(IFS=,; echo "${records[*]}")" || true
 
 # One file is easier to bring back than many; the training's checkpoints are large.
 tar -czf "$out.tgz" --exclude=training -C "$(dirname "$out")" "$(basename "$out")"

@@ -1,97 +1,192 @@
-"""Lets a target answer prompts, to train drafters on: what was answered before is not done again.
+"""Makes what drafters learn from: a target's answers, prompts where none are at hand, or counts.
 
-`python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl`
+python scripts/make_answers.py --prompts_file=PROMPTS.jsonl --output_json=answers.jsonl
+python scripts/make_answers.py --what=prompts --num_prompts=2000 --output_json=prompts.jsonl
+python scripts/make_answers.py --what=table --input=answers.jsonl --output=table.safetensors
 
-Prompt k has seed + k. Every answer is added to the file as soon as it is finished, in any order; a
-run that was killed goes on where it was, and a line that it tore is cut off.
+Answers and prompts are added to their file, and a run that was killed goes on where it was; a line
+that it tore is cut off. Prompt k has seed + k.
+
+Prompts: a chat model is given what its chat template writes before a user's words, and goes on as
+the user (Magpie, arXiv 2406.08464), so that the prompts are of the kinds that it was trained on.
+Those that do not end within --max_new_tokens, are empty or were there before are left out.
+
+A table holds counts of unigrams and bigrams for the drafters of these names; the target's own
+answers are the best corpus, but texts serve as well.
 """
 
+import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from absl import flags
 
 from jspec.common import cli
 from jspec.common.errors import InputError, check_range
-from jspec.common.journal import Journal
+from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
 from jspec.common.progress import format_seconds
+from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import save_table
 from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
-from jspec.weights.resolver import load_model
+from jspec.training.texts import read_token_texts
+from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.vocabulary import used_vocab_size
 
+_WHAT = flags.DEFINE_enum("what", "answers", ["answers", "prompts", "table"], "What is made.")
 _TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
-_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSONL.", required=True)
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Answers are added to it.", required=True)
-_NUM_PROMPTS = flags.DEFINE_integer("num_prompts", 0, "The first so many; 0 takes all.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 192, "Tokens of an answer.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Answers or prompts are added to it.")
+_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSONL of the prompts to answer.")
+_NUM_PROMPTS = flags.DEFINE_integer(
+    "num_prompts", None, "The first prompts of the file; default: all. Or how many to try to make; "
+    "fewer come out. Default: 1000."
+)  # fmt: skip
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+    "max_new_tokens", None, "Default: 192 of an answer, 96 of a prompt."
+)
 _MAX_PROMPT_TOKENS = flags.DEFINE_integer("max_prompt_tokens", 256, "Longer ones are left out.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 0.0, "0 takes the most likely token.")
+_TEMPERATURE = flags.DEFINE_float("temperature", None, "Default: 0 for answers, 1 for prompts.")
+_TOP_P = flags.DEFINE_float("top_p", 0.95, "Of prompts: tokens beyond this share never come.")
 _SEED = flags.DEFINE_integer("seed", 0, "Of the first prompt.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Prompts answered at a time.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Rows that run together.")
 _CHUNK = flags.DEFINE_integer("chunk", 128, "Prompts handed over at a time.")
+_INPUT = flags.DEFINE_string(
+    "input", None, "JSONL to count in, with `token_ids`, as jspec.generate --output_json writes, "
+    "or `text`, `prompt` or `turns` a line; - for standard input."
+)  # fmt: skip
+_OUTPUT = flags.DEFINE_string("output", None, "The table, a safetensors file.")
+_ORDER = flags.DEFINE_integer("order", 2, "1 counts unigrams only, 2 bigrams as well.")
+_NUM_CONTINUATIONS = flags.DEFINE_integer(
+    "num_continuations", 32, "How many of the tokens that followed one are kept."
+)
+_COUNT_PROMPTS = flags.DEFINE_bool("count_prompts", True, "Count `prompt_token_ids`, too.")
+_MARK = "\x00"
 
 
 def main() -> None:
-    """Answers what is missing."""
+    """Makes what is wanted."""
+    if _WHAT.value == "table":
+        return make_table()
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
-    path = check_output(_OUTPUT_JSON.value, _PROMPTS_FILE.value)
+    if _OUTPUT_JSON.value is None:
+        raise InputError("expected --output_json")
+    if _WHAT.value == "prompts":
+        return make_prompts(check_output(_OUTPUT_JSON.value))
+    if _PROMPTS_FILE.value is None:
+        raise InputError("expected --prompts_file")
+    make_answers(check_output(_OUTPUT_JSON.value, _PROMPTS_FILE.value), _PROMPTS_FILE.value)
+
+
+def make_answers(path: pathlib.Path, prompts_file: str) -> None:
+    """Answers the prompts that have no answer yet; the answers are added to `path`."""
+    settings = settings_by_default(max_new_tokens=192, temperature=0.0)
     journal = Journal(path)
-    done = read_done(path, journal)
-    prompts = [one.text for one in read_prompts(_PROMPTS_FILE.value)]
-    prompts = prompts[: _NUM_PROMPTS.value or None]
+    done = {int(record["index"]): record for record in _read(path, journal, "index", "an answer")}
+    texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value or None]
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
-    context = target.config.max_seq_len
-    if _MAX_PROMPT_TOKENS.value + _MAX_NEW_TOKENS.value > context:
+    length, context = _MAX_PROMPT_TOKENS.value + settings.max_new_tokens, target.config.max_seq_len
+    if length > context:
         raise InputError(
             f"expected max_prompt_tokens + max_new_tokens within the target's context, {context}; "
-            f"got {_MAX_PROMPT_TOKENS.value} + {_MAX_NEW_TOKENS.value}"
+            f"got {_MAX_PROMPT_TOKENS.value} + {settings.max_new_tokens}"
         )
-    generator = Generator(
-        target,
-        drafter="none",
-        batch_size=_BATCH_SIZE.value,
-        max_seq_len=_MAX_PROMPT_TOKENS.value + _MAX_NEW_TOKENS.value,
-    )
-    waiting = []
-    for index, text in enumerate(prompts):
+    generator = _plain(target, length)
+    fixed = _decisive(settings) | {"seed": _SEED.value}
+    waiting = {}
+    for index, text in enumerate(texts):
         ids = generator.encode_prompt(text)
         if index in done:
-            check_same(path, index, done[index], how_answered() | {"prompt_token_ids": ids})
+            check_same(path, index, done[index], fixed | {"prompt_token_ids": ids})
         elif len(ids) <= _MAX_PROMPT_TOKENS.value:
-            waiting.append((index, ids))
+            waiting[index] = ids
     if not waiting:
         print(f"{path} has all answers: nothing to do", file=sys.stderr, flush=True)
-    begin, num_tokens = time.monotonic(), 0
-    for first in range(0, len(waiting), _CHUNK.value):
-        chunk = waiting[first : first + _CHUNK.value]
-        for piece in generator.run([make_request(index, ids) for index, ids in chunk]):
-            if piece.result is None:
-                continue
-            num_tokens += len(piece.result.token_ids)
-            record = how_answered() | {
-                "index": chunk[piece.index][0],
-                "prompt_token_ids": piece.result.prompt_token_ids,
-                "token_ids": piece.result.token_ids,
-            }
-            journal.append(record)
-        seconds = time.monotonic() - begin
-        left = seconds / (first + len(chunk)) * (len(waiting) - first - len(chunk))
-        print(f"{first + len(chunk)} of {len(waiting)} prompts, {num_tokens} tokens, "
-              f"{num_tokens / seconds:.0f} a second, about {format_seconds(left)} left",
-              file=sys.stderr, flush=True)  # fmt: skip
+    for chunk in _chunks(list(waiting)):
+        own = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
+        requests = [Request(waiting[index], own[index]) for index in chunk]
+        for piece in generator.run(requests):
+            if piece.result is not None:
+                result = piece.result
+                ids = {"prompt_token_ids": result.prompt_token_ids, "token_ids": result.token_ids}
+                journal.append(fixed | {"index": chunk[piece.index]} | ids)
 
 
-def how_answered() -> dict[str, Any]:
-    """Returns what besides the prompt decides an answer."""
-    flags_ = _TARGET, _DTYPE, _TEMPERATURE, _SEED, _MAX_NEW_TOKENS
-    return {flag.name: flag.value for flag in flags_}
+def make_prompts(path: pathlib.Path) -> None:
+    """Lets a chat model make up prompts itself; they are added to `path`."""
+    number = 1000 if _NUM_PROMPTS.value is None else _NUM_PROMPTS.value
+    check_range("num_prompts", number, 1, 10**7)
+    settings = settings_by_default(max_new_tokens=96, temperature=1.0, top_p=_TOP_P.value)
+    journal = Journal(path)
+    fixed = _decisive(settings) | {"top_p": settings.top_p}
+    seen, first = set(), _SEED.value
+    for line, record in enumerate(_read(path, journal, "seed", "a prompt"), 1):
+        for name, value in fixed.items():
+            if record.get(name) != value:
+                raise InputError(f"{path}:{line}: made with {name} {record.get(name)!r}, not "
+                                 f"{value!r}; take another --output_json")  # fmt: skip
+        seen.add(record["prompt"])
+        first = max(first, int(record["seed"]) + 1)
+    target = load_model(_TARGET.value, dtype=_DTYPE.value)
+    opening = opening_of(target)
+    length = min(len(opening) + settings.max_new_tokens, target.config.max_seq_len)
+    generator = _plain(target, length)
+    for chunk in _chunks(range(first, _SEED.value + number)):
+        # In the order of their seeds: a run that goes on knows where.
+        own = [dataclasses.replace(settings, seed=seed) for seed in chunk]
+        results = generator.generate([Request(opening, one) for one in own])
+        for seed, result in zip(chunk, results, strict=True):
+            text = result.text.strip()
+            if result.finish_reason == "eos" and text and text not in seen:
+                seen.add(text)
+                journal.append({"prompt": text, "seed": seed} | fixed)
+
+
+def make_table() -> None:
+    """Counts n-grams and writes the table, which appears when it is complete."""
+    if not _INPUT.value or not _OUTPUT.value:
+        raise InputError("expected --input and --output")
+    check_range("order", _ORDER.value, 1, 2)
+    check_range("num_continuations", _NUM_CONTINUATIONS.value, 1, 4096)
+    output = check_output(_OUTPUT.value, _INPUT.value)
+    model = load_model(_TARGET.value)
+    texts = read_token_texts(_INPUT.value, model.tokenizer, with_prompts=_COUNT_PROMPTS.value)
+    table = count_ngrams(
+        texts,
+        used_vocab_size(model),
+        order=_ORDER.value,
+        num_continuations=_NUM_CONTINUATIONS.value,
+    )
+    save_table(table, output, model.tokenizer)
+    print(f"wrote {_OUTPUT.value}: {table.num_tokens} tokens counted")
+
+
+def settings_by_default(**default: Any) -> Settings:
+    """Returns how texts are drawn: as the flags say, or else by default."""
+    for flag in (_MAX_NEW_TOKENS, _TEMPERATURE):
+        default[flag.name] = default[flag.name] if flag.value is None else flag.value
+    return Settings(**default)
+
+
+def opening_of(target: LoadedModel) -> list[int]:
+    """Returns the ids of what stands before a user's words.
+
+    Raises:
+      InputError: the model has no chat template, or one that does not repeat a user's words.
+    """
+    if not target.tokenizer.has_chat_template:
+        raise InputError(f"expected a model with a chat template, {target.name} has none")
+    text = target.tokenizer.chat_prompt([{"role": "user", "content": _MARK}])
+    before, mark, _ = text.partition(_MARK)
+    if not mark or not before:
+        raise InputError(f"expected a chat template with a user's words inside, got {text!r}")
+    return target.tokenizer.encode(before, add_bos=False)
 
 
 def check_same(
@@ -110,29 +205,45 @@ def check_same(
             raise InputError(f"{path} has other answers: {name} of prompt {index} is {what}")
 
 
-def make_request(index: int, prompt: list[int]) -> Request:
-    """Returns the request for a prompt of the file."""
-    settings = Settings(
-        max_new_tokens=_MAX_NEW_TOKENS.value,
-        temperature=_TEMPERATURE.value,
-        seed=_SEED.value + index,
-    )
-    return Request(prompt, settings)
+def _plain(target: LoadedModel, max_seq_len: int) -> Generator:
+    size = _BATCH_SIZE.value
+    return Generator(target, drafter="none", batch_size=size, max_seq_len=max_seq_len)
 
 
-def read_done(path: pathlib.Path, journal: Journal) -> dict[int, dict[str, Any]]:
-    """Returns the answers in a file by prompt; a line that was torn at its end is cut off.
+def _decisive(settings: Settings) -> dict[str, Any]:
+    """Returns what besides prompt and seed decides a text."""
+    return {
+        "target": _TARGET.value,
+        "dtype": _DTYPE.value,
+        "temperature": settings.temperature,
+        "max_new_tokens": settings.max_new_tokens,
+    }
+
+
+def _chunks(items: Iterable[int]) -> Iterator[list[int]]:
+    """Yields a few items at a time, and says how many are done after each."""
+    items, begin = list(items), time.monotonic()
+    for first in range(0, len(items), _CHUNK.value):
+        chunk = items[first : first + _CHUNK.value]
+        yield chunk
+        done = first + len(chunk)
+        left = (time.monotonic() - begin) / done * (len(items) - done)
+        print(f"{done} of {len(items)} prompts, about {format_seconds(left)} left",
+              file=sys.stderr, flush=True)  # fmt: skip
+
+
+def _read(path: pathlib.Path, journal: Journal, key: str, what: str) -> list[Record]:
+    """Returns the records of a file; a line that was torn at its end is cut off.
 
     Raises:
-      InputError: a line that is no answer.
+      InputError: a line that is not one of this script's.
     """
-    done = {}
-    for number, record in enumerate(journal.read() if path.exists() else (), 1):
-        try:
-            done[int(record["index"])] = record
-        except (ValueError, KeyError, TypeError):
-            raise InputError(f"{path}:{number}: expected an answer of this script") from None
-    return done
+    records = journal.read() if path.exists() else []
+    for number, record in enumerate(records, 1):
+        is_own = isinstance(record.get(key), int)
+        if not is_own or (what == "a prompt" and not isinstance(record.get("prompt"), str)):
+            raise InputError(f"{path}:{number}: expected {what} of this script")
+    return records
 
 
 if __name__ == "__main__":

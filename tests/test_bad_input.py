@@ -117,7 +117,7 @@ def spoil(tmp_path):
         ("--draft_json=", "expected json_skeleton (--draft_json) as a text, got an empty one"),
         ("--draft_table=", "expected draft_table as a text, got an empty one"),
         ("--draft_head=", "expected draft_head as a text, got an empty one"),
-        ("--drafter=bigram", "'bigram' expects a table that scripts/count_ngrams.py has made"),
+        ("--drafter=bigram", "'bigram' expects a table that scripts/make_answers.py has made"),
         ("--lookup_growth=-1", "lookup_growth from 0 to 100, got -1"),
         ("--ngram_window=0", "ngram_window from 2 to 32768, got 0"),
         ("--ngram_min_order=5", "ngram_min_order from 2 to ngram_max_order, 4; got 5"),

@@ -15,8 +15,9 @@ import contextlib, io, json, sys
 from absl.testing import flagsaver
 from jspec import benchmark
 from jspec.common import cli
+from jspec.evaluation.benchmarking import measurement
 outcomes = []
-benchmark.has_transformers = lambda: False
+measurement.has_transformers = lambda: False
 for line in json.loads(sys.argv[1]):
     sys.argv, out, err, status = ["benchmark", *line], io.StringIO(), io.StringIO(), 0
     with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -64,25 +65,27 @@ def test_a_report_on_a_tiny_model(folder, compile_cache, tmp_path):
     assert "peak memory of jspec: " in output
 
 
-# The program, in a process in which some of transformers' ways fail.
+# The program, in a process in which some of transformers' methods fail.
 _FAILING = """
 import sys
 from jspec import benchmark
 from jspec.common import cli
-from jspec.evaluation.benchmarking import peers
-from jspec.evaluation.benchmarking import baselines
-def method(name):
-    def generate(prompt, count):
-        if name == "transformers prompt_lookup:2":
-            raise RuntimeError("no\\n compiler")
-        return peers.Generated([1] * count, count - 1, count - 1)
-    return generate
-def make(target, draft, ways, compiled_length):
-    if "all" in sys.argv:
-        raise MemoryError("too much")
-    return {name: method(name) for name in ways}
-benchmark.has_transformers = lambda: True
-baselines.transformers_generators = make
+from jspec.evaluation.benchmarking import answers, baselines, measurement
+
+class Models:
+    def __init__(self, target, draft):
+        if "all" in sys.argv:
+            raise MemoryError("too much")
+
+    def method(self, drafter, number, max_new_tokens):
+        def generate(prompt, seed):
+            if drafter == "prompt_lookup":
+                raise RuntimeError("no\\n compiler")
+            return answers.Generated([1] * max_new_tokens, max_new_tokens - 1, max_new_tokens - 1)
+        return generate
+
+measurement.has_transformers = lambda: True
+baselines.TransformersModels = Models
 cli.run_main(lambda _: benchmark.main(), max_arguments=1)
 """
 
@@ -109,30 +112,6 @@ def test_a_method_that_fails_is_left_out(folder, compile_cache, tmp_path, failin
         assert f"note: {name} is left out: {reason}\n" in done.stderr.decode()
 
 
-# The program, where nothing is measured: it says how much would be.
-_SCOPES = """
-import sys
-from jspec import benchmark
-from jspec.common import cli
-from jspec.evaluation.analysis.machine import Machine
-from jspec.evaluation.benchmarking.roofline import (FULL, QUICK, Line)
-def measure(*args):
-    print("quick" if args[-1] is QUICK else "full" if args[-1] is FULL else args[-1])
-    yield Machine(1.0, 1.0), [Line("a", 1.0)]
-benchmark.measure_roofline = measure
-cli.run_main(benchmark.main)
-"""
-
-
-@pytest.mark.parametrize(("flags", "scope"), [([], "full"), (["--quick"], "quick")])
-def test_a_quick_roofline_is_asked_for(folder, compile_cache, tmp_path, flags, scope):
-    command_line = [sys.executable, "-c", _SCOPES, f"--target={folder}", "--roofline", *flags]
-    env = environment(compile_cache, tmp_path / "home")
-    done = subprocess.run(command_line, env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == scope
-
-
 def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, tmp_path):
     """Guards against the loss of all repeats, and against half a record. SIGKILL waits for none."""
     path = tmp_path / "report.json"
@@ -152,8 +131,93 @@ def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, 
     assert len(record["timings"]["jspec plain"]["seconds"]) >= 19
 
 
+_MODES = {  # flags of each mode, and a word of its table
+    "methods": ("--decoding --temperature=1 --acceptance=coupled --drafters=none,prompt_lookup:2 "
+                "--per_category=1 --repeats=1 --max_new_tokens=4", "per call"),
+    "synthetic": ("--drafters=prompt_lookup:2 --synthetic_acceptance=0.5 --repeats=1 "
+                  "--num_prompts=1 --max_new_tokens=4", "Eq. 1"),
+    "sampling": ("--max_new_tokens=4 --repeats=1", "processors"),
+    "drafting": ("--context=80 --repeats=1", "ngram, sampled"),
+    "quantization": ("--context=8 --repeats=2", "int4"),
+    "acceptance": ("--drafters=random --max_new_tokens=4 --num_prompts=1", "observed"),
+    "profile": ("--drafters=prompt_lookup:2 --context=8 --max_new_tokens=4", "own ms"),
+    "parity": ("--drafters=prompt_lookup:2 --max_new_tokens=4 --num_prompts=2 --batch_size=2",
+               "sampled, batch against alone"),
+    "start": ("--drafters=prompt_lookup:2 --repeats=1 --max_new_tokens=4", "first token"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory, compile_cache):
+    """Returns what every mode but the roofline writes and prints, on a tiny model."""
+    work = tmp_path_factory.mktemp("modes")
+    template = "{{ messages[0]['content'] }}"
+    folder = save_folder(work / "tiny", hidden_dim=64, template=template)  # whole groups of 32
+    env = environment(compile_cache, work / "home")
+    prompts = work / "p.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "abcabc {i}", "category": "x"}}\n' for i in range(3)))
+    lines = []
+    for mode, (flags, _) in _MODES.items():
+        lines.append([f"--measure={mode}", f"--target={folder}", "--dtype=float32", *flags.split(),
+                      f"--output_json={work / mode}"])  # fmt: skip
+        if mode in ("methods", "synthetic", "acceptance", "parity"):
+            lines[-1].append(f"--prompts_file={prompts}")
+    done = subprocess.run(
+        [sys.executable, "-c", _MANY, json.dumps(lines)], env=env, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    found = {}
+    for mode, (status, output, errors) in zip(_MODES, json.loads(done.stdout), strict=True):
+        assert status in (0, None), errors
+        found[mode] = (json.loads((work / mode).read_text()), output)
+    return found
+
+
+@pytest.mark.parametrize("mode", _MODES)
+def test_every_mode_prints_a_table_and_writes_a_record(mode, records):
+    """One line with date, versions, hardware and flags, whatever is measured."""
+    record, output = records[mode]
+    assert _MODES[mode][1] in output
+    assert record["is_complete"]
+    assert record["flags"]["measure"] == mode
+    assert record["flags"]["dtype"] == "float32"
+    assert {"date", "versions", "processor", "cores", "native"} <= set(record)
+
+
+def test_a_second_start_finds_what_the_first_one_compiled(records):
+    """Stages follow one another, memory only grows, and compiling is what a first start does."""
+    record, _ = records["start"]
+    cold, (warm,) = record["cold"], record["warm"]
+    for one in (cold, warm):
+        seconds = [stage["seconds"] for stage in one["stages"].values()]
+        peaks = [stage["peak_bytes"] for stage in one["stages"].values()]
+        assert seconds == sorted(seconds)
+        assert peaks == sorted(peaks)
+        assert 0 < one["array_bytes"] < peaks[-1]
+    assert cold["compile_seconds"]["answer"] > warm["compile_seconds"]["answer"]
+
+
+def test_every_kind_of_weights_has_its_bytes_and_steps(records):
+    """Ratios are those to the first kind; no repeat is lost."""
+    kinds = records["quantization"][0]["kinds"]
+    assert list(kinds) == ["float32", "int8", "int4"]
+    assert all(len(kind["all_milliseconds"]) == 2 for kind in kinds.values())
+    ratios = [kind["bytes_ratio"] for kind in kinds.values()]
+    assert ratios == sorted(ratios, reverse=True)
+    assert ratios[0] == 1
+
+
+def test_parity_compares_every_answer(records):
+    """Batched, alone and sampled; nothing differs on a model in float32."""
+    record, _ = records["parity"]
+    assert record["num_unexcused"] == 0
+    names = [one["name"] for one in record["compared"]]
+    assert names[:2] == ["jspec prompt_lookup:2", "jspec prompt_lookup:2, batched"]
+    assert [one["num_equal"] for one in record["compared"]] == [2] * len(names)
+
+
 @pytest.mark.slow
-def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
+def test_methods_and_baselines_with_a_draft_model(folder, compile_cache, tmp_path):
     """Guards against unlike drafts without a word, and figures of the wrong task or framework.
 
     The draft is the target itself, rounded for jspec alone: in transformers each call keeps all.
@@ -180,15 +244,12 @@ def test_both_sides_with_a_draft_model(folder, compile_cache, tmp_path):
     assert columns["transformers model:3"]["overall"]["mean_accepted_tokens"] == 4
     assert columns["transformers plain"]["overall"]["mean_accepted_tokens"] == 1
     assert 1 < columns["jspec model:3"]["tasks"]["x"]["mean_accepted_tokens"] <= 4
-    ours, theirs = (
-        [report["timings"][f"{side} {method}"] for method in ("plain", "model:3")]
-        for side in ("jspec", "transformers")
-    )
-    for side, (plain, drafting) in (("jspec", ours), ("transformers", theirs)):
+    for side in ("jspec", "transformers"):
+        plain, drafting = (report["timings"][f"{side} {name}"] for name in ("plain", "model:3"))
         ratios = [plain["seconds"][r][1] / drafting["seconds"][r][1] for r in range(2)]
         found = columns[f"{side} model:3"]["tasks"]["y"]["speedup"]["median"]
         assert found == pytest.approx(sum(ratios) / 2)  # the median of two; equal answers
-    assert f"transformers drafts with {folder} in float32: it cannot load jspec's int8" in output
+    assert f"transformers drafts with {folder} in float32: it cannot load jspec's int8" in errors
     assert any(line.split()[:2] == ["overall", "2"] for line in output.splitlines())
 
 
@@ -219,15 +280,28 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--target=nowhere": "no model 'nowhere'",
         "--dtype=int8": "dtype",
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
-        "--quick": "expected --quick with --roofline",
-        "--roofline --num_prompts=3": "expected --roofline without --prompts_file",
-        "--synthetic_acceptance=": "expected rates from 0 to 1 in --synthetic_acceptance, got none",
+        "--quick": "expected --quick with --measure=roofline, got it with methods",
+        "--synthetic_acceptance=": "--measure=synthetic, got it with methods",
+        "--transformers --decoding": "--transformers without --decoding",
+        "--transformers --temperature=1": "--transformers without --temperature",
+        "--temperature=-1": "temperature",
+        "--llama_cpp=folder": "--llama_cpp with the target smollm2-135m-instruct",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
-    base = [f"--target={folder}", "--notransformers", f"--prompts_file={good}"]
+    modes = {
+        "roofline --prompts_file=x": "expected --prompts_file with --measure=methods or synthetic",
+        "synthetic --drafters=none,ngram --synthetic_acceptance=": "got none",
+        "quantization --draft_layers=2": "options of drafters without --measure=quantization",
+        "start --drafters=none,ngram": "expected one drafter with --measure=start, got 2",
+        "drafting --context=10": "expected context from 66",
+        "profile --repeats=3": "expected --repeats with --measure=methods or synthetic or",
+    }
+    cases |= {f"--measure={line}": message for line, message in modes.items()}
+    base = {True: [f"--target={folder}"]}  # where a mode is named
+    base[False] = [*base[True], "--notransformers", f"--prompts_file={good}"]
     few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
-    lines = json.dumps([*([*base, *flags.split()] for flags in cases), few])
+    lines = json.dumps([*([*base["--measure" in flags], *flags.split()] for flags in cases), few])
     done = subprocess.run(
         [sys.executable, "-c", _MANY, lines],
         env=environment(compile_cache, tmp_path / "home"),

@@ -4,7 +4,7 @@ Leviathan et al. (arXiv 2211.17192, §4.1) find that even a bigram table, whose 
 nothing, makes decoding a little faster, and that a model that draws any token at random is the
 limit of no cost and no skill. A table's distribution for the next token follows from the last one
 alone; it goes through the row's processors, temperature and filters like any other.
-`scripts/count_ngrams.py` makes tables. They are parameters, not constants of the compiled program.
+`scripts/make_answers.py` makes tables. They are parameters, not constants of the compiled program.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class TableOptions(ConfidenceOptions):
     """Of `unigram` and `bigram`."""
 
     draft_table: str | None = option(
-        None, "Counts for unigram and bigram, made by scripts/count_ngrams.py."
+        None, "Counts for unigram and bigram, made by scripts/make_answers.py."
     )
 
 
@@ -188,7 +188,7 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
     path = spec.options.draft_table
     if path is None:
         raise InputError(
-            f"the drafter {name!r} expects a table that scripts/count_ngrams.py has made "
+            f"the drafter {name!r} expects a table that scripts/make_answers.py has made "
             "(--draft_table), got none"
         )
     vocab_size = spec.vocab_size

@@ -1,16 +1,15 @@
 """Measures what a round costs, by context, drafter and number of drafts.
 
-The compiled rounds of the run themselves are timed, at temperature 0, where no distributions are
-made, from rows whose text is one token over and over, so that a drafter that looks back always
-finds a match; draft models have consumed it. A visit of one round less a visit of none is the
-round; the numbers take turns, so that a machine that slows down slows all of them alike. A drafter
-that has nothing to say to such a text (`pattern`), or stops by itself (`draft_confidence`), is
-taken to cost what it then costs. What catching up takes is a round of a drafter that lags less the
-same round of one that does not.
+The compiled rounds of the run itself are timed, at temperature 0, where no distributions are made.
+The text of the rows is one token over and over, so that a drafter that looks back always finds a
+match; draft models have consumed it. A round is the time of a visit of one round minus that of a
+visit of none. The numbers of drafts take turns, so that a machine that slows down slows all of them
+alike. A drafter that proposes nothing for such a text (`pattern`), or stops by itself
+(`draft_confidence`), is taken to cost what it then costs. The cost of catching up is a round of a
+drafter that lags minus the same round of one that does not.
 """
 
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.common.timing import timed
 from jspec.common.typing import ApplyFn
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
@@ -49,7 +49,7 @@ def measure_costs(
 
     Args:
       engine: the compiled programs; their rows choose among `numbers`.
-      params: both sides' parameters.
+      params: of target and drafter.
       target: the target's ApplyFn.
       drafter: what proposes.
       numbers: of drafts, rising from 0.
@@ -86,7 +86,7 @@ def start_row(engine: Engine, params: ModelParams, context: int, width: int) -> 
 def catch_up(
     params: ModelParams, state: SpecState, target: ApplyFn, drafter: Drafter, name: str
 ) -> SpecState:
-    """Returns the row with one drafter of a cascade caught up: it proposed, nothing came of it."""
+    """Returns the row after one drafter of a cascade has caught up by a proposal, now dropped."""
     width = drafter.num_draft_tokens
     is_own = jnp.array([kind.drafter == name for kind in drafter.kinds])
 
@@ -154,13 +154,10 @@ def _time_reading(
 def _time_visit(
     engine: Engine, params: ModelParams, state: SpecState, forced: Sequence[int], num_rounds: int
 ) -> float:
-    """Returns the seconds of one visit to a copy of the state: a run takes its own."""
+    """Returns the seconds of one visit to a copy of the state: a run gives its state away."""
     state = jax.tree.map(jnp.copy, state)
     assert state.control is not None
     rows = jnp.asarray(np.broadcast_to(np.array(forced, np.int32), state.control.forced.shape))
     state = state.replace(control=state.control.replace(forced=rows))
     jax.block_until_ready(state)
-    begin = time.perf_counter()
-    state, _ = engine.run(params, state, num_rounds)
-    jax.block_until_ready(state)
-    return time.perf_counter() - begin
+    return timed(lambda: engine.run(params, state, num_rounds))[0]

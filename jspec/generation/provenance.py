@@ -1,4 +1,4 @@
-"""Where and with what a measurement was made."""
+"""Where and with what a measurement was made, and the JSON line that it leaves."""
 
 import datetime
 import importlib.metadata
@@ -6,9 +6,11 @@ import os
 import pathlib
 import platform
 import subprocess
+from collections.abc import Mapping
 from typing import Any
 
 from jspec import kernels
+from jspec.common.json_lines import JsonLinesWriter
 
 _PACKAGES = ("jspec", "jax", "jaxlib", "flax", "numpy", "transformers", "torch")
 
@@ -23,6 +25,39 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in _PACKAGES},
     }
+
+
+class Recorder:
+    """Writes a measurement to a file, as one JSON line: `environment()`, `flags`, and what was
+    measured.
+
+    A program that is killed, or fails, leaves the line of what it had measured by then, in which
+    `is_complete` is false.
+    """
+
+    def __init__(self, path: str | None, flags: Mapping[str, Any], *inputs: str | None) -> None:
+        """Checks that the file can be written.
+
+        Args:
+          path: of the file; None writes nothing.
+          flags: what decides what is measured.
+          *inputs: files that are read; none of them may be the file.
+
+        Raises:
+          InputError: the file cannot be written.
+        """
+        self._output = None if path is None else JsonLinesWriter(path, *inputs)
+        self._flags = dict(flags)
+
+    def save(self, measured: Mapping[str, Any], *, is_complete: bool = True) -> None:
+        """Replaces the line by that of all that has been measured so far.
+
+        Raises:
+          InputError: the disk is full, or the like.
+        """
+        if self._output is not None:
+            record = environment() | {"flags": self._flags} | dict(measured)
+            self._output.rewrite(record, is_complete=is_complete)
 
 
 def _version(package: str) -> str | None:

@@ -107,7 +107,7 @@ def test_prompt_lookup_reads_its_options():
 @pytest.mark.parametrize("name", ["unigram", "bigram"])
 def test_tables_are_asked_for_and_checked(name, tmp_path):
     """Guards against counts of other tokens, and against a table of nothing."""
-    with pytest.raises(InputError, match=f"'{name}' expects a table that scripts/count_ngrams"):
+    with pytest.raises(InputError, match=f"'{name}' expects a table that scripts/make_answers"):
         make_drafter(name, SPEC)
     other = SPEC._replace(options=write_table(tmp_path, vocab_size=60))
     with pytest.raises(InputError, match="vocabulary of 61 tokens, got one of 60"):

@@ -99,10 +99,10 @@ def test_a_flag_is_no_folder_for_results():
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
 def test_a_program_without_its_gpu_says_so_in_a_line():
-    """The one that loads no model, whose loading would have said it."""
+    """Guards against a page of JAX's own."""
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.measure_drafting"], cwd=ROOT, capture_output=True,
-        env=os.environ | {"JAX_PLATFORMS": "cuda"}, check=False,
+        [sys.executable, "-m", "jspec.benchmark", "--measure=quantization"], cwd=ROOT,
+        env=os.environ | {"JAX_PLATFORMS": "cuda"}, capture_output=True, check=False,
     )  # fmt: skip
     message = check_refusal(done.returncode, done.stdout.decode(), done.stderr.decode())
     assert "expected a device that JAX can use, got none with JAX_PLATFORMS=cuda" in message
@@ -121,7 +121,7 @@ def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu):
     assert dtypes == ["--dtype=float32"] * 3 + ["--dtype=bfloat16"] * 3
     tests = [word for line in lines.pop("pytest") for word in line if word.startswith("tests/")]
     assert all((ROOT / test).exists() for test in tests)
-    assert len(lines) == 6, sorted(lines)
+    assert len(lines) == 2, sorted(lines)
     for program, own in lines.items():
         done = subprocess.run(
             [sys.executable, "-c", _PARSE, json.dumps([program, own, MISSING])],
@@ -134,13 +134,13 @@ def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
     """And what there is comes back in one file."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "record.jsonl").write_text("{}\n")
-    status, printed, commands = call_on_gpu("profile_rounds", STEPS="quantization profile")
+    status, printed, commands = call_on_gpu("measure=profile", STEPS="quantization profile")
     assert status == 1
     assert "failed, with status 1: " in printed
     assert "status 1" in printed.splitlines()[-1]
-    assert [command[2] for command in commands if "plot_results" not in command[2]] == [
-        "scripts.profile_rounds",
-        *["scripts.measure_quantization"] * 2,
+    assert [command[3] for command in commands if "--draw" not in command[3]] == [
+        "--measure=profile",
+        *["--measure=quantization"] * 2,
     ]
     with tarfile.open(tmp_path / "out.tgz") as file:
         assert "out/record.jsonl" in file.getnames()
@@ -166,7 +166,7 @@ def test_a_program_that_takes_too_long_is_ended(call_on_gpu):
     )
     assert status == 1
     assert printed.count("ended after ") == printed.count(models[0]) == 1
-    assert [command[3] for command in commands] == [f"--model={model}" for model in models]
+    assert [command[4] for command in commands] == [f"--target={model}" for model in models]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""scripts/count_ngrams.py: a table of n-grams from answers."""
+"""scripts/make_answers.py --what=table: a table of n-grams from answers."""
 
 import json
 
@@ -23,7 +23,9 @@ def count(compile_cache, tmp_path):
     """Returns a function that runs the script on a tiny model of 258 tokens."""
     target = save_folder(tmp_path / "m")
     env = environment(compile_cache, tmp_path / "home")
-    return lambda *flags: run("scripts.count_ngrams", f"--target={target}", *flags, env=env)
+    return lambda *flags: run(
+        "scripts.make_answers", "--what=table", f"--target={target}", *flags, env=env
+    )
 
 
 def test_the_script_counts_answers(count, tmp_path):

@@ -1,20 +1,7 @@
-"""The theory of Leviathan et al. (arXiv 2211.17192) under one roof, and what the paper plots of it.
+"""What Leviathan et al. (arXiv 2211.17192) plot of their theory: Table 1 and Figures 2 to 4.
 
-| | |
-|---|---|
-| Eq. 1, tokens a call | `expected_tokens` |
-| Def. 3.2, divergence of two distributions | `divergence` |
-| Thm 3.5, Cor. 3.6, acceptance | `expected_acceptance` |
-| Thm 3.8, with a verify call that costs more than a step | `walltime_improvement` |
-| Cor. 3.9, its minimum | `least_improvement` |
-| Thm 3.11, arithmetic operations | `operations_growth` |
-| §3.4, memory accesses | `memory_traffic` |
-| §3.5, the best number of drafts | `optimal_num_draft_tokens` |
-| §3.5, with an oracle that tells it round by round | `oracle_improvement` |
-| where drafting begins to pay | `break_even_alpha` |
-| A.2, classical rejection sampling | `classical_acceptance` |
-| A.5, how often lenience keeps a draft | `lenient_acceptance` |
-| A.5, the distribution that then comes out | `lenient_next_token_probs` |
+The formulas are in `improvement` (Eq. 1, Thms 3.8 and 3.11, Cor. 3.9, §3.4, §3.5), `acceptance`
+(Def. 3.2, Thm 3.5, Cor. 3.6, A.2, A.5).
 
 A table is {"columns", "units", "rows", "notes"} of plain values; of curves the first column is the
 horizontal axis, and what is infinite is None.
@@ -24,21 +11,10 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from jspec.evaluation.analysis.acceptance import (
-    classical_acceptance,
-    divergence,
-    expected_acceptance,
-    lenient_acceptance,
-    lenient_next_token_probs,
-)
 from jspec.evaluation.analysis.improvement import (
-    break_even_alpha,
     expected_tokens,
-    least_improvement,
-    memory_traffic,
     operations_growth,
     optimal_num_draft_tokens,
-    oracle_improvement,
     walltime_improvement,
 )
 
@@ -122,25 +98,3 @@ def _curves(
 
 def _drafts(number: int) -> str:
     return "1 draft" if number == 1 else f"{number} drafts"
-
-
-__all__ = [
-    "Table",
-    "break_even_alpha",
-    "classical_acceptance",
-    "divergence",
-    "expected_acceptance",
-    "expected_tokens",
-    "figure2",
-    "figure3",
-    "figure4",
-    "least_improvement",
-    "lenient_acceptance",
-    "lenient_next_token_probs",
-    "memory_traffic",
-    "operations_growth",
-    "optimal_num_draft_tokens",
-    "oracle_improvement",
-    "table1",
-    "walltime_improvement",
-]

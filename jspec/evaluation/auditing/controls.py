@@ -47,11 +47,12 @@ def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:
     def noise(
         seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
     ) -> AcceptanceNoise:
+        right = acceptance_noise(seed, position, width, vocab_size, is_random)
+        if width == 0:  # a round without drafts has no uniforms
+            return right
         keys = [round_keys(seed, position + i, Purpose.ACCEPT, 1) for i in range(width)]
         draw = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))
-        uniforms = draw(jnp.concatenate(keys, axis=1))
-        right = acceptance_noise(seed, position, width, vocab_size, is_random)
-        return right.replace(uniforms=uniforms)
+        return right.replace(uniforms=draw(jnp.concatenate(keys, axis=1)))
 
     return rule._replace(noise=rule.noise._replace(acceptance=noise))
 

@@ -1,1 +1,1 @@
-"""jspec and transformers side by side: what `python -m jspec.benchmark` is made of."""
+"""What `python -m jspec.benchmark` measures: one module a mode, all with one timer and record."""

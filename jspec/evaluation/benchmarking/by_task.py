@@ -1,14 +1,14 @@
 """Spec-Bench's columns: speed-up and mean accepted tokens, by task and overall.
 
-As `evaluation/speed.py` of https://github.com/hemingkx/Spec-Bench (arXiv 2401.07851) has them: the
-speed of a way on a task is the mean over its prompts of each answer's tokens a second, so that
-every prompt weighs the same; the speed-up is that speed over the one of plain decoding in the same
-framework; mean accepted tokens are the mean over target calls of the tokens that a call gave, its
-own included. Overall is the same over all prompts, not a mean over tasks.
+They are defined as in `evaluation/speed.py` of https://github.com/hemingkx/Spec-Bench (arXiv
+2401.07851). The speed of a method on a task is the mean over its prompts of each answer's tokens a
+second, so that every prompt weighs the same. The speed-up is that speed over the speed of plain
+decoding by the same program. Mean accepted tokens are the mean over target calls of the tokens that
+a call gave, its own included. Overall is the same over all prompts, not a mean over tasks.
 
-What differs: speed-ups are the median over repeats, theirs the mean over runs; only the first turn
-of a prompt is answered; calls that read a prompt never count, theirs do with some of the methods;
-and plain decoding's tokens are counted as they came, theirs by encoding the text again.
+What differs here: a speed-up is the median over repeats, theirs the mean over runs; only the first
+turn of a prompt is answered; calls that read a prompt never count, theirs do with some methods; and
+plain decoding's tokens are counted as they came, theirs by encoding the text again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jspec.common.text_table import format_table, number_cell
 from jspec.evaluation.analysis.ratios import Ratio, speed_ratio
 from jspec.evaluation.analysis.spec_bench import TASKS
-from jspec.evaluation.benchmarking.timing import Timings
+from jspec.evaluation.benchmarking.answers import Timings, ratio_cell
 
-_NOTHING = "-"
+_TITLE = "speed-up over the program's own plain decoding / mean accepted tokens (Spec-Bench's)"
 
 
 class Figures(NamedTuple):
-    """One way on some prompts.
+    """One method on some prompts.
 
     Attributes:
       num_prompts: how many.
-      speedup: over plain decoding in the same framework; None where that was not measured.
+      speedup: over plain decoding by the same program; None where that was not measured.
       mean_accepted_tokens: tokens a target call; None without a call after those for the prompts.
     """
 
@@ -43,7 +44,7 @@ class Figures(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """One way on all prompts.
+    """One method on all prompts.
 
     Attributes:
       tasks: by task.
@@ -74,11 +75,11 @@ def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
 def columns_by_method(
     timings: Mapping[str, Timings], plain_of: Mapping[str, str], tasks: Sequence[str | None]
 ) -> dict[str, Columns]:
-    """Returns Spec-Bench's columns of every way.
+    """Returns Spec-Bench's columns of every method.
 
     Args:
       timings: what was measured.
-      plain_of: for each way, plain decoding in the same framework, which may be missing.
+      plain_of: for each method, plain decoding by the same program, which may be missing.
       tasks: of each prompt, None where it has none.
     """
     places = {
@@ -110,29 +111,20 @@ def _speedup(own: Timings, base: Timings, prompts: np.ndarray) -> Ratio:
 
 
 def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) -> str | None:
-    """Returns a table of the methods that draft, a line a task; None where there is no such way."""
+    """Returns a table of the methods that draft, a line a task; None where no method drafts."""
     methods = [name for name in columns if name != plain_of[name]]
     if not methods:
         return None
-    tasks = columns[methods[0]].tasks
-    lines = [["", "prompts", *methods]]
-    for task, figures in tasks.items():
-        cells = [_cell(columns[method].tasks[task]) for method in methods]
-        lines.append([task, str(figures.num_prompts), *cells])
-    overall = [columns[method].overall for method in methods]
-    lines.append(["overall", str(overall[0].num_prompts), *map(_cell, overall)])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    some = columns[methods[0]]
     rows = [
-        "  ".join([first.ljust(widths[0]), *map(str.rjust, rest, widths[1:])])
-        for first, *rest in lines
+        [task, str(figures.num_prompts), *(_cell(columns[m].tasks[task]) for m in methods)]
+        for task, figures in some.tasks.items()
     ]
-    title = "speed-up over the framework's own plain decoding / mean accepted tokens (Spec-Bench's)"
-    return "\n".join([title, *rows])
+    overall = [_cell(columns[method].overall) for method in methods]
+    rows.append(["overall", str(some.overall.num_prompts), *overall])
+    return f"{_TITLE}\n{format_table(['', 'prompts', *methods], rows)}"
 
 
 def _cell(figures: Figures) -> str:
-    speedup, accepted = figures.speedup, figures.mean_accepted_tokens
-    ratio = _NOTHING
-    if speedup is not None:
-        ratio = f"{speedup.median:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]"
-    return f"{ratio} / {_NOTHING if accepted is None else format(accepted, '.2f')}"
+    speedup = None if figures.speedup is None else figures.speedup._asdict()
+    return f"{ratio_cell(speedup)} / {number_cell(figures.mean_accepted_tokens, '.2f')}"

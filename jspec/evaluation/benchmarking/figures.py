@@ -1,11 +1,13 @@
-"""Figures of what `python -m jspec.benchmark` has written: rooflines, speed against acceptance."""
+"""Figures of records of `python -m jspec.benchmark`: rooflines, and speed against acceptance."""
 
+import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves, Picture, draw
+from jspec.common.json_lines import read_json_lines
 
 _CALL = re.compile(r"(\w+): call on (\d+) tokens, (\d+) before, (\d+) rows")
 _SECONDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
@@ -15,14 +17,44 @@ _SECONDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
 }
 _TITLES = {
     "roofline": "Calls: measured, predicted from their parts, and the least possible time",
-    "synthetic_acceptance": "Speed against the probability that a draft is kept",
+    "synthetic": "Speed against the probability that a draft is kept",
 }
 _CAPTIONS = {
     "roofline": "Calls of a model, by tokens a row, by tokens in the cache and by rows: the time "
-    "measured, the least possible one, and what the call's parts predict from one token's.",
-    "synthetic_acceptance": "Decoding with drafts that are kept with a given probability, in the "
+    "measured, the least possible one, and what its parts predict from the call on one token.",
+    "synthetic": "Decoding with drafts that are kept with a given probability, in the "
     "speed of plain decoding: measured, and by Theorem 3.8 of Leviathan et al. (arXiv 2211.17192).",
 }
+
+
+def draw_files(paths: Sequence[str]) -> None:
+    """Writes a PNG and an SVG beside each record that has a figure, and prints their names.
+
+    Raises:
+      InputError: some cannot be drawn; those after them are drawn all the same.
+    """
+    errors = []
+    for path in map(pathlib.Path, paths):
+        try:
+            _draw_file(path)
+        except InputError as error:
+            errors.append(str(error))
+    if errors:
+        raise InputError("; ".join(errors))
+
+
+def _draw_file(path: pathlib.Path) -> None:
+    lines = [record for _, record in read_json_lines(str(path), "a record")]
+    picture = draw_record(path.stem, lines[-1] if lines else None)
+    if picture is None:
+        return
+    for suffix, content in (("png", picture.png), ("svg", picture.svg.encode())):
+        goal = path.with_suffix(f".{suffix}")
+        try:
+            goal.write_bytes(content)
+        except OSError as error:
+            raise InputError(f"cannot write {goal}: {error.strerror}") from None
+        print(goal)
 
 
 def draw_record(name: str, record: Any) -> Picture | None:
@@ -53,8 +85,8 @@ def draw_record(name: str, record: Any) -> Picture | None:
 
 def _kind_of(record: Any) -> str | None:
     """Returns which of `_CURVES` the record has; every record of a measurement has versions."""
-    flags = record.get("flags", {}) if record["versions"] else {}
-    return next((kind for kind in _CURVES if flags.get(kind)), None)
+    kind = record.get("flags", {}).get("measure") if record["versions"] else None
+    return kind if kind in _CURVES else None
 
 
 def roofline_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
@@ -109,5 +141,5 @@ def synthetic_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
 
 _CURVES: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Curves]]] = {
     "roofline": roofline_curves,
-    "synthetic_acceptance": synthetic_curves,
+    "synthetic": synthetic_curves,
 }

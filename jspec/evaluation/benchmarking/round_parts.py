@@ -1,13 +1,10 @@
-"""Times what a round has beside the calls of models: choosing tokens, and the host."""
-
-import functools
-from typing import Any
+"""Times what a round has beside the calls of models: the choice of tokens, and the host."""
 
 import jax
 import jax.numpy as jnp
 
+from jspec.common.timing import Loop, make_loop, with_first
 from jspec.common.typing import Logits, RowTokens
-from jspec.evaluation.benchmarking.repeated import Loop, seconds_each, with_first
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.sampling.settings import SamplingSettings, Switches
@@ -21,11 +18,6 @@ _ANSWER_TOKENS = 64
 _ANSWERS = 5
 
 
-def time_choice(vocab_size: int, num_drafts: int, **options: Any) -> float:
-    """Returns the seconds from a call's logits to the tokens of the round; see `choice_loop`."""
-    return seconds_each(choice_loop(vocab_size, num_drafts, **options))
-
-
 def choice_loop(
     vocab_size: int,
     num_drafts: int,
@@ -34,11 +26,11 @@ def choice_loop(
     has_filters: bool = False,
     has_distribution: bool = False,
 ) -> Loop:
-    """Returns a compiled loop over what turns a call's logits into a round's tokens, for one row.
+    """Returns a loop over what turns a call's logits into a round's tokens, for one row.
 
     Args:
       vocab_size: v.
-      num_drafts: that are accepted or not, by the rule `rejection`; 0 for plain decoding.
+      num_drafts: judged by the rule `rejection`; 0 for plain decoding.
       temperature: of the draw.
       has_filters: whether top-k, top-p and min-p are on.
       has_distribution: whether the drafts come with the distribution they were drawn from, which is
@@ -51,17 +43,15 @@ def choice_loop(
     )  # fmt: skip
     logits = 3 * jax.random.normal(jax.random.key(0), [1, num_drafts + 1, vocab_size])
 
-    @jax.jit
-    def loop(logits: Logits, settings: SamplingSettings, num_turns: jax.Array) -> jax.Array:
-        def body(_: jax.Array, carry: tuple[Logits, RowTokens]) -> tuple[Logits, RowTokens]:
-            logits, token = carry
-            token = _choose(logits, token, settings, has_distribution)
-            # So little that it changes nothing, but it has to be waited for.
-            return with_first(logits, 1e-30 * token[0].astype(jnp.float32)), token
+    def turn(
+        settings: SamplingSettings, carry: tuple[Logits, RowTokens]
+    ) -> tuple[Logits, RowTokens]:
+        logits, token = carry
+        token = _choose(logits, token, settings, has_distribution)
+        # So little that it changes nothing, but the next turn has to wait for it.
+        return with_first(logits, 1e-30 * token[0].astype(jnp.float32)), token
 
-        return jax.lax.fori_loop(0, num_turns, body, (logits, jnp.zeros([1], jnp.int32)))[1]
-
-    return functools.partial(loop, logits, settings)
+    return make_loop(turn, settings, (logits, jnp.zeros([1], jnp.int32)))
 
 
 def _choose(
@@ -84,8 +74,8 @@ def _choose(
 def host_seconds(generator: Generator) -> float | None:
     """Returns the seconds that the host spends on a round of an answer, beside the device.
 
-    The least of a few answers of at most 64 tokens: it is text, bookkeeping and Python, which what
-    else the machine does only slows down. None where the answers have no round.
+    The least over a few answers: it is text, bookkeeping and Python, which other work on the
+    machine can only slow down. None where the answers have no round.
     """
     request = Request(_PROMPT, Settings(max_new_tokens=_ANSWER_TOKENS))
     generator.generate(request)

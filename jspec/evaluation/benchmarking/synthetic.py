@@ -1,23 +1,26 @@
 """Speed against acceptance: rounds in which every draft is kept with a given probability."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from jspec.common.errors import InputError, check_range
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.improvement import expected_tokens, walltime_improvement
 from jspec.evaluation.analysis.ratios import Ratio, speed_ratio
-from jspec.evaluation.benchmarking.baselines import JSPEC_PLAIN, jspec_generators
-from jspec.evaluation.benchmarking.calls import time_calls
-from jspec.evaluation.benchmarking.methods import Method
+from jspec.evaluation.benchmarking.answers import GenerateFn, Timings, measure, warm_up
+from jspec.evaluation.benchmarking.call_parts import time_call
+from jspec.evaluation.benchmarking.methods import (
+    JSPEC_PLAIN,
+    Method,
+    answer_with,
+    make_generators,
+)
+from jspec.evaluation.benchmarking.outcome import Outcome
 from jspec.generation.generator import Generator
-from jspec.generation.request import Request, Settings
 from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.weights.resolver import LoadedModel
 
+_NOTE = "every draft is kept with a given probability: the text means nothing"
 _CONTEXT = 256  # tokens before the calls whose costs the theorem is given
 
 
@@ -25,7 +28,7 @@ class SyntheticLine(NamedTuple):
     """What a method of generating gave at one rate of acceptance.
 
     Attributes:
-      name: of the way.
+      name: of the method.
       num_draft_tokens: a round.
       rate: with which every draft was kept.
       tokens_per_target_call: of all rounds.
@@ -62,8 +65,10 @@ def parse_rates(texts: Sequence[str]) -> list[float]:
     """Returns rates of acceptance.
 
     Raises:
-      InputError: one that is none.
+      InputError: one that is none, or there are none.
     """
+    if not texts:
+        raise InputError("expected rates from 0 to 1 in --synthetic_acceptance, got none")
     rates = []
     for text in texts:
         try:
@@ -72,38 +77,6 @@ def parse_rates(texts: Sequence[str]) -> list[float]:
             raise InputError(f"expected synthetic_acceptance as numbers, got {text!r}") from None
         check_range("synthetic_acceptance", rates[-1], 0.0, 1.0)
     return rates
-
-
-class _Cell(NamedTuple):
-    """A method of generating at a rate of acceptance, whose Generator serves all rates.
-
-    Attributes:
-      name: of the way.
-      num_draft_tokens: a round.
-      rate: with which every draft is kept.
-      generator: the way's.
-      costs: of a draft and of the verify call, in plain target calls; None where no model drafts.
-    """
-
-    name: str
-    num_draft_tokens: int
-    rate: float
-    generator: Generator
-    costs: tuple[float, float] | None
-
-
-class _Times(NamedTuple):
-    """What answers took, each [repeats prompts].
-
-    Attributes:
-      seconds: of decoding.
-      tokens: emitted by rounds.
-      calls: of the target in them.
-    """
-
-    seconds: np.ndarray
-    tokens: np.ndarray
-    calls: np.ndarray
 
 
 def measure_synthetic(
@@ -115,13 +88,13 @@ def measure_synthetic(
     texts: Sequence[str],
     max_new_tokens: int,
     repeats: int,
-) -> Iterator[list[SyntheticLine]]:
-    """Measures every way at every rate, by turns with plain decoding, at temperature 1.
+) -> Iterator[Outcome]:
+    """Measures every method at every rate, by turns with plain decoding, at temperature 1.
 
     Args:
       target: the target.
       draft: the draft model, if any.
-      methods: of generating, by name; plain decoding among them counts for nothing.
+      methods: of generating, by name; plain decoding is measured whether it is among them or not.
       options: of their drafters.
       rates: of acceptance.
       texts: the prompts.
@@ -134,38 +107,67 @@ def measure_synthetic(
     Raises:
       InputError: nothing drafts, or a number of drafts is not fixed.
     """
-    cells = _make_cells(target, draft, methods, options, rates)
+    methods = _drafting(methods)
+    generators = make_generators(target, draft, methods, options, acceptance="synthetic")
+    costs = {name: _costs_of(target, draft, method) for name, method in methods.items()}
     plain = Generator(target, drafter="none")
-    times = [_Times(*np.zeros([3, repeats, len(texts)])) for _ in [plain, *cells]]
-    for repeat in range(-1, repeats):  # the first round compiles
-        print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-        for index, text in enumerate(texts):
-            number = 1000 * max(repeat, 0) + index
-            runs = [(plain, number), *((c.generator, seed_of(c.rate, number)) for c in cells)]
-            for (generator, seed), own in zip(runs, times, strict=True):
-                settings = Settings(max_new_tokens=max_new_tokens, temperature=1.0, seed=seed)
-                stats = generator.generate(Request(text, settings)).stats
-                if repeat >= 0:
-                    place = repeat, index
-                    own.seconds[place] = stats.decode_seconds
-                    own.tokens[place] = stats.num_round_tokens
-                    own.calls[place] = stats.num_rounds
-        if repeat >= 0:
-            base, *others = (_Times(*(leaf[: repeat + 1] for leaf in own)) for own in times)
-            yield [_line(cell, own, base) for cell, own in zip(cells, others, strict=True)]
+    answers = {
+        name: answer_with(generator, max_new_tokens, temperature=1.0, decoding=True)
+        for name, generator in [(JSPEC_PLAIN, plain), *generators.items()]
+    }
+    cells = {f"{name} at {rate:g}": (name, rate) for rate in rates for name in methods}
+    runs = {cell: _at_rate(answers[name], rate) for cell, (name, rate) in cells.items()}
+    runs[JSPEC_PLAIN] = answers[JSPEC_PLAIN]
+    prompts = [plain.encode_prompt(text) for text in texts]
+    warm_up(answers, prompts)  # one program serves all rates
+    for timings in measure(runs, prompts, repeats):
+        base = timings[JSPEC_PLAIN]
+        lines = [
+            _line(name, rate, methods[name], costs[name], timings[cell], base)
+            for cell, (name, rate) in cells.items()
+        ]
+        record = {"is_meaningless": True, "lines": [line.to_json() for line in lines]}
+        yield Outcome(record, "\n".join([_NOTE, *map(str, lines)]))
 
 
-def _line(cell: _Cell, own: _Times, plain: _Times) -> SyntheticLine:
-    """Returns what a cell gave beside plain decoding."""
-    rate, number = cell.rate, cell.num_draft_tokens
+def _drafting(methods: Mapping[str, Method]) -> dict[str, Method]:
+    """Returns the methods that draft.
+
+    Raises:
+      InputError: there are none, or a number of drafts is not fixed.
+    """
+    methods = {name: method for name, method in methods.items() if name != JSPEC_PLAIN}
+    if not methods:
+        raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
+    for name, method in methods.items():
+        if not isinstance(method.num_draft_tokens, int):
+            raise InputError(f"expected a fixed number of drafts of {name}, got auto")
+    return methods
+
+
+def _at_rate(answer: GenerateFn, rate: float) -> GenerateFn:
+    """Returns generation in which every draft is kept with a given probability."""
+    return lambda prompt, seed: answer(prompt, seed_of(rate, seed))
+
+
+def _line(
+    name: str,
+    rate: float,
+    method: Method,
+    costs: tuple[float, float] | None,
+    own: Timings,
+    plain: Timings,
+) -> SyntheticLine:
+    """Returns what a method at a rate gave beside plain decoding."""
+    number = int(method.num_draft_tokens)
     return SyntheticLine(
-        cell.name,
+        name,
         number,
         rate,
-        float(own.tokens.sum() / own.calls.sum()),
+        float(own.round_tokens.sum() / own.calls.sum()),
         expected_tokens(rate, number),
         speed_ratio(own.seconds, own.tokens, plain.seconds, plain.tokens),
-        None if cell.costs is None else walltime_improvement(rate, number, *cell.costs),
+        None if costs is None else walltime_improvement(rate, number, *costs),
     )
 
 
@@ -174,33 +176,10 @@ def _costs_of(
 ) -> tuple[float, float] | None:
     """Returns the cost of a draft and of the verify call, in plain target calls.
 
-    None where it is no draft model that drafts.
+    None where no draft model drafts.
     """
     if draft is None or method.drafter != "model":
         return None
     widths = 1, int(method.num_draft_tokens) + 1
-    step, verify = (time_calls(target, width, context=_CONTEXT) for width in widths)
-    return time_calls(draft, 1, context=_CONTEXT) / step, verify / step
-
-
-def _make_cells(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    methods: Mapping[str, Method],
-    options: DrafterOptions,
-    rates: Sequence[float],
-) -> list[_Cell]:
-    """Returns the methods that draft at each rate; their rule is `synthetic`."""
-    methods = {name: method for name, method in methods.items() if name != JSPEC_PLAIN}
-    if not methods:
-        raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
-    for name, method in methods.items():
-        if not isinstance(method.num_draft_tokens, int):
-            raise InputError(f"expected a fixed number of drafts of {name}, got auto")
-    generators = jspec_generators(target, draft, methods, options, acceptance="synthetic")
-    costs = {name: _costs_of(target, draft, method) for name, method in methods.items()}
-    return [
-        _Cell(name, int(method.num_draft_tokens), rate, generators[name], costs[name])
-        for rate in rates
-        for name, method in methods.items()
-    ]
+    step, verify = (time_call(target, width, _CONTEXT) for width in widths)
+    return time_call(draft, 1, _CONTEXT) / step, verify / step

@@ -5,13 +5,13 @@ import pytest
 from jax import numpy as jnp
 
 from jspec.evaluation.analysis.acceptance import (
+    classical_acceptance,
     divergence,
     expected_acceptance,
     lenient_acceptance,
     lenient_argmax_kept,
     lenient_next_token_probs,
 )
-from jspec.evaluation.analysis.theory import classical_acceptance
 from jspec.speculation.acceptance import lenient, rejection
 from jspec.speculation.acceptance.types import Proposal
 

@@ -71,11 +71,3 @@ def test_the_best_number_rises_with_alpha_and_falls_with_the_cost():
     for row, below in zip(rows[1:], rows, strict=False):
         assert all(now >= then for now, then in zip(row[1:], below[1:], strict=True))
     assert all(list(row[1:]) == sorted(row[1:], reverse=True) for row in rows)
-
-
-def test_the_names_are_all_there():
-    """Guards against a formula that the table of contents promises and nobody finds."""
-    for name in theory.__all__:
-        assert hasattr(theory, name)
-    assert set(theory.__doc__.split("`")[1::2]) == set(theory.__all__) - {
-        "Table", "table1", "figure2", "figure3", "figure4"}  # fmt: skip

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jspec.evaluation.benchmarking.baselines import peer_methods
+from jspec.evaluation.benchmarking.baselines import plain_of, transformers_methods
 from jspec.evaluation.benchmarking.methods import parse_methods
 
 
@@ -18,8 +18,17 @@ from jspec.evaluation.benchmarking.methods import parse_methods
 )
 def test_numbers_of_drafts_are_those_of_jspecs_methods(drafters, expected):
     """Guards against a comparison of unlike numbers of drafts; plain is always there, first."""
-    methods = peer_methods(parse_methods(drafters, "7"))
+    methods = transformers_methods(parse_methods(drafters, "7"))
     assert next(iter(methods.items())) == ("transformers plain", ("none", 0))
     assert set(methods.values()) == {("none", 0), *expected}
     for name, (drafter, number) in list(methods.items())[1:]:
         assert name == f"transformers {drafter}:{number}"
+
+
+def test_plain_decoding_is_that_of_the_same_program():
+    """Or jspec's, where it was not measured."""
+    names = ["jspec plain", "jspec model:2", "transformers plain", "transformers model:2",
+             "llama.cpp lookup:2"]  # fmt: skip
+    assert list(plain_of(names).values()) == [
+        "jspec plain", "jspec plain", "transformers plain", "transformers plain", "jspec plain"
+    ]  # fmt: skip

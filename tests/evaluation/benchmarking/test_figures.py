@@ -66,11 +66,11 @@ VERSIONS = {"versions": {"jax": "0.10"}}
     [
         [],
         {},
-        {"flags": {"roofline": True}, "lines": LINES},
+        {"flags": {"measure": "roofline"}, "lines": LINES},
         VERSIONS | {"flags": None},
-        VERSIONS | {"flags": {"roofline": True}},
-        VERSIONS | {"flags": {"roofline": True}, "lines": [1]},
-        VERSIONS | {"flags": {"synthetic_acceptance": "0.8"}, "lines": [{}]},
+        VERSIONS | {"flags": {"measure": "roofline"}},
+        VERSIONS | {"flags": {"measure": "roofline"}, "lines": [1]},
+        VERSIONS | {"flags": {"measure": "synthetic"}, "lines": [{}]},
     ],
 )
 def test_what_is_no_record_is_refused(record):
@@ -78,34 +78,31 @@ def test_what_is_no_record_is_refused(record):
         draw_record("odd", record)
 
 
-@pytest.mark.parametrize("kind", ["roofline", "synthetic_acceptance"])
+@pytest.mark.parametrize("kind", ["roofline", "synthetic"])
 def test_a_record_without_measurements_is_refused(kind):
     with pytest.raises(InputError, match="expected lines of what was measured, got none"):
-        draw_record("empty", VERSIONS | {"flags": {kind: True}, "lines": []})
+        draw_record("empty", VERSIONS | {"flags": {"measure": kind}, "lines": []})
 
 
-@pytest.mark.parametrize("flags", [{}, {"flags": {}}, {"flags": {"roofline": False}}])
+@pytest.mark.parametrize("flags", [{}, {"flags": {}}, {"flags": {"measure": "methods"}}])
 def test_a_record_of_answers_has_no_figure(flags):
     """That of a script, of an older benchmark, and of one of today."""
     assert draw_record("answers", VERSIONS | {"timings": {}} | flags) is None
 
 
-def test_the_script_writes_beside_its_records(tmp_path, compile_cache):
+def test_the_program_writes_beside_its_records(tmp_path, compile_cache):
     """It passes over a benchmark of answers, and goes on after what is none."""
     env = environment(compile_cache, tmp_path)
     odd, answers, calls = (tmp_path / f"{name}.jsonl" for name in ("odd", "answers", "calls"))
     odd.write_text("[]")
-    answers.write_text(json.dumps(VERSIONS | {"flags": {"roofline": False}, "timings": {}}))
-    calls.write_text(json.dumps(VERSIONS | {"flags": {"roofline": True}, "lines": LINES}))
-    status, output, errors = run("scripts.plot_results", *map(str, (odd, answers, calls)), env=env)
+    answers.write_text(json.dumps(VERSIONS | {"flags": {"measure": "methods"}, "timings": {}}))
+    calls.write_text(json.dumps(VERSIONS | {"flags": {"measure": "roofline"}, "lines": LINES}))
+    paths = ",".join(map(str, (odd, answers, calls)))
+    status, output, errors = run("jspec.benchmark", f"--draw={paths}", env=env)
     assert status == 2
     assert errors == "error: odd: expected a record of python -m jspec.benchmark\n"
     assert output.splitlines() == [str(calls.with_suffix(suffix)) for suffix in (".png", ".svg")]
     assert calls.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in calls.with_suffix(".svg").read_text()
-    for arguments, message in (
-        ((), "expected records"),
-        ((str(tmp_path / "none.jsonl"),), "cannot read a record"),
-    ):
-        errors = check_refusal(*run("scripts.plot_results", *arguments, env=env))
-        assert message in errors
+    errors = check_refusal(*run("jspec.benchmark", f"--draw={tmp_path / 'none'}", env=env))
+    assert "cannot read a record" in errors

@@ -17,24 +17,23 @@ from tests.tiny_models import draft, target
 
 
 def measure(methods, rates, texts=("hello", "abcabcabc"), max_new_tokens=120, repeats=2):
-    *_, lines = measure_synthetic(
+    *_, outcome = measure_synthetic(
         target(), draft(), methods, DrafterOptions(), rates, texts, max_new_tokens, repeats
     )
-    return lines
+    return outcome.record["lines"]
 
 
 def test_drafts_are_kept_at_the_rate():
     """Tokens a call are those of Eq. 1, whatever the models say; all and none are exact."""
     methods = {"jspec model:3": Method("model", 3)}
     none, some, every = measure(methods, [0.0, 0.7, 1.0])
-    assert none.tokens_per_target_call == none.expected_tokens == 1
-    assert some.expected_tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
-    assert some.tokens_per_target_call == pytest.approx(some.expected_tokens, rel=0.15)
-    assert every.expected_tokens == 4
-    assert every.tokens_per_target_call > 3.8  # the last round of an answer is cut
-    assert every.expected_speedup > some.expected_speedup > none.expected_speedup > 0
-    assert json.loads(json.dumps(some.to_json()))["rate"] == 0.7
-    assert "each kept with 0.7" in str(some)
+    assert none["tokens_per_target_call"] == none["expected_tokens"] == 1
+    assert some["expected_tokens"] == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
+    assert some["tokens_per_target_call"] == pytest.approx(some["expected_tokens"], rel=0.15)
+    assert every["expected_tokens"] == 4
+    assert every["tokens_per_target_call"] > 3.8  # the last round of an answer is cut
+    assert every["expected_speedup"] > some["expected_speedup"] > none["expected_speedup"] > 0
+    assert json.loads(json.dumps(some))["rate"] == 0.7
 
 
 def test_a_seed_holds_a_rate():
@@ -55,13 +54,14 @@ def test_every_repeat_has_its_lines():
             target(), draft(), {"jspec model:3": Method("model", 3)}, DrafterOptions(), *options, 3
         )
     )
-    assert [len(each) for each in lines] == [1, 1, 1]
-    assert all(each[0].speedup.median > 0 for each in lines)
+    assert [len(each.record["lines"]) for each in lines] == [1, 1, 1]
+    assert all(each.record["lines"][0]["speedup"]["median"] > 0 for each in lines)
+    assert "jspec model:3, 3 drafts, each kept with 0.5" in lines[-1].text
 
 
 def test_one_program_serves_all_rates(monkeypatch):
     """Guards against a minute of compiling a rate, as on a GPU: rates are data."""
-    monkeypatch.setattr("jspec.evaluation.benchmarking.synthetic.time_calls", lambda *_, **__: 1.0)
+    monkeypatch.setattr("jspec.evaluation.benchmarking.synthetic.time_call", lambda *_, **__: 1.0)
     clock, numbers = compile_clock(), []
     for rates in ([0.5], [0.4, 0.6, 0.8, 0.9]):  # the first time compiles what all runs share
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""scripts/unconditional.py at its smallest, on a toy grammar in place of docstrings."""
+"""The experiment on unconditional text at its smallest, on a toy grammar in place of docstrings."""
 
 import dataclasses
 import itertools

@@ -1,34 +1,16 @@
-"""The same models in transformers, to be measured beside jspec."""
+"""The baseline of transformers: the same models, decoding plainly and with its own drafts."""
 
 import functools
 import importlib.util
 import inspect
 import pathlib
 import tempfile
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from jspec.common.errors import InputError
+from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
-
-
-class Generated(NamedTuple):
-    """An answer, and what it took after the prompt had been read.
-
-    Attributes:
-      token_ids: new ones.
-      num_round_tokens: those given by target calls after the first, which reads the prompt.
-      num_calls: how many such calls there were.
-    """
-
-    token_ids: list[int]
-    num_round_tokens: int
-    num_calls: int
-
-
-GenerateFn = Callable[[list[int], int], Generated]
-"""(prompt ids, max_new_tokens) -> the greedy answer."""
 
 
 def has_transformers() -> bool:
@@ -36,7 +18,7 @@ def has_transformers() -> bool:
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
 
 
-def check_peers(target: LoadedModel, draft: LoadedModel | None) -> None:
+def check_transformers(target: LoadedModel, draft: LoadedModel | None) -> None:
     """Checks that transformers will take the models.
 
     Raises:
@@ -50,16 +32,17 @@ def check_peers(target: LoadedModel, draft: LoadedModel | None) -> None:
         )
 
 
-class Peer:
+class TransformersModels:
     """A target, and a draft or none, in transformers."""
 
     def __init__(self, target: LoadedModel, draft: LoadedModel | None = None) -> None:
         """Hands the weights over as Hugging Face checkpoints, in their own dtype.
 
         Raises:
-          InputError: weights are quantised, or draft and target do not fit; see `check_peers`.
+          InputError: weights are quantised, or draft and target do not fit; see
+            `check_transformers`.
         """
-        check_peers(target, draft)
+        check_transformers(target, draft)
         self._eos_ids = list(target.config.eos_ids)
         self._target = _hand_over(target)
         self._draft = None if draft is None else _hand_over(draft)
@@ -73,37 +56,46 @@ class Peer:
         if not torch.compiler.is_compiling():
             self._starts.append(kwargs[_cache_name()].get_seq_length())
 
-    def method(self, drafter: str, num_draft_tokens: int = 0) -> GenerateFn:
-        """Returns one method of generating.
+    def method(self, drafter: str, num_draft_tokens: int, max_new_tokens: int) -> GenerateFn:
+        """Returns one method of generating, greedy.
 
         Args:
           drafter: "none", "prompt_lookup", or "model": assisted generation, in which the draft
-            proposes as many tokens in every round, however sure it is of them.
+            proposes this many tokens in every round, however sure it is of them.
           num_draft_tokens: a round; at the end of an answer no more than can be used.
+          max_new_tokens: of an answer.
 
         Raises:
           InputError: no such drafter, or no draft model for it.
         """
-        if drafter == "none":
-            return self._generate
+        options: dict[str, Any] = {}
         if drafter == "prompt_lookup":
-            return lambda prompt, max_new_tokens: self._generate(
-                prompt, max_new_tokens, prompt_lookup_num_tokens=num_draft_tokens
-            )
-        if drafter != "model" or self._draft is None:
+            options = {"prompt_lookup_num_tokens": num_draft_tokens}
+        elif drafter == "model" and self._draft is not None:
+            options = {"assistant_model": self._draft}
+        elif drafter != "none":
             raise InputError(
                 f"expected none, prompt_lookup, or model and a draft model; got {drafter!r}"
             )
-        return lambda prompt, max_new_tokens: self._assisted(
-            prompt, max_new_tokens, num_draft_tokens
-        )
 
-    def compiled_method(self, max_length: int) -> GenerateFn:
+        def generate(prompt: list[int], seed: int) -> Generated:
+            del seed
+            if self._draft is not None:  # transformers reads these options off the draft alone
+                own = self._draft.generation_config
+                own.num_assistant_tokens = num_draft_tokens
+                own.num_assistant_tokens_schedule = "constant"
+                own.assistant_confidence_threshold = 0.0
+            return self._generate(prompt, max_new_tokens, **options)
+
+        return generate
+
+    def compiled_method(self, max_length: int, max_new_tokens: int) -> GenerateFn:
         """Returns plain decoding by a compiled step over a static cache.
 
         Args:
-          max_length: tokens that the cache holds, prompt and answer; one of every length would be
-            compiled anew.
+          max_length: tokens of prompt and answer that the cache holds; a cache of every length
+            would be compiled anew.
+          max_new_tokens: of an answer.
         """
         import torch
         import transformers
@@ -113,7 +105,8 @@ class Peer:
         compile_config = transformers.CompileConfig(fullgraph=True)
         setattr(compile_config, "_compile_all_devices", True)  # noqa: B010  # a processor as well
 
-        def generate(prompt: list[int], max_new_tokens: int) -> Generated:
+        def generate(prompt: list[int], seed: int) -> Generated:
+            del seed
             with torch.inference_mode():
                 cache.reset()
             options = {_cache_name(): cache, "compile_config": compile_config}
@@ -121,14 +114,6 @@ class Peer:
             return Generated(answer, len(answer) - 1, len(answer) - 1)
 
         return generate
-
-    def _assisted(self, prompt: list[int], max_new_tokens: int, num_draft_tokens: int) -> Generated:
-        """Generates with the draft model; transformers reads these options off the draft alone."""
-        assert self._draft is not None
-        self._draft.generation_config.num_assistant_tokens = num_draft_tokens
-        self._draft.generation_config.num_assistant_tokens_schedule = "constant"
-        self._draft.generation_config.assistant_confidence_threshold = 0.0
-        return self._generate(prompt, max_new_tokens, assistant_model=self._draft)
 
     def _generate(self, prompt: list[int], max_new_tokens: int, **options: Any) -> Generated:
         import torch
@@ -160,8 +145,8 @@ def _cache_name() -> str:
 def _count(text: list[int], prompt_len: int, starts: list[int]) -> Generated:
     """Counts calls and their tokens.
 
-    transformers checks the first drafts in the call that reads the prompt, which may so give
-    several tokens. They do not count, neither they nor the call.
+    transformers checks the first drafts in the call that reads the prompt, which may thus give
+    several tokens. Neither this call nor its tokens count.
 
     Args:
       text: ids of prompt and answer.
@@ -183,5 +168,5 @@ def _hand_over(model: LoadedModel) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = pathlib.Path(folder) / "model"
         save_hf(checkpoint, model.config, model.params)
-        peer: Any = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype)
-    return peer.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        loaded: Any = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+    return loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()

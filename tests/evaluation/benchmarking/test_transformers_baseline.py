@@ -1,11 +1,12 @@
 """transformers beside jspec: the same answers, and target calls counted as they are."""
 
 import dataclasses
+import functools
 
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.benchmarking.peers import Peer
+from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels
 from tests.cases import slow_unless
 from tests.tiny_models import draft, make_model, shared_generator, target
 
@@ -14,35 +15,39 @@ MAX_NEW_TOKENS = 23
 
 
 @pytest.fixture(scope="module")
-def peer():
-    return Peer(target(), draft())
+def beside():
+    return TransformersModels(target(), draft())
+
+
+def plain_of(beside):
+    return beside.method("none", 0, MAX_NEW_TOKENS)
 
 
 @pytest.fixture(scope="module")
-def plain_answers(peer):
-    return [peer.method("none")(prompt, MAX_NEW_TOKENS).token_ids for prompt in PROMPTS]
+def plain_answers(beside):
+    return [plain_of(beside)(prompt, 0).token_ids for prompt in PROMPTS]
 
 
 @pytest.fixture
-def forward_calls(peer, monkeypatch):
+def forward_calls(beside, monkeypatch):
     """Returns how many ids each forward of the target reads, told by the forward itself."""
-    own, calls = peer._target.forward, []
+    own, calls = beside._target.forward, []
 
     def forward(*args, **options):
         calls.append(options["input_ids"].shape[1])
         return own(*args, **options)
 
-    monkeypatch.setattr(peer._target, "forward", forward)
+    monkeypatch.setattr(beside._target, "forward", forward)
     return calls
 
 
-def test_plain_is_jspecs_plain_and_one_token_a_call(peer, plain_answers):
+def test_plain_is_jspecs_plain_and_one_token_a_call(beside, plain_answers):
     """The first token is the prefill's on both sides; each other one takes a call."""
     generator = shared_generator("none")
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
         ours = generator.generate(_request(prompt))
         assert answer == ours.token_ids
-        counted = peer.method("none")(prompt, MAX_NEW_TOKENS)[1:]
+        counted = plain_of(beside)(prompt, 0)[1:3]
         assert counted == (len(answer) - 1, len(answer) - 1)
         assert counted == (ours.stats.num_round_tokens, ours.stats.num_rounds)
 
@@ -50,13 +55,13 @@ def test_plain_is_jspecs_plain_and_one_token_a_call(peer, plain_answers):
 @pytest.mark.parametrize("num_draft_tokens", [slow_unless(False, 1), 4])
 @pytest.mark.parametrize("drafter", ["prompt_lookup", "model"])
 def test_answers_are_plain_ones_and_calls_are_forwards(
-    peer, plain_answers, forward_calls, drafter, num_draft_tokens
+    beside, plain_answers, forward_calls, drafter, num_draft_tokens
 ):
     """Guards against a count that is derived from something else than calls of the target."""
-    method = peer.method(drafter, num_draft_tokens)
+    method = beside.method(drafter, num_draft_tokens, MAX_NEW_TOKENS)
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
         forward_calls.clear()
-        generated = method(prompt, MAX_NEW_TOKENS)
+        generated = method(prompt, 0)
         assert generated.token_ids == answer
         assert generated.num_calls == len(forward_calls) - 1
         assert max(forward_calls[1:]) == num_draft_tokens + 1
@@ -64,19 +69,21 @@ def test_answers_are_plain_ones_and_calls_are_forwards(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # torch's compiler has some of its own
-def test_the_compiled_step_answers_likewise(peer, plain_answers):
+def test_the_compiled_step_answers_likewise(beside, plain_answers):
     """Its cache has one size for all prompts; calls are counted though no hook sees them."""
-    method = peer.compiled_method(max(map(len, PROMPTS)) + MAX_NEW_TOKENS)
+    method = beside.compiled_method(max(map(len, PROMPTS)) + MAX_NEW_TOKENS, MAX_NEW_TOKENS)
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
-        assert method(prompt, MAX_NEW_TOKENS) == (answer, len(answer) - 1, len(answer) - 1)
+        assert method(prompt, 0)[:3] == (answer, len(answer) - 1, len(answer) - 1)
 
 
-def rounds_by_hand(peer_of_draft, prompt, answer, num_draft_tokens):
+def rounds_by_hand(make_draft, prompt, answer, num_draft_tokens):
     """Returns how many tokens each call gives: drafts that are right, and the target's own one."""
     gives, done = [], 0
     while done < len(answer):
         width = min(num_draft_tokens, len(answer) - done - 1)
-        drafts = peer_of_draft([*prompt, *answer[:done]], width).token_ids if width else []
+        drafts = []
+        if width:
+            drafts = make_draft(width)([*prompt, *answer[:done]], 0).token_ids
         num_right = 0
         while num_right < len(drafts) and drafts[num_right] == answer[done + num_right]:
             num_right += 1
@@ -87,17 +94,19 @@ def rounds_by_hand(peer_of_draft, prompt, answer, num_draft_tokens):
 
 @pytest.mark.parametrize("num_draft_tokens", [slow_unless(False, 1), 4])
 def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
-    peer, plain_answers, num_draft_tokens
+    beside, plain_answers, num_draft_tokens
 ):
     """Guards against another number of drafts, or a threshold or schedule that changes it.
 
     The first call reads the prompt and checks drafts: neither it nor its tokens count.
     """
-    of_draft = Peer(draft()).method("none")
+    models = TransformersModels(draft())
+    of_draft = functools.partial(models.method, "none", 0)
     mean_gains = []
     for prompt, answer in zip(PROMPTS, plain_answers, strict=True):
         gives = rounds_by_hand(of_draft, prompt, answer, num_draft_tokens)
-        counted = peer.method("model", num_draft_tokens)(prompt, MAX_NEW_TOKENS)[1:]
+        method = beside.method("model", num_draft_tokens, MAX_NEW_TOKENS)
+        counted = method(prompt, 0)[1:3]
         assert counted == (sum(gives[1:]), len(gives) - 1)
         mean_gains.append(sum(gives[1:]) / (len(gives) - 1))
     assert max(mean_gains) > 1.2  # some drafts are kept,
@@ -110,24 +119,25 @@ def test_counts_with_a_draft_model_are_those_of_a_round_by_round_replay(
 def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
     """4 drafts and a token of its own a call: 5 of the first one, and of each that follows."""
     model = dataclasses.replace(target(), config=dataclasses.replace(target().config, eos_ids=()))
-    generated = Peer(model, model).method("model", 4)(list(b"abcab"), max_new_tokens)
+    models = TransformersModels(model, model)
+    generated = models.method("model", 4, max_new_tokens)(list(b"abcab"), 0)
     assert len(generated.token_ids) == max_new_tokens
-    assert generated[1:] == counts
+    assert generated[1:3] == counts
 
 
 def test_methods_that_are_not_there_are_refused():
     """Guards against plain decoding under another name."""
     with pytest.raises(InputError, match="got 'model'"):
-        Peer(target()).method("model", 3)
+        TransformersModels(target()).method("model", 3, 8)
     with pytest.raises(InputError, match="got 'ngram'"):
-        Peer(target()).method("ngram", 3)
+        TransformersModels(target()).method("ngram", 3, 8)
 
 
 def test_a_draft_of_another_vocabulary_is_refused():
     """transformers would raise in the middle of the run."""
     config = dataclasses.replace(target().config, vocab_size=64)
     with pytest.raises(InputError, match=r"draft of 128 ids .* got 64 \(small\)"):
-        Peer(target(), make_model(config, name="small"))
+        TransformersModels(target(), make_model(config, name="small"))
 
 
 def _request(prompt):

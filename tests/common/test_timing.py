@@ -4,14 +4,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.evaluation.benchmarking.repeated import seconds_each, seconds_in_turn, with_first
+from jspec.common import timing
+from jspec.common.timing import (
+    least_seconds,
+    seconds_each,
+    seconds_in_turn,
+    timed,
+    with_first,
+)
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """Returns a clock in a list: it moves only where a test says so."""
     now = [0.0]
-    monkeypatch.setattr("jspec.evaluation.benchmarking.repeated.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
     return now
 
 
@@ -57,3 +64,40 @@ def test_loops_take_turns_and_change_their_order(clock):
 def test_only_the_first_number_is_replaced():
     array = with_first(jnp.ones([2, 3]), jnp.float32(7))
     np.testing.assert_array_equal(array, [[7, 1, 1], [1, 1, 1]])
+
+
+def test_what_is_timed_has_finished_and_is_returned(clock):
+    """Guards against the time of a call that has only been handed to the device."""
+
+    class Result:
+        is_there = False
+
+        def block_until_ready(self):
+            clock[0] += 2
+            self.is_there = True
+            return self
+
+    def do():
+        clock[0] += 1
+        return Result()
+
+    seconds, result = timed(do)
+    assert (seconds, result.is_there) == (3, True)
+
+
+def test_the_fastest_run_counts_less_its_beginning(clock):
+    """Guards against compilation, a busy moment or the call of a loop in a machine's limits."""
+    slow = iter([50, 90, 0, 0, 3, 0, 0, 2, *[1] * 20])
+
+    def loop(num_turns):
+        clock[0] += 7 + 0.25 * int(num_turns) + next(slow)
+        return num_turns
+
+    assert least_seconds(loop, repeats=6) == pytest.approx(0.25)
+
+
+def test_a_loop_goes_on_from_where_it_was():
+    """Each turn sees the constants and what the one before it left."""
+    loop = timing.make_loop(lambda step, total: total + step, jnp.float32(2), jnp.float32(1))
+    assert float(loop(jnp.int32(3))) == 7
+    assert float(loop(jnp.int32(1))) == 9

@@ -1,0 +1,106 @@
+"""The baseline of llama.cpp: programs that load SmolLM2, answer one prompt, and print times.
+
+Each answer is a process of its own, so what counts is the time that the program prints: of the
+prompt and of the answer, without loading. Texts are not compared: the programs print no ids. The
+model is SmolLM2-135M-Instruct in bfloat16, made by `llama-quantize` out of the file that jspec
+reads. Speculation with a model drafts with the same model in Q4_1, for want of a smaller one with
+this tokenizer.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Mapping
+
+from jspec.common.errors import InputError
+from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
+from jspec.weights.smollm2 import fetch
+
+LLAMA_PLAIN = "llama.cpp plain"
+_NUM_MODEL_DRAFTS = 3  # llama.cpp's own default
+
+
+def llama_methods(
+    programs: pathlib.Path,
+    texts: Mapping[tuple[int, ...], str],
+    max_new_tokens: int,
+    *,
+    num_drafts: int,
+) -> dict[str, GenerateFn]:
+    """Returns llama.cpp's methods of generating, each a program of its own.
+
+    Args:
+      programs: their folder; the model in bfloat16 is put there, too.
+      texts: of each prompt by its ids, as the chat template writes it.
+      max_new_tokens: of an answer.
+      num_drafts: of its prompt lookup.
+    """
+    source, model = fetch(), programs / "SmolLM2-135M-Instruct.BF16.gguf"
+    if not model.exists():
+        new = model.with_suffix(".new")
+        _run([programs / "llama-quantize", "--allow-requantize", source, new, "BF16"])
+        new.rename(model)
+    usual = ["-m", model, "-t", len(os.sched_getaffinity(0)), "--temp", 0]
+    lookup = [programs / "llama-lookup", *usual, "--spec-draft-n-max", num_drafts]
+    drafting = ["-md", source, "--spec-type", "draft-simple", "--spec-draft-n-max"]
+    model_drafts = [programs / "llama-speculative-simple", *usual, *drafting, _NUM_MODEL_DRAFTS]
+    plain = [programs / "llama-completion", *usual, "-no-cnv"]
+    commands = {
+        LLAMA_PLAIN: (plain, _PLAIN_TIMES),
+        f"llama.cpp lookup:{num_drafts}": (lookup, _SPECULATIVE_TIMES),
+        f"llama.cpp model (Q4_1):{_NUM_MODEL_DRAFTS}": (model_drafts, _SPECULATIVE_TIMES),
+    }
+
+    def make(command: list, times: _Times) -> GenerateFn:
+        def generate(prompt: list[int], seed: int) -> Generated:
+            del seed
+            with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+                file.write(texts[tuple(prompt)])
+                file.flush()
+                printed = _run([*command, "-f", file.name, "-n", max_new_tokens])
+            seconds, num_tokens = _read_times(printed, times, command[0])
+            return Generated([], 0, 0, seconds=seconds, num_tokens=num_tokens)
+
+        return generate
+
+    return {name: make(*one) for name, one in commands.items()}
+
+
+_Times = tuple[float, int, re.Pattern, re.Pattern]
+# Of what a program prints: the unit of its times in seconds, tokens that it does not count, and
+# where it tells the time of the prompt and the time and the tokens of decoding.
+_PLAIN_TIMES = (
+    0.001,
+    1,
+    re.compile(r"prompt eval time = +([\d.]+) ms"),
+    re.compile(r" I .*?(?<!prompt )eval time = +(?P<time>[\d.]+) ms / +(?P<tokens>\d+) runs"),
+)
+_SPECULATIVE_TIMES = (
+    1.0,
+    0,
+    re.compile(r"encoded +\d+ tokens in +([\d.]+) seconds"),
+    re.compile(r"decoded +(?P<tokens>\d+) tokens in +(?P<time>[\d.]+) seconds"),
+)
+
+
+def _read_times(printed: str, times: _Times, program: pathlib.Path) -> tuple[float, int]:
+    """Returns the seconds and the tokens of an answer."""
+    unit, uncounted, prompt_pattern, decode_pattern = times
+    prompt, decode = prompt_pattern.search(printed), decode_pattern.search(printed)
+    if prompt is None or decode is None:
+        raise InputError(f"expected times in what {program} prints, got {printed[-200:]!r}")
+    seconds = unit * (float(prompt[1]) + float(decode["time"]))
+    return seconds, int(decode["tokens"]) + uncounted
+
+
+def _run(command: list) -> str:
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, stdin=subprocess.DEVNULL
+    )
+    printed = (done.stderr + done.stdout).decode(errors="replace")
+    if done.returncode:
+        raise InputError(f"expected {command[0]} to succeed, got status {done.returncode}: "
+                         f"{printed.strip().splitlines()[-1:]}")  # fmt: skip
+    return printed

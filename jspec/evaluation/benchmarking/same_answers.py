@@ -1,0 +1,115 @@
+"""Checks on a real model that text is the same, token for token, however it is generated.
+
+Greedy answers of every method, alone and in batches, are compared with plain decoding's, and in
+float32 transformers' as well (if torch is installed). Where two answers part, the target's logits
+at that place are computed in one pass over all that comes before; the gap is how far the less
+likely of the two tokens is from the best one. Only a gap below `EXCUSED_GAPS` is excused as
+rounding; how much rounding really changes gaps is measured first. In float32, sampled answers of a
+batch are compared with the same answers alone, without any excuse.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jspec.common.text_table import format_table
+from jspec.evaluation.analysis.divergence import (
+    EXCUSED_GAPS,
+    find_divergence,
+    largest_gap_change,
+    make_logits_after,
+)
+from jspec.evaluation.benchmarking.outcome import Outcome
+from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
+from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
+from jspec.generation.request import Request, Settings
+from jspec.weights.resolver import LoadedModel
+
+_ROUNDING_TOKENS = 114
+
+Answers = list[list[int]]
+
+
+def measure_parity(
+    target: LoadedModel,
+    names: Sequence[str],
+    make: Callable[[str, int], Generator],
+    prompts: Sequence[list[int]],
+    settings: Settings,
+    batch_size: int,
+) -> Iterator[Outcome]:
+    """Generates every answer by every method and compares; yields after each method.
+
+    Args:
+      target: the model, in float32 or bfloat16.
+      names: of the methods.
+      make: (name, batch size) -> the method's Generator.
+      prompts: token ids.
+      settings: of the greedy answers; prompt k has the seed k.
+      batch_size: rows of the batched runs.
+
+    Yields:
+      Records with `num_unexcused`, the methods whose answers differ without an excuse.
+    """
+    dtype = target.params["embedding"].dtype.name
+    expected = _answers(Generator(target, drafter="none"), prompts, settings)
+    logits_after, found = make_logits_after(target), []
+    record = {"excused_gap": EXCUSED_GAPS[dtype], "rounding": _rounding(target, prompts, expected)}
+
+    def compare(name: str, answers: Answers, wanted: Answers, bound: float) -> Outcome:
+        pairs = zip(prompts, answers, wanted, strict=False)
+        parted = [find_divergence(*texts, logits_after) for texts in pairs]
+        gaps = [one.gap for one in parted if one is not None]
+        found.append({
+            "name": name, "num_equal": len(answers) - len(gaps), "num_answers": len(answers),
+            "gaps": gaps, "is_excused": all(gap < bound for gap in gaps),
+        })  # fmt: skip
+        num_unexcused = sum(not one["is_excused"] for one in found)
+        own = record | {"compared": found, "num_unexcused": num_unexcused}
+        return Outcome(own, _format(own))
+
+    for name in names:
+        for size, title in ((1, name), (batch_size, f"{name}, batched")):
+            answers = _answers(make(name, size), prompts, settings)
+            yield compare(title, answers, expected, EXCUSED_GAPS[dtype])
+    if dtype != "float32":  # transformers rounds its residual stream, jspec does not: no bound
+        return
+    if has_transformers():
+        generate = TransformersModels(target).method("none", 0, settings.max_new_tokens)
+        answers = [generate(prompt, 0).token_ids for prompt in prompts]
+        yield compare("transformers", answers, expected, EXCUSED_GAPS[dtype])
+    few, sampled = prompts[:batch_size], dataclasses.replace(settings, temperature=0.8, top_p=0.95)
+    for name in names:
+        alone, together = (_answers(make(name, size), few, sampled) for size in (1, len(few)))
+        yield compare(f"{name}, sampled, batch against alone", together, alone, bound=0.0)
+
+
+def _format(record: dict[str, Any]) -> str:
+    rows = [
+        [one["name"], f"{one['num_equal']}/{one['num_answers']}",
+         ", ".join(f"{gap:.2g}" for gap in one["gaps"]),
+         "excused" if one["is_excused"] else "NOT excused"]
+        for one in record["compared"]
+    ]  # fmt: skip
+    table = format_table(["", "equal", "gaps", "differences"], rows)
+    rounding = record["rounding"]
+    measured = "" if rounding is None else f"; rounding changes a gap by at most {rounding:.2g}"
+    return f"{table}\ngaps below {record['excused_gap']:g} are excused{measured}"
+
+
+def _answers(generator: Generator, prompts: Sequence[list[int]], settings: Settings) -> Answers:
+    requests = [
+        Request(prompt, dataclasses.replace(settings, seed=seed))
+        for seed, prompt in enumerate(prompts)
+    ]
+    return [result.token_ids for result in generator.generate(requests)]
+
+
+def _rounding(target: LoadedModel, prompts: Sequence[list[int]], expected: Answers) -> float | None:
+    """Returns how far the gap between the two best logits changes with the tokens of a pass."""
+    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, expected, strict=True)]
+    # Cut to one length: one program, and small enough for logits of all places.
+    texts = [text[:_ROUNDING_TOKENS] for text in texts if len(text) >= _ROUNDING_TOKENS]
+    if not texts:
+        return None
+    return largest_gap_change(target, texts, (1, DEFAULT_NUM_DRAFT_TOKENS + 1))
