@@ -161,5 +161,5 @@ ENTRY = DrafterEntry(
     source="1811.03115",
     options=HeadOptions,
     needs="draft_head",
-    prior_cost=1.1,
+    prior_cost=1.43,
 )

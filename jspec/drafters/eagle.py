@@ -246,5 +246,5 @@ ENTRY = DrafterEntry(
     source="2503.01840",
     options=DrawnHeadOptions,
     needs="draft_head",
-    prior_cost=1.2,
+    prior_cost=1.14,
 )

@@ -202,6 +202,6 @@ ENTRY = DrafterEntry(
     source="2211.17192",
     options=HierarchicalOptions,
     needs="draft",
-    prior_cost=2.4,
+    prior_cost=3.48,  # three drafts
     read=_options_read,
 )

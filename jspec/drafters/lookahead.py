@@ -135,5 +135,5 @@ ENTRY = DrafterEntry(
     source="2311.13581",
     options=DrawnHeadOptions,
     needs="draft_head",
-    prior_cost=2.1,
+    prior_cost=2.02,
 )

@@ -121,5 +121,5 @@ ENTRY = DrafterEntry(
     source="2401.10774",
     options=DrawnHeadOptions,
     needs="draft_head",
-    prior_cost=1.15,
+    prior_cost=1.25,
 )

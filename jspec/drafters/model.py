@@ -246,5 +246,5 @@ ENTRY = DrafterEntry(
     source="2211.17192, 2302.01318",
     options=ConfidenceOptions,
     needs="draft",
-    prior_cost=2.2,
+    prior_cost=2.22,  # the target itself in int4
 )

@@ -219,5 +219,4 @@ ENTRY = DrafterEntry(
     "leaves no choice about",
     source="2307.09702",
     options=PatternOptions,
-    prior_cost=1.05,
 )

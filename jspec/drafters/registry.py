@@ -46,7 +46,9 @@ class DrafterOptions(  # the fields come in the order of --helpfull, the last ba
 
 
 _ENTRIES = (
-    DrafterEntry("none", lambda spec: BuiltDrafter(None), "nothing: plain decoding"),
+    DrafterEntry(
+        "none", lambda spec: BuiltDrafter(None), "nothing: plain decoding", prior_cost=1.0
+    ),
     model.ENTRY,
     prompt_lookup.ENTRY,
     layer_skip.ENTRY,
@@ -218,8 +220,9 @@ def drafters_table() -> str:
     lines = ["| `--drafter` | proposes | needs | a round costs | paper |", "|---|---|---|---|---|"]
     for entry in _ENTRIES:
         needs = f"`--{entry.needs}`" if entry.needs not in ("", "layers") else ""
+        cost = "" if entry.prior_cost is None else f"{entry.prior_cost:.2f}"
         papers = entry.source.split(", ") if entry.source else ()
         links = ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)
-        cells = f"`{entry.name}`", entry.proposes, needs, f"{entry.prior_cost:.1f}", links
+        cells = f"`{entry.name}`", entry.proposes, needs, cost, links
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

@@ -159,9 +159,9 @@ class DrafterEntry:
       source: arXiv ids, separated by commas.
       options: the dataclass of the options that it reads.
       needs: what it drafts with besides the text; the target's layers need no option.
-      prior_cost: seconds of a round with one draft, in plain steps of the target, before anything
-        is measured: SmolLM2-135M, one row, a cache of 512 slots, two CPU cores; the draft model is
-        the target in int4.
+      prior_cost: a round with one draft (or as a comment says), in plain steps of the target, for
+        SmolLM2-135M on two CPU cores, one row, 512 slots: as recorded in benchmarks/paper_walltime
+        and, for trained heads, benchmarks/compare_trained. None where it has not been measured.
       read: given the options, the names of those that it reads, where that depends on their values.
     """
 
@@ -171,7 +171,7 @@ class DrafterEntry:
     source: str = ""
     options: type[Options] = Options
     needs: Literal["", "draft", "draft_head", "draft_table", "layers"] = ""
-    prior_cost: float = 1.0
+    prior_cost: float | None = None
     read: Callable[[Any], set[str]] | None = None
 
     def options_read(self, options: Any) -> set[str]:

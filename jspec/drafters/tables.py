@@ -213,7 +213,7 @@ BIGRAM = DrafterEntry(
     source="2211.17192",
     options=TableOptions,
     needs="draft_table",
-    prior_cost=1.1,
+    prior_cost=1.12,
 )
 RANDOM = DrafterEntry(
     name="random",
