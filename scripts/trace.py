@@ -19,6 +19,7 @@ from jspec.common.json_lines import check_output
 from jspec.drafters import choose_drafter
 from jspec.evaluation.analysis.trace import to_terminal
 from jspec.evaluation.benchmarking.tracing import record_trace
+from jspec.evaluation.analysis.trace_svg import to_svg
 from jspec.generation import drafter_flags, settings_flags
 from jspec.generation.drafter_flags import read_drafter
 from jspec.generation.flag_values import (
@@ -46,6 +47,7 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Write NAME.json into this folder.")
 _NAME = flags.DEFINE_string("name", "trace", "Begins with trace: several may be in a folder.")
+_SVG = flags.DEFINE_string("svg", None, "Write an animated picture of it into this file.")
 _COLOURS = flags.DEFINE_bool("colours", None, "Default: if standard output is a terminal.")
 
 
@@ -89,6 +91,8 @@ def main() -> None:
     )
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
     print(to_terminal(trace, has_colours=has_colours))
+    if _SVG.value is not None:
+        check_output(_SVG.value).write_text(to_svg(trace), encoding="utf-8")
     if output is not None:
         output.write_text(json.dumps(trace, ensure_ascii=False, indent=1), encoding="utf-8")
 
