@@ -1,6 +1,6 @@
 """Llama 3.2: 1B drafts for 3B, greedily and at temperature 1.
 
-    hf auth login   # the weights are behind Meta's licence
+    hf auth login   # the weights need Meta's licence
     python -m jspec.experiment --config=configs/llama32_1b_3b.py --workdir=runs/llama32_1b_3b
     python scripts/summarize.py runs/llama32_1b_3b
 

@@ -20,9 +20,12 @@ import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 
+from absl import flags
+
 from jspec.common import cli
 from jspec.common.errors import check_range
 from jspec.common.text_table import format_table
+from jspec.evaluation.benchmarking import measure_flags
 from jspec.evaluation.benchmarking.baselines import Wanted
 from jspec.evaluation.benchmarking.compare import compare
 from jspec.evaluation.benchmarking.drafting import NUM_ROUNDS, measure_drafting
@@ -51,6 +54,8 @@ from jspec.generation.prompts import encode_prompt
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import check_device
+
+flags.adopt_module_key_flags(measure_flags)  # so that --help lists them
 
 
 def main() -> None:

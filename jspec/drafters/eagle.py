@@ -97,8 +97,8 @@ class EagleDrafter(StopsUnsure):
     def lag(self, state: EagleState, kind: RowCounts) -> RowCounts:
         """Returns the committed tokens to be read beyond those that a round reads anyway, [b]."""
         del kind
-        behind = state.history.length - state.cache.length
-        return jnp.maximum(behind - (self.num_draft_tokens + 1), 0)
+        num_missed = state.history.length - state.cache.length
+        return jnp.maximum(num_missed - (self.num_draft_tokens + 1), 0)
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""

@@ -60,7 +60,7 @@ class Piece:
 
     Attributes:
       index: number of the request, counted from 0 in the order in which they were given.
-      text: the text to print. It may lag behind the tokens by an unfinished character or by the
+      text: the text to print. It may trail the tokens by an unfinished character or by the
         beginning of a stop string.
       token_ids: the new tokens.
       num_drafted: how many of them the drafter had proposed.

@@ -16,7 +16,7 @@ so those at the accepted drafts are the ones that plain decoding would have comp
 becomes of these distributions is the acceptance rule's part; see `speculation.acceptance`.
 
 The newest token has been emitted, but no model has consumed it: its keys and values are computed as
-the first token of the next block. Rejected drafts leave keys and values behind in the cache, in
+the first token of the next block. Rejected drafts leave keys and values in the cache, in
 slots after `length`. Those are not visible, and the next block overwrites them.
 """
 

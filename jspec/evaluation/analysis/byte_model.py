@@ -79,14 +79,14 @@ class PairCost:
         return self.seconds(self.draft, 1) / self.plain_seconds
 
     def drafting_cost(self, number: int) -> float:
-        """Returns what drafting so many tokens costs, in plain steps: a call each."""
+        """Returns what drafting this many tokens costs, in plain steps: a call each."""
         if number == 0:
             return 0.0
         first = self.seconds(self.draft, _FIRST_CALL_WIDTH)
         return (first + (number - 1) * self.seconds(self.draft, 1)) / self.plain_seconds
 
     def verify_cost(self, number: int) -> float:
-        """Returns what verifying so many drafts costs, in plain steps."""
+        """Returns what verifying this many drafts costs, in plain steps."""
         return self.seconds(self.target, number + 1) / self.plain_seconds
 
     def improvement(self, alpha: float, number: int) -> float:
@@ -94,7 +94,7 @@ class PairCost:
         return walltime_improvement(alpha, number, *self._costs(number))
 
     def break_even_alpha(self, number: int) -> float | None:
-        """Returns the acceptance from which on so many drafts pay; None if they never do."""
+        """Returns the acceptance from which on this many drafts pay; None if they never do."""
         return break_even_alpha(number, *self._costs(number))
 
     def _costs(self, number: int) -> tuple[float, float]:

@@ -18,7 +18,7 @@ from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
-# Gaps in logits below which a parting of ways is rounding, by the dtype of the weights. Bfloat16:
+# Gaps in logits below which a divergence is rounding, by the dtype of the weights. Bfloat16:
 # twice the largest change that `largest_gap_change` finds on SmolLM2-135M-Instruct, 1 against 6
 # tokens a pass, 0.144 over 1026 places of nine texts.
 EXCUSED_GAPS = {"float32": 1e-4, "bfloat16": 0.3}
@@ -84,7 +84,7 @@ def largest_gap_change(
     Args:
       model: whose logits.
       texts: ids; of each as many as both widths divide are run.
-      widths: of the two ways to cut a text into passes, each on a cache of its own making.
+      widths: of the two splits of a text into passes, each on a cache of its own making.
     """
     apply = make_apply(model.config)
     dtype = model.params["embedding"].dtype

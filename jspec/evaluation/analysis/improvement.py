@@ -177,7 +177,7 @@ def oracle_improvement(alpha: float, cost_ratio: float) -> float:
       InputError: a value out of range.
     """
     _check_alpha(alpha)
-    check_range("cost_ratio", cost_ratio, 0, 1)  # a dearer draft is better left alone
+    check_range("cost_ratio", cost_ratio, 0, 1)  # a draft that costs more never pays
     seconds_a_token = 1 - alpha + cost_ratio * alpha
     return 1 / seconds_a_token if seconds_a_token > 0 else _INFINITY
 

@@ -171,7 +171,7 @@ def _run(
 def _counts(proposal: Proposal | None, info: StepInfo) -> dict[str, Any]:
     """Returns a round's drafts, how many were kept, and what was emitted.
 
-    Drafts behind the end of the answer are left out.
+    Drafts after the end of the answer are left out.
     """
     drafts: list[int] = []
     if proposal is not None:

@@ -137,9 +137,9 @@ inline void StoreTile(float* outputs, int64_t stride, int64_t num_rows, int64_t 
 
 // Asks memory for a part of the next 32 outputs' weights, as much as one step reads. The arithmetic
 // of many rows leaves time for it.
-inline void AskForStep(const BFloat16* behind, int64_t step) {
+inline void AskForStep(const BFloat16* after, int64_t step) {
   constexpr int kBytes = kWidth * kTileInputs * sizeof(BFloat16);
-  const auto* from = reinterpret_cast<const char*>(behind) + step * kBytes;
+  const auto* from = reinterpret_cast<const char*>(after) + step * kBytes;
 #pragma GCC unroll 32
   for (int line = 0; line < kBytes; line += kCacheLine) __builtin_prefetch(from + line, 0, 2);
 }
