@@ -1,10 +1,12 @@
 """The trained drafters on equal footing: same texts, same steps, same prompts.
 
-    TEXTS=answers.jsonl bash scripts/train_all.sh runs/trained
+    for kind in eagle medusa blockwise lookahead draft_model; do
+      python -m jspec.train --config=configs/train_$kind.py --workdir=runs/trained/$kind
+    done
     python -m jspec.experiment --config=configs/compare_trained.py --workdir=runs/compare_trained
     python scripts/summarize.py runs/compare_trained
 
-The first command trains each drafter with the same recipe. Another folder than `runs/trained` is
+The loop trains each drafter (--config.texts and --config.recipe as in docs/train_a_drafter.md). Another folder than `runs/trained` is
 given after a colon: `--config=configs/compare_trained.py:FOLDER`.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 150 steps of 512 tokens, 26 prompts of
@@ -26,7 +28,7 @@ def get_config(folder: str = "runs/trained") -> ConfigDict:
     """Returns the config.
 
     Args:
-      folder: the output of scripts/train_all.sh.
+      folder: the workdirs of the trained drafters.
     """
     config = defaults()
     config.title = "Trained drafters on equal footing"
