@@ -170,7 +170,7 @@ class CascadeDrafter:
         counts = [p.num_tokens for p in proposals if p.probs is None]
         if not counts:
             return merged
-        # Counts of members whose turn it was not are 0, as their limit was 0.
+        # Where it was not their turn counts are 0: nothing was found, or nothing was wanted.
         num_certain = sum(counts[1:], counts[0])
         # Drafts without a distribution are certain: probability 1 on the token itself.
         is_certain = (jnp.arange(tokens.shape[1]) < num_certain[:, None]) & (tokens >= 0)
@@ -193,7 +193,7 @@ def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlag
 
     def own(kind: RowCounts) -> RowCounts:
         wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
-        # 0 for a row that is taken: a member asked for nothing there does no work for it.
+        # 0 for a row that is taken: a draft model then lags there and need not catch up.
         return jnp.where(is_open, wanted, 0)
 
     return own

@@ -35,7 +35,7 @@ from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
-# One static width for the prompt: each other width would be one more compiled program.
+# A loop's body has one static width: a long prompt takes several trips.
 _CATCH_UP_WIDTH = 64
 # Acceptance before it is known, for first and later drafts.
 _KINDS = (Kind("eagle", 0.6, 0.6),)

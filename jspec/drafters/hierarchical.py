@@ -174,7 +174,6 @@ def build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
     model = make_model_drafter(spec, "hierarchical")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
-    # As a member it keeps out of the cache that it is shown, which is the draft model's.
     inner_spec = spec._replace(num_draft_tokens=num_guesses, is_member=True)
     inner = make_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None

@@ -100,7 +100,7 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
     chain = jnp.concatenate([now.newest, tokens], axis=1)
     return Drafting(
-        # One slot a new draft: the newest token itself stays outside, to begin the next block.
+        # One slot a new draft: the last two tokens stay outside and begin the next block.
         cache=cache.commit(num_new),
         inner=pair.inner.observe(params.inner, inner, block, hidden, is_meant),
         settings=now.settings.after_all(tokens, is_meant),

@@ -55,7 +55,7 @@ class History(struct.PyTreeNode):
 
     def newest(self) -> RowTokens:
         """Returns the last committed token of each row."""
-        # An empty row gets the token of slot 0, which no caller commits.
+        # An empty row has no newest token and gets whatever is in slot 0.
         return self.window(jnp.maximum(self.length - 1, 0), 1)[:, 0]
 
 

@@ -122,7 +122,7 @@ def token_table(
         alive = np.nonzero(lengths)[0]
         reached = np.full(len(alive), state)
         for i in range(letters.shape[1]):
-            # All living tokens step at once; a dead one may index -1, but is dropped below.
+            # All living tokens step at once; those that lead nowhere are dropped below.
             reached = automaton.next_state[reached, letters[alive, i]]
             is_over = (lengths[alive] == i + 1) & (reached != _NOWHERE)
             table[state, alive[is_over]] = reached[is_over]
@@ -149,7 +149,7 @@ def forced_tokens(
       encode: text to tokens, without BOS.
       width: the most tokens a state.
     """
-    # Of tokens with the same bytes the last id wins, which any of them may.
+    # Of tokens with the same bytes any one will do: the last id is kept.
     by_bytes = {text: token_id for token_id, text in enumerate(token_bytes) if text}
     tokens = np.zeros([len(automaton.is_end), width], np.int32)
     counts = np.zeros(len(automaton.is_end), np.int32)

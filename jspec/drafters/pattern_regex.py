@@ -106,7 +106,7 @@ class ByteGraph:
         for _ in range(fewest):
             start = self._sequence(items, self._node(start))
         if str(most) == "MAXREPEAT":
-            # A node of its own: the loop must not go back to before `start`.
+            # A node of its own: a jump back to `start` would also repeat what else leaves it.
             loop = self._node(start)
             self.skips[self._sequence(items, self._node(loop))].append(loop)
             return self._node(loop)

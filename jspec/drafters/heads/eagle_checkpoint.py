@@ -141,7 +141,7 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
         config = EagleConfig(layer, shape.vocab_size, layers, depth)
         is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
-    # An InputError may also be a ValueError, and has named the file already.
+    # An InputError is a ValueError too, and has named the file already.
     except InputError:
         raise
     except (ValueError, TypeError) as error:
