@@ -90,6 +90,7 @@ class BlockwiseDrafter(ReadingLastOutput):
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
         """Asks one head after the other, in a loop on the device, for as long as any is wanted."""
         hidden = self.read(view.params, state)
+        # The target's own kernel, tied or not: the heads have no vocabulary matrix.
         head = head_kernel(self.target, view.params)
 
         def place(index: int) -> Callable[[Array], Array]:
@@ -107,6 +108,7 @@ class BlockwiseDrafter(ReadingLastOutput):
             logits = linear(jax.lax.switch(asking.index, places, asking.inner), head)
             return logits[:, 0, : self.vocab_size], asking.replace(index=asking.index + 1)
 
+        # The loop's state needs the shape of the inner layer before it has run.
         width = self.config.num_heads * self.config.hidden_dim
         nothing = jnp.zeros([last_token.shape[0], 1, width], jnp.float32)
         proposal, _, _ = draw_chain(
@@ -120,6 +122,7 @@ class BlockwiseDrafter(ReadingLastOutput):
             vocab_size=self.target.vocab_size,
             draw=take_best,
         )
+        # None stands for certain drafts: no [b w v] array goes to the verify call.
         return proposal.replace(probs=None), state
 
 
@@ -133,6 +136,7 @@ def take_best(
       token.
     """
     del rng_keys
+    # With processors, so that a token they forbid is never proposed.
     best = best_token(settings.process(logits))
     return best, jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
 

@@ -113,6 +113,7 @@ class CascadeDrafter:
         """Asks each member for the rows in which no earlier member had a draft."""
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
+        # Compared by identity below: a member that wrote to the cache leaves another object.
         before = view.cache
         for member, own_params, own in zip(self.members, params, state, strict=True):
             proposal, new = member.propose(
@@ -120,6 +121,7 @@ class CascadeDrafter:
                 own,
                 last_token,
                 limit=_limit_of(member, limit, first_kind, is_open),
+                # A member's drafts take the keys of their own offsets, whichever member proposes.
                 rng_keys=rng_keys[:, : member.num_draft_tokens],
                 settings=settings,
                 view=view,
@@ -163,10 +165,12 @@ class CascadeDrafter:
         distributions = [self._widen(p.probs) for p in proposals if p.probs is not None]
         if not distributions:
             return None
+        # Without a start value of 0, which would be one more array to add.
         merged = sum(distributions[1:], distributions[0])
         counts = [p.num_tokens for p in proposals if p.probs is None]
         if not counts:
             return merged
+        # Where it was not their turn counts are 0: nothing was found, or nothing was wanted.
         num_certain = sum(counts[1:], counts[0])
         # Drafts without a distribution are certain: probability 1 on the token itself.
         is_certain = (jnp.arange(tokens.shape[1]) < num_certain[:, None]) & (tokens >= 0)
@@ -174,11 +178,13 @@ class CascadeDrafter:
         return merged.at[rows, slots, tokens].add(is_certain.astype(jnp.float32))
 
     def _widen(self, leaf: Array) -> Array:
+        # All proposals get the widest member's width: shapes must agree to be merged.
         missing = self.num_draft_tokens - leaf.shape[1]
         return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
 
 
 def _choose(is_turn: RowFlags, new: Array, old: Array) -> Array:
+    # Leaves have 1 to 3 axes, of which the first is the row.
     return jnp.where(is_turn.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
@@ -187,6 +193,7 @@ def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlag
 
     def own(kind: RowCounts) -> RowCounts:
         wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
+        # 0 for a row that is taken: a draft model then lags there and need not catch up.
         return jnp.where(is_open, wanted, 0)
 
     return own

@@ -88,8 +88,10 @@ def draw_chain(
         settings,
         count=jnp.int32(0),
         tokens=jnp.zeros([batch_size, width], jnp.int32),
+        # Zeros stand for drafts that are not put forward; verification ignores their slots.
         probs=jnp.zeros([batch_size, width, vocab_size], jnp.float32),
         num_tokens=jnp.zeros([batch_size], jnp.int32),
+        # With no row going, neither loop below makes a trip and no model is called.
         is_going=limit > 0,
     )
 
@@ -122,6 +124,7 @@ def draw_chain(
         )
 
     def is_first(drafting: _Drafting) -> Bool[Array, ""]:
+        # The count makes this loop end after one trip.
         return drafting.is_going.any() & (drafting.count == 0)
 
     def is_wanted(drafting: _Drafting) -> Bool[Array, ""]:

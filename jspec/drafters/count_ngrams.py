@@ -66,6 +66,7 @@ class _PairCounts:
             np.concatenate([self._pairs, *self._new]), return_inverse=True
         )
         counts = np.zeros(len(self._pairs), np.int64)
+        # `add.at`: plain indexing would count a repeated place once.
         np.add.at(counts, place, np.concatenate([self._counts, ones]))
         self._counts, self._new, self._num_new = counts, [], 0
 

@@ -33,6 +33,7 @@ def draw_from_distribution(
       settings: at the position.
       rng_keys: consumed.
     """
+    # `sampling_probs` works on [b t v]; t is 1 here.
     probs = sampling_probs(logits[:, None], settings)[:, 0]
     noise = gumbel_noise(rng_keys, probs.shape[-1], settings.is_random)
     return sample(probs, noise), probs
@@ -101,6 +102,7 @@ def draw_one(
         return meant
 
     def by_distribution(drawn: Drawn) -> Drawn:
+        # `index` is traced, so that a Python slice is impossible.
         keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
         token, distribution = drawing.draw(_spread(drawing, logits), settings, keys)
         meant = is_meant(token, distribution)
@@ -114,11 +116,14 @@ def draw_one(
         if drawing.ids is not None:
             # From the head's own vocabulary to the target's ids.
             token = jnp.where(token >= 0, drawing.ids[token], token)
+        # Without temperature `confidence` needs no probabilities, only the likeliest token's.
         meant = is_meant(token, jnp.ones_like(logits))
         place = jnp.arange(token.shape[0]), index, token
+        # A stopped row writes 0: its record stays empty.
         certain = probs.at[place].set(meant.astype(jnp.float32))
         return Drawn(settings.is_random, token, meant, certain)
 
+    # Processors change the logits, so that the best raw token need not be the choice.
     if drawing.draw is draw_from_distribution and not settings.switches.processors:
         # A loop of zero or one trips: a `lax.cond` would copy the distributions.
         return jax.lax.while_loop(lambda drawn: drawn.is_open, by_distribution, by_best())

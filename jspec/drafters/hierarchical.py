@@ -128,10 +128,12 @@ class HierarchicalDrafter:
         view: TargetView,
     ) -> tuple[Proposal, HierarchicalState]:
         """Drafts as many tokens as guesses allow in each call of the draft model."""
+        # The view is the target's; the inner drafter gets one of the draft model instead.
         del view
         pair, wanted = Pair(self.model, self.inner), limit(jnp.zeros_like(last_token))
         (batch_size, width), vocab_size = rng_keys.shape, self.model.target_vocab_size
         is_wanted = wanted > 0
+        # No row that drafts means no draw, so the costly noise can be left out.
         is_random = settings.is_random & is_wanted.any()
         # All noise of the round at once: each offset has its own, whichever call draws there.
         noise = gumbel_noise(rng_keys.reshape(-1), vocab_size, is_random)
@@ -140,10 +142,13 @@ class HierarchicalDrafter:
             cache=self.model.ready_cache(params.draft, state.model, is_wanted),
             inner=state.inner,
             settings=settings,
+            # Two tokens: the slot of the older one may never have been written.
             newest=jnp.stack([state.model.history.newest(), last_token], axis=1),
             tokens=jnp.zeros([batch_size, width], jnp.int32),
+            # As wide as the target's distributions, which may have more ids than the draft model.
             probs=jnp.zeros([batch_size, width, vocab_size], jnp.float32),
             num_tokens=jnp.zeros_like(wanted),
+            # No token is -1: a slot never fed can not pass for a committed one.
             fed=jnp.full([batch_size, width], -1, jnp.int32),
             is_going=is_wanted,
         )
@@ -181,6 +186,7 @@ def _inner_name(options: HierarchicalOptions) -> str:
 
     name = options.inner_drafter
     known = [one.name for one in REGISTRY.values() if one.needs in ("", "draft_table")]
+    # Without guesses every call would give one draft: that is the drafter `model`.
     known.remove("none")
     if not set(known).issuperset(name.split("+")):
         listed = ", ".join(known)

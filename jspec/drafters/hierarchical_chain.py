@@ -81,15 +81,18 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
     logits = _widen(pair.model, logits[:, 1:])
     probs = _distributions(logits, now.settings, guess.tokens)
+    # [b 1] beside offsets of [b t]: together they index the round's [b w ...] arrays.
     rows = jnp.arange(block.shape[0])[:, None]
     offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
     # The token that plain drafting would draw here: a guess is kept only if it is that token.
     tokens = sample(probs, a_round.noise[rows, jnp.minimum(offsets, width - 1)])
     is_reached = now.is_going[:, None] & _follows(guess, tokens)
+    # The block has a static width, so it may reach past what a row wants.
     is_reached &= offsets < a_round.wanted[:, None]
     # Confidence is checked before the draw counts: to drop a drawn token would bias the output.
     is_sure = _is_sure(pair.model, logits, probs, now.settings) & (tokens >= 0)
     is_meant = is_reached & _leading(is_sure)
+    # The meant ones are a prefix, so their number also says where the chain ends.
     num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
     num_tokens = now.num_tokens + num_new
     # A row that is unsure once drafts no further in this round.
@@ -97,13 +100,16 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     slots = jnp.where(is_meant, offsets, width)  # past the end: dropped
     chain = jnp.concatenate([now.newest, tokens], axis=1)
     return Drafting(
+        # One slot a new draft: the last two tokens stay outside and begin the next block.
         cache=cache.commit(num_new),
         inner=pair.inner.observe(params.inner, inner, block, hidden, is_meant),
         settings=now.settings.after_all(tokens, is_meant),
+        # With no new draft this is the old pair; `chain` begins with those two tokens.
         newest=jnp.take_along_axis(chain, num_new[:, None] + jnp.arange(2), axis=1),
         tokens=now.tokens.at[rows, slots].set(tokens, mode="drop"),
         probs=now.probs.at[rows, slots].set(probs, mode="drop"),
         num_tokens=num_tokens,
+        # Wrong guesses are written too; the next call writes over them from its own offset.
         fed=now.fed.at[rows, offsets].set(block, mode="drop"),
         is_going=now.is_going & ~is_stopped,
     )
@@ -117,14 +123,17 @@ def _guess(pair: Pair, a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
     room = jnp.clip(room, 0, num_guesses)
     offsets = now.num_tokens[:, None] + jnp.arange(num_guesses)
     offsets = jnp.minimum(offsets, now.tokens.shape[1] - 1)
+    # The inner drafter's view counts the token before the newest as committed.
     before = now.cache.commit(jnp.ones_like(room))  # all but the newest token
     return pair.inner.propose(
         params.inner,
         now.inner,
         now.newest[:, 1],
+        # The inner drafter's kinds have no limits of their own: only the room counts.
         limit=lambda kind: jnp.broadcast_to(room, kind.shape),
         rng_keys=jnp.take_along_axis(a_round.rng_keys, offsets, axis=1),
         settings=now.settings,
+        # To the inner drafter the draft model is the target.
         view=TargetView(params.draft, pair.model.apply, before),
     )
 
@@ -132,6 +141,7 @@ def _guess(pair: Pair, a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
 def _widen(model: ModelDrafter, logits: Float32[Array, "b t u"]) -> Float32[Array, "b t v"]:
     """Returns logits as many as a target's; tokens that the draft lacks have -inf."""
     missing = model.target_vocab_size - model.vocab_size
+    # The draft's own padding goes first, as its logits there mean nothing.
     logits = logits[..., : model.vocab_size]
     return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
 
@@ -153,6 +163,7 @@ def _distributions(
 ) -> Float32[Array, "b t v"]:
     """Returns the distributions after the newest token and after each guess."""
     logits = process_drafts(logits, settings, guesses)
+    # The processors ran one line above, with every guess seen; twice would penalise twice.
     return sampling_probs(logits, settings.without_processors())
 
 
@@ -160,11 +171,14 @@ def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]
     """Marks the draws whose distribution is that of the chain: every guess before them was
     right.
     """
+    # The draw at an offset is compared with the guess that was fed after it.
     is_right = guess.tokens == tokens[:, :-1]
     is_right &= jnp.arange(guess.width) < guess.num_tokens[:, None]
+    # The first draw has no guess before it and is right without one.
     return _leading(jnp.pad(is_right, ((0, 0), (1, 0)), constant_values=True))
 
 
 def _leading(flags: Bool[Array, "b t"]) -> Bool[Array, "b t"]:
     """Marks those that are set with all before them."""
+    # A product of 0s and 1s stays 0 after the first 0.
     return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0

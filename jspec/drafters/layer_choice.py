@@ -27,6 +27,7 @@ def parse_layers(text: str) -> tuple[int, ...]:
         raise InputError(
             f"expected ranges of draft_layers from the lower to the higher, got {falling[0]!r}"
         )
+    # A lone number is a count; in a list the same number is a layer.
     if text.isdigit():
         if int(text) == 0:
             raise InputError(f"expected draft_layers to be at least one layer, got {text!r}")

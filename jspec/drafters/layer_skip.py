@@ -101,10 +101,12 @@ class FirstLayersDrafter(StopsUnsure, Stateless):
         del params
         b, width = rng_keys.shape
         call = functools.partial(self._feed, view.params)
+        # One slot more than drafts: the block begins with the last committed token.
         hidden = jnp.zeros([b, width + 1, self.embed_dim], jnp.float32)
         proposal, begun, num_calls = draw_chain(
             call,
             call,
+            # The target's own cache: layers from k on are not written here.
             _Begun(view.cache, hidden, jnp.int32(0)),
             last_token,
             limit=limit(jnp.zeros_like(last_token)),
@@ -119,6 +121,7 @@ class FirstLayersDrafter(StopsUnsure, Stateless):
         _, begun = call(begun, newest)  # of logits that nobody reads XLA leaves out the product
         # Nothing is committed yet: the slots hold the block's first layers.
         cache = begun.cache.rollback(view.cache.length)
+        # The verify call goes on at layer k and does not compute the first k twice.
         prefix = TargetPrefix(begun.hidden, cache, self.num_layers)
         return proposal.replace(prefix=prefix), state
 
@@ -129,6 +132,7 @@ class FirstLayersDrafter(StopsUnsure, Stateless):
         logits, outputs, cache = self.apply(
             params, token[:, None], begun.cache, hidden_layers=(self.num_layers,)
         )
+        # `outputs` is [b 1 1 d]: one token, and one observed layer.
         hidden = begun.hidden.at[:, begun.num_fed].set(outputs[:, 0, 0])
         begun = _Begun(cache.commit(jnp.ones_like(token)), hidden, begun.num_fed + 1)
         return logits[:, 0, : self.vocab_size], begun
@@ -186,6 +190,7 @@ def build_layer_skip(spec: DrafterSpec) -> BuiltDrafter:
         return BuiltDrafter(
             FirstLayersDrafter(num_layers=len(layers), embed_dim=config.embed_dim, **options)
         )
+    # The cache has slots for the chosen layers only, in their order.
     part = dataclasses.replace(config, num_layers=len(layers))
 
     def empty_cache(batch_size: int, capacity: int) -> KVCache:

@@ -94,6 +94,7 @@ class LookaheadDrafter(StopsUnsure, Stateless):
             logits = looked.logits[:, looked.index, : self.vocab_size]
             return logits, looked.replace(index=looked.index + 1)
 
+        # A loop's state must have its final shape before the call is made.
         nothing = jnp.zeros([b, width, self.target_vocab_size], jnp.float32)
         proposal, looked, _ = draw_chain(
             first,
@@ -120,6 +121,7 @@ def build_lookahead(spec: DrafterSpec) -> BuiltDrafter:
     folder = required_head(spec, "lookahead")
     embeddings = load_lookahead(folder, spec.target_config)
     drafter = LookaheadDrafter(
+        # + 1: the target's own next token needs no embedding.
         num_draft_tokens=min(spec.num_draft_tokens, embeddings.config.num_tokens + 1),
         vocab_size=spec.vocab_size,
         target_vocab_size=spec.target_config.vocab_size,

@@ -71,6 +71,7 @@ class MedusaDrafter(StopsUnsure, ReadingLastOutput):
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
         """Asks one head after the other, in a loop on the device, for as long as any is wanted."""
         hidden = self.read(view.params, state)
+        # `lax.switch` needs one branch a head, as each has parameters of its own.
         heads = [
             functools.partial(medusa_logits, self.config, params[f"head_{index}"])
             for index in range(self.num_draft_tokens)
@@ -85,6 +86,7 @@ class MedusaDrafter(StopsUnsure, ReadingLastOutput):
         proposal, _, _ = draw_chain(
             ask,
             ask,
+            # The memory is the head's index: no head needs what another has drawn.
             jnp.int32(0),
             last_token,
             limit=limit(jnp.zeros_like(last_token)),
@@ -107,6 +109,7 @@ def build_medusa(spec: DrafterSpec) -> BuiltDrafter:
     drafter = MedusaDrafter(
         config=heads.config,
         target=spec.target_config,
+        # A chain cannot be longer than there are heads.
         num_draft_tokens=min(spec.num_draft_tokens, heads.config.num_heads),
         vocab_size=spec.vocab_size,
         min_confidence=spec.options.draft_confidence,

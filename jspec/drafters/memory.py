@@ -50,10 +50,12 @@ class History(struct.PyTreeNode):
     def window(self, start: RowCounts, width: int) -> Tokens:
         """Returns `width` tokens of each row, beginning at `start`."""
         slots = start[:, None] + jnp.arange(width)
+        # Clipped and not masked: callers ignore what lies past the length.
         return jnp.take_along_axis(self.tokens, slots, axis=1, mode="clip")
 
     def newest(self) -> RowTokens:
         """Returns the last committed token of each row."""
+        # An empty row has no newest token and gets whatever is in slot 0.
         return self.window(jnp.maximum(self.length - 1, 0), 1)[:, 0]
 
 
@@ -127,6 +129,7 @@ class ReadingLastOutput:
     @property
     def hidden_layers(self) -> tuple[int, ...]:
         """The target's last layer."""
+        # Number 0 is the embedding, so the last layer has the number of layers.
         return (self.target.num_layers,)
 
     def init(self, batch_size: int, capacity: int) -> Float32[Array, "b d"]:
@@ -152,6 +155,7 @@ class ReadingLastOutput:
 
     def read(self, target_params: Any, state: Float32[Array, "b d"]) -> Float32[Array, "b 1 d"]:
         """Returns what the target's own head reads at that token."""
+        # The norm is applied once a round here, not at every committed token.
         return normed_outputs(self.target, target_params, state[:, None])
 
 
@@ -168,4 +172,5 @@ def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> Tar
     # slots does no harm, as the verify call writes its block over it.
     block = jnp.concatenate([last_token[:, None], drafts], axis=1)
     hidden = look_up(view.params["embedding"], block).astype(jnp.float32)
+    # 0: the verify call begins at the first layer, with the block embedded.
     return TargetPrefix(hidden, view.cache, 0)

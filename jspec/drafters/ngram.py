@@ -125,7 +125,9 @@ class NgramDrafter(Remembering):
         window = last_window(state, last_token, self.window, self.vocab_size)
         # The newest token is followed below, as every draft is.
         lengths = first_matches(window, self.max_order - 1)
+        # Looked at once in advance: the limit depends on the first draft's n.
         _, length, _ = self._follow(window, lengths, last_token)
+        # Kind 0 is the shortest order; rows without a match take it too but want nothing.
         kind = jnp.maximum(length - (self.min_order - 1), 0)
         wanted = jnp.where(length > 0, limit(kind), 0)
         if not self.is_sampled:
@@ -172,6 +174,7 @@ class NgramDrafter(Remembering):
         for _ in range(self.num_draft_tokens):
             lengths, length, is_match = self._follow(window, lengths, token)
             is_going &= (length > 0) & (num_tokens < wanted)
+            # 0 is a harmless id for rows that have stopped.
             token = jnp.where(is_going, most_frequent(window, is_match), 0)
             num_tokens += is_going.astype(jnp.int32)
             tokens.append(token)
@@ -192,6 +195,7 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
         number may depend on a row's neighbours, and the noise must not.
     """
     rows = jnp.arange(window.label.shape[0])[:, None]
+    # A place before the text's beginning has no context and may not be drawn.
     is_text = window.tokens[:, :-1] >= 0
     occurrences = jnp.zeros(window.label.shape, jnp.float32)
     occurrences = occurrences.at[rows, window.label].add(is_text.astype(jnp.float32))
@@ -202,11 +206,13 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     ) -> tuple[RowTokens, Float32[Array, "b v"]]:
         probs = sampling_probs(logits[:, None], settings)[:, 0]
         probs = jnp.where(logits > -jnp.inf, probs, 0.0)  # should a processor add a token
+        # Probability that was cut off is shared out again, so that what is reported is drawn.
         probs = probs / jnp.sum(probs, axis=1, keepdims=True)
         weights = jnp.take_along_axis(probs, window.followed, axis=1, mode="clip")
         # A token that came twice has two positions, which share its probability.
         weights = jnp.where(is_text, weights / occurrences, 0.0)
         noise = gumbel_noise(rng_keys, num_places, settings.is_random)
+        # The newest places keep their noise: a narrower window leaves out the oldest.
         place = sample(weights, noise[:, num_places - weights.shape[1] :])
         token = jnp.take_along_axis(window.followed, place[:, None], axis=1, mode="clip")[:, 0]
         return jnp.where(place >= 0, token, NO_TOKEN), probs

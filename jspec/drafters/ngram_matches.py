@@ -45,6 +45,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
     """
     # More would only be padding.
     width = min(width, history.tokens.shape[1])
+    # The newest token is not in the history yet and takes the last place.
     start = history.length - (width - 1)
     places = jnp.arange(width - 1)
     tokens = jnp.where(
@@ -56,6 +57,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
     # The last place of each token; what is no text comes under some label or other.
     last_place = jnp.zeros([followed.shape[0], vocab_size], jnp.int32)
     last_place = last_place.at[rows, followed].max(jnp.broadcast_to(places, followed.shape))
+    # Labels below u keep the tables of counts as small as the window, not the vocabulary.
     label = jnp.take_along_axis(last_place, followed, axis=1, mode="clip")
     return Window(tokens, followed, label)
 
@@ -69,6 +71,7 @@ def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
     """
     lengths = jnp.zeros(window.followed.shape, jnp.int32)
     width = window.tokens.shape[1]
+    # Only the last tokens can lengthen a match that is capped at `longest`.
     for place in range(max(width - longest, 0), width - 1):
         lengths = lengthen(window, lengths, window.tokens[:, place], longest)
     return lengths
@@ -87,6 +90,7 @@ def lengthen(
     """
     # A match that ended one place earlier goes on here.
     before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
+    # Negative ids are what lies before the text: they agree with nothing.
     agrees = (window.tokens[:, :-1] == token[:, None]) & (token >= 0)[:, None]
     return jnp.where(agrees, jnp.minimum(before + 1, longest), 0)
 
@@ -101,6 +105,7 @@ def longest_matches(
       shortest: shorter ones do not count, and the length is then 0.
     """
     length = jnp.max(lengths, axis=1)
+    # 0 tells the caller that the row has no draft.
     length = jnp.where(length >= shortest, length, 0)
     return length, (lengths == length[:, None]) & (length > 0)[:, None]
 
@@ -122,11 +127,13 @@ def log_counts(
     rows = jnp.arange(is_match.shape[0])[:, None]
     here = jnp.log(_count_equals(window, is_match).astype(jnp.float32))
     nothing = jnp.full([is_match.shape[0], vocab_size], -jnp.inf, jnp.float32)
+    # `max` and not `set`: places without a match must not erase the count of one with it.
     return nothing.at[rows, window.followed].max(jnp.where(is_match, here, -jnp.inf))
 
 
 def _count_equals(window: Window, is_match: Bool[Array, "b p"]) -> Int32[Array, "b p"]:
     """Returns how often what followed each place followed where there is a match."""
     rows = jnp.arange(is_match.shape[0])[:, None]
+    # Added up by label, then read back at each place: [b p] both times.
     counts = jnp.zeros_like(window.label).at[rows, window.label].add(is_match.astype(jnp.int32))
     return jnp.take_along_axis(counts, window.label, axis=1)

@@ -76,6 +76,7 @@ def save_table(
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
     if digest is not None:
         metadata["vocabulary"] = digest
+    # In memory first: a failure here leaves no file at all.
     content = safetensors.numpy.save(tensors, metadata)
     partial = None
     try:
@@ -85,12 +86,14 @@ def save_table(
         ) as file:
             partial = pathlib.Path(file.name)
             file.write(content)
+        # Temporary files are private to their owner, and a table is to be shared.
         partial.chmod(0o644)
         os.replace(partial, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     finally:
         if partial is not None:
+            # After the rename there is nothing left under this name.
             partial.unlink(missing_ok=True)
 
 
@@ -161,6 +164,7 @@ def _find_mismatch(
             f"{counted}"
         )
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
+    # A table without a checksum is taken on trust.
     if digest is not None and metadata.get("vocabulary", digest) != digest:
         return "expected a table counted with the target's tokenizer, got one of another's tokens"
     return None

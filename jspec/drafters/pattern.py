@@ -148,10 +148,12 @@ class PatternDrafter:
         del rng_keys, settings, view
         here = _advance(params, state, last_token)
         num_tokens = jnp.minimum(params.num_forced[here], limit(jnp.zeros_like(here)))
+        # The state stays as it was: `last_token` is observed when it is committed.
         return Proposal(params.forced[here], num_tokens), state
 
 
 def _advance(params: PatternParams, state: RowCounts, token: RowTokens) -> RowCounts:
+    # The table is int16 to stay small; states are carried as int32.
     return params.next_state[state, token].astype(jnp.int32)
 
 
@@ -168,6 +170,7 @@ def skeleton_pattern(skeleton: str) -> str:
     if not skeleton:
         raise InputError("expected a JSON skeleton (--draft_json), got an empty text")
     try:
+        # Parsed only as a check: the pattern is made from the text, layout included.
         value = json.loads(skeleton)
     except (ValueError, RecursionError) as error:
         raise InputError(
@@ -175,6 +178,7 @@ def skeleton_pattern(skeleton: str) -> str:
         ) from None
     if not isinstance(value, dict | list):
         raise InputError(f"expected a JSON object or array as skeleton, got {skeleton[:60]!r}")
+    # A split by one group alternates: literal, name, literal, name, ..., literal.
     literal, *rest = _PLACEHOLDER.split(skeleton)
     pattern = re.escape(literal)
     for name, literal in zip(rest[::2], rest[1::2], strict=True):
@@ -193,6 +197,7 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
       InputError: neither a regular expression nor a JSON skeleton, both, or a bad one.
     """
     pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
+    # Exactly one of the two must be given.
     if (pattern is None) == (skeleton is None):
         found = "neither" if pattern is None else "both"
         raise InputError(

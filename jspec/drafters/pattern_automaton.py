@@ -49,6 +49,7 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
     while len(table) < len(sets):
         row = np.full(256, _NOWHERE, np.int32)
         edges = [edge for node in sets[len(table)] for edge in graph.edges[node]]
+        # Bytes in ranges instead of 256 single steps.
         cuts = sorted({edge[0] for edge in edges} | {edge[1] + 1 for edge in edges})
         # Between two cuts all bytes lead to the same nodes.
         for low, high in itertools.pairwise(cuts):
@@ -56,6 +57,7 @@ def compile_pattern(pattern: str) -> ByteAutomaton:
             if not goals:
                 continue
             reached = _closure(graph, goals)
+            # The start is not in the index, so no byte ever leads to state 0.
             if reached not in index:
                 index[reached] = len(sets)
                 sets.append(reached)
@@ -120,6 +122,7 @@ def token_table(
         alive = np.nonzero(lengths)[0]
         reached = np.full(len(alive), state)
         for i in range(letters.shape[1]):
+            # All living tokens step at once; those that lead nowhere are dropped below.
             reached = automaton.next_state[reached, letters[alive, i]]
             is_over = (lengths[alive] == i + 1) & (reached != _NOWHERE)
             table[state, alive[is_over]] = reached[is_over]
@@ -146,9 +149,11 @@ def forced_tokens(
       encode: text to tokens, without BOS.
       width: the most tokens a state.
     """
+    # Of tokens with the same bytes any one will do: the last id is kept.
     by_bytes = {text: token_id for token_id, text in enumerate(token_bytes) if text}
     tokens = np.zeros([len(automaton.is_end), width], np.int32)
     counts = np.zeros(len(automaton.is_end), np.int32)
+    # From 1: at the start any text may come.
     for state in range(1, len(counts)):
         run = forced_bytes(automaton, state)
         ids = _encode_run(run, token_bytes, by_bytes, encode)[:width]

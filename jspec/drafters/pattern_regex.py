@@ -64,6 +64,7 @@ class ByteGraph:
 
     def _node(self, skip_from: int | None = None) -> int:
         if len(self.edges) >= _MAX_NODES:
+            # Nested repetitions multiply: the cap stops them before memory runs out.
             raise self._error("it is too large")
         self.edges.append([])
         self.skips.append([])
@@ -88,6 +89,7 @@ class ByteGraph:
         if op == "BRANCH":
             ends = [self._sequence(items, self._node(start)) for items in value[1]]
             return self._join(ends)
+        # Greedy or not, the set of texts is the same.
         if op in ("MAX_REPEAT", "MIN_REPEAT"):
             fewest, most, items = value
             return self._repeat(fewest, most, items, start)
@@ -104,10 +106,12 @@ class ByteGraph:
         for _ in range(fewest):
             start = self._sequence(items, self._node(start))
         if str(most) == "MAXREPEAT":
+            # A node of its own: a jump back to `start` would also repeat what else leaves it.
             loop = self._node(start)
             self.skips[self._sequence(items, self._node(loop))].append(loop)
             return self._node(loop)
         ends = [start]
+        # Every optional repetition may be the last, so each one's end is joined.
         for _ in range(most - fewest):
             ends.append(self._sequence(items, self._node(ends[-1])))
         return self._join(ends)
@@ -133,6 +137,7 @@ class ByteGraph:
 def _ranges(op: str, value: Any) -> Ranges:
     """Returns the characters that one part of a class, or a class, stands for."""
     if op == "ANY":
+        # Without DOTALL a dot is any character but a line break.
         return _complement([(0x0A, 0x0A)])
     if op == "LITERAL":
         return [(value, value)]
@@ -153,6 +158,7 @@ def _complement(ranges: Ranges) -> Ranges:
     for low, high in sorted(ranges):
         if low > begin:
             found.append((begin, low - 1))
+        # Ranges may overlap, so the bound never falls.
         begin = max(begin, high + 1)
     return [*found, (begin, _LAST)] if begin <= _LAST else found
 

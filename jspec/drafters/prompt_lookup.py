@@ -87,6 +87,7 @@ class PromptLookupDrafter(Remembering):
     ) -> tuple[Proposal, History]:
         """Looks the text's end up in the text."""
         del params, rng_keys, settings, view
+        # The newest token is part of the suffix to be matched, though not committed yet.
         text = state.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
         match_length, match_end = longest_match(text, self.max_match)
         # Past the text's end the copy goes on with itself: a repetition is continued.
@@ -94,9 +95,11 @@ class PromptLookupDrafter(Remembering):
         offsets = jnp.arange(self.num_draft_tokens) % period
         slots = match_end[:, None] + 1 + offsets
         tokens = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
+        # Kind i stands for a match of i + 1 tokens; without a match any kind would do.
         kind = jnp.maximum(match_length, 1) - 1
         num_tokens = jnp.where(match_length >= self.min_match, limit(kind), 0)
         if self.growth > 0:
+            # Computed in Python, exactly as `_kind` does, so that the two agree.
             most = [int(self.growth * length) for length in range(self.max_match + 1)]
             num_tokens = jnp.minimum(num_tokens, jnp.asarray(most, jnp.int32)[match_length])
         return Proposal(tokens, num_tokens, kind=kind), state
@@ -118,12 +121,14 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
     # The text's end itself is no earlier position.
     agrees = ends < text.length[:, None] - 1
     match_length = jnp.zeros(text.tokens.shape, jnp.int32)
+    # Padded once, so that each shift is a static slice and no gather.
     before = jnp.pad(text.tokens, ((0, 0), (max_match, 0)))
     for back in range(max_match):
         suffix_token = text.window(jnp.maximum(text.length - 1 - back, 0), 1)
         start = max_match - back
         shifted = before[:, start : start + capacity]  # shifted[e] is tokens[e - back]
         agrees &= (shifted == suffix_token) & (ends >= back)
+        # `agrees` only ever falls, so the sum is the length of the unbroken match.
         match_length += agrees.astype(jnp.int32)
     # One maximum over both criteria: the length, then the more recent position.
     best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)

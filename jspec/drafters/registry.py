@@ -66,6 +66,7 @@ _ENTRIES = (
 REGISTRY = {entry.name: entry for entry in _ENTRIES}
 DRAFTERS = tuple(REGISTRY)
 WITH_DRAFT_MODEL = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft")
+# From the entries themselves, so that a new drafter needs no second list.
 _WITH_HEAD = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft_head")
 _DEFAULTS = DrafterOptions()
 
@@ -84,6 +85,7 @@ def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
     # A member may not draft in the target's own cache, where others' blocks may lie.
     spec = spec._replace(is_member=True, is_in_cascade=True)
     built = [REGISTRY[member].build(spec) for member in names]
+    # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
     return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
 
@@ -149,6 +151,7 @@ def check_options(names: Sequence[str], options: DrafterOptions) -> None:
     """
     read = set[str]().union(*(options_read(name, options) for name in names))
     for field in dataclasses.fields(options):
+        # An option at its default may be unread: the user did not ask for it.
         if field.name not in read and getattr(options, field.name) != field.default:
             readers = [name for name in DRAFTERS if field.name in options_read(name, _DEFAULTS)]
             raise InputError(
@@ -200,6 +203,7 @@ def choose_drafter(
     """
     if name is None:
         name = "model" if has_draft else "prompt_lookup"
+        # With a shipped head the lookup goes first, as it costs next to nothing.
         if not has_draft and shipped_head("eagle", target):
             name = "prompt_lookup+eagle"
     if needs_draft_model(name) and not has_draft:

@@ -50,6 +50,7 @@ class Options:
         check_numbers(self)
         for field in dataclasses.fields(self):
             value, about = getattr(self, field.name), field.metadata
+            # By the field's annotation, as the value itself may be of a wrong type.
             if field.type in (str, str | None):
                 _check_text(field, value)
             if about["between"]:

@@ -109,6 +109,7 @@ def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
       params: `probs` [u].
       token: [b].
     """
+    # The same distribution for every row, as a unigram ignores the context.
     return jnp.broadcast_to(jnp.log(params["probs"]), (*token.shape, *params["probs"].shape))
 
 
@@ -120,9 +121,11 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
         token most often, then counts of 0.
       token: [b].
     """
+    # [b k] each: a row keeps the most frequent continuations only.
     ids, counts = params["ids"][token], params["counts"][token]
     rows = jnp.arange(token.shape[0])[:, None]
     followed = jnp.zeros((*token.shape, *params["probs"].shape), jnp.float32)
+    # `add`: unused entries repeat an id with a count of 0, which `set` would let win.
     followed = followed.at[rows, ids].add(counts)
     is_seen = counts[:, 0] > 0
     # log 0 is -inf: a token never counted is never proposed.

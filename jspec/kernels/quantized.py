@@ -4,7 +4,7 @@ A weight is the scale of its output times an int8. A 4-bit integer becomes that 
 multiplied by its group's multiplier, itself an integer, so one product serves both kinds. The
 model's type holds these integers exactly.
 
-There are three methods to multiply by such a kernel. On CPU the C++ converts a few outputs' weights at
+Three methods multiply by such a kernel. On CPU the C++ converts a few outputs' weights at
 a time, which then stay in the processor's cache. On other devices XLA can fuse the conversion into
 the product. On CPU without a C++ compiler XLA would write the converted weights to memory and read
 them again, at four times the cost of a float kernel, but its int8 · int8 -> int32 product is fast:

@@ -60,6 +60,7 @@ def place_output(
       inner: of `inner_layer`.
       hidden: the target's last hidden states, normed.
     """
+    # The residual of the paper's section 6: the target's own head can read the sum.
     return hidden.astype(jnp.float32) + _affine(params[f"down_{index}"], inner)
 
 

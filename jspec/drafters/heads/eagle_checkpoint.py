@@ -76,6 +76,7 @@ def eagle_rules(config: EagleConfig) -> list[Parameter]:
         one_tensor(("fc",), "fc.weight", (shape.embed_dim, config.feature_dim)),
         one_tensor(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
         one_tensor(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
+        # Twice as wide as usual: the layer reads the embedding and the feature.
         qkv_tensors(shape, (*heads, "qkv"), attention, "weight", (2 * shape.embed_dim,)),
         one_tensor((*heads, "out"), f"{attention}.o_proj.weight", flat_out, out),
         one_tensor(
@@ -133,11 +134,14 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
             raise ValueError("expected the config.json of a head of EAGLE-3; it has no hidden_size")
         num_drafts = raw.pop("draft_vocab_size", raw.get("vocab_size"))
         layers, depth = _pop_layers(raw), raw.pop(DEPTH, None) or 0
+        # Apart from its input the layer is Llama's, so its config is read as one.
         shape = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
+        # The layer's vocabulary is what it proposes; the target's goes to `EagleConfig`.
         layer = dataclasses.replace(shape, vocab_size=num_drafts, tie_embeddings=False)
         layers = default_feature_layers(target.num_layers) if layers is None else tuple(layers)
         config = EagleConfig(layer, shape.vocab_size, layers, depth)
         is_in_range = all(0 <= int(i) <= target.num_layers for i in layers)
+    # An InputError is a ValueError too, and has named the file already.
     except InputError:
         raise
     except (ValueError, TypeError) as error:
@@ -181,9 +185,11 @@ def _read_ids(
         return np.arange(num_drafts, dtype=np.int32)
     if offsets.shape != (num_drafts,):
         raise InputError(f"{folder}: d2t: expected [{num_drafts}], found {list(offsets.shape)}")
+    # `d2t` holds differences, not ids.
     ids = np.arange(num_drafts) + offsets.astype(np.int64)
     if len(np.unique(ids)) < num_drafts or ids.min() < 0 or ids.max() >= config.target_vocab_size:
         raise InputError(f"{folder}: d2t: expected different ids of the target's vocabulary")
+    # The two say the same thing twice: where they differ, one is damaged.
     if is_known is not None and not np.array_equal(np.flatnonzero(is_known), np.sort(ids)):
         raise InputError(f"{folder}: d2t and t2d disagree")
     return ids.astype(np.int32)
@@ -191,6 +197,7 @@ def _read_ids(
 
 def _in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
     """Sorts the head's rows by the target's ids: of equal logits the first is the smallest id's."""
+    # Published heads may list their tokens in any order.
     order = np.argsort(ids)
     if not np.array_equal(order, np.arange(len(ids))):
         heads = [name for name in tensors if name.startswith("lm_head.")]
@@ -209,6 +216,7 @@ def save_eagle(folder: pathlib.Path, config: EagleConfig, params: dict[str, Any]
     is_known[ids] = True
     tensors = {"d2t": ids.astype(np.int64) - np.arange(len(ids)), "t2d": is_known}
     tensors |= unpack_params(eagle_rules(config), params)
+    # In config.json `vocab_size` is the target's, as published heads have it.
     text = to_hf_config(dataclasses.replace(config.layer, vocab_size=config.target_vocab_size)) | {
         "architectures": [_ARCHITECTURE],
         "draft_vocab_size": config.layer.vocab_size,

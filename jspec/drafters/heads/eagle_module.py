@@ -42,6 +42,7 @@ class EagleConfig:
     target_num_layers: int = 0
 
     def __post_init__(self) -> None:
+        # The cache and the tensors' names are those of a single layer.
         if self.layer.num_layers != 1:
             raise ValueError(f"expected a head of one layer, got {self.layer.num_layers}")
         if self.layer.vocab_size > self.target_vocab_size:
@@ -81,19 +82,24 @@ class EagleHead(nn.Module):
         """Runs one block of pairs; see `apply_head`."""
         cfg = self.config.layer
         eps, num_tokens = cfg.norm_epsilon, embedded.shape[1]
+        # Pair i has position i, although its token stands at i + 1.
         rope = rope_cos_sin(cfg, cache.length[:, None] + jnp.arange(num_tokens))
         visible = cache.visible(causal_mask(num_tokens))
         x = features.astype(jnp.float32)
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
+        # [b t 2·d], embedding first: the order in which published heads have their columns.
         both = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
         attention = Attention(cfg, name="attention")
         mixed, cache = attention(both, rope, visible, cache, 0)
+        # The residual is the feature before its norm; see `speculators` for the other kind.
         x = x + mixed
         x = x + FeedForward(cfg, name="mlp")(RMSNorm(eps, name="mlp_norm")(x))
         outputs = x
         if logits_at is not None:
+            # Before the norm and the head: one row of logits is made instead of t.
             outputs = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
         head = kernel_param(self, "head", (cfg.vocab_size, cfg.embed_dim))
+        # `x` goes on without the norm, as it stands for the next feature.
         return linear(RMSNorm(eps, name="final_norm")(outputs), head), x, cache
 
 
@@ -105,6 +111,7 @@ def fuse(params: Params, features: Float[Array, "b t l d"]) -> Float32[Array, "b
       features: outputs of the target's `feature_layers`, [b t l d].
     """
     b, t = features.shape[:2]
+    # Layers side by side, [b t l·d], in the order of `feature_layers`.
     return linear(features.reshape(b, t, -1), params["fc"])
 
 
@@ -146,6 +153,7 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     """
     shape = config.layer
     head_key, fc_key = jax.random.split(rng_key)
+    # Flax only needs shapes here; nothing in the cache is kept.
     cache = init_eagle_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
     some = jnp.zeros([1, 1, shape.embed_dim], jnp.float32)
     fc = nn.initializers.normal(0.02)(fc_key, (shape.embed_dim, config.feature_dim))

@@ -92,6 +92,7 @@ def pack_params(
     import jax
 
     expected = {part.name: part.shape for rule in rules for part in rule.parts}
+    # Both sets: a tensor too many is an error as well as one too few.
     for name in sorted(expected.keys() | tensors.keys()):
         shape = _shape(tensors, name) if name in tensors else None
         if shape != expected.get(name):
@@ -101,6 +102,7 @@ def pack_params(
             )
     return unflatten_dict(
         {
+            # Each parameter is finished before the next, which keeps the peak of memory low.
             rule.path: finish(rule.path, jax.device_put(rule.pack(tensors, as_dtype(dtype))))
             for rule in rules
         }
@@ -108,6 +110,7 @@ def pack_params(
 
 
 def _shape(tensors: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
+    # `FloatTensors` makes a float copy when it is indexed; its shape costs nothing.
     return tensors.shape(name) if isinstance(tensors, FloatTensors) else tensors[name].shape
 
 

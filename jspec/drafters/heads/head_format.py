@@ -32,6 +32,7 @@ class HeadSizes:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
+            # `type` and not isinstance: True is an int in Python.
             if type(value) is not int or value < 1:
                 raise ValueError(f"expected {name} as a number of at least 1, got {value!r}")
 
@@ -86,6 +87,7 @@ def load_head(
     Raises:
       InputError: anything missing, damaged, of another shape, or of another target.
     """
+    # The first key tells the kinds of heads apart.
     path, key = folder / "config.json", next(iter(layout.keys.values()))
     raw = read_any_config(folder, layout.what)
     if key not in raw:

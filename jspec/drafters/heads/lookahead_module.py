@@ -43,6 +43,7 @@ def embed_block(
     """
     last = look_up(table, last_token[:, None]).astype(jnp.float32)
     later = params["embeddings"][:num_ahead].astype(jnp.float32)
+    # The same embeddings for every row: they stand for positions, not for texts.
     later = jnp.broadcast_to(later, (last.shape[0], *later.shape))
     return jnp.concatenate([last, later], axis=1)
 

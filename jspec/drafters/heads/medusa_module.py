@@ -75,6 +75,7 @@ def init_medusa_params(config: MedusaConfig, head: Float[Array, "v d"]) -> dict[
             f"layer_{layer}": {"kernel": jnp.zeros([d, d]), "bias": jnp.zeros([d])}
             for layer in range(config.num_layers)
         }
+        # Each head has a vocabulary matrix of its own, which begins as the target's.
         return blocks | {"head": head.astype(jnp.float32)}
 
     return {f"head_{index}": one_head() for index in range(config.num_heads)}

@@ -77,6 +77,7 @@ def save_speculators(
             "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": target},
         },
         _LAYER: _old_rope(to_hf_config(layer)),
+        # Written out, as vLLM takes a missing entry for true.
         _NORM: False,
         "tie_word_embeddings": False,
         "dtype": str(tensors["fc.weight"].dtype),
@@ -104,6 +105,7 @@ def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:
         return dict(raw)
     if raw[_TYPE] != "eagle3":
         raise ValueError(f"expected {_TYPE} eagle3, got {raw[_TYPE]!r}")
+    # Missing means true to vLLM, so it must mean the same here.
     if raw.get(_NORM, True):
         raise ValueError(f"expected {_NORM} false: such heads cannot be run here")
     if not isinstance(raw.get(_LAYER), dict):
