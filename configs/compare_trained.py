@@ -7,7 +7,8 @@
     python scripts/summarize.py runs/compare_trained
 
 The loop trains each drafter (for --config.texts and --config.recipe see
-docs/train_a_drafter.md). Another folder than `runs/trained` is given after a colon: `--config=configs/compare_trained.py:FOLDER`.
+docs/train_a_drafter.md). Another folder than `runs/trained` is given after a colon:
+`--config=configs/compare_trained.py:FOLDER`.
 
 Measured on two cores of an AMD EPYC (2026-11-22, SmolLM2, 150 steps of 512 tokens, 26 prompts of
 Spec-Bench's categories, 32 tokens, T = 0, one draft): eagle is 1.04 times as fast as plain

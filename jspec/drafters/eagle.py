@@ -35,10 +35,8 @@ from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, LimitFn, TargetView
 
-# A loop's body has one static width: a long prompt takes several trips.
 _CATCH_UP_WIDTH = 64
-# Acceptance before it is known, for first and later drafts.
-_KINDS = (Kind("eagle", 0.6, 0.6),)
+_KINDS = (Kind("eagle", 0.6, 0.6),)  # acceptance before it is known, for first and later drafts
 
 
 class EagleState(struct.PyTreeNode):
@@ -100,7 +98,6 @@ class EagleDrafter(StopsUnsure):
         """Returns the committed tokens to be read beyond those that a round reads anyway, [b]."""
         del kind
         num_missed = state.history.length - state.cache.length
-        # The first call of a round has room for w + 1 pairs whether or not they are missing.
         return jnp.maximum(num_missed - (self.num_draft_tokens + 1), 0)
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
@@ -124,7 +121,6 @@ class EagleDrafter(StopsUnsure):
         valid: Bool[Array, "b t"],
     ) -> EagleState:
         """Remembers committed tokens and their features; the head runs when drafts are wanted."""
-        # The fused feature is all that is kept: d numbers a token instead of l·d.
         features = fuse(params, hidden)[:, :, None]
         return state.replace(
             history=state.history.append(tokens, valid),
@@ -147,20 +143,16 @@ class EagleDrafter(StopsUnsure):
         wanted = limit(jnp.zeros_like(last_token))
         # `last` is not committed yet, but it is half of the newest pair.
         text = state.history.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
-        # Pair i joins feature i with token i + 1, so n features give n pairs.
         num_pairs = state.history.length
-        # A round commits at most its drafts and one more token, as many as fit in one call.
         width = self.num_draft_tokens + 1
         feed = functools.partial(self._feed, params, view.params["embedding"])
 
         def missing(cache: KVCache) -> RowCounts:
-            # A row without wanted drafts must not keep its neighbours in the loop.
             return jnp.where(wanted > 0, num_pairs - cache.length, 0)
 
         def feed_pairs(
             cache: KVCache, num: int, at: RowCounts
         ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
-            # Flattened over rows and slots, so that one row lookup serves the whole batch.
             size = state.features.shape[2]
             # Rows that miss fewer pairs read the last ones again, and do not commit them.
             slots = jnp.minimum(cache.length[:, None] + jnp.arange(num), size - 1)
@@ -176,16 +168,13 @@ class EagleDrafter(StopsUnsure):
 
         def first(drafting: _Drafting, token: RowTokens) -> tuple[Array, _Drafting]:
             num = missing(drafting.cache)
-            # The last missing pair holds `last`: its logits are those of the first draft.
             at = jnp.maximum(num - 1, 0)
             logits, hidden, cache = feed_pairs(drafting.cache, width, at)
-            # From [b t d] to [b d]: the head's guess of the feature at `last`.
             hidden = jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0]
             return logits, _Drafting(cache.commit(num), hidden)
 
         def later(drafting: _Drafting, token: RowTokens) -> tuple[Array, _Drafting]:
             at = jnp.zeros_like(token)
-            # EAGLE-3 feeds the head's own output where the target has no feature yet.
             pair = token[:, None], drafting.hidden[:, None]
             logits, hidden, cache = feed(*pair, drafting.cache, at)
             return logits, _Drafting(cache.commit(jnp.ones_like(token)), hidden[:, 0])
@@ -200,7 +189,6 @@ class EagleDrafter(StopsUnsure):
         proposal, drafting, _ = draw_chain(
             first,
             later,
-            # The zeros only give the loop its shape: `first` replaces them before they are read.
             _Drafting(cache, jnp.zeros([b, d], jnp.float32)),
             last_token,
             limit=wanted,
@@ -229,7 +217,6 @@ class EagleDrafter(StopsUnsure):
         )
         logits = logits[:, 0]
         if self.vocab_size < self.config.target_vocab_size:
-            # `ids` maps the head's rows, so the mask is over ids and not over positions.
             logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
         return logits, hidden, cache
 

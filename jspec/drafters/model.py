@@ -80,7 +80,6 @@ class ModelDrafter(StopsUnsure):
         del kind
         # The same widths in the same order as `_catch_up`.
         missing = jnp.maximum(state.history.length - 1 - state.cache.length, 0)
-        # Rounded up: the last wide call is padded, and padding costs as much as text.
         num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
         wide = num_wide * CATCH_UP_WIDTH
         return wide + -(-jnp.maximum(missing - wide, 0) // _FEW) * _FEW
@@ -103,17 +102,14 @@ class ModelDrafter(StopsUnsure):
     ) -> ModelState:
         """Remembers committed tokens; those that were fed while drafting count as cached."""
         del params, hidden
-        # The prompt is wider than the drafts, and a round's block may be narrower.
         width = min(tokens.shape[1], self.num_draft_tokens)
         # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
         is_fed &= (state.cache.length == state.history.length)[:, None]
-        # Only the prefix counts: after a wrong token the cached keys had another context.
         num_fed = jnp.sum(jnp.cumprod(is_fed, axis=1, dtype=jnp.int32), axis=1)
         return ModelState(
             history=state.history.append(tokens, valid),
             cache=state.cache.commit(num_fed),
-            # Each fed token counts once; a later block must not match it again.
             fed=jnp.full_like(state.fed, -1),
         )
 
@@ -130,8 +126,7 @@ class ModelDrafter(StopsUnsure):
     ) -> tuple[Proposal, ModelState]:
         """Drafts one token after another, in a loop on the device."""
         del view
-        # The drafter has one kind, number 0.
-        wanted = limit(jnp.zeros_like(last_token))
+        wanted = limit(jnp.zeros_like(last_token))  # the drafter has one kind, number 0
         history, is_wanted = state.history, wanted > 0
 
         def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
@@ -139,7 +134,6 @@ class ModelDrafter(StopsUnsure):
             # call fills that hole. Else it rewrites one slot with what it held.
             block = jnp.stack([history.newest(), token], axis=1)
             logits, _, cache = self.apply(params, block, cache, logits_at=jnp.ones_like(token))
-            # `logits_at` is 1, so the one row of logits is that after `token`.
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.full_like(token, 2))
 
         def later(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
@@ -186,7 +180,6 @@ class ModelDrafter(StopsUnsure):
           num_tokens: drafts of each row, [b].
           is_wanted: the rows that drafted, [b].
         """
-        # The loops count drafts as committed, which they are not: the length goes back.
         length = jnp.where(is_wanted, state.history.length, state.cache.length)
         # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
         # depend on its neighbours. So as many fed tokens count as the row has drafts.
@@ -203,9 +196,7 @@ class ModelDrafter(StopsUnsure):
             return jnp.where(is_wanted, jnp.maximum(history.length - 1 - cache.length, 0), 0)
 
         def feed(width: int, cache: KVCache) -> KVCache:
-            # Past a row's end the window holds padding, which is fed but not committed.
             tokens = history.window(cache.length, width)
-            # The logits are not used: one row of them is cheaper than `width` rows.
             _, _, fed = self.apply(params, tokens, cache, logits_at=jnp.zeros_like(history.length))
             return fed.commit(jnp.minimum(missing(cache), width))
 
@@ -238,7 +229,6 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
         init_cache=empty_cache,
         num_draft_tokens=spec.num_draft_tokens,
         vocab_size=spec.vocab_size,
-        # With padding: distributions must have the shape of the target's to be compared.
         target_vocab_size=spec.target_config.vocab_size,
         min_confidence=spec.options.draft_confidence,
     )

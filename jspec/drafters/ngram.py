@@ -127,7 +127,6 @@ class NgramDrafter(Remembering):
         lengths = first_matches(window, self.max_order - 1)
         # Looked at once in advance: the limit depends on the first draft's n.
         _, length, _ = self._follow(window, lengths, last_token)
-        # Kind 0 is the shortest order; rows without a match take it too but want nothing.
         kind = jnp.maximum(length - (self.min_order - 1), 0)
         wanted = jnp.where(length > 0, limit(kind), 0)
         if not self.is_sampled:
@@ -174,7 +173,6 @@ class NgramDrafter(Remembering):
         for _ in range(self.num_draft_tokens):
             lengths, length, is_match = self._follow(window, lengths, token)
             is_going &= (length > 0) & (num_tokens < wanted)
-            # 0 is a harmless id for rows that have stopped.
             token = jnp.where(is_going, most_frequent(window, is_match), 0)
             num_tokens += is_going.astype(jnp.int32)
             tokens.append(token)
