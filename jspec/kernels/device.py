@@ -16,14 +16,12 @@ class TimedProducts(NamedTuple):
       num_bytes: size of a kernel that no cache holds, for the rate at which weights are read.
       rows: rows of a product that is bound by arithmetic, for the rate of operations.
       width: inputs and outputs of that product.
-      turns: products in a timed loop.
       rows_dtype: the type in which a product takes its rows without a conversion.
     """
 
     num_bytes: int
     rows: int
     width: int
-    turns: int
     rows_dtype: DTypeLike
 
 
@@ -31,8 +29,8 @@ def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
     """Returns the products by which the default device is measured with kernels of that type."""
     if jax.default_backend() == "cpu":
         # The C++ reads float32 rows, whatever the kernel's type.
-        return TimedProducts(256 << 20, 512, 2048, 3, jnp.float32)
-    return TimedProducts(2 << 30, 8192, 8192, 32, kernel_dtype)
+        return TimedProducts(256 << 20, 512, 2048, jnp.float32)
+    return TimedProducts(2 << 30, 8192, 8192, kernel_dtype)
 
 
 def prefers_unrolled_loops() -> bool:

@@ -18,7 +18,7 @@ def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
 
     monkeypatch.setattr(machine, "product_loop", product_loop)
     monkeypatch.setattr(machine, "least_seconds", lambda loop: 0.5)
-    sizes = TimedProducts(1 << 20, 64, 128, 7, "float32")
+    sizes = TimedProducts(1 << 20, 64, 128, "float32")
     monkeypatch.setattr(machine, "timed_products", lambda dtype: sizes)
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
         found = machine.measure_machine(dtype)
