@@ -1,9 +1,11 @@
 """python -m jspec.benchmark. In processes of its own: its flags have names of jspec.generate's."""
 
 import json
+import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from tests.programs import check_refusal, command, environment, run
@@ -70,7 +72,7 @@ _FAILING = """
 import sys
 from jspec import benchmark
 from jspec.common import cli
-from jspec.evaluation.benchmarking import answers, baselines, measurement
+from jspec.evaluation.benchmarking import answers, compare, measurement
 
 class Models:
     def __init__(self, target, draft):
@@ -85,7 +87,7 @@ class Models:
         return generate
 
 measurement.has_transformers = lambda: True
-baselines.TransformersModels = Models
+compare.TransformersModels = Models
 cli.run_main(lambda _: benchmark.main(), max_arguments=1)
 """
 
@@ -140,7 +142,7 @@ _MODES = {  # flags of each mode, and a word of its table
     "drafting": ("--context=80 --repeats=1", "ngram, sampled"),
     "quantization": ("--context=8 --repeats=2", "int4"),
     "acceptance": ("--drafters=random --max_new_tokens=4 --num_prompts=1", "observed"),
-    "profile": ("--drafters=prompt_lookup:2 --context=8 --max_new_tokens=4", "own ms"),
+    "profile": ("--drafters=prompt_lookup:2 --context=8 --max_new_tokens=4", "xprof"),
     "parity": ("--drafters=prompt_lookup:2 --max_new_tokens=4 --num_prompts=2 --batch_size=2",
                "sampled, batch against alone"),
     "start": ("--drafters=prompt_lookup:2 --repeats=1 --max_new_tokens=4", "first token"),
@@ -158,6 +160,7 @@ def records(tmp_path_factory, compile_cache):
     prompts.write_text("".join(f'{{"prompt": "abcabc {i}", "category": "x"}}\n' for i in range(3)))
     lines = []
     for mode, (flags, _) in _MODES.items():
+        flags += f" --trace_folder={work / 'trace'}" * (mode == "profile")
         lines.append([f"--measure={mode}", f"--target={folder}", "--dtype=float32", *flags.split(),
                       f"--output_json={work / mode}"])  # fmt: skip
         if mode in ("methods", "synthetic", "acceptance", "parity"):
@@ -197,14 +200,22 @@ def test_a_second_start_finds_what_the_first_one_compiled(records):
     assert cold["compile_seconds"]["answer"] > warm["compile_seconds"]["answer"]
 
 
+def test_a_profile_leaves_a_trace_of_its_operations(records):
+    """Guards against a trace of Python alone, or of nothing."""
+    (path,) = pathlib.Path(records["profile"][0]["trace_folder"]).rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    names = {event.name for plane in planes for line in plane.lines for event in line.events}
+    assert any("dot" in name or "fusion" in name for name in names)
+
+
 def test_every_kind_of_weights_has_its_bytes_and_steps(records):
     """Ratios are those to the first kind; no repeat is lost."""
-    kinds = records["quantization"][0]["kinds"]
+    kinds = records["quantization"][0]["loops"]
     assert list(kinds) == ["float32", "int8", "int4"]
     assert all(len(kind["all_milliseconds"]) == 2 for kind in kinds.values())
-    ratios = [kind["bytes_ratio"] for kind in kinds.values()]
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[0] == 1
+    sizes = [kind["megabytes"] for kind in kinds.values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert kinds["float32"]["ratio"] == 1
 
 
 def test_parity_compares_every_answer(records):

@@ -6,7 +6,10 @@ import functools
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels
+from jspec.evaluation.benchmarking.transformers_baseline import (
+    TransformersModels,
+    check_transformers,
+)
 from tests.cases import slow_unless
 from tests.tiny_models import draft, make_model, shared_generator, target
 
@@ -125,19 +128,11 @@ def test_a_draft_that_is_the_target_keeps_all(max_new_tokens, counts):
     assert generated[1:3] == counts
 
 
-def test_methods_that_are_not_there_are_refused():
-    """Guards against plain decoding under another name."""
-    with pytest.raises(InputError, match="got 'model'"):
-        TransformersModels(target()).method("model", 3, 8)
-    with pytest.raises(InputError, match="got 'ngram'"):
-        TransformersModels(target()).method("ngram", 3, 8)
-
-
 def test_a_draft_of_another_vocabulary_is_refused():
     """transformers would raise in the middle of the run."""
     config = dataclasses.replace(target().config, vocab_size=64)
     with pytest.raises(InputError, match=r"draft of 128 ids .* got 64 \(small\)"):
-        TransformersModels(target(), make_model(config, name="small"))
+        check_transformers(target(), make_model(config, name="small"))
 
 
 def _request(prompt):

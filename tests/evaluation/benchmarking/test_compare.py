@@ -2,8 +2,9 @@
 
 import pytest
 
-from jspec.evaluation.benchmarking.baselines import plain_of, transformers_methods
-from jspec.evaluation.benchmarking.methods import parse_methods
+from jspec.evaluation.benchmarking.compare import plain_of
+from jspec.evaluation.benchmarking.measurement import parse_methods
+from jspec.evaluation.benchmarking.transformers_baseline import transformers_methods
 
 
 @pytest.mark.parametrize(
