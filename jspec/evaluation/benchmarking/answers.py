@@ -63,10 +63,7 @@ def answer_with(generator: Generator, settings: Settings, *, decoding: bool = Fa
 
 
 class Timings(NamedTuple):
-    """What one method of generating took, each array [repeats, prompts]; see `Generated`.
-
-    `token_ids` are the last answer to each prompt.
-    """
+    """What a method took, each array [repeats, prompts], and its last answers; see `Generated`."""
 
     round_tokens: np.ndarray
     calls: np.ndarray
@@ -112,7 +109,7 @@ def measure(
 
 def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
     leaves = np.array([[one[1:] for one in row] for row in answers], float)
-    return Timings(*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]])
+    return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
 
 
 def summarise(timings: Mapping[str, Timings]) -> dict[str, dict[str, Any]]:

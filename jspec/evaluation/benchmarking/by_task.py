@@ -1,14 +1,8 @@
-"""Spec-Bench's columns: speed-up and mean accepted tokens, by task and overall.
+"""Spec-Bench's columns, by task and overall; `analysis.spec_bench` has their definitions.
 
-They are defined as in `evaluation/speed.py` of https://github.com/hemingkx/Spec-Bench (arXiv
-2401.07851). The speed of a method on a task is the mean over its prompts of each answer's tokens a
-second, so that every prompt weighs the same. The speed-up is that speed over the speed of plain
-decoding by the same program. Mean accepted tokens are the mean over target calls of the tokens that
-a call gave, its own included. Overall is the same over all prompts, not a mean over tasks.
-
-What differs here: a speed-up is the median over repeats, theirs the mean over runs; only the first
-turn of a prompt is answered; calls that read a prompt never count, theirs do with some methods; and
-plain decoding's tokens are counted as they came, theirs by encoding the text again.
+The speed-up is that over plain decoding by the same program. What differs here: a speed-up is the
+median over repeats, theirs the mean over runs; only the first turn of a prompt is answered; and
+calls that read a prompt never count, theirs do with some methods.
 """
 
 from collections.abc import Mapping, Sequence

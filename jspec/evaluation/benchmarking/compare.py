@@ -9,8 +9,9 @@ import dataclasses
 import pathlib
 import resource
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
+from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking.answers import (
     JSPEC_PLAIN,
     GenerateFn,
@@ -25,7 +26,6 @@ from jspec.evaluation.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, llama_
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import (
     TransformersModels,
-    check_transformers,
     transformers_methods,
 )
 from jspec.generation.auto import MOST_DRAFT_TOKENS
@@ -46,7 +46,7 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     own = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
     target, draft = asked.models()
     generators = asked.generators(target, draft, **own)
-    other = _transformers_draft(asked, target, draft) if asked.with_transformers else None
+    other = transformers_draft(asked, target, draft) if asked.with_transformers else None
     settings, some = asked.settings(), next(iter(generators.values()))
     methods = {
         name: answer_with(one, settings, decoding=asked.decoding)
@@ -93,13 +93,6 @@ def _working_baselines(
     """Returns the baselines that are wanted and work here, and why others are left out, by name.
 
     What torch's compiler needs, for example a C compiler, may be missing: the rest is measured.
-
-    Args:
-      asked: what is wanted.
-      target: the target.
-      draft: the draft model for transformers, if there is one.
-      texts: the prompts.
-      prompts: their ids.
     """
     alike, max_new_tokens = transformers_methods(asked.methods), asked.max_new_tokens
 
@@ -119,37 +112,25 @@ def _working_baselines(
         folder = pathlib.Path(asked.llama_cpp)
         return llama_methods(folder, by_ids, max_new_tokens, num_drafts=number)
 
-    working, left_out = {}, {}
-    if asked.with_transformers:
-        _try(make_transformers, list(alike), prompts[:2], working, left_out)
+    makers = [(list(alike), make_transformers)] if asked.with_transformers else []
     if asked.llama_cpp is not None:
-        _try(make_llama_cpp, [LLAMA_PLAIN], prompts[:2], working, left_out)
+        makers.append(([LLAMA_PLAIN], make_llama_cpp))
+    working, left_out = {}, {}
+    for names, make in makers:
+        try:
+            made = make()
+        except Exception as error:  # whatever another library may raise, here and below
+            left_out |= dict.fromkeys(names, _reason(error))
+            continue
+        for name, generate in made.items():
+            try:
+                warm_up({name: generate}, prompts[:2])
+                working[name] = generate
+            except Exception as error:
+                left_out[name] = _reason(error)
     for name, reason in left_out.items():
         print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
     return working, left_out
-
-
-def _try(
-    make: Callable[[], dict[str, GenerateFn]],
-    names: Sequence[str],
-    prompts: Sequence[list[int]],
-    working: dict[str, GenerateFn],
-    left_out: dict[str, str],
-) -> None:
-    """Makes one library's methods, `names` at least, and warms each up on the prompts."""
-    try:
-        made = make()
-    except Exception as error:  # whatever another library may raise, here and below
-        left_out |= dict.fromkeys(names, _reason(error))
-        return
-    for name, generate in made.items():
-        print(f"warming up {name}", file=sys.stderr, flush=True)
-        try:
-            for prompt in prompts:
-                generate(prompt, 0)
-            working[name] = generate
-        except Exception as error:
-            left_out[name] = _reason(error)
 
 
 def _reason(error: Exception) -> str:
@@ -162,11 +143,20 @@ def plain_of(names: Sequence[str]) -> dict[str, str]:
     return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
 
 
-def _transformers_draft(
+def transformers_draft(
     asked: Measurement, target: LoadedModel, draft: LoadedModel | None
 ) -> LoadedModel | None:
-    """Returns the draft model as transformers can load it, which has no integer weights."""
-    check_transformers(target, draft)
+    """Returns the draft model as transformers can load it, which has no integer weights.
+
+    Raises:
+      InputError: transformers will not draft with it.
+    """
+    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
+        raise InputError(
+            f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
+            f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
+            "--notransformers leaves it out"
+        )
     if draft is None or draft.quantization is None:
         return draft
     note = f"it cannot load jspec's {draft.quantization}"

@@ -15,7 +15,7 @@ from jspec.common.text_table import format_table
 from jspec.common.timing import Loop, make_loop, seconds_in_turn
 from jspec.drafters import Drafter, DrafterOptions, make_drafter
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
-from jspec.evaluation.benchmarking.parts import CallShape, call_loop
+from jspec.evaluation.benchmarking.parts import call_loop
 from jspec.generation.flag_values import QUANTIZATIONS, parse_quantization
 from jspec.generation.programs import make_spec
 from jspec.models import make_apply
@@ -44,7 +44,7 @@ def measure_quantization(asked: Measurement) -> Iterator[Outcome]:
         model = load_model(asked.target, dtype=asked.dtype, quantization=quantization)
         title = quantization or asked.dtype
         sizes[title] = {"megabytes": tree_bytes(model.params) / 1e6}
-        loops[title] = call_loop(model, CallShape(1, asked.contexts()[0]))
+        loops[title] = call_loop(model, 1, asked.contexts()[0])
     return _measure_loops(loops, asked.repeats, sizes)
 
 
@@ -59,7 +59,7 @@ def measure_drafting(asked: Measurement) -> Iterator[Outcome]:
     for context in asked.contexts():
         check_range("context", context, _NUM_ROUNDS + 2, 2**20)
     target, _ = asked.models()
-    loops = {"a plain step of the target": call_loop(target, CallShape(1, 256))}
+    loops = {"a plain step of the target": call_loop(target, 1, 256)}
     for name, (drafter, options, temperature) in _DRAFTERS.items():
         spec = make_spec(target, None, drafter, options, int(asked.num_draft_tokens))
         built = make_drafter(drafter, spec).drafter
@@ -78,11 +78,8 @@ def _measure_loops(
 ) -> Iterator[Outcome]:
     """Yields after each repeat every loop's milliseconds, and their ratio to the first loop's.
 
-    Args:
-      loops: by name.
-      repeats: a ratio is the median over them of one repeat's times.
-      sizes: more columns, for all loops or for none.
-      num_rounds: in a turn of every loop but the first.
+    A ratio is the median over repeats of one repeat's times. `sizes` are more columns, and
+    `num_rounds` is in a turn of every loop but the first.
     """
     first = next(iter(loops))
     times: dict[str, list[float]] = {name: [] for name in loops}
@@ -106,7 +103,11 @@ def _measure_loops(
 
 def _rounds_loop(target: LoadedModel, drafter: Drafter, temperature: float, context: int) -> Loop:
     """Returns a loop each turn of which is `_NUM_ROUNDS` rounds, the last of a text."""
-    text = jnp.asarray(_make_text(context, target.config.vocab_size), jnp.int32)
+    rng = np.random.default_rng(0)
+    vocab_size = target.config.vocab_size
+    phrases = [rng.integers(0, vocab_size, rng.integers(3, 11)) for _ in range(20)]
+    repeated = np.concatenate([phrases[i] for i in rng.integers(0, 20, context)])
+    text = jnp.asarray(repeated[:context], jnp.int32)
     begin = text[None, : context - _NUM_ROUNDS]
     state = drafter.observe(None, drafter.init(1, context), begin, begin, begin >= 0)
     zeros, ones = jnp.zeros([1], jnp.int32), jnp.ones([1], jnp.float32)
@@ -138,10 +139,3 @@ def _rounds_loop(target: LoadedModel, drafter: Drafter, temperature: float, cont
         return jax.lax.fori_loop(0, _NUM_ROUNDS, functools.partial(one_round, text), start)[1]
 
     return make_loop(turn, (state, text), jnp.int32(0))
-
-
-def _make_text(length: int, vocab_size: int) -> np.ndarray:
-    """Returns phrases of three to ten tokens, each drawn from the same 20, [length]."""
-    rng = np.random.default_rng(0)
-    phrases = [rng.integers(0, vocab_size, rng.integers(3, 11)) for _ in range(20)]
-    return np.concatenate([phrases[i] for i in rng.integers(0, 20, length)])[:length]

@@ -73,10 +73,7 @@ class Measurement(types.SimpleNamespace):
     def generators(
         self, target: LoadedModel, draft: LoadedModel | None, *names: str, **others: Any
     ) -> dict[str, Generator]:
-        """Returns a Generator for each method, or for those with some names.
-
-        `others` are options of all Generators.
-        """
+        """Returns Generators of all methods, or of those named; `others` are their options."""
         return {
             name: Generator(
                 target,

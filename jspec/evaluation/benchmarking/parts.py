@@ -6,7 +6,7 @@ which the call goes on, that says nothing.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,11 +28,10 @@ from jspec.weights.resolver import LoadedModel
 
 _MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
 _NUM_DRAFTS = 5  # of the choices that are timed
-_VOCAB_SIZES = (8192, 128_256)
 # One token over and over: a drafter that looks back finds a match.
 _REQUEST = Request([1] * PROMPT_TOKENS, Settings(max_new_tokens=64))
 _ANSWERS = 5
-_KINDS = {  # of a choice; those after the first two for the target's vocabulary only
+_KINDS = {  # of a choice
     "T = 0": {"temperature": 0.0},
     "T = 1": {},
     "T = 1, filters": {"has_filters": True},
@@ -40,29 +39,21 @@ _KINDS = {  # of a choice; those after the first two for the target's vocabulary
 }
 
 
-class CallShape(NamedTuple):
-    """A call of a model.
+def time_call(model: LoadedModel, width: int, context: int) -> float:
+    """Returns the seconds of a call of one row, the median of several measurements."""
+    return seconds_each(call_loop(model, width, context))
 
-    Attributes:
+
+def call_loop(model: LoadedModel, width: int, context: int, batch_size: int = 1) -> Loop:
+    """Returns a loop over calls, each with a greedy choice, on what the one before it chose.
+
+    Args:
+      model: whose calls they are.
       width: tokens of each row.
       context: tokens in each row's cache before them.
       batch_size: rows.
     """
-
-    width: int
-    context: int
-    batch_size: int = 1
-
-
-def time_call(model: LoadedModel, width: int, context: int) -> float:
-    """Returns the seconds of a call of one row, the median of several measurements."""
-    return seconds_each(call_loop(model, CallShape(width, context)))
-
-
-def call_loop(model: LoadedModel, shape: CallShape) -> Loop:
-    """Returns a loop over calls, each with a greedy choice, on what the one before it chose."""
     apply = make_apply(model.config)
-    width, context, batch_size = shape
     # Of a long block, as of a prefill, only the last logits are wanted.
     last = jnp.full([batch_size], width - 1, jnp.int32) if width > _MOST_WIDTH else None
 
@@ -78,16 +69,13 @@ def call_loop(model: LoadedModel, shape: CallShape) -> Loop:
 
 
 def choice_lines(vocab_size: int) -> Iterator[dict[str, Any]]:
-    """Yields what follows a call: distributions, acceptance, choice of tokens.
-
-    Vocabularies of other sizes than the target's are measured, too.
-    """
-    for ids in dict.fromkeys([vocab_size, *_VOCAB_SIZES]):
-        for num_drafts in (0, _NUM_DRAFTS):
-            count = 2 if ids != vocab_size else len(_KINDS) if num_drafts else len(_KINDS) - 1
-            for title, options in list(_KINDS.items())[:count]:
-                name = f"choice among {ids} ids, {num_drafts} drafts, {title}"
-                yield _line(name, seconds_each(choice_loop(ids, num_drafts, **options)))
+    """Yields what follows a call: distributions, acceptance, choice of tokens."""
+    for num_drafts in (0, _NUM_DRAFTS):
+        for title, options in _KINDS.items():
+            if num_drafts or not options.get("has_distribution"):
+                name = f"choice among {vocab_size} ids, {num_drafts} drafts, {title}"
+                choice = choice_loop(vocab_size, num_drafts, **options)
+                yield {"name": name, "seconds": seconds_each(choice)}
 
 
 def round_lines(generators: Mapping[str, Generator]) -> Iterator[dict[str, Any]]:
@@ -100,7 +88,7 @@ def round_lines(generators: Mapping[str, Generator]) -> Iterator[dict[str, Any]]
         stats = [generator.generate(_REQUEST).stats for _ in range(_ANSWERS)]
         host = [(s.decode_seconds - s.device_seconds) / s.num_rounds for s in stats if s.num_rounds]
         if host:
-            yield _line(f"{name}: the host, a round", min(host))
+            yield {"name": f"{name}: the host, a round", "seconds": min(host)}
 
 
 def _rounds_of(name: str, generator: Generator) -> Iterator[dict[str, Any]]:
@@ -111,17 +99,14 @@ def _rounds_of(name: str, generator: Generator) -> Iterator[dict[str, Any]]:
     for number in costs.numbers[1:]:
         choice = choice_loop(target.config.vocab_size, number, temperature=0.0)
         beside[number] = time_call(target, number + 1, PROMPT_TOKENS) + seconds_each(choice)
-    yield _line(f"{name}: a round without drafts", costs.seconds[0][0][0], ratio=1.0)
+    plain = costs.seconds[0][0][0]
+    yield {"name": f"{name}: a round without drafts", "seconds": plain, "ratio": 1.0}
     for drafter, (plain, *others) in zip(costs.drafters, costs.seconds[0], strict=True):
         for number, whole in zip(beside, others, strict=True):
             drafting = max(whole - beside[number], 0.0)  # a difference of two times
-            yield _line(f"{name}: {drafter} drafts {number}", drafting)
+            yield {"name": f"{name}: {drafter} drafts {number}", "seconds": drafting}
             title = f"{name}: a round of {drafter}, {number} drafts"
-            yield _line(title, whole, ratio=whole / plain)
-
-
-def _line(name: str, seconds: float, **ratio: float) -> dict[str, Any]:
-    return {"name": name, "seconds": seconds} | ratio
+            yield {"name": title, "seconds": whole, "ratio": whole / plain}
 
 
 def choice_loop(

@@ -17,7 +17,6 @@ from jspec.evaluation.analysis.call_cost import CallCost
 from jspec.evaluation.analysis.machine import Machine, measure_machine
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
 from jspec.evaluation.benchmarking.parts import (
-    CallShape,
     call_loop,
     choice_lines,
     round_lines,
@@ -99,16 +98,16 @@ def format_lines(lines: Sequence[Line], machine: Machine) -> str:
     return "\n".join([rates, table, *[_SLOWED] * is_slowed])
 
 
-def _shapes(most: int, is_quick: bool) -> list[CallShape]:
-    """Returns calls by width, by context and by batch size, those that a context allows."""
+def _shapes(most: int, is_quick: bool) -> list[tuple[int, int, int]]:
+    """Returns width, context and rows of calls by each of the three, where a context allows it."""
     widths, contexts, batch_sizes = (1, 2, 3, 4, 6, 8, 16), (1024, 4096, 8191), (4, 16)
     if is_quick:
         widths, contexts, batch_sizes = (1, 6, 16), (4096,), (16,)
     middle = min(_CONTEXT, most // 2)
-    shapes = [CallShape(width, middle) for width in widths]
-    shapes += [CallShape(1, context) for context in contexts]
-    shapes += [CallShape(1, middle, batch_size) for batch_size in batch_sizes]
-    return [shape for shape in shapes if shape.context + shape.width <= most]
+    shapes = [(width, middle, 1) for width in widths]
+    shapes += [(1, context, 1) for context in contexts]
+    shapes += [(1, middle, batch_size) for batch_size in batch_sizes]
+    return [shape for shape in shapes if shape[0] + shape[1] <= most]
 
 
 def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
@@ -122,11 +121,11 @@ def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
     itemsize = model.params["embedding"].dtype.itemsize
     cost = CallCost(model.config, quantization=model.quantization, float_bytes=itemsize)
     shapes = _shapes(model.config.max_seq_len, is_quick)
-    first, one_token = call_loop(model, shapes[0]), 0.0
+    first, one_token = call_loop(model, *shapes[0]), 0.0
     for shape in shapes:
         width, context, rows = shape
         # Each by turns with the first call; a cache is freed before the next one is made.
-        loops = {"own": first if shape == shapes[0] else call_loop(model, shape), "first": first}
+        loops = {"own": first if shape == shapes[0] else call_loop(model, *shape), "first": first}
         turns = list(seconds_in_turn(loops, 5 if is_quick else 15))
         del loops
         one_token = statistics.median(turn["first"] for turn in turns)

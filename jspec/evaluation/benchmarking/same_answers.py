@@ -22,7 +22,6 @@ from jspec.evaluation.analysis.divergence import (
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
 from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
-from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import LoadedModel
 
@@ -38,14 +37,14 @@ def measure_parity(asked: Measurement) -> Iterator[Outcome]:
       Records with `num_unexcused`, the methods whose answers differ without an excuse.
     """
     (target, draft), settings = asked.models(), asked.settings()
-    texts = [prompt.text for prompt in choose_prompts(asked)[0]]
-    prompts = [encode_prompt(target, text, chat=None, system=None) for text in texts]
+    plain = Generator(target, drafter="none")
+    prompts = [plain.encode_prompt(prompt.text) for prompt in choose_prompts(asked)[0]]
     dtype = target.params["embedding"].dtype.name
     excused = EXCUSED_GAPS[dtype]
-    expected = _answers(Generator(target, drafter="none"), prompts, settings)
+    expected = _answers(plain, prompts, settings)
     logits_after, found = make_logits_after(target), []
-    rounding = _rounding(target, prompts, expected)
-    record = {"excused_gap": excused, "rounding": rounding, "compared": found}
+    record: dict[str, Any] = {"excused_gap": excused, "compared": found}
+    record["rounding"] = _rounding(target, prompts, expected)
 
     def answers(name: str, batch_size: int, prompts: Answers, settings: Settings) -> Answers:
         (made,) = asked.generators(target, draft, name, batch_size=batch_size).values()
@@ -102,8 +101,6 @@ def _answers(generator: Generator, prompts: Sequence[list[int]], settings: Setti
 def _rounding(target: LoadedModel, prompts: Sequence[list[int]], expected: Answers) -> float | None:
     """Returns how far the gap between the two best logits changes with the tokens of a pass."""
     # Cut to one length: one program, and small enough for logits of all places.
-    texts = [
-        [*pair[0], *pair[1]][:_ROUNDING_TOKENS] for pair in zip(prompts, expected, strict=True)
-    ]
-    texts = [text for text in texts if len(text) == _ROUNDING_TOKENS]
+    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, expected, strict=True)]
+    texts = [text[:_ROUNDING_TOKENS] for text in texts if len(text) >= _ROUNDING_TOKENS]
     return largest_gap_change(target, texts, (1, DEFAULT_NUM_DRAFT_TOKENS + 1)) if texts else None

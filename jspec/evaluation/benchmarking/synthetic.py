@@ -18,7 +18,6 @@ from jspec.evaluation.benchmarking.answers import (
 )
 from jspec.evaluation.benchmarking.measurement import (
     Measurement,
-    Method,
     Outcome,
     choose_prompts,
 )
@@ -64,12 +63,16 @@ def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
     methods = {name: method for name, method in asked.methods.items() if name != JSPEC_PLAIN}
     if not methods:
         raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
-    for name, method in methods.items():
-        if not isinstance(method.num_draft_tokens, int):
+    for name, (_, number) in methods.items():
+        if not isinstance(number, int):
             raise InputError(f"expected a fixed number of drafts of {name}, got auto")
     target, draft = asked.models()
     generators = asked.generators(target, draft, *methods, acceptance="synthetic")
-    costs = {name: _costs_of(target, draft, method) for name, method in methods.items()}
+    costs = {
+        name: _costs_of(target, draft, int(number))
+        for name, (drafter, number) in methods.items()
+        if draft is not None and drafter == "model"
+    }
     plain = Generator(target, drafter="none")
     settings = Settings(max_new_tokens=asked.max_new_tokens, temperature=1.0)
     answers = {
@@ -85,7 +88,8 @@ def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
         lines = []
         for cell, (name, rate) in cells.items():
             both = timings[cell], timings[JSPEC_PLAIN]
-            lines.append(_line(name, rate, methods[name], costs[name], *both))
+            number = int(methods[name].num_draft_tokens)
+            lines.append(_line(name, rate, number, costs.get(name), *both))
         rows = [
             [name, str(number), f"{rate:g}", f"{given:.2f}", f"{expected:.2f}",
              ratio_cell(speedup), number_cell(theorem, ".2f")]
@@ -100,19 +104,14 @@ def _at_rate(answer: GenerateFn, rate: float) -> GenerateFn:
 
 
 def _line(
-    name: str,
-    rate: float,
-    method: Method,
-    costs: tuple[float, float] | None,
-    own: Timings,
-    plain: Timings,
+    name: str, rate: float, number: int, costs: tuple[float, float] | None, *both: Timings
 ) -> dict[str, Any]:
-    """Returns what a method at a rate gave, in the order of `_COLUMNS`.
+    """Returns what a method gave beside plain decoding, in the order of `_COLUMNS`.
 
     The speed-up is that of decoding, without the prefill. Theorem 3.8 expects one of a drafter that
     calls a draft model.
     """
-    number = int(method.num_draft_tokens)
+    own, plain = both
     return {
         "name": name,
         "num_draft_tokens": number,
@@ -124,15 +123,7 @@ def _line(
     }
 
 
-def _costs_of(
-    target: LoadedModel, draft: LoadedModel | None, method: Method
-) -> tuple[float, float] | None:
-    """Returns the cost of a draft and of the verify call, in plain target calls.
-
-    None where no draft model drafts.
-    """
-    if draft is None or method.drafter != "model":
-        return None
-    widths = 1, int(method.num_draft_tokens) + 1
-    step, verify = (time_call(target, width, _CONTEXT) for width in widths)
+def _costs_of(target: LoadedModel, draft: LoadedModel, number: int) -> tuple[float, float]:
+    """Returns the cost of a draft and of the verify call, in plain target calls."""
+    step, verify = (time_call(target, width, _CONTEXT) for width in (1, number + 1))
     return time_call(draft, 1, _CONTEXT) / step, verify / step

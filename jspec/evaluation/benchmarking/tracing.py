@@ -130,11 +130,10 @@ def _counts(proposal: Proposal | None, info: StepInfo) -> dict[str, Any]:
     drafts: list[int] = []
     if proposal is not None:
         drafts = np.asarray(proposal.tokens)[0, : int(proposal.num_tokens[0])].tolist()
-    num_emitted = int(info.num_tokens[0])
-    emitted = np.asarray(info.tokens)[0, :num_emitted].tolist()
+    emitted = np.asarray(info.tokens)[0, : int(info.num_tokens[0])].tolist()
     num_accepted = int(info.num_accepted[0])
-    if num_emitted <= num_accepted:
-        drafts, num_accepted = drafts[:num_emitted], num_emitted
+    if len(emitted) <= num_accepted:
+        drafts, num_accepted = drafts[: len(emitted)], len(emitted)
     return {"drafts": drafts, "num_accepted": num_accepted, "emitted": emitted}
 
 

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.common.errors import InputError
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, needs_draft_model
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
@@ -38,20 +37,6 @@ def transformers_methods(
 def has_transformers() -> bool:
     """Returns whether transformers can run models here, which takes torch."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-def check_transformers(target: LoadedModel, draft: LoadedModel | None) -> None:
-    """Checks that transformers will take the models.
-
-    Raises:
-      InputError: it will not.
-    """
-    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
-        raise InputError(
-            f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
-            f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
-            "--notransformers leaves it out"
-        )
 
 
 class TransformersModels:
