@@ -75,13 +75,24 @@ def main() -> None:
         return make_table()
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
-    if _OUTPUT_JSON.value is None:
-        raise InputError("expected --output_json")
     if _WHAT.value == "prompts":
-        return make_prompts(check_output(_OUTPUT_JSON.value))
-    if _PROMPTS_FILE.value is None:
-        raise InputError("expected --prompts_file")
-    make_answers(check_output(_OUTPUT_JSON.value, _PROMPTS_FILE.value), _PROMPTS_FILE.value)
+        (output,) = _required(_OUTPUT_JSON)
+        return make_prompts(check_output(output))
+    source, output = _required(_PROMPTS_FILE, _OUTPUT_JSON)
+    make_answers(check_output(output, source), source)
+
+
+def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
+    """Returns the values of flags.
+
+    Raises:
+      InputError: some are missing; the message names all of them.
+    """
+    values = [holder.value for holder in holders if holder.value]
+    if len(values) < len(holders):
+        missing = [f"--{holder.name}" for holder in holders if not holder.value]
+        raise InputError(f"expected {' and '.join(missing)}")
+    return values
 
 
 def make_answers(path: pathlib.Path, prompts_file: str) -> None:
@@ -150,21 +161,16 @@ def make_prompts(path: pathlib.Path) -> None:
 
 def make_table() -> None:
     """Counts n-grams and writes the table, which appears when it is complete."""
-    if not _INPUT.value or not _OUTPUT.value:
-        raise InputError("expected --input and --output")
+    source, goal = _required(_INPUT, _OUTPUT)
     check_range("order", _ORDER.value, 1, 2)
     check_range("num_continuations", _NUM_CONTINUATIONS.value, 1, 4096)
-    output = check_output(_OUTPUT.value, _INPUT.value)
+    output = check_output(goal, source)
     model = load_model(_TARGET.value)
-    texts = read_token_texts(_INPUT.value, model.tokenizer, with_prompts=_COUNT_PROMPTS.value)
-    table = count_ngrams(
-        texts,
-        used_vocab_size(model),
-        order=_ORDER.value,
-        num_continuations=_NUM_CONTINUATIONS.value,
-    )
+    texts = read_token_texts(source, model.tokenizer, with_prompts=_COUNT_PROMPTS.value)
+    most = _NUM_CONTINUATIONS.value
+    table = count_ngrams(texts, used_vocab_size(model), order=_ORDER.value, num_continuations=most)
     save_table(table, output, model.tokenizer)
-    print(f"wrote {_OUTPUT.value}: {table.num_tokens} tokens counted")
+    print(f"wrote {goal}: {table.num_tokens} tokens counted")
 
 
 def settings_by_default(**default: Any) -> Settings:

@@ -8,27 +8,12 @@ import sys
 import jax
 import pytest
 
-from tests.programs import check_refusal, command, environment, run
+from tests.programs import check_refusal, command, environment, run, run_many
 from tests.tiny_models import save_folder
 
-# The program's main with each command line in turn, in one process; JSON on standard output.
-_MANY = """
-import contextlib, io, json, sys
-from absl.testing import flagsaver
-from jspec import benchmark
-from jspec.common import cli
+_WITHOUT_TORCH = """
 from jspec.evaluation.benchmarking import measurement
-outcomes = []
 measurement.has_transformers = lambda: False
-for line in json.loads(sys.argv[1]):
-    sys.argv, out, err, status = ["benchmark", *line], io.StringIO(), io.StringIO(), 0
-    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run_main(benchmark.main)
-        except SystemExit as error:
-            status = error.code
-    outcomes.append([status, out.getvalue(), err.getvalue()])
-print(json.dumps(outcomes))
 """
 
 
@@ -165,13 +150,10 @@ def records(tmp_path_factory, compile_cache):
                       f"--output_json={work / mode}"])  # fmt: skip
         if mode in ("methods", "synthetic", "acceptance", "parity"):
             lines[-1].append(f"--prompts_file={prompts}")
-    done = subprocess.run(
-        [sys.executable, "-c", _MANY, json.dumps(lines)], env=env, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    outcomes = run_many("jspec.benchmark", lines, env=env, before=_WITHOUT_TORCH)
     found = {}
-    for mode, (status, output, errors) in zip(_MODES, json.loads(done.stdout), strict=True):
-        assert status in (0, None), errors
+    for mode, (status, output, errors) in zip(_MODES, outcomes, strict=True):
+        assert status == 0, errors
         found[mode] = (json.loads((work / mode).read_text()), output)
     return found
 
@@ -312,14 +294,11 @@ def test_bad_input(folder, compile_cache, tmp_path):
     base = {True: [f"--target={folder}"]}  # where a mode is named
     base[False] = [*base[True], "--notransformers", f"--prompts_file={good}"]
     few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
-    lines = json.dumps([*([*base["--measure" in flags], *flags.split()] for flags in cases), few])
-    done = subprocess.run(
-        [sys.executable, "-c", _MANY, lines],
-        env=environment(compile_cache, tmp_path / "home"),
-        capture_output=True,
+    lines = [[*base["--measure" in flags], *flags.split()] for flags in cases]
+    env = environment(compile_cache, tmp_path / "home")
+    *outcomes, (_, _, errors) = run_many(
+        "jspec.benchmark", [*lines, few], env=env, before=_WITHOUT_TORCH
     )
-    assert done.returncode == 0, done.stderr.decode()
-    *outcomes, (_, _, errors) = json.loads(done.stdout)
     notes = errors.splitlines()[:2]
     assert notes[0].startswith("note: transformers is not measured: torch is not installed")
     assert notes[1] == f"note: {good} has 1 of 2 prompts"

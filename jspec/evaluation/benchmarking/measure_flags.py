@@ -41,7 +41,7 @@ _HOLDERS = [
         "and rounds beside the least time that the machine needs; synthetic: speed against given "
         "rates of acceptance; start: a process up to its first answer; sampling: filters and "
         "processors; drafting: drafters that look back, alone; quantization: bytes and steps of "
-        "rounded weights; acceptance: kept drafts in theory and in fact; profile: operations of an "
+        "rounded weights; acceptance: kept drafts in theory and in fact; profile: a trace of an "
         "answer; parity: whether all greedy answers are plain decoding's.",
     ),
     flags.DEFINE_list(
