@@ -99,7 +99,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     """Answers the prompts that have no answer yet; the answers are added to `path`."""
     settings = settings_by_default(max_new_tokens=192, temperature=0.0)
     journal = Journal(path)
-    done = {int(record["index"]): record for record in _read(path, journal, "index", "an answer")}
+    done = {record["index"]: record for record in _read(path, journal, "an answer", index=int)}
     texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value or None]
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     length, context = _MAX_PROMPT_TOKENS.value + settings.max_new_tokens, target.config.max_seq_len
@@ -114,7 +114,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     for index, text in enumerate(texts):
         ids = generator.encode_prompt(text)
         if index in done:
-            check_same(path, index, done[index], fixed | {"prompt_token_ids": ids})
+            _check_same(f"{path}: prompt {index}", done[index], fixed | {"prompt_token_ids": ids})
         elif len(ids) <= _MAX_PROMPT_TOKENS.value:
             waiting[index] = ids
     if not waiting:
@@ -137,13 +137,10 @@ def make_prompts(path: pathlib.Path) -> None:
     journal = Journal(path)
     fixed = _decisive(settings) | {"top_p": settings.top_p}
     seen, first = set(), _SEED.value
-    for line, record in enumerate(_read(path, journal, "seed", "a prompt"), 1):
-        for name, value in fixed.items():
-            if record.get(name) != value:
-                raise InputError(f"{path}:{line}: made with {name} {record.get(name)!r}, not "
-                                 f"{value!r}; take another --output_json")  # fmt: skip
+    for line, record in enumerate(_read(path, journal, "a prompt", seed=int, prompt=str), 1):
+        _check_same(f"{path}:{line}", record, fixed)
         seen.add(record["prompt"])
-        first = max(first, int(record["seed"]) + 1)
+        first = max(first, record["seed"] + 1)
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     opening = opening_of(target)
     length = min(len(opening) + settings.max_new_tokens, target.config.max_seq_len)
@@ -195,20 +192,18 @@ def opening_of(target: LoadedModel) -> list[int]:
     return target.tokenizer.encode(before, add_bos=False)
 
 
-def check_same(
-    path: pathlib.Path, index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
-) -> None:
-    """Checks that an answer in the file is one to our prompt, drawn as we would.
+def _check_same(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Checks that a line of the file was made as we would make it.
 
     Raises:
-      InputError: it is not; the message names what differs.
+      InputError: it was not; the message names what differs.
     """
     for name, value in ours.items():
         if theirs.get(name) != value:
-            what = f"{theirs.get(name)!r} there and {value!r} here"
+            how = f"with {name} {theirs.get(name)!r}, not {value!r}"
             if name == "prompt_token_ids":
-                what = "another there"
-            raise InputError(f"{path} has other answers: {name} of prompt {index} is {what}")
+                how = "for another prompt"
+            raise InputError(f"{where}: made {how}; take another --output_json")
 
 
 def _plain(target: LoadedModel, max_seq_len: int) -> Generator:
@@ -238,16 +233,15 @@ def _chunks(items: Iterable[int]) -> Iterator[list[int]]:
               file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _read(path: pathlib.Path, journal: Journal, key: str, what: str) -> list[Record]:
+def _read(path: pathlib.Path, journal: Journal, what: str, **kinds: type) -> list[Record]:
     """Returns the records of a file; a line that was torn at its end is cut off.
 
     Raises:
-      InputError: a line that is not one of this script's.
+      InputError: a line that is not one of this script's, with values of these kinds.
     """
     records = journal.read() if path.exists() else []
     for number, record in enumerate(records, 1):
-        is_own = isinstance(record.get(key), int)
-        if not is_own or (what == "a prompt" and not isinstance(record.get("prompt"), str)):
+        if not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
             raise InputError(f"{path}:{number}: expected {what} of this script")
     return records
 

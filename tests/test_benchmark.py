@@ -1,6 +1,7 @@
 """python -m jspec.benchmark. In processes of its own: its flags have names of jspec.generate's."""
 
 import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -121,6 +122,7 @@ def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, 
 _MODES = {  # flags of each mode, and a word of its table
     "methods": ("--decoding --temperature=1 --acceptance=coupled --drafters=none,prompt_lookup:2 "
                 "--per_category=1 --repeats=1 --max_new_tokens=4", "per call"),
+    "roofline": ("--quick --drafters=none", "least ms"),
     "synthetic": ("--drafters=prompt_lookup:2 --synthetic_acceptance=0.5 --repeats=1 "
                   "--num_prompts=1 --max_new_tokens=4", "Eq. 1"),
     "sampling": ("--max_new_tokens=4 --repeats=1", "processors"),
@@ -136,7 +138,7 @@ _MODES = {  # flags of each mode, and a word of its table
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory, compile_cache):
-    """Returns what every mode but the roofline writes and prints, on a tiny model."""
+    """Returns what every mode writes and prints, on a tiny model."""
     work = tmp_path_factory.mktemp("modes")
     template = "{{ messages[0]['content'] }}"
     folder = save_folder(work / "tiny", hidden_dim=64, template=template)  # whole groups of 32
@@ -180,6 +182,19 @@ def test_a_second_start_finds_what_the_first_one_compiled(records):
         assert peaks == sorted(peaks)
         assert 0 < one["array_bytes"] < peaks[-1]
     assert cold["compile_seconds"]["answer"] > warm["compile_seconds"]["answer"]
+
+
+def test_a_roofline_is_of_calls_rounds_and_choices(records):
+    """And of the machine, without any prompt."""
+    record, output = records["roofline"]
+    assert record["machine"]["bandwidth"] > 1e8
+    names = [line["name"] for line in record["lines"]]
+    assert "call on" in names[0]
+    assert "jspec plain: the host, a round" in names
+    assert "choice" in names[-1]
+    # No more than that: a difference of two times of a tiny model, on a busy machine.
+    assert all(math.isfinite(line["seconds"]) for line in record["lines"])
+    assert names[0] in output
 
 
 def test_a_profile_leaves_a_trace_of_its_operations(records):

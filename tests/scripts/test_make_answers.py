@@ -58,7 +58,7 @@ def test_other_answers_are_not_mixed(call, tmp_path):
     assert call("--num_prompts=2")[0] == 0
     before = (tmp_path / "answers.jsonl").read_bytes()
     message = check_refusal(*call("--temperature=0.5"))
-    assert "temperature of prompt 0 is 0.0 there and 0.5 here" in message
+    assert "prompt 0: made with temperature 0.0, not 0.5" in message
     assert (tmp_path / "answers.jsonl").read_bytes() == before
 
 

@@ -1,11 +1,9 @@
 """The roofline: what a call reads and does, the least time that takes, and the measured one."""
 
 import dataclasses
-import json
 import types
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from jspec.evaluation.analysis.call_cost import CallCost
@@ -20,7 +18,6 @@ from jspec.evaluation.benchmarking.roofline import (
 )
 from jspec.sampling.settings import SamplingSettings
 from tests import tiny_models
-from tests.programs import environment, run
 
 
 def fake_turns(loops, repeats):
@@ -178,24 +175,3 @@ def test_rounds_are_drafting_the_whole_and_the_host(monkeypatch):
     assert drafting == pytest.approx(whole - 2e-9)
     assert lines[3]["ratio"] == pytest.approx(whole / plain)
     assert lines[3]["ratio"] >= 1  # more drafts never cost less
-
-
-def test_the_program(compile_cache, tmp_path):
-    """Calls, rounds and the machine, without any prompt."""
-    folder, path = tiny_models.save_folder(tmp_path / "tiny"), tmp_path / "roofline.json"
-    status, output, errors = run(
-        "jspec.benchmark", f"--target={folder}", "--measure=roofline", "--quick",
-        "--drafters=none", "--dtype=float32", f"--output_json={path}",
-        env=environment(compile_cache, tmp_path / "home"), timeout=240,
-    )  # fmt: skip
-    assert status == 0, errors
-    record = json.loads(path.read_text())
-    assert record["is_complete"]
-    assert record["machine"]["bandwidth"] > 1e8
-    names = [line["name"] for line in record["lines"]]
-    assert "call on" in names[0]
-    assert "jspec plain: the host, a round" in names
-    assert "choice" in names[-1]
-    # No more than that: a difference of two times of a tiny model, on a busy machine.
-    assert all(np.isfinite(line["seconds"]) for line in record["lines"])
-    assert names[0] in output
