@@ -33,6 +33,10 @@ def main(folder: str | None = None) -> None:
     if _PUBLISH.value == "":
         raise InputError("expected a folder: --publish=FOLDER")
     path = pathlib.Path(folder or _WORKDIR.value or "")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise InputError(
+            f"expected the --workdir of python -m jspec.experiment, got {path}, without config.json"
+        )
     if _PUBLISH.value:
         files = publish(path, pathlib.Path(_PUBLISH.value))
     else:

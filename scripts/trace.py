@@ -29,6 +29,7 @@ from jspec.generation.flag_values import (
     parse_quantization,
 )
 from jspec.generation.generator import DEFAULT_TARGET
+from jspec.generation.programs import Programs
 from jspec.generation.settings_flags import read_rule, read_settings
 from jspec.generation.validate_options import check_read
 from jspec.weights.resolver import load_model
@@ -76,19 +77,17 @@ def main() -> None:
     if _DRAFT.value is not None:
         kind = parse_quantization(_DRAFT_QUANTIZATION.value)
         draft = load_model(_DRAFT.value, dtype=_DTYPE.value, quantization=kind)
-    trace = record_trace(
+    programs = Programs(
         load_model(_TARGET.value, dtype=_DTYPE.value),
         draft,
-        prompt,
-        settings,
         drafter=drafter,
         num_draft_tokens=number,
         drafter_options=options,
         acceptance=acceptance,
         rule_options=rule_options,
-        chat=_CHAT.value,
-        argv=["python", "scripts/trace.py", *sys.argv[1:]],
     )
+    argv = ["python", "scripts/trace.py", *sys.argv[1:]]
+    trace = record_trace(programs, prompt, settings, chat=_CHAT.value, argv=argv)
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
     print(to_terminal(trace, has_colours=has_colours))
     if _SVG.value is not None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.evaluation.reports.workdirs import cells, trace, write
-from tests.programs import check_refusal, environment, run
+from tests.programs import check_refusal, environment, run, run_many
 from tests.tiny_models import save_folder
 
 
@@ -43,16 +43,19 @@ def test_what_is_worth_committing_is_published(tmp_path, env):
 def test_bad_input_is_one_line(tmp_path, env):
     """Guards against a traceback, or a report in the wrong place."""
     folder = str(write(tmp_path / "run", cells()))
-    for arguments, message in (
-        ((), "expected one folder"),
-        ((folder, f"--workdir={folder}"), "expected one folder"),
-        ((folder, "more"), "expected at most 1 besides flags, got 'more'"),
-        ((str(tmp_path / "none"),), "no such folder"),
-        ((str(tmp_path),), "config.json"),
-        ((folder, "--publish="), "expected a folder: --publish=FOLDER"),
-        ((folder, f"--publish={folder}"), "got that of a run"),
-    ):
-        assert message in check_refusal(*run("scripts.summarize", *arguments, env=env))
+    cases = (
+        ([], "expected one folder"),
+        ([folder, f"--workdir={folder}"], "expected one folder"),
+        ([folder, "more"], "expected at most 1 besides flags, got 'more'"),
+        ([str(tmp_path / "none")], "no such folder"),
+        ([str(tmp_path)], f"expected the --workdir of python -m jspec.experiment, got {tmp_path}"),
+        ([folder, "--publish="], "expected a folder: --publish=FOLDER"),
+        ([folder, f"--publish={folder}"], "got that of a run"),
+    )
+    lines = [arguments for arguments, _ in cases]
+    outcomes = run_many("scripts.summarize", lines, env=env, max_arguments=1)
+    for outcome, (_, message) in zip(outcomes, cases, strict=True):
+        assert message in check_refusal(*outcome)
 
 
 def test_other_programs_still_take_flags_only(env):
@@ -66,15 +69,7 @@ def test_a_generation_is_shown_round_by_round(tmp_path, env):
     folder = write(tmp_path / "run", cells())
     flags = (f"--target={save_folder(tmp_path / 'target')}", "--prompt=abcabc", "--dtype=float32",
              "--max_new_tokens=8", "--num_draft_tokens=3", f"--workdir={folder}")  # fmt: skip
-    status, output, errors = run("scripts.trace", *flags, env=env)
-    assert status == 0, errors
-    assert "calls of the target" in output
-    assert "\033" not in output
-    assert json.loads((folder / "trace.json").read_text())["drafter"] == "prompt_lookup"
-    status, _, errors = run("scripts.summarize", str(folder), env=env)
-    assert status == 0, errors
-    assert "One generation, round by round" in (folder / "report.md").read_text()
-    for flag, message in (
+    cases = (
         ("--name=other", "begins with trace"),
         ("--drafter=none", "expected a drafter that drafts"),
         ("--draft_layers=1", "draft_layers with a drafter that reads it"),
@@ -82,5 +77,15 @@ def test_a_generation_is_shown_round_by_round(tmp_path, env):
             "--draft_temperature=2",
             "draft_temperature with a drafter that draws from a distribution",
         ),
-    ):
-        assert message in check_refusal(*run("scripts.trace", *flags, flag, env=env))
+    )
+    lines = [flags, *([*flags, flag] for flag, _ in cases)]
+    (status, output, errors), *refused = run_many("scripts.trace", lines, env=env)
+    assert status == 0, errors
+    assert "calls of the target" in output
+    assert "\033" not in output
+    assert json.loads((folder / "trace.json").read_text())["drafter"] == "prompt_lookup"
+    for outcome, (_, message) in zip(refused, cases, strict=True):
+        assert message in check_refusal(*outcome)
+    status, _, errors = run("scripts.summarize", str(folder), env=env)
+    assert status == 0, errors
+    assert "One generation, round by round" in (folder / "report.md").read_text()

@@ -1,9 +1,14 @@
 """What transformers does beside jspec's methods."""
 
+import dataclasses
+
 import pytest
 
-from jspec.evaluation.benchmarking.baselines import plain_of, transformers_methods
-from jspec.evaluation.benchmarking.methods import parse_methods
+from jspec.common.errors import InputError
+from jspec.evaluation.benchmarking.compare import plain_of, transformers_draft
+from jspec.evaluation.benchmarking.measurement import parse_methods
+from jspec.evaluation.benchmarking.transformers_baseline import transformers_methods
+from tests.tiny_models import make_model, target
 
 
 @pytest.mark.parametrize(
@@ -32,3 +37,10 @@ def test_plain_decoding_is_that_of_the_same_program():
     assert list(plain_of(names).values()) == [
         "jspec plain", "jspec plain", "transformers plain", "transformers plain", "jspec plain"
     ]  # fmt: skip
+
+
+def test_a_draft_of_another_vocabulary_is_refused():
+    """transformers would raise in the middle of the run."""
+    config = dataclasses.replace(target().config, vocab_size=64)
+    with pytest.raises(InputError, match=r"draft of 128 ids .* got 64 \(small\)"):
+        transformers_draft(None, target(), make_model(config, name="small"))
