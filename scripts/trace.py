@@ -1,4 +1,4 @@
-"""Shows one generation round by round: drafts kept, rejected, and the target's own tokens.
+"""Shows one generation round by round: drafts accepted, rejected, and the target's own tokens.
 
 `python scripts/trace.py --prompt="Count to ten." --drafter=prompt_lookup --workdir=DIR`
 

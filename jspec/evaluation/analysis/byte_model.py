@@ -12,12 +12,11 @@ paying. Launches, norms, sampling and the like come on top of both sides and are
 """
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.common.errors import InputError, whole_number
+from jspec.common.errors import InputError
 from jspec.evaluation.analysis.call_cost import CallCost
 from jspec.evaluation.analysis.improvement import break_even_alpha, walltime_improvement
 from jspec.evaluation.analysis.machine import Machine, measure_machine
@@ -32,7 +31,7 @@ _SAME_SHAPE = {smollm2.NAME: "smollm2-135m"}
 
 @dataclasses.dataclass(frozen=True)
 class PairCost:
-    """What rounds of a draft model and a target cost at least on a machine.
+    """What rounds of a draft model and a target cost at least, in plain decoding steps.
 
     Attributes:
       target: the target's calls.
@@ -48,20 +47,6 @@ class PairCost:
     context: int = 0
     batch_size: int = 1
 
-    def __post_init__(self) -> None:
-        sizes = [model.config.vocab_size for model in (self.target, self.draft)]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"expected draft and target of one vocabulary, got {sizes[1]} and {sizes[0]} ids"
-            )
-        for name, value in self.machine._asdict().items():
-            if not 0 < value < math.inf:
-                raise InputError(f"expected a {name} above 0, got {value}")
-        if whole_number("batch_size", self.batch_size) < 1:
-            raise InputError(f"expected a batch_size of at least 1, got {self.batch_size}")
-        if whole_number("context", self.context) < 0:
-            raise InputError(f"expected a context of at least 0, got {self.context}")
-
     def seconds(self, model: CallCost, width: int) -> float:
         """Returns the least seconds of a call of a model over `width` tokens a row."""
         sizes = {"context": self.context, "batch_size": self.batch_size}
@@ -75,18 +60,18 @@ class PairCost:
 
     @property
     def cost_ratio(self) -> float:
-        """The paper's c: a decoding step of the draft, in plain steps."""
+        """The paper's c: a decoding step of the draft."""
         return self.seconds(self.draft, 1) / self.plain_seconds
 
     def drafting_cost(self, number: int) -> float:
-        """Returns what drafting this many tokens costs, in plain steps: a call each."""
+        """Returns what drafting this many tokens costs: a call each."""
         if number == 0:
             return 0.0
         first = self.seconds(self.draft, _FIRST_CALL_WIDTH)
         return (first + (number - 1) * self.seconds(self.draft, 1)) / self.plain_seconds
 
     def verify_cost(self, number: int) -> float:
-        """Returns what verifying this many drafts costs, in plain steps."""
+        """Returns what verifying this many drafts costs."""
         return self.seconds(self.target, number + 1) / self.plain_seconds
 
     def improvement(self, alpha: float, number: int) -> float:
@@ -106,22 +91,26 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns what to expect of a pair, one row for each number of drafts.
 
     Args:
-      predict: `target` and `draft`, presets or Hugging Face folders; of each
-        `..._bytes_per_weight` or `..._quantization` ("int8", "int4", "none" or None); `bandwidth`
-        in bytes and `flop_rate` in operations a second, None to measure them here; `context` in
-        tokens; `batch_size`; `alphas`; `numbers` of drafts; and perhaps `dtype` of the floats.
+      predict: the fields of `experiments.spec.PairSpec`, already checked: `bandwidth` in bytes and
+        `flop_rate` in operations a second, None to measure them here.
 
     Returns:
       "columns", "units", "rows" and "notes"; the notes say whether it pays.
 
     Raises:
-      InputError: no such model, models that do not fit, or a value out of range.
+      InputError: no such model, or models that do not fit.
     """
-    pair = _make_pair(predict)
-    alphas = [float(alpha) for alpha in predict["alphas"]]
-    numbers = [whole_number("numbers", number) for number in predict["numbers"]]
-    if not alphas or not numbers:
-        raise InputError("expected some alphas and numbers of drafts, got none")
+    dtype, alphas = predict["dtype"], predict["alphas"]
+    given = [predict["bandwidth"], predict["flop_rate"]]
+    measured = measure_machine(dtype) if None in given else given
+    rates = [own if rate is None else rate for rate, own in zip(given, measured, strict=True)]
+    target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
+    if target.config.vocab_size != draft.config.vocab_size:
+        raise InputError(
+            f"expected draft and target of one vocabulary, got {draft.config.vocab_size} and "
+            f"{target.config.vocab_size} ids"
+        )
+    pair = PairCost(target, draft, Machine(*rates), predict["context"], predict["batch_size"])
     rows = [
         [
             number,
@@ -130,17 +119,16 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
             pair.break_even_alpha(number),
             *(pair.improvement(alpha, number) for alpha in alphas),
         ]
-        for number in numbers
+        for number in predict["numbers"]
     ]
-    verdicts = [_verdict(pair, alpha, numbers) for alpha in alphas]
-    given = [predict["bandwidth"] is not None, predict["flop_rate"] is not None]
+    verdicts = [_verdict(pair, alpha, predict["numbers"]) for alpha in alphas]
+    speeds = [f"speed at alpha {alpha:g}" for alpha in alphas]
     return {
-        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha",
-                    *(f"speed at alpha {alpha:g}" for alpha in alphas)],
+        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha", *speeds],
         "units": ["tokens", "plain steps", "plain steps", "",
                   *["times plain decoding's"] * len(alphas)],
         "rows": rows,
-        "notes": [*_describe(pair, predict, given), *verdicts],
+        "notes": [*_describe(pair, predict), *verdicts],
     }  # fmt: skip
 
 
@@ -159,41 +147,30 @@ def load_config(name: str) -> LlamaConfig:
     return read_config(folder)
 
 
-def _make_pair(predict: Mapping[str, Any]) -> PairCost:
-    dtype = predict.get("dtype") or "bfloat16"
-    if dtype not in _FLOAT_BYTES:
-        raise InputError(f"expected a dtype among {', '.join(_FLOAT_BYTES)}, got {dtype!r}")
-    bandwidth, flop_rate = predict["bandwidth"], predict["flop_rate"]
-    if bandwidth is None or flop_rate is None:
-        measured = measure_machine(dtype)
-        bandwidth = measured.bandwidth if bandwidth is None else bandwidth
-        flop_rate = measured.flop_rate if flop_rate is None else flop_rate
-    machine = Machine(bandwidth, flop_rate)
-    target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
-    return PairCost(target, draft, machine, predict["context"], predict["batch_size"])
-
-
 def _make_cost(predict: Mapping[str, Any], side: str, dtype: str) -> CallCost:
-    kind = predict.get(f"{side}_quantization")
+    kind = predict[f"{side}_quantization"]
     return CallCost(
         load_config(predict[side]),
-        bytes_per_weight=predict.get(f"{side}_bytes_per_weight"),
+        bytes_per_weight=predict[f"{side}_bytes_per_weight"],
         quantization=None if kind == "none" else kind,
         float_bytes=_FLOAT_BYTES[dtype],
     )
 
 
-def _describe(pair: PairCost, predict: Mapping[str, Any], given: list[bool]) -> list[str]:
-    origin = ["given" if is_given else "measured here" for is_given in given]
+def _describe(pair: PairCost, predict: Mapping[str, Any]) -> list[str]:
+    origin = {
+        name: "measured here" if predict[name] is None else "given"
+        for name in ("bandwidth", "flop_rate")
+    }
     return [
         f"{side} {predict[side]}: {model.weight_bytes / 1e9:.3g} GB of weights a call, "
         f"{model.slot_bytes / 1e3:.3g} kB of cache a token; "
         f"{pair.seconds(model, 1) * 1e3:.3g} ms a decoding step at least"
         for side, model in (("target", pair.target), ("draft", pair.draft))
     ] + [
-        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origin[0]}), "
-        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origin[1]}); context of {pair.context} "
-        f"tokens, batch of {pair.batch_size}",
+        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origin['bandwidth']}), "
+        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origin['flop_rate']}); context of "
+        f"{pair.context} tokens, batch of {pair.batch_size}",
         f"cost ratio c = {pair.cost_ratio:.3f}; plain decoding: at most "
         f"{pair.batch_size / pair.plain_seconds:.4g} tokens/s",
     ]

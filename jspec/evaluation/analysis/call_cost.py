@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 
-from jspec.common.errors import InputError
 from jspec.models.config import LlamaConfig
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
 from jspec.weights.tensor_names import Parameter, parameter_table
@@ -30,35 +29,20 @@ class CallCost:
 
     def __post_init__(self) -> None:
         check_kind(self.config, self.quantization)
-        if self.bytes_per_weight is None:
-            return
-        if self.quantization is not None:
-            raise InputError("expected bytes_per_weight or a quantization, got both")
-        if not 0 < self.bytes_per_weight < math.inf:
-            raise InputError(f"expected bytes_per_weight above 0, got {self.bytes_per_weight}")
 
     @functools.cached_property
     def weight_bytes(self) -> float:
-        """Bytes of the weights that every call reads.
-
-        An input embedding that is not the head as well is left out: only the tokens' rows of it are
-        looked up.
-        """
+        """Bytes of the weights that every call reads."""
+        rules = streamed_rules(self.config)
         if self.bytes_per_weight is not None:
-            return self.bytes_per_weight * sum(
-                math.prod(rule.shape) for rule in streamed_rules(self.config)
-            )
-        return sum(
-            num_bytes(rule, self.quantization, self.float_bytes)
-            for rule in streamed_rules(self.config)
-        )
+            return self.bytes_per_weight * sum(math.prod(rule.shape) for rule in rules)
+        return sum(num_bytes(rule, self.quantization, self.float_bytes) for rule in rules)
 
     @functools.cached_property
     def num_multiplied(self) -> int:
         """Weights that every token is multiplied with: norms and biases are not."""
-        return sum(
-            math.prod(rule.shape) for rule in streamed_rules(self.config) if is_quantizable(rule)
-        )
+        rules = filter(is_quantizable, streamed_rules(self.config))
+        return sum(math.prod(rule.shape) for rule in rules)
 
     @property
     def slot_bytes(self) -> int:
@@ -89,7 +73,11 @@ class CallCost:
 
 
 def streamed_rules(config: LlamaConfig) -> list[Parameter]:
-    """Returns the parameters that every call of a model reads."""
+    """Returns the parameters that every call of a model reads.
+
+    An input embedding that is not the head as well is left out: only the tokens' rows of it are
+    looked up.
+    """
     rules = parameter_table(config)
     if config.tie_embeddings:
         return rules

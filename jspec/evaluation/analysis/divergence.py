@@ -55,10 +55,7 @@ def find_divergence(
 
 
 def make_logits_after(model: LoadedModel) -> LogitsFn:
-    """Returns the function from ids to the logits [v] after them: one pass over all of them.
-
-    Texts are padded to powers of two: few widths are compiled.
-    """
+    """Returns the function from ids to the logits [v] after them: one pass over all of them."""
     apply = mask_padding(make_apply(model.config), model)
     dtype = model.params["embedding"].dtype
 
@@ -68,6 +65,7 @@ def make_logits_after(model: LoadedModel) -> LogitsFn:
         return apply(params, tokens, cache, logits_at=num_tokens - 1)[0][0, 0]
 
     def logits_after(token_ids: Sequence[int]) -> np.ndarray:
+        # Padded to powers of two: few widths are compiled.
         width = max(_SMALLEST_WIDTH, 1 << (len(token_ids) - 1).bit_length())
         tokens = np.zeros([1, width], np.int32)
         tokens[0, : len(token_ids)] = token_ids

@@ -14,8 +14,8 @@ class Fit(NamedTuple):
       p_value: how likely counts at least as far off are if the distribution is right.
       total_variation: between the observed frequencies and the distribution.
       noise: what total variation the distribution itself gives on average at that many samples.
-      num_cells: cells of the test, after pooling.
-      num_samples: how many samples there were.
+      num_cells: of the test, after pooling.
+      num_samples: the sum of the counts.
     """
 
     p_value: float
@@ -26,14 +26,10 @@ class Fit(NamedTuple):
 
 
 def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
-    """Tests counts against a distribution (Pearson, 1900).
+    """Tests counts against probabilities of the same shape, summing to 1 (Pearson, 1900).
 
     Cells of an expectation below 25 are pooled, so that the chi-square distribution holds far into
     its tail. A sample in a cell of probability 0 refutes the distribution by itself.
-
-    Args:
-      counts: of any shape.
-      probs: of the same shape, summing to 1.
 
     Raises:
       ValueError: `probs` is no distribution.

@@ -1,7 +1,4 @@
-"""How fast a machine reads weights and multiplies, measured in a few seconds.
-
-Weights are random, because a chip's clock depends on how many bits change.
-"""
+"""How fast a machine reads weights and multiplies, measured in a few seconds."""
 
 from typing import NamedTuple
 
@@ -27,12 +24,8 @@ class Machine(NamedTuple):
     flop_rate: float
 
 
-def measure_machine(dtype: str = "bfloat16") -> Machine:
-    """Measures the default device, by the products that a model consists of.
-
-    Args:
-      dtype: "bfloat16" or "float32", of the weights.
-    """
+def measure_machine(dtype: str) -> Machine:
+    """Measures the default device, by the products that a model of that dtype consists of."""
     num_bytes, rows, width, *_ = timed_products(dtype)
     outputs = num_bytes // jnp.dtype(dtype).itemsize // _WIDTH
     reading = least_seconds(product_loop(1, _WIDTH, outputs, dtype))
@@ -43,6 +36,7 @@ def measure_machine(dtype: str = "bfloat16") -> Machine:
 def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
     """Returns a loop over products of `rows` rows with one kernel, [outputs, inputs]."""
     keys = jax.random.split(jax.random.key(0))
+    # Random, because a chip's clock depends on how many bits change.
     kernel = inputs**-0.5 * jax.random.normal(keys[0], [outputs, inputs], dtype)
     # In the type that needs no conversion, which in a model is a part of the norms.
     rows_dtype = timed_products(dtype).rows_dtype

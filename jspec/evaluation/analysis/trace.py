@@ -22,7 +22,7 @@ from jspec.common.figures import INK, Picture, add_legend, new_figure, to_pictur
 
 Kind = Literal["accepted", "rejected", "dropped", "next"]
 MEANINGS: Mapping[Kind, str] = {
-    "accepted": "a draft that the target kept",
+    "accepted": "a draft that the target accepted",
     "rejected": "a draft that it rejected",
     "dropped": "drafts after the rejected one, never looked at",
     "next": "the target's own token",
@@ -44,12 +44,7 @@ _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 
 class TracedToken(NamedTuple):
-    """A token of a round.
-
-    Attributes:
-      kind: what became of it.
-      text: of the token.
-    """
+    """What became of a token of a round, and its text."""
 
     kind: Kind
     text: str
@@ -63,20 +58,19 @@ def check_trace(trace: Any) -> dict[str, Any]:
     """
     try:
         for a_round in trace["rounds"]:
-            texts = [*a_round["drafts"], a_round["next"] or ""]
+            "".join([*a_round["drafts"], a_round["next"] or ""])  # all of them are texts
             seconds = [a_round[name] for name in ("begin", "draft_seconds", "target_seconds")]
-            is_right = 0 <= a_round["num_accepted"] <= len(a_round["drafts"])
-            if not is_right or not all(isinstance(text, str) for text in texts):
+            if not 0 <= a_round["num_accepted"] <= len(a_round["drafts"]):
                 raise ValueError(a_round)
             sum(map(float, seconds))
-        str.join("", [trace["prompt"], trace["first"]])
+        "".join([trace["prompt"], trace["first"]])
         return trace
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"expected a trace, got something else ({error!r})") from None
 
 
 def round_tokens(a_round: Mapping[str, Any]) -> list[TracedToken]:
-    """Returns a round's tokens: kept drafts, rejected ones, the target's own."""
+    """Returns a round's tokens: accepted drafts, rejected ones, the target's own."""
     drafts, num_accepted = a_round["drafts"], a_round["num_accepted"]
     tokens = [TracedToken("accepted", text) for text in drafts[:num_accepted]]
     tokens += [TracedToken("rejected", text) for text in drafts[num_accepted : num_accepted + 1]]
@@ -99,19 +93,19 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
 
     Args:
       trace: the trace.
-      has_colours: else +kept|kept+, -rejected-, ~dropped|dropped~ and [the target's own].
+      has_colours: else +accepted|accepted+, -rejected-, ~dropped|dropped~ and [the target's own].
     """
 
     def show(tokens: Sequence[TracedToken]) -> str:
         runs = itertools.groupby(tokens, key=operator.attrgetter("kind"))
         return "".join(
-            _show_run(kind, [visible(t.text) for t in run], has_colours) for kind, run in runs
+            _show_run(kind, [visible(token.text) for token in run], has_colours)
+            for kind, run in runs
         )
 
-    legend = ", ".join(show([TracedToken(kind, text)]) for kind, text in MEANINGS.items())
-    first = show([TracedToken("next", trace["first"])])
+    legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
-    lines.append(f"{'prompt':>7}  {first}")
+    lines.append(f"{'prompt':>7}  {show([TracedToken('next', trace['first'])])}")
     lines += [
         f"{number:>7}  {show(round_tokens(a_round))}"
         for number, a_round in enumerate(trace["rounds"], 1)
@@ -141,8 +135,12 @@ def describe(trace: Mapping[str, Any]) -> str:
     return (
         f"Target {trace.get('target')}, drafter {trace.get('drafter')}{draft}, at most "
         f"{trace.get('num_draft_tokens')} drafts a round, rule {trace.get('acceptance')}, "
-        f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}."
+        f"{_temperature(trace)}."
     )
+
+
+def _temperature(trace: Mapping[str, Any]) -> str:
+    return f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}"
 
 
 def summary(trace: Mapping[str, Any]) -> str:
@@ -150,10 +148,10 @@ def summary(trace: Mapping[str, Any]) -> str:
     rounds = trace["rounds"]
     num_tokens = sum(1 for _ in answer_tokens(trace)) - 1
     num_drafts = sum(len(a_round["drafts"]) for a_round in rounds)
-    num_kept = sum(a_round["num_accepted"] for a_round in rounds)
+    num_accepted = sum(a_round["num_accepted"] for a_round in rounds)
     return (
-        f"{num_tokens} tokens from {len(rounds)} calls of the target; {num_kept} of {num_drafts} "
-        "drafts kept."
+        f"{num_tokens} tokens from {len(rounds)} calls of the target; {num_accepted} of "
+        f"{num_drafts} drafts accepted."
     )
 
 
@@ -171,14 +169,14 @@ def timeline(trace: Mapping[str, Any], name: str) -> Picture:
     boxes: list[tuple[int, float, float]] = []  # lane, begin and width in ms
     for a_round in rounds:
         begin, drafting = 1000 * a_round["begin"], 1000 * a_round["draft_seconds"]
-        width = drafting / max(len(a_round["drafts"]), 1)
-        boxes += [(0, begin + i * width, width) for i in range(max(len(a_round["drafts"]), 1))]
+        number = max(len(a_round["drafts"]), 1)
+        width = drafting / number
+        boxes += [(0, begin + i * width, width) for i in range(number)]
         boxes.append((1, begin + drafting, 1000 * a_round["target_seconds"]))
     plain = [1000 * seconds for seconds in (trace.get("plain_seconds") or ())[: sum(gave)]]
     boxes += [(2, sum(plain[:index]), width) for index, width in enumerate(plain)]
     lanes, own = (3 if plain else 2), trace.get("environment") or {}
-    temperature = f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}"
-    parts = (trace.get("target"), f"drafter {trace.get('drafter')}", temperature,
+    parts = (trace.get("target"), f"drafter {trace.get('drafter')}", _temperature(trace),
              own.get("processor"), own.get("date"))  # fmt: skip
     figure, (axes,) = new_figure(
         title=f"Drafter and target in the first {len(rounds)} rounds",

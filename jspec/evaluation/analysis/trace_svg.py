@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.evaluation.analysis.trace import TracedToken, describe, round_tokens, summary, visible
+from jspec.evaluation.analysis.trace import describe, round_tokens, summary, visible
 
 _CHARACTER, _LINE, _MARGIN = 8.4, 20, 16  # pixels: of a monospaced character of 14 px
 _SECONDS_A_ROUND = 0.6
@@ -26,18 +26,14 @@ g { opacity: 0; animation: appear 0.2s forwards }
 
 
 def to_svg(trace: Mapping[str, Any]) -> str:
-    """Returns the first rounds of a trace as an SVG that plays once.
-
-    Args:
-      trace: see `jspec.evaluation.analysis.trace`.
-    """
-    rounds = trace["rounds"][:_MAX_ROUNDS]
-    lines = [[("quiet", f"prompt  {visible(trace['prompt'])}")]]
-    lines.append([("quiet", "        "), ("next", visible(trace["first"]))])
-    lines += [
-        [("quiet", f"{number:>6}  "), *_spans(round_tokens(a_round))]
-        for number, a_round in enumerate(rounds, 1)
+    """Returns the first rounds of a trace (see `trace`) as an SVG that plays once."""
+    lines = [
+        [("quiet", f"prompt  {visible(trace['prompt'])}")],
+        [("quiet", "        "), ("next", visible(trace["first"]))],
     ]
+    for number, a_round in enumerate(trace["rounds"][:_MAX_ROUNDS], 1):
+        spans = [(kind, visible(text)) for kind, text in round_tokens(a_round)]
+        lines.append([("quiet", f"{number:>6}  "), *spans])
     lines.append([])
     lines += [[("quiet", line)] for line in textwrap.wrap(describe(trace), 88)]
     lines.append([("quiet", "green: accepted, red: rejected, grey: not looked at, blue: target's")])
@@ -50,10 +46,6 @@ def to_svg(trace: Mapping[str, Any]) -> str:
         f'aria-label="{html.escape(summary(trace))}">\n<style>{_STYLE}</style>\n'
         f'<rect width="100%" height="100%" rx="8" fill="#0d1117"/>\n{body}\n</svg>\n'
     )
-
-
-def _spans(tokens: Sequence[TracedToken]) -> list[tuple[str, str]]:
-    return [(token.kind, visible(token.text)) for token in tokens]
 
 
 def _draw(index: int, spans: Sequence[tuple[str, str]]) -> str:

@@ -1,7 +1,7 @@
 """The figures of one setting: speed, cost of a round, drafts kept."""
 
 from jspec.common.figures import Curves, Picture
-from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position, kept_in_rounds
+from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position, shares_by_accepted
 from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import SHOWN, Scene
@@ -62,7 +62,7 @@ def _drafts_kept(scene: Scene, view: View) -> list[Picture]:
         }
         panels.append(Curves(range(1, most + 1), lines, "position of the draft", "share",
                              title=title))  # fmt: skip
-    kept = {name: kept_in_rounds(own, most) for name, own in rounds.items()}
+    kept = {name: shares_by_accepted(own, most) for name, own in rounds.items()}
     panels.append(Curves(range(most + 1), kept, "drafts kept in a round", "share",
                          title="rounds that keep this many"))  # fmt: skip
     caption = f"{BARS} Positions that fewer than {_FEWEST_ROUNDS} rounds examined are left out."
