@@ -170,7 +170,7 @@ class Bench:
         self._num_runs, params = self._num_runs + 1, self._target.params
         return fit_rows(
             self._rows(cell.rule, cell.drafter, cell.change_rule, cell.change_drafter),
-            _CONTEXT, self._expected(cell.settings), num_rows, settings=settings,
+            self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )  # fmt: skip

@@ -32,16 +32,12 @@ def check_parity(
     gaps = [divergence.gap for divergence in parted if divergence is not None]
     bound = EXCUSED_GAPS[dtype]
     num_tokens = sum(map(len, expected))
+    data = {"num_answers": len(prompts), "num_tokens": num_tokens, "gaps": gaps, "bound": bound}
     detail = f"{len(prompts) - len(gaps)} of {len(prompts)} answers equal ({num_tokens} tokens)"
     if gaps:
         listed = ", ".join(f"{gap:.2g}" for gap in gaps)
         detail += f"; top-two gaps where they part: {listed} (excused below {bound:g})"
-    return Check(
-        f"greedy parity, {dtype}",
-        all(gap < bound for gap in gaps),
-        detail,
-        {"num_answers": len(prompts), "num_tokens": num_tokens, "gaps": gaps, "bound": bound},
-    )
+    return Check(f"greedy parity, {dtype}", all(gap < bound for gap in gaps), detail, data)
 
 
 def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int) -> Check:

@@ -8,9 +8,8 @@ import numpy as np
 
 from jspec.drafters import WITH_DRAFT_MODEL, member_names
 from jspec.drafters.layer_choice import choose_layers
-from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.rows import Rows, first_tokens
-from jspec.evaluation.auditing.subject import Check, Subject
+from jspec.evaluation.auditing.subject import Check
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.weights.resolver import LoadedModel
 
@@ -19,14 +18,16 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 _NUM_ROWS = 4
 
 
-def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
+def check_caches(rows: Rows) -> Check:
     """Compares the committed slots of the target's cache, and of the drafters' own caches.
 
     The cache of a trained head is left out: a prefill of the text alone does not make it.
     """
+    subject, context = rows.subject, rows.context
     infos, state = next(rows.run(1))
-    tokens = first_tokens(infos, rows.num_rounds)
-    errors = {"target": _largest_error(subject.target, state.target_cache, tokens, context)}
+    tokens = first_tokens(infos, rows.num_rounds)[:_NUM_ROWS]
+    texts = np.array([[*context.prompt, context.first, *row] for row in tokens], np.int32)
+    errors = {"target": _largest_error(subject.target, state.target_cache, texts)}
     names = member_names(subject.drafter)
     members = state.draft if len(names) > 1 else (state.draft,)
     for name, own in zip(names, members, strict=True):
@@ -36,7 +37,7 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
             layers = choose_layers(asked_for, model.config.num_layers)
         cache = getattr(own, "cache", None)
         if model is not None and isinstance(cache, KVCache):
-            errors[name] = _largest_error(model, cache, tokens, context, layers)
+            errors[name] = _largest_error(model, cache, texts, layers)
     tolerance = _TOLERANCES[subject.dtype]
     return Check(
         "caches",
@@ -49,29 +50,24 @@ def check_caches(subject: Subject, rows: Rows, context: Context) -> Check:
 
 
 def _largest_error(
-    model: LoadedModel,
-    cache: KVCache,
-    tokens: np.ndarray,
-    context: Context,
-    layers: Sequence[int] | None = None,
+    model: LoadedModel, cache: KVCache, texts: np.ndarray, layers: Sequence[int] | None = None
 ) -> float:
-    """Returns the largest difference over a few rows, relative to the largest entry.
+    """Returns the largest difference over the first rows, relative to the largest entry.
 
-    Only slots whose tokens are in `tokens` [b t] are looked at. `layers` of the model have run;
+    Only slots whose tokens are in `texts` [b t] are looked at. `layers` of the model have run;
     None means all.
     """
-    texts = [[*context.prompt, context.first, *row] for row in tokens[:_NUM_ROWS]]
-    blocks = np.array(texts, np.int32)
+    batch_size, width = texts.shape
     dtype = model.params["embedding"].dtype
     config = dataclasses.replace(model.config, num_layers=len(cache.keys))
-    empty = init_cache(config, batch_size=len(texts), capacity=blocks.shape[1], dtype=dtype)
-    fresh = jax.jit(make_apply(model.config, layers))(model.params, blocks, empty)[2]
-    length = np.minimum(np.asarray(cache.length)[: len(texts)], blocks.shape[1])
+    empty = init_cache(config, batch_size=batch_size, capacity=width, dtype=dtype)
+    fresh = jax.jit(make_apply(model.config, layers))(model.params, texts, empty)[2]
+    length = np.asarray(cache.length)[:batch_size]
+    is_committed = (np.arange(width) < length[:, None])[:, None, :, None]
     worst = 0.0
     for ours, theirs in zip(cache.keys + cache.values, fresh.keys + fresh.values, strict=True):
-        theirs = np.asarray(theirs, np.float32)[:, :, : blocks.shape[1]]
-        ours = np.asarray(ours, np.float32)[: len(texts), :, : blocks.shape[1]]
-        committed = (np.arange(blocks.shape[1]) < length[:, None])[:, None, :, None]
-        difference = np.abs(np.where(committed, ours - theirs, 0)).max()
+        theirs = np.asarray(theirs, np.float32)[:, :, :width]
+        ours = np.asarray(ours, np.float32)[:batch_size, :, :width]
+        difference = np.abs(np.where(is_committed, ours - theirs, 0)).max()
         worst = max(worst, float(difference / np.abs(theirs).max()))
     return worst

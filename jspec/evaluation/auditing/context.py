@@ -53,12 +53,7 @@ def choose_context(target: LoadedModel, settings: Settings) -> Context:
 
 
 def path_logits(target: LoadedModel, context: Context, num_tokens: int) -> np.ndarray:
-    """Returns the target's logits of the alphabet along every path through it.
-
-    Args:
-      target: the model.
-      context: what comes before.
-      num_tokens: length of the paths.
+    """Returns the target's logits of the alphabet along every path of that many tokens.
 
     Returns:
       [k, ..., k, num_tokens, k] with num_tokens - 1 leading axes: entry [a, b, ..., t] belongs to
@@ -72,8 +67,8 @@ def path_logits(target: LoadedModel, context: Context, num_tokens: int) -> np.nd
         np.asarray(logits_of(target.params, blocks[i : i + _PATHS_A_CALL]))[:, begin:]
         for i in range(0, len(blocks), _PATHS_A_CALL)
     ]
-    chunks = [chunk[..., context.alphabet] for chunk in chunks]
-    return np.concatenate(chunks).reshape(*[size] * (num_tokens - 1), num_tokens, size)
+    logits = np.concatenate([chunk[..., context.alphabet] for chunk in chunks])
+    return logits.reshape(*[size] * (num_tokens - 1), num_tokens, size)
 
 
 def _jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array]:
@@ -81,9 +76,10 @@ def _jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array
     apply = mask_padding(make_apply(target.config), target)
     dtype = target.params["embedding"].dtype
 
+    @jax.jit
     def run(params: Params, tokens: jax.Array) -> jax.Array:
         batch_size, capacity = tokens.shape
         cache = init_cache(target.config, batch_size=batch_size, capacity=capacity, dtype=dtype)
         return apply(params, tokens, cache)[0]
 
-    return jax.jit(run)
+    return run

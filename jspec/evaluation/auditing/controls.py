@@ -88,11 +88,8 @@ def misreporting(
     """
 
     def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
-        drawn_under, reported_under = (
-            settings if change is None else change(settings) for change in (drawn, reported)
-        )
-        token, _ = draw_from_distribution(logits, drawn_under, rng_keys)
-        _, probs = draw_from_distribution(logits, reported_under, rng_keys)
-        return token, probs
+        token, _ = draw_from_distribution(logits, drawn(settings) if drawn else settings, rng_keys)
+        under = reported(settings) if reported else settings
+        return token, draw_from_distribution(logits, under, rng_keys)[1]
 
     return dataclasses.replace(drafter, draw=draw)

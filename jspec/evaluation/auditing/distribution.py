@@ -10,7 +10,7 @@ from jspec.evaluation.analysis.goodness import Fit, goodness_of_fit
 from jspec.evaluation.auditing.context import Context, path_logits
 from jspec.evaluation.auditing.reference import reference_distribution
 from jspec.evaluation.auditing.rows import Rows, first_tokens
-from jspec.evaluation.auditing.subject import Check, Subject
+from jspec.evaluation.auditing.subject import Check
 from jspec.generation.request import Settings
 
 NUM_TOKENS = 4  # of the joint distribution; rows whose drafts fail take as many rounds
@@ -24,11 +24,7 @@ def joint_distribution(
 ) -> np.ndarray:
     """Returns the joint distribution of tokens after the context's first, [k, ..., k] float64.
 
-    Args:
-      logits: of `path_logits`.
-      context: where the rows begin.
-      settings: how tokens are sampled.
-      num_tokens: number of tokens.
+    `logits` are those of `path_logits`.
     """
     joint = np.ones(())
     for t in range(num_tokens):
@@ -46,20 +42,17 @@ def joint_distribution(
     return joint
 
 
-def check_distribution(
-    subject: Subject, rows: Rows, context: Context, num_rows: int
-) -> tuple[Check, Check]:
+def check_distribution(rows: Rows, num_rows: int) -> tuple[Check, Check]:
     """Tests the emitted distribution, and that the test would notice 30 % flatter logits.
 
     Args:
-      subject: what is audited.
-      rows: its compiled rounds, `NUM_TOKENS` a run.
-      context: of the rows.
+      rows: compiled rounds, `NUM_TOKENS` a run.
       num_rows: independent rows.
     """
-    logits = path_logits(subject.target, context, NUM_TOKENS)
-    expected = joint_distribution(logits, context, rows.settings, NUM_TOKENS)
-    fit = fit_rows(rows, context, expected, num_rows)
+    target, context, settings = rows.subject.target, rows.context, rows.settings
+    logits = path_logits(target, context, NUM_TOKENS)
+    expected = joint_distribution(logits, context, settings, NUM_TOKENS)
+    fit = fit_rows(rows, expected, num_rows)
     distribution = Check(
         "emitted distribution",
         fit.p_value >= FALSE_ALARM,
@@ -68,12 +61,12 @@ def check_distribution(
         f"cells, {rows.num_draft_tokens} drafts a round)",
         fit._asdict() | {"num_draft_tokens": rows.num_draft_tokens},
     )
-    flat = joint_distribution(_FLATTENING * logits, context, rows.settings, NUM_TOKENS)
+    flat = joint_distribution(_FLATTENING * logits, context, settings, NUM_TOKENS)
     distance = 0.5 * float(np.abs(flat - expected).sum())
     if distance < _SMALLEST_DISTANCE:
         detail = f"none: flatter logits are only {distance:.2g} away under these settings"
         return distribution, Check("negative control", True, detail, {"distance": distance})
-    control = fit_rows(rows, context, expected, num_rows, params=flattened(subject.target.params))
+    control = fit_rows(rows, expected, num_rows, params=flattened(target.params))
     return distribution, Check(
         "negative control",
         control.p_value < FALSE_ALARM,
@@ -88,14 +81,11 @@ def flattened(params: Params) -> Params:
     return params | {"final_norm": {"scale": params["final_norm"]["scale"] * _FLATTENING}}
 
 
-def fit_rows(
-    rows: Rows, context: Context, expected: np.ndarray, num_rows: int, **options: Any
-) -> Fit:
+def fit_rows(rows: Rows, expected: np.ndarray, num_rows: int, **options: Any) -> Fit:
     """Tests the joint distribution of the rows' first tokens; one outside the alphabet refutes it.
 
     Args:
       rows: compiled rounds, at least as many as `expected` has axes.
-      context: of the rows.
       expected: the joint distribution, of `joint_distribution`.
       num_rows: independent rows.
       **options: of `Rows.run`.
@@ -103,7 +93,7 @@ def fit_rows(
     counts, num_outside = np.zeros_like(expected), 0
     for infos, _ in rows.run(num_rows, **options):
         tokens = first_tokens(infos, expected.ndim)
-        is_place = tokens[..., None] == np.array(context.alphabet)
+        is_place = tokens[..., None] == np.array(rows.context.alphabet)
         is_inside = is_place.any(axis=2).all(axis=1)
         np.add.at(counts, tuple(is_place[is_inside].argmax(axis=2).T), 1)
         num_outside += int((~is_inside).sum())

@@ -16,7 +16,7 @@ def reference_distribution(
     output: Sequence[int],
     stop_ids: Sequence[int] = (),
 ) -> np.ndarray:
-    """Returns the distribution of the next token over an alphabet; nothing else is allowed.
+    """Returns the next token's distribution over an alphabet, [k] float64; nothing else is allowed.
 
     Args:
       logits: the target's, of the alphabet's tokens, [k].
@@ -25,9 +25,6 @@ def reference_distribution(
       prompt: the request's ids.
       output: ids emitted so far.
       stop_ids: tokens that end the row.
-
-    Returns:
-      Probabilities, float64, [k].
     """
     ids = np.asarray(token_ids)
     logits = np.asarray(logits, np.float64) + [dict(settings.logit_bias).get(i, 0.0) for i in ids]
@@ -44,7 +41,7 @@ def reference_distribution(
 
 
 def _filtered(logits: np.ndarray, settings: Settings) -> np.ndarray:
-    """Applies top-k, top-p and min-p; tokens that tie with the last one kept are kept."""
+    """Applies top-k, top-p and min-p; tokens that tie with the last one stay."""
     if settings.top_k:
         logits = _keep_from(logits, np.sort(logits)[::-1][min(settings.top_k, len(logits)) - 1])
     if settings.top_p < 1:

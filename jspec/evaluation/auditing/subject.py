@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generation.generator import Generator
+from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS
 from jspec.generation.request import Settings
 from jspec.models import QuantizedKernel
 from jspec.speculation.acceptance import RuleOptions, get_rule
@@ -23,7 +24,7 @@ class Check:
       name: what was checked.
       has_passed: whether it is as it should be.
       detail: what was found, in a few words.
-      data: what was found, in numbers.
+      data: the same in numbers.
     """
 
     name: str
@@ -55,8 +56,8 @@ class Subject:
     num_draft_tokens: int | str
     acceptance: str
     settings: Settings
-    rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)
-    drafter_options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
+    rule_options: RuleOptions = RULE_DEFAULTS
+    drafter_options: DrafterOptions = DRAFTER_DEFAULTS
 
     @property
     def dtype(self) -> str:

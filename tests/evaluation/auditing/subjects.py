@@ -39,6 +39,5 @@ def make_subject(rule="rejection", drafter="prompt_lookup", **changes):
 
 
 def make_rows(subject, **options):
-    """Returns its compiled rounds and their context."""
-    context = choose_context(subject.target, subject.settings)
-    return Rows(subject, context, NUM_TOKENS, **options), context
+    """Returns its compiled rounds."""
+    return Rows(subject, choose_context(subject.target, subject.settings), NUM_TOKENS, **options)

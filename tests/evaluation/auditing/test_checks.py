@@ -26,7 +26,7 @@ _MAX_NEW_TOKENS = 12
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_edges_of_lossless_rules_pass(rule):
-    """A draft of target probability 0 is refused at u = 0."""
+    """A draft of target probability 0 is rejected at u = 0."""
     check = check_edges(get_rule(rule))
     assert check.has_passed, check.detail
 
@@ -51,7 +51,7 @@ def test_edges_of_wrong_rules_fail(rule, accept):
     """What differs once in 2^24 draws; both kinds of draft are named."""
     check = check_edges(get_rule(rule)._replace(accept=accept))
     assert not check.has_passed
-    assert len(check.data["kept"]) == 2
+    assert len(check.data["accepted"]) == 2
 
 
 @pytest.mark.parametrize(
