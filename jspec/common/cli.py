@@ -16,7 +16,7 @@ from jax.errors import JaxRuntimeError
 from jspec.common.errors import InputError
 from jspec.common.flag_help import define_help_flags
 
-INTERRUPTED = 130
+_INTERRUPTED = 130  # the exit status
 _MOMENT = 0.05  # seconds until an interrupt is sent again
 
 
@@ -39,26 +39,27 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
                 allowed = most if max_arguments else "flags only"
                 raise InputError(f"expected {allowed}, got {argv[1 + max_arguments]!r}")
             main(*argv[1:])
+            return 0
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+            said = str(error)
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
-            _leave_at_once(INTERRUPTED)
+            _leave_at_once(_INTERRUPTED)
         except (JaxRuntimeError, MemoryError) as error:
             if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            said = str(error).strip().splitlines() or ["none is left"]
-            print(f"error: not enough memory: {said[0]}; fewer rows, shorter texts or quantised "
-                  "weights take less", file=sys.stderr)  # fmt: skip
-            return 2
+            (first, *_) = str(error).strip().splitlines() or ["none is left"]
+            said = (
+                f"not enough memory: {first}; fewer rows, shorter texts or quantised weights take "
+                "less"
+            )
         except OSError as error:  # of the system: a closed pipe, a full disk
             _forget_output()
             if isinstance(error, BrokenPipeError):
                 return 1
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return 0
+            said = str(error)
+        print(f"error: {said}", file=sys.stderr)
+        return 2
 
     app.run(guarded, flags_parser=_parse_flags)
 

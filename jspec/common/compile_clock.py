@@ -2,10 +2,12 @@
 
 import functools
 import time
+from typing import Self
 
 import jax
 
-_PREFIX = "/jax/core/compile/"
+COMPILE_EVENTS = "/jax/core/compile/"
+"""The prefix of JAX's events, one for each stage of a compilation."""
 
 
 class CompileClock:
@@ -22,7 +24,7 @@ class CompileClock:
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
 
     def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event.startswith(_PREFIX):
+        if event.startswith(COMPILE_EVENTS):
             self.seconds += duration_secs
             self.num_programs += event.endswith("backend_compile_duration")
 
@@ -40,7 +42,7 @@ class Instant:
         self.seconds = time.perf_counter()
         self.compile_seconds = compile_clock().seconds
 
-    def run_seconds_since(self, earlier: "Instant") -> float:
+    def run_seconds_since(self, earlier: Self) -> float:
         """Returns the seconds between two moments, without those spent on compiling."""
         compiled = self.compile_seconds - earlier.compile_seconds
         return max(self.seconds - earlier.seconds - compiled, 0.0)

@@ -42,15 +42,9 @@ def read_fields(
 
 
 def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Checks names of fields.
+    """Raises an `InputError` for the first name that is not known; it suggests another one.
 
-    Args:
-      prefix: comes before the names in messages, such as "estimate.".
-      names: to check.
-      known: those that there are.
-
-    Raises:
-      InputError: there is no such field; the message suggests another one.
+    `prefix` comes before the names in messages, such as "estimate.".
     """
     for name in names:
         if name not in known:

@@ -130,11 +130,11 @@ def draw(
     subtitle: str = "",
     share_y: bool = False,
 ) -> Picture:
-    """Returns a figure of one or more panels.
+    """Returns a figure of panels; a label has the same look in all of them.
 
     Args:
       name: of its files.
-      curves: the panels; a label has the same look in all of them.
+      curves: the panels.
       caption: how to read it.
       title: within the picture.
       subtitle: after the title: what was measured where.
@@ -227,24 +227,14 @@ def add_legend(figure: "Figure") -> None:
 def to_picture(figure: "Figure", name: str, *, caption: str, description: str) -> Picture:
     """Returns the figure as SVG and PNG; see `Picture`."""
     import matplotlib
-
-    files = {}
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
-        for kind in ("svg", "png"):
-            buffer = io.BytesIO()
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata, facecolor="white")
-            files[kind] = buffer.getvalue()
-    few = _with_few_colours(files["png"])
-    return Picture(name, caption, description, files["svg"].decode(), few)
-
-
-def _with_few_colours(png: bytes) -> bytes:
-    """Returns a smaller PNG that looks alike."""
     from PIL import Image
 
-    buffer = io.BytesIO()
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    few = image.quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)  # truest to thin lines
-    few.save(buffer, format="png", optimize=True)
-    return buffer.getvalue()
+    svg, png, few = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
+        figure.savefig(svg, format="svg", dpi=_DPI, metadata={"Date": None},
+                       facecolor="white")  # fmt: skip
+        figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    # With fewer colours the PNG is smaller and looks alike; this method is truest to thin lines.
+    image = Image.open(png).convert("RGB").quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)
+    image.save(few, format="png", optimize=True)
+    return Picture(name, caption, description, svg.getvalue().decode(), few.getvalue())

@@ -20,16 +20,9 @@ _TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in 
 
 
 def list_flags(topic: str, usual: str = "", other: str = "") -> None:
-    """Puts flags under a topic, after those that it has.
-
-    Args:
-      topic: the heading.
-      usual: flags of `--help`, separated by spaces.
-      other: flags of `--helpfull` only.
-    """
-    known = _TOPICS.setdefault(topic, ([], []))
-    known[0].extend(usual.split())
-    known[1].extend(other.split())
+    """Puts the usual flags, separated by spaces, and others of `--helpfull` only under a topic."""
+    _TOPICS[topic][0].extend(usual.split())
+    _TOPICS[topic][1].extend(other.split())
 
 
 def define_help_flags() -> None:
@@ -42,26 +35,19 @@ def define_help_flags() -> None:
 class _HelpFlag(flags.BooleanFlag):
     def parse(self, arg: Any) -> None:
         if self._parse(arg):
-            print(format_help(is_full=self.name == "helpfull"), flush=True)
+            print(_format_help(is_full=self.name == "helpfull"), flush=True)
             sys.exit(0)
 
 
-def format_help(*, is_full: bool) -> str:
-    """Returns what the program does, and its flags by topic.
-
-    Args:
-      is_full: all flags, not those that most people need.
-    """
+def _format_help(*, is_full: bool) -> str:
+    """Returns what the program does, and all its flags by topic or the usual ones."""
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     listed = {name for names in _TOPICS.values() for one in names for name in one}
-    topics = {
-        topic: dict.fromkeys(usual + (other if is_full else []))  # each flag once
-        for topic, (usual, other) in _TOPICS.items()
-    }
-    topics[_OWN] = dict.fromkeys(name for name in own if name not in listed)
+    topics = {topic: usual + other * is_full for topic, (usual, other) in _TOPICS.items()}
+    topics[_OWN] = [name for name in own if name not in listed]
     parts = [(sys.modules["__main__"].__doc__ or "").strip()]
     for topic, names in topics.items():
-        lines = [_format_flag(own[name]) for name in names if name in own]
+        lines = [_format_flag(own[name]) for name in dict.fromkeys(names) if name in own]
         if lines:
             parts.append("\n".join([f"{topic}:", *lines]))
     parts.append(_ABSL if is_full else "--helpfull lists all flags.")

@@ -20,7 +20,8 @@ class Journal:
 
     A line is in the file or it is not. What a killed process left of a line, at the end of the
     file, is cut off by the next process that looks; what a full disk left of one is cut off at
-    once. The file is made when it is first needed.
+    once. The file is made when it is first needed. Every method raises a `WorkdirError` if the
+    file cannot be read or written, or a line before the last one is no record.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -28,22 +29,15 @@ class Journal:
         self._offset = self._num_lines = 0  # of the part that has been read
 
     def read(self) -> list[Record]:
-        """Returns the records that are new since the last call.
-
-        Raises:
-          WorkdirError: a line before the last one is no record, or the file cannot be read.
-        """
+        """Returns the records that are new since the last call."""
         with self._open() as file:
             return self._read(file)
 
     def append(self, record: Record) -> list[Record]:
-        """Appends a record; it is on the disk when this returns.
+        """Appends a record, whole or not at all; it is on the disk when this returns.
 
         Returns:
           The records that are new since the last call, this one included.
-
-        Raises:
-          WorkdirError: the record cannot be written; then nothing of it is in the file.
         """
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         with self._open() as file:
@@ -52,7 +46,7 @@ class Journal:
         return [*records, record]
 
     def cut(self, num_records: int) -> None:
-        """Cuts off all but the first records; see `read` for the errors."""
+        """Cuts off all but the first records."""
         with self._open() as file:
             self._read(file)
             file.seek(0)
@@ -74,25 +68,25 @@ class Journal:
         if os.fstat(file.fileno()).st_size < self._offset:
             raise WorkdirError(f"{self._path} has been cut off by someone else")
         file.seek(self._offset)
-        *lines, rest = file.read().split(b"\n")
-        records = [_parse(line) for line in lines]
-        is_torn = bool(rest)
-        if records and records[-1] is None and not is_torn:
-            is_torn = True
-            records.pop()
-        whole = [record for record in records if record is not None]
-        if len(whole) < len(records):
+        lines = io.BytesIO(file.read()).readlines()
+        records = []
+        for line in lines:
+            record = _parse(line)
+            if record is None:
+                break
+            records.append(record)
+            self._offset += len(line)
+            self._num_lines += 1
+        if len(records) < len(lines) - 1:
             raise WorkdirError(
-                f"{self._path}:{self._num_lines + records.index(None) + 1}: expected a JSON "
-                f"object, got a broken line; only the last one may be"
+                f"{self._path}:{self._num_lines + 1}: expected a JSON object, got a broken line; "
+                f"only the last one may be"
             )
-        self._offset += sum(len(line) + 1 for line in lines[: len(whole)])
-        self._num_lines += len(whole)
-        if is_torn:
+        if len(records) < len(lines):
             print(f"note: {self._path}: its last line is torn, and cut off",
                   file=sys.stderr, flush=True)  # fmt: skip
             os.ftruncate(file.fileno(), self._offset)
-        return whole
+        return records
 
     def _write(self, file: io.FileIO, line: bytes) -> None:
         rest = memoryview(line)
@@ -112,9 +106,9 @@ class Journal:
 
 
 def _parse(line: bytes) -> Record | None:
-    """Returns the record in a line; None if there is none."""
+    """Returns the record in a whole line; None if there is none."""
     try:
-        record = json.loads(line)
+        record = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

@@ -26,13 +26,13 @@ def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     Raises:
       InputError: the file cannot be read, or a line is not JSON.
     """
-    name = title_of(path)
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
         with file:
             for number, line in enumerate(file, 1):
+                where = f"{title_of(path)}:{number}"
                 if line.strip():
-                    yield f"{name}:{number}", _parse(line, f"{name}:{number}")
+                    yield where, _parse(line, where)
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
 
@@ -52,10 +52,10 @@ def _parse(line: bytes, where: str) -> Any:
 
 
 def check_unicode(text: str, where: str) -> str:
-    """Returns a text that was read from JSON.
+    """Returns a text that was read from JSON, which can spell half of a surrogate pair.
 
     Raises:
-      InputError: it holds half of a surrogate pair, which JSON can spell but UTF-8 cannot.
+      InputError: it holds one.
     """
     try:
         text.encode("utf-8")
@@ -67,12 +67,9 @@ def check_unicode(text: str, where: str) -> str:
 def check_output(path: str, *inputs: str | None) -> pathlib.Path:
     """Returns the path of a file that is to be written.
 
-    Args:
-      path: the file.
-      *inputs: files that the program reads, "-" for standard input; None is skipped.
-
     Raises:
-      InputError: the file cannot be written, or is one of the inputs.
+      InputError: it cannot be written, or is one of `inputs`: files that the program reads, "-" for
+        standard input, None for nothing.
     """
     if not path:
         raise InputError("expected a file to write to, got an empty path")
@@ -94,10 +91,10 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
 
 
 def _is_same_file(source: str, file: pathlib.Path) -> bool:
-    """Returns whether an input, "-" for standard input, is the file, under any name."""
+    """Returns whether an input is the file, under any name."""
     try:
-        descriptor = 0  # stays open when `sys.stdin` is closed
-        return file.is_file() and os.path.samefile(descriptor if source == "-" else source, file)
+        own = 0 if source == "-" else source  # 0 stays open when `sys.stdin` is closed
+        return file.is_file() and os.path.samefile(own, file)
     except OSError:  # no such input: the code that reads it will say so
         return False
 
@@ -125,20 +122,18 @@ class JsonLinesWriter:
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._file.flush()
         except OSError as error:
-            if self._file is not None:  # closed here, or its end would try to write once more
-                with contextlib.suppress(OSError):
-                    self._file.close()
+            with contextlib.suppress(OSError):
+                self.__exit__()  # or the end of the program would try to write once more
             raise InputError(f"cannot write {self._path}: {error.strerror}") from None
 
     def rewrite(self, record: dict[str, Any], *, is_complete: bool) -> None:
         """Replaces the whole content by one record, with `is_complete` in it.
 
-        The replacement is atomic: a reader finds the old record or the new one, whole, even if the
-        program is killed. An output that is not a regular file, such as a pipe, gets only the
-        complete record.
+        A reader finds the old record or the new one, whole, even if the program is killed. An
+        output that is not a regular file, such as a pipe, gets only the complete record.
 
         Raises:
-          InputError: the file cannot be written, for example because the disk is full.
+          InputError: see `write`.
         """
         record = record | {"is_complete": is_complete}
         if self._path.exists() and not self._path.is_file():

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jspec.common.compile_clock import COMPILE_EVENTS
 from jspec.common.errors import InputError
 
 _OWN_GROUP = pathlib.Path("/proc/self/cgroup")
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
-_COMPILING = "/jax/core/compile/"  # the prefix of JAX's events, one for each stage of a compilation
 _LONG_COMPILATION = 0.1  # seconds; a shorter stage frees too little to give back
 
 
@@ -40,13 +40,7 @@ class Room(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The device that computes the answers, and the memory that they need there.
-
-    Attributes:
-      device: the device's name.
-      weights: bytes of the parameters of all models.
-      room: memory of the caches.
-    """
+    """A device by name, and the bytes that its models' parameters and their caches need there."""
 
     device: str
     weights: int
@@ -84,30 +78,30 @@ def check_memory(needs: Mapping[str, int], advice: str) -> None:
     )
 
 
+def _gigabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.3g} GB"
+
+
 def give_back_freed() -> None:
     """Returns freed memory to the system; glibc would keep it for later."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or system
+    with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache
 def give_back_after_compiling() -> None:
     """From now on returns the memory that tracing and compiling have freed, which is a lot."""
-    jax.monitoring.register_event_duration_secs_listener(_on_event)
 
+    def on_event(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith(COMPILE_EVENTS) and duration_secs > _LONG_COMPILATION:
+            give_back_freed()
 
-def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
-    if event.startswith(_COMPILING) and duration_secs > _LONG_COMPILATION:
-        give_back_freed()
+    jax.monitoring.register_event_duration_secs_listener(on_event)
 
 
 def tree_bytes(tree: Any) -> int:
     """Returns the bytes of a pytree's arrays, or of arrays with the shapes in it."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
 
 
 def available_bytes() -> int | None:
@@ -127,15 +121,11 @@ def available_bytes() -> int | None:
 def _group_bytes() -> list[int]:
     """Returns what the process's control group, and each group around it, may still take.
 
-    psutil does not read control groups, in which a container's limit is written. A group without a
-    limit is left out.
+    psutil does not read control groups, in which a container's limit is written.
     """
-    try:
-        lines = [line.split(":", 2) for line in _OWN_GROUP.read_text().splitlines()]
-    except OSError:
-        return []
     free = []
-    for _, controllers, path in lines:
+    lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers == "":  # cgroup v2
             base, limit, used = _GROUPS, "memory.max", "memory.current"
         elif "memory" in controllers.split(","):  # cgroup v1

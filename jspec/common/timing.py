@@ -70,13 +70,10 @@ def least_seconds(loop: Loop, repeats: int = 6) -> float:
 
 
 def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 15) -> Iterator[dict[_Key, float]]:
-    """Yields the seconds of a turn of each loop, measurement after measurement.
-
-    Every other time the order is reversed, because a loop also pays for what the one before it has
-    left in the processor's caches.
-    """
+    """Yields the seconds of a turn of each loop, measurement after measurement."""
     counts = {key: _enough_turns(loop) for key, loop in loops.items()}
     for repeat in range(repeats):
+        # A loop also pays for what the one before it has left in the processor's caches.
         order = list(loops)[:: -1 if repeat % 2 else 1]
         seconds = {key: _seconds(loops[key], counts[key]) / counts[key] for key in order}
         yield {key: seconds[key] for key in loops}

@@ -1,6 +1,7 @@
 """The user's cache folder, where downloads and compiled programs are kept."""
 
 import contextlib
+import fcntl
 import os
 import pathlib
 from collections.abc import Iterator
@@ -29,16 +30,7 @@ def cache_dir() -> pathlib.Path:
 
 @contextlib.contextmanager
 def exclusive(path: pathlib.Path) -> Iterator[None]:
-    """Holds the lock file at `path`, after waiting for other processes that hold it.
-
-    On a system without `flock` nothing is locked. Files are put in place by renaming them, so two
-    processes at once cost a second download and break nothing.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
-        return
+    """Holds the lock file at `path`, after waiting for other processes that hold it."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,6 @@
 """Work directories: the config that one belongs to, and locks between the processes in it."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -28,11 +27,7 @@ def make_workdir(path: pathlib.Path) -> None:
 
 
 def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
-    """Writes a config to a file, or checks that the file holds this very config.
-
-    Args:
-      path: of the file.
-      plain: the config as JSON values.
+    """Writes a config, as JSON values, to a file, or checks that the file holds this very config.
 
     Raises:
       WorkdirError: the file holds another config; the message names the fields that differ.
@@ -99,11 +94,7 @@ class ByteLocks:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens the file, or makes it.
-
-        Raises:
-          WorkdirError: it cannot be opened.
-        """
+        """Opens the file, or makes it; raises a `WorkdirError` if that cannot be."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -113,10 +104,8 @@ class ByteLocks:
         """Takes a byte's lock unless another process has it; returns whether it did."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, by the system
+            return False
         return True
 
     def release(self, byte: int) -> None:
