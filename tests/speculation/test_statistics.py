@@ -27,9 +27,8 @@ from jspec.drafters import (
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.distribution import joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 from jspec.sampling.noise import (

@@ -18,8 +18,8 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.evaluation.analysis.improvement import break_even_alpha, walltime_improvement
 from jspec.evaluation.analysis.machine import Machine, measure_machine
+from jspec.evaluation.analysis.theory import break_even_alpha, walltime_improvement
 from jspec.models.config import PRESETS, LlamaConfig
 from jspec.weights import smollm2
 from jspec.weights.hf import read_config

@@ -7,7 +7,6 @@ then in either pass, and in a third one, the two are at most E apart: that is lo
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,34 +23,28 @@ from jspec.weights.vocabulary import mask_padding
 EXCUSED_GAPS = {"float32": 1e-4, "bfloat16": 0.3}
 _SMALLEST_WIDTH = 128
 
+Answers = Sequence[Sequence[int]]
 LogitsFn = Callable[[Sequence[int]], np.ndarray]
 
 
-class Divergence(NamedTuple):
-    """The first difference between two answers.
+def parting_gaps(
+    prompts: Answers, answers: Answers, others: Answers, logits_after: LogitsFn
+) -> list[float]:
+    """Returns a gap for each prompt whose two answers differ; see `make_logits_after`.
 
-    Attributes:
-      place: index of the first token that differs, or the length of the shorter answer.
-      gap: the target's best logit there minus that of the less likely of the two tokens: at least
-        the gap between its two best ones. Infinite where one answer is the other's beginning.
+    The gap is between the target's best logit where they part and that of the less likely of the
+    two tokens: at least the gap between its two best ones. It is infinite where one answer is the
+    other's beginning.
     """
-
-    place: int
-    gap: float
-
-
-def find_divergence(
-    prompt: Sequence[int], one: Sequence[int], other: Sequence[int], logits_after: LogitsFn
-) -> Divergence | None:
-    """Returns where two answers to a prompt part, or None; see `make_logits_after`."""
-    if list(one) == list(other):
-        return None
-    pairs = zip(one, other, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
-        return Divergence(min(len(one), len(other)), math.inf)
-    logits = logits_after([*prompt, *one[:place]])
-    return Divergence(place, float(logits.max() - min(logits[one[place]], logits[other[place]])))
+    gaps = []
+    for prompt, one, other in zip(prompts, answers, others, strict=False):
+        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if place is not None:
+            logits = logits_after([*prompt, *one[:place]])
+            gaps.append(float(logits.max() - min(logits[one[place]], logits[other[place]])))
+        elif len(one) != len(other):
+            gaps.append(math.inf)
+    return gaps
 
 
 def make_logits_after(model: LoadedModel) -> LogitsFn:

@@ -1,16 +1,16 @@
 """Many independent rows of one short context, driven through the compiled rounds."""
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.drafters import BuiltDrafter, make_drafter
-from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.auto import AUTO, numbers_of
 from jspec.generation.batch import needed_switches
@@ -18,16 +18,66 @@ from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
 from jspec.generation.rows import CostsAt, Row
-from jspec.models import make_apply
+from jspec.models import init_cache, make_apply
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, TargetView
-from jspec.weights.vocabulary import used_vocab_size
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.vocabulary import mask_padding, used_vocab_size
 
+_ALPHABET_SIZE = 4
 _ROWS_A_RUN = 128
 _MOST_DRAFTS = 2
 _COST_OF_A_DRAFT, _COST_OF_A_GREEDY_DRAFT = 0.5, 0.05  # in plain steps
 _COST_OF_READING = 0.01  # of a token that a drafter has missed, in plain steps
+
+
+class Context(NamedTuple):
+    """What the rows have in common.
+
+    Attributes:
+      prompt: token ids.
+      first: the first token of every row's output, so that all others are drawn in rounds.
+      alphabet: the only tokens that may follow.
+    """
+
+    prompt: list[int]
+    first: int
+    alphabet: list[int]
+
+
+def choose_context(target: LoadedModel, settings: Settings) -> Context:
+    """Returns a short context that repeats itself, of likely tokens that the settings allow.
+
+    Raises:
+      InputError: they allow fewer than two tokens.
+    """
+    start = np.array([[used_vocab_size(target) // 2]], np.int32)
+    logits = np.array(jit_logits(target)(target.params, start)[0, -1])
+    for token_id, value in dict(settings.logit_bias).items():
+        logits[token_id] += value
+    logits[[*target.config.eos_ids, *settings.forbidden_token_ids]] = -np.inf
+    if settings.allowed_token_ids is not None:
+        logits[~np.isin(np.arange(len(logits)), settings.allowed_token_ids)] = -np.inf
+    best = np.argsort(-logits)[:_ALPHABET_SIZE]
+    alphabet = [int(i) for i in best if np.isfinite(logits[i])]
+    if len(alphabet) < 2:
+        raise InputError(f"expected settings that allow two tokens, got {len(alphabet)}")
+    return Context([alphabet[i % len(alphabet)] for i in (0, 1, 2, 0, 1, 3)], alphabet[0], alphabet)
+
+
+def jit_logits(target: LoadedModel) -> Callable[[Params, np.ndarray], jax.Array]:
+    """Returns a function from parameters and texts [b t] to logits: one pass, an empty cache."""
+    apply = mask_padding(make_apply(target.config), target)
+    dtype = target.params["embedding"].dtype
+
+    @jax.jit
+    def run(params: Params, tokens: jax.Array) -> jax.Array:
+        batch_size, capacity = tokens.shape
+        cache = init_cache(target.config, batch_size=batch_size, capacity=capacity, dtype=dtype)
+        return apply(params, tokens, cache)[0]
+
+    return run
 
 
 class Rows:
@@ -81,13 +131,10 @@ class Rows:
         settings: Settings | None = None,
         first_seed: int = 0,
     ) -> Iterator[tuple[StepInfo, SpecState]]:
-        """Yields what the rounds of each run did, and the state after them.
+        """Yields what the rounds of each run did, and the state after them, for `num_rows` or more.
 
-        Args:
-          num_rows: at least this many rows in all.
-          params: of the target; None takes its own.
-          settings: of every row; None takes the subject's.
-          first_seed: the rows' seeds are this and the numbers after it.
+        `params` and `settings` replace the target's and the subject's. The rows' seeds are
+        `first_seed` and the numbers after it.
         """
         own = self.subject.target.params if params is None else params
         both = ModelParams(own, self._draft_params)

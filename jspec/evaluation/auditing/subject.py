@@ -35,19 +35,9 @@ class Check:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is audited: models, drafter, rule and settings.
+    """What is audited: models, and the options of `Generator`.
 
     Distribution and caches are checked with the models as they are; `generator` casts them.
-
-    Attributes:
-      target: the target.
-      draft: the draft model, if the drafter has one.
-      drafter: its name.
-      num_draft_tokens: drafts a round, or "auto".
-      acceptance: the rule's name.
-      settings: how tokens are sampled.
-      rule_options: numbers of the lossy rules.
-      drafter_options: options of the drafters.
     """
 
     target: LoadedModel

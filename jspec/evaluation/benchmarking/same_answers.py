@@ -15,9 +15,9 @@ from typing import Any
 from jspec.common.text_table import format_table
 from jspec.evaluation.analysis.divergence import (
     EXCUSED_GAPS,
-    find_divergence,
     largest_gap_change,
     make_logits_after,
+    parting_gaps,
 )
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
@@ -51,9 +51,7 @@ def measure_parity(asked: Measurement) -> Iterator[Outcome]:
         return _answers(made, prompts, settings)
 
     def compare(name: str, answers: Answers, wanted: Answers, bound: float) -> Outcome:
-        pairs = zip(prompts, answers, wanted, strict=False)
-        parted = [find_divergence(*texts, logits_after) for texts in pairs]
-        gaps = [one.gap for one in parted if one is not None]
+        gaps = parting_gaps(prompts, answers, wanted, logits_after)
         found.append({
             "name": name, "num_equal": len(answers) - len(gaps), "num_answers": len(answers),
             "gaps": gaps, "is_excused": all(gap < bound for gap in gaps),

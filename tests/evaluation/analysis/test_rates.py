@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.evaluation.analysis.improvement import expected_tokens
 from jspec.evaluation.analysis.rates import (
     acceptance,
     acceptance_by_position,
@@ -15,6 +14,7 @@ from jspec.evaluation.analysis.rates import (
     shares_by_accepted,
     tokens_by_position,
 )
+from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.generation.stats import (
     RoundCounts,
     acceptance_rate,

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters.heads import shipped
-from jspec.evaluation.auditing.answers import check_parity, check_seeds
-from jspec.evaluation.auditing.checks import check_edges
+from jspec.evaluation.auditing.checks import check_edges, check_parity, check_seeds
 from jspec.evaluation.auditing.rows import build_drafter
 from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.caches import check_caches
-from jspec.evaluation.auditing.context import Context
+from jspec.evaluation.auditing.checks import check_caches
 from jspec.evaluation.auditing.distribution import check_distribution, fit_rows, joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Settings
 from jspec.sampling.distribution import sample

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.analysis.improvement import walltime_improvement
 from jspec.evaluation.analysis.rates import alpha_of
+from jspec.evaluation.analysis.theory import walltime_improvement
 from jspec.evaluation.reports.costs import (
     cost_lines,
     predict_by_position,

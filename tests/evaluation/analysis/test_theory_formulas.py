@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.common.errors import InputError
-from jspec.evaluation.analysis.improvement import (
+from jspec.evaluation.analysis.theory import (
     break_even_alpha,
     expected_tokens,
     operations_growth,
@@ -74,13 +73,13 @@ def test_rounds_emit_as_many_tokens_as_expected(alpha, number):
 @pytest.mark.parametrize("verify_cost", [1.0, 1.7])
 def test_simulated_rounds_save_as_much_time_and_operations(verify_cost):
     """Thm 3.8 with a more expensive verify call, and Thm 3.11 on 200,000 simulated rounds."""
-    alpha, number, c, c_hat = 0.7, 3, 0.1, 0.2
+    alpha, number, c = 0.7, 3, 0.1
     tokens = simulate(alpha, number, seed=1) + 1
     seconds = NUM_ROUNDS * (number * c + verify_cost)
     speed = walltime_improvement(alpha, number, c, verify_cost)
     assert tokens.sum() / seconds == pytest.approx(speed, rel=0.01)
-    operations = NUM_ROUNDS * (number * c_hat + number + 1)
-    growth = operations_growth(alpha, number, c_hat)
+    operations = NUM_ROUNDS * (number + 1)
+    growth = operations_growth(alpha, number)
     assert operations / tokens.sum() == pytest.approx(growth, rel=0.01)
 
 
@@ -143,24 +142,3 @@ def test_a_pair_known_from_its_bytes():
     for alpha, expected in ((0.7, 1.20), (0.8, 1.34), (0.9, 1.58)):
         speeds = [walltime_improvement(alpha, number, 0.385, 1.05) for number in range(1, 12)]
         assert round(max(speeds), 2) == expected
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: expected_tokens(1.1, 2),
-        lambda: expected_tokens(math.nan, 2),
-        lambda: expected_tokens(0.5, -1),
-        lambda: expected_tokens(0.5, 1.5),
-        lambda: walltime_improvement(0.5, 2, -0.1),
-        lambda: walltime_improvement(0.5, 2, 0.1, 0),
-        lambda: walltime_improvement(0.5, math.inf, 0.1),
-        lambda: operations_growth(0.5, 2, math.inf),
-        lambda: optimal_num_draft_tokens(2, 0.1),
-        lambda: break_even_alpha(2, math.nan),
-    ],
-)
-def test_values_out_of_range_are_refused(call):
-    """Guards against a curve of nonsense."""
-    with pytest.raises(InputError, match=r"^expected .*\bgot\b"):
-        call()
