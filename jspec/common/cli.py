@@ -23,9 +23,7 @@ _MOMENT = 0.05  # seconds until an interrupt is sent again
 def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
     """Runs a program's main function under absl; bad input and Ctrl-C end it without a traceback.
 
-    Args:
-      main: the function; it gets the command line's arguments that are not flags.
-      max_arguments: the largest number of such arguments.
+    The function gets the command line's arguments that are not flags, at most `max_arguments`.
     """
 
     def guarded(argv: Sequence[str]) -> int:
@@ -49,10 +47,8 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
             if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             (first, *_) = str(error).strip().splitlines() or ["none is left"]
-            said = (
-                f"not enough memory: {first}; fewer rows, shorter texts or quantised weights take "
-                "less"
-            )
+            less = "fewer rows, shorter texts or quantised weights take less"
+            said = f"not enough memory: {first}; {less}"
         except OSError as error:  # of the system: a closed pipe, a full disk
             _forget_output()
             if isinstance(error, BrokenPipeError):

@@ -29,7 +29,7 @@ def read_fields(
       kind: the dataclass.
       plain: the values by field, as JSON has them.
       prefix: comes before the fields' names in messages, such as "estimate.".
-      without: fields of the dataclass that may not be given.
+      without: fields that may not be given.
 
     Raises:
       InputError: no group of fields, an unknown field, or a value of another type.
@@ -42,10 +42,7 @@ def read_fields(
 
 
 def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Raises an `InputError` for the first name that is not known; it suggests another one.
-
-    `prefix` comes before the names in messages, such as "estimate.".
-    """
+    """Raises an `InputError` for the first name that is not known; it suggests another one."""
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -56,13 +53,10 @@ def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None
 def cast(name: str, value: Any, kind: Any) -> Any:
     """Returns a plain value as an annotation wants it: lists become tuples, whole numbers floats.
 
-    Args:
-      name: of the field, for messages.
-      value: as JSON has it.
-      kind: the annotation; of a union the first type that the value fits.
+    Of a union that is the first type that the value fits.
 
     Raises:
-      InputError: a value of another type.
+      InputError: a value of another type; `name` is the field's.
     """
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     origins = [typing.get_origin(one) or one for one in kinds]

@@ -67,13 +67,8 @@ def check_numbers(options: Any) -> None:
 def whole_number(name: str, value: object, otherwise: str = "") -> int:
     """Returns a whole number of any integer type but bool as an int.
 
-    Args:
-      name: what the number means, for the message.
-      value: the number.
-      otherwise: what else would have been accepted, for the message.
-
     Raises:
-      InputError: the value is not a whole number.
+      InputError: it is none; `otherwise` says what else would have been accepted.
     """
     try:
         if isinstance(value, bool):

@@ -48,8 +48,8 @@ class Picture(NamedTuple):
       name: of the files, without an ending.
       caption: how to read it.
       description: the same for readers who cannot see it.
-      svg: the picture; its ids are unique, so that several fit into one page.
-      png: the picture.
+      svg: with ids that are unique, so that several fit into one page.
+      png: the same picture.
     """
 
     name: str
@@ -132,13 +132,8 @@ def draw(
 ) -> Picture:
     """Returns a figure of panels; a label has the same look in all of them.
 
-    Args:
-      name: of its files.
-      curves: the panels.
-      caption: how to read it.
-      title: within the picture.
-      subtitle: after the title: what was measured where.
-      share_y: whether all panels have the same vertical axis.
+    The title and the subtitle, what was measured where, are within the picture. With `share_y` all
+    panels have the same vertical axis.
     """
     figure, panels = new_figure(len(curves), title=title, subtitle=subtitle, share_y=share_y)
     labels = dict.fromkeys(label for one in curves for label in one.lines)

@@ -19,12 +19,9 @@ def title_of(path: str) -> str:
 def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     """Yields the position "file:line" and the value of each line; empty lines are skipped.
 
-    Args:
-      path: the file, or "-" for standard input.
-      what: what the file is to the user, for messages.
-
     Raises:
-      InputError: the file cannot be read, or a line is not JSON.
+      InputError: the file, "-" for standard input, cannot be read, or a line is not JSON; `what` is
+        what the file is to the user.
     """
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
@@ -52,11 +49,7 @@ def _parse(line: bytes, where: str) -> Any:
 
 
 def check_unicode(text: str, where: str) -> str:
-    """Returns a text that was read from JSON, which can spell half of a surrogate pair.
-
-    Raises:
-      InputError: it holds one.
-    """
+    """Returns a text from JSON; raises an `InputError` for the half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeError:
@@ -68,8 +61,7 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
     """Returns the path of a file that is to be written.
 
     Raises:
-      InputError: it cannot be written, or is one of `inputs`: files that the program reads, "-" for
-        standard input, None for nothing.
+      InputError: it cannot be written, or is one of the inputs, "-" for standard input.
     """
     if not path:
         raise InputError("expected a file to write to, got an empty path")
@@ -111,11 +103,7 @@ class JsonLinesWriter:
         self._file: TextIO | None = None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record and flushes it to the system.
-
-        Raises:
-          InputError: the file cannot be written, for example because the disk is full.
-        """
+        """Appends a record and flushes it; raises an `InputError` if the disk is full, say."""
         try:
             if self._file is None:
                 self._file = self._path.open("w", encoding="utf-8")
@@ -130,10 +118,8 @@ class JsonLinesWriter:
         """Replaces the whole content by one record, with `is_complete` in it.
 
         A reader finds the old record or the new one, whole, even if the program is killed. An
-        output that is not a regular file, such as a pipe, gets only the complete record.
-
-        Raises:
-          InputError: see `write`.
+        output that is not a regular file, such as a pipe, gets only the complete record. Raises as
+        `write` does.
         """
         record = record | {"is_complete": is_complete}
         if self._path.exists() and not self._path.is_file():

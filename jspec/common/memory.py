@@ -21,13 +21,9 @@ _LONG_COMPILATION = 0.1  # seconds; a shorter stage frees too little to give bac
 
 
 class Room(NamedTuple):
-    """The memory of a batch's caches and of the rest of its rows' states.
+    """The bytes of a batch's caches and of the rest of its rows' states, of `capacity` slots each.
 
-    Attributes:
-      num_rows: rows of the batch. A batch of several rows needs memory for one more, whose prompt
-        is being read.
-      capacity: slots of each row, in tokens.
-      num_bytes: bytes of all rows.
+    A batch of several rows needs memory for one more, whose prompt is being read.
     """
 
     num_rows: int
@@ -59,27 +55,19 @@ def device_name() -> str:
 
 
 def check_memory(needs: Mapping[str, int], advice: str) -> None:
-    """Checks that the default device has enough free memory.
-
-    Args:
-      needs: bytes by what they are needed for.
-      advice: what the user could reduce.
+    """Checks that the default device has enough free memory for needs, bytes by their names.
 
     Raises:
-      InputError: it has not; the message holds the needs and the advice.
+      InputError: it has not; the message holds the needs, and advice what to reduce.
     """
     available, needed = available_bytes(), sum(needs.values())
     if available is None or needed <= available:
         return
-    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in needs.items())
+    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in needs.items())
     raise InputError(
-        f"not enough memory: expected {_gigabytes(needed)} to be free ({parts}), got "
-        f"{_gigabytes(available)}; {advice}"
+        f"not enough memory: expected {needed / 1e9:.3g} GB to be free ({parts}), got "
+        f"{available / 1e9:.3g} GB; {advice}"
     )
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
 
 
 def give_back_freed() -> None:

@@ -15,11 +15,7 @@ _ABSENT = "absent"
 
 
 def make_workdir(path: pathlib.Path) -> None:
-    """Makes a work directory, and those above it, unless it is there.
-
-    Raises:
-      WorkdirError: it cannot be made.
-    """
+    """Makes a work directory unless it is there; raises a `WorkdirError` if that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -69,7 +65,7 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes a JSON file, which appears, or replaces an older one, when it is complete.
 
     Raises:
-      WorkdirError: the file cannot be written.
+      WorkdirError: it cannot be written.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

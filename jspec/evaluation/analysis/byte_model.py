@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jspec.common.errors import InputError
+from jspec.common.progress import counted
 from jspec.evaluation.analysis.call_cost import CallCost
 from jspec.evaluation.analysis.machine import Machine, measure_machine
 from jspec.evaluation.analysis.theory import break_even_alpha, walltime_improvement
@@ -33,12 +34,7 @@ _SAME_SHAPE = {smollm2.NAME: "smollm2-135m"}
 class PairCost:
     """What rounds of a draft model and a target cost at least, in plain decoding steps.
 
-    Attributes:
-      target: the target's calls.
-      draft: the draft's.
-      machine: what it can do.
-      context: tokens in each row's caches.
-      batch_size: rows that run together.
+    `context` are the tokens in each row's caches.
     """
 
     target: CallCost
@@ -74,17 +70,13 @@ class PairCost:
         """Returns what verifying this many drafts costs."""
         return self.seconds(self.target, number + 1) / self.plain_seconds
 
+    def costs(self, number: int) -> tuple[float, float]:
+        """Returns what each of this many drafts costs, and what verifying them costs."""
+        return self.drafting_cost(number) / max(number, 1), self.verify_cost(number)
+
     def improvement(self, alpha: float, number: int) -> float:
         """Returns the speed over plain decoding's (Thm 3.8 with these costs)."""
-        return walltime_improvement(alpha, number, *self._costs(number))
-
-    def break_even_alpha(self, number: int) -> float | None:
-        """Returns the acceptance from which on this many drafts pay; None if they never do."""
-        return break_even_alpha(number, *self._costs(number))
-
-    def _costs(self, number: int) -> tuple[float, float]:
-        """Returns what a draft costs, and what verifying them costs."""
-        return self.drafting_cost(number) / max(number, 1), self.verify_cost(number)
+        return walltime_improvement(alpha, number, *self.costs(number))
 
 
 def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -93,9 +85,6 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
     Args:
       predict: the fields of `experiments.spec.PairSpec`, already checked: `bandwidth` in bytes and
         `flop_rate` in operations a second, None to measure them here.
-
-    Returns:
-      "columns", "units", "rows" and "notes"; the notes say whether it pays.
 
     Raises:
       InputError: no such model, or models that do not fit.
@@ -116,7 +105,7 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
             number,
             pair.drafting_cost(number),
             pair.verify_cost(number),
-            pair.break_even_alpha(number),
+            break_even_alpha(number, *pair.costs(number)),
             *(pair.improvement(alpha, number) for alpha in alphas),
         ]
         for number in predict["numbers"]
@@ -158,18 +147,16 @@ def _make_cost(predict: Mapping[str, Any], side: str, dtype: str) -> CallCost:
 
 
 def _describe(pair: PairCost, predict: Mapping[str, Any]) -> list[str]:
-    origin = {
-        name: "measured here" if predict[name] is None else "given"
-        for name in ("bandwidth", "flop_rate")
-    }
+    names = "bandwidth", "flop_rate"
+    origins = ["measured here" if predict[name] is None else "given" for name in names]
     return [
         f"{side} {predict[side]}: {model.weight_bytes / 1e9:.3g} GB of weights a call, "
         f"{model.slot_bytes / 1e3:.3g} kB of cache a token; "
         f"{pair.seconds(model, 1) * 1e3:.3g} ms a decoding step at least"
         for side, model in (("target", pair.target), ("draft", pair.draft))
     ] + [
-        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origin['bandwidth']}), "
-        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origin['flop_rate']}); context of "
+        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origins[0]}), "
+        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origins[1]}); context of "
         f"{pair.context} tokens, batch of {pair.batch_size}",
         f"cost ratio c = {pair.cost_ratio:.3f}; plain decoding: at most "
         f"{pair.batch_size / pair.plain_seconds:.4g} tokens/s",
@@ -177,12 +164,9 @@ def _describe(pair: PairCost, predict: Mapping[str, Any]) -> list[str]:
 
 
 def _verdict(pair: PairCost, alpha: float, numbers: list[int]) -> str:
-    """Says whether it pays at that acceptance."""
     best = max(numbers, key=lambda number: pair.improvement(alpha, number))
     speed = pair.improvement(alpha, best)
     if best == 0 or speed <= 1:
         return f"alpha {alpha:g}: does not pay"
-    drafts = "1 draft" if best == 1 else f"{best} drafts"
-    return (
-        f"alpha {alpha:g}: can pay, at most {speed:.2f} times plain decoding's speed with {drafts}"
-    )
+    gain = f"at most {speed:.2f} times plain decoding's speed with {counted(best, 'draft')}"
+    return f"alpha {alpha:g}: can pay, {gain}"

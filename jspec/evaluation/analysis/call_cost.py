@@ -52,13 +52,7 @@ class CallCost:
         return 2 * config.num_layers * width * self.float_bytes
 
     def call_bytes(self, width: int, *, context: int, batch_size: int = 1) -> float:
-        """Returns the bytes that a call reads and writes.
-
-        Args:
-          width: tokens a row.
-          context: tokens in each row's cache before them.
-          batch_size: rows.
-        """
+        """Returns the bytes that a call on `width` tokens a row, after `context` others, moves."""
         return self.weight_bytes + batch_size * (context + width) * self.slot_bytes
 
     def call_operations(self, width: int, *, context: int, batch_size: int = 1) -> float:

@@ -14,6 +14,7 @@ from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.evaluation.auditing.rows import Rows, choose_context, first_tokens
 from jspec.evaluation.auditing.subject import Check, Subject
+from jspec.generation.generator import Generator
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.validate_options import settings_read_by
@@ -36,10 +37,8 @@ _NUM_ROWS = 4
 def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Iterator[Check]:
     """Yields the outcome of every check, the cheap ones first.
 
-    Args:
-      subject: what is audited.
-      num_rows: independent rows of the test of the distribution.
-      max_new_tokens: of an answer, for parity and seeds.
+    The distribution is tested on `num_rows` independent rows; parity and seeds are those of answers
+    of `max_new_tokens`.
     """
     yield check_edges(subject.rule)
     prompts = [encode_prompt(subject.target, text, chat=None, system=None) for text in _TEXTS]
@@ -117,12 +116,16 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     float32: in bfloat16 a batch's passes round differently from one row's. Prompt k has seed + k.
     """
     settings = dataclasses.replace(subject.settings, max_new_tokens=max_new_tokens, logprobs=False)
-    requests = [
-        Request(prompt, dataclasses.replace(settings, seed=(settings.seed + k) % 2**32))
-        for k, prompt in enumerate(prompts)
-    ]
+
+    def requests_to(generator: Generator) -> list[Request]:
+        own = settings_read_by(generator.drafter, subject.drafter_options, settings)
+        return [
+            Request(prompt, dataclasses.replace(own, seed=(own.seed + k) % 2**32))
+            for k, prompt in enumerate(prompts)
+        ]
+
     alone = subject.generator()
-    expected = [alone.generate(request).token_ids for request in requests]
+    expected = [alone.generate(request).token_ids for request in requests_to(alone)]
     methods: dict[str, dict[str, Any]] = {
         "in a batch": {"batch_size": len(prompts), "costs": alone.costs},
         "other chunking": {"rounds_per_visit": 1, "costs": alone.costs},
@@ -133,22 +136,11 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     num_different = {}
     for name, options in methods.items():
         other = subject.generator(**options)
-        results = other.generate([_as_read_by(other.drafter, subject, one) for one in requests])
-        pairs = zip(results, expected, strict=True)
+        pairs = zip(other.generate(requests_to(other)), expected, strict=True)
         num_different[name] = sum(result.token_ids != ids for result, ids in pairs)
-    return Check(
-        "seeds",
-        not any(num_different.values()),
-        f"{len(prompts)} answers alone against: "
-        + ", ".join(f"{name}: {count} differ" for name, count in num_different.items()),
-        num_different,
-    )
-
-
-def _as_read_by(drafter: str, subject: Subject, request: Request) -> Request:
-    """Returns a request without a draft temperature if the drafter does not read it."""
-    settings = settings_read_by(drafter, subject.drafter_options, request.settings)
-    return dataclasses.replace(request, settings=settings)
+    counts = ", ".join(f"{name}: {count} differ" for name, count in num_different.items())
+    detail = f"{len(prompts)} answers alone against: {counts}"
+    return Check("seeds", not any(num_different.values()), detail, num_different)
 
 
 def check_caches(rows: Rows) -> Check:
@@ -172,14 +164,10 @@ def check_caches(rows: Rows) -> Check:
         if model is not None and isinstance(cache, KVCache):
             errors[name] = _largest_error(model, cache, texts, layers)
     tolerance = _TOLERANCES[subject.dtype]
-    return Check(
-        "caches",
-        all(error < tolerance for error in errors.values()),
-        "largest difference from a fresh prefill: "
-        + ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
-        + f" of the largest entry (expected below {tolerance:g})",
-        errors,
-    )
+    listed = ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
+    detail = f"largest difference from a fresh prefill: {listed} of the largest entry"
+    detail += f" (expected below {tolerance:g})"
+    return Check("caches", max(errors.values()) < tolerance, detail, errors)
 
 
 def _largest_error(

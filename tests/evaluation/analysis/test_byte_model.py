@@ -9,6 +9,7 @@ from jspec.evaluation.analysis import byte_model
 from jspec.evaluation.analysis.byte_model import PairCost, load_config, predict_table
 from jspec.evaluation.analysis.call_cost import CallCost
 from jspec.evaluation.analysis.machine import Machine
+from jspec.evaluation.analysis.theory import break_even_alpha
 from jspec.models.config import PRESETS
 from tests.tiny_models import CONFIG, save_folder
 
@@ -56,7 +57,7 @@ def test_drafting_is_a_call_each():
     assert 1 < one.verify_cost(4) < 1.001
     assert one.improvement(0.7, 0) == pytest.approx(1)
     assert one.improvement(0.7, 2) == pytest.approx(2.19 / (2 * 0.3847 + 1), rel=1e-3)
-    assert one.break_even_alpha(1) == pytest.approx(one.cost_ratio, abs=1e-3)
+    assert break_even_alpha(1, *one.costs(1)) == pytest.approx(one.cost_ratio, abs=1e-3)
 
 
 def test_where_operations_decide_speculation_stops_paying():
@@ -64,7 +65,7 @@ def test_where_operations_decide_speculation_stops_paying():
     one = pair(batch_size=512)
     assert one.verify_cost(4) == pytest.approx(5, rel=0.01)
     assert one.improvement(0.9, 4) < 1
-    assert one.break_even_alpha(4) is None
+    assert break_even_alpha(4, *one.costs(4)) is None
     assert one.improvement(0.9, 4) < pair(batch_size=8).improvement(0.9, 4)
 
 
