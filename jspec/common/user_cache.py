@@ -1,10 +1,8 @@
 """The user's cache folder, where downloads and compiled programs are kept."""
 
 import contextlib
-import fcntl
 import os
 import pathlib
-from collections.abc import Iterator
 
 from jspec.common.errors import InputError
 
@@ -26,11 +24,3 @@ def cache_dir() -> pathlib.Path:
         if folder.is_absolute():
             return folder
     raise InputError("no home folder is known: expected $JSPEC_CACHE or $HOME to be set")
-
-
-@contextlib.contextmanager
-def exclusive(path: pathlib.Path) -> Iterator[None]:
-    """Holds the lock file at `path`, after waiting for other processes that hold it."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -12,7 +12,7 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves
-from jspec.evaluation.analysis.rates import alpha_of, tokens_by_position
+from jspec.evaluation.analysis.ratios import alpha_of, tokens_by_position
 from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.evaluation.reports.document import Block, Heading, Paragraph, Table, code, number
 from jspec.evaluation.reports.measured import MeasuredAnswer, answers_by_prompt

@@ -6,8 +6,7 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves
-from jspec.evaluation.analysis.rates import share
-from jspec.evaluation.analysis.ratios import Ratio
+from jspec.evaluation.analysis.ratios import Ratio, share
 from jspec.evaluation.reports.document import Block, Glossary, Heading, Table, code, interval
 from jspec.evaluation.reports.figures import BARS
 from jspec.evaluation.reports.origin import View

@@ -1,8 +1,12 @@
 """The figures of one setting: speed, cost of a round, drafts kept."""
 
 from jspec.common.figures import Curves, Picture
-from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position, shares_by_accepted
-from jspec.evaluation.analysis.ratios import Ratio
+from jspec.evaluation.analysis.ratios import (
+    PromptRounds,
+    Ratio,
+    acceptance_by_position,
+    shares_by_accepted,
+)
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import SHOWN, Scene
 

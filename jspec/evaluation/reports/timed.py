@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from jspec.evaluation.analysis.rates import acceptance, observed_alpha
-from jspec.evaluation.analysis.ratios import Ratio, compare_amounts
+from jspec.evaluation.analysis.ratios import Ratio, acceptance, compare_amounts, observed_alpha
 from jspec.evaluation.reports.measured import Cell, answers_by_prompt, rounds_by_prompt
 
 Clock = Callable[[Cell], tuple[float, float]]

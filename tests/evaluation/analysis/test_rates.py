@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.evaluation.analysis.rates import (
+from jspec.evaluation.analysis.ratios import (
     acceptance,
     acceptance_by_position,
     alpha_of,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.analysis.rates import alpha_of
+from jspec.evaluation.analysis.ratios import alpha_of
 from jspec.evaluation.analysis.theory import walltime_improvement
 from jspec.evaluation.reports.costs import (
     cost_lines,
