@@ -17,8 +17,7 @@ from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_output
 from jspec.drafters import choose_drafter
-from jspec.evaluation.analysis.trace import to_terminal
-from jspec.evaluation.analysis.trace_svg import to_svg
+from jspec.evaluation.analysis.trace import to_svg, to_terminal
 from jspec.evaluation.benchmarking.tracing import record_trace
 from jspec.generation import drafter_flags, settings_flags
 from jspec.generation.drafter_flags import read_drafter

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -34,11 +35,7 @@ class Journal:
             return self._read(file)
 
     def append(self, record: Record) -> list[Record]:
-        """Appends a record, whole or not at all; it is on the disk when this returns.
-
-        Returns:
-          The records that are new since the last call, this one included.
-        """
+        """Appends a record, which is then on the disk; returns the new ones, this one included."""
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         with self._open() as file:
             records = self._read(file)
@@ -69,18 +66,13 @@ class Journal:
             raise WorkdirError(f"{self._path} has been cut off by someone else")
         file.seek(self._offset)
         lines = io.BytesIO(file.read()).readlines()
-        records = []
-        for line in lines:
-            record = _parse(line)
-            if record is None:
-                break
-            records.append(record)
-            self._offset += len(line)
-            self._num_lines += 1
+        records = list(itertools.takewhile(lambda one: one is not None, map(_parse, lines)))
+        self._offset += sum(map(len, lines[: len(records)]))
+        self._num_lines += len(records)
         if len(records) < len(lines) - 1:
+            where = f"{self._path}:{self._num_lines + 1}"
             raise WorkdirError(
-                f"{self._path}:{self._num_lines + 1}: expected a JSON object, got a broken line; "
-                f"only the last one may be"
+                f"{where}: expected a JSON object, got a broken line; only the last one may be"
             )
         if len(records) < len(lines):
             print(f"note: {self._path}: its last line is torn, and cut off",

@@ -49,8 +49,7 @@ class Budget(NamedTuple):
 
 def device_name() -> str:
     """Returns the default device's kind: cpu, or gpu (NVIDIA H100 80GB HBM3)."""
-    device = jax.devices()[0]
-    platform, kind = device.platform, device.device_kind
+    platform, kind = jax.devices()[0].platform, jax.devices()[0].device_kind
     return platform if kind == platform else f"{platform} ({kind})"
 
 
@@ -107,10 +106,7 @@ def available_bytes() -> int | None:
 
 
 def _group_bytes() -> list[int]:
-    """Returns what the process's control group, and each group around it, may still take.
-
-    psutil does not read control groups, in which a container's limit is written.
-    """
+    """Returns what the process's control group, a container's say, and those around it may take."""
     free = []
     lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.exists() else []
     for _, controllers, path in (line.split(":", 2) for line in lines):

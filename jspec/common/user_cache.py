@@ -10,8 +10,6 @@ from jspec.common.errors import InputError
 def cache_dir() -> pathlib.Path:
     """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the system's cache folder.
 
-    On Linux the system's cache folder is `~/.cache`. The returned folder may not exist.
-
     Raises:
       InputError: there is no home folder.
     """

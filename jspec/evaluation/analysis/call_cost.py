@@ -17,8 +17,8 @@ class CallCost:
 
     Attributes:
       config: its shape.
-      bytes_per_weight: of every weight; None for what `quantization` and `float_bytes` say.
-      quantization: "int8", "int4" or None; see `weights.quantize`.
+      bytes_per_weight: None for what `quantization` and `float_bytes` say.
+      quantization: "int8", "int4" or None.
       float_bytes: of a float, the cache's among them: 2 for bfloat16, 4 for float32.
     """
 

@@ -72,10 +72,8 @@ def largest_gap_change(
 ) -> float:
     """Returns how far the gap between the two best logits changes with the tokens of a pass.
 
-    Args:
-      model: whose logits.
-      texts: ids; of each as many as both widths divide are run.
-      widths: of the two splits of a text into passes, each on a cache of its own making.
+    Each text is split into passes of the one and of the other width, each split on a cache of its
+    own making; ids that do not fill both are left out.
     """
     apply = make_apply(model.config)
     dtype = model.params["embedding"].dtype

@@ -12,8 +12,10 @@ A trace is plain values:
 is null in a round that an accepted draft ends. Times are seconds since the first round began.
 """
 
+import html
 import itertools
 import operator
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -27,20 +29,27 @@ MEANINGS: Mapping[Kind, str] = {
     "dropped": "drafts after the rejected one, never looked at",
     "next": "the target's own token",
 }
-_ANSI = {
-    "accepted": "\033[32m",
-    "rejected": "\033[31;9m",
-    "dropped": "\033[90;9m",
-    "next": "\033[1;34m",
-}
+_ANSI = {"accepted": "32", "rejected": "31;9", "dropped": "90;9", "next": "1;34"}
 _SIGNS = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}
-_RESET = "\033[0m"
 _MOST_ROUNDS = 16  # of a timeline
 _LANES = ("drafter", "target", "plain decoding")
 _FACES = ("#f2c891", "#c9d8ef", "#dcdcdc")
 _LABELS = ("proposal, a box a draft", "call of the target, with the tokens that it gave",
            "step of plain decoding")  # fmt: skip
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+_CHARACTER, _LINE, _MARGIN = 8.4, 20, 16  # pixels: of a monospaced character of 14 px
+_SECONDS_A_ROUND = 0.6
+_SVG_ROUNDS = 24
+_SVG_STYLE = """
+text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d8dee9;
+       white-space: pre }
+.accepted { fill: #8fd18a } .rejected { fill: #ff7b72; text-decoration: line-through }
+.dropped { fill: #7d8590; text-decoration: line-through } .next { fill: #79b8ff }
+.quiet { fill: #9aa4b2 }
+g { opacity: 0; animation: appear 0.2s forwards }
+@keyframes appear { to { opacity: 1 } }
+@media (prefers-reduced-motion: reduce) { g { opacity: 1; animation: none } }
+"""
 
 
 class TracedToken(NamedTuple):
@@ -91,9 +100,7 @@ def answer_tokens(trace: Mapping[str, Any]) -> Iterator[TracedToken]:
 def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
     """Returns the trace for a terminal, a line a round.
 
-    Args:
-      trace: the trace.
-      has_colours: else +accepted|accepted+, -rejected-, ~dropped|dropped~ and [the target's own].
+    Without colours: +accepted|accepted+, -rejected-, ~dropped|dropped~ and [the target's own].
     """
 
     def show(tokens: Sequence[TracedToken]) -> str:
@@ -116,7 +123,7 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
 def _show_run(kind: Kind, texts: Sequence[str], has_colours: bool) -> str:
     """Returns tokens of one kind that follow each other."""
     if has_colours:
-        return "".join(f"{_ANSI[kind]}{text}{_RESET}" for text in texts)
+        return "".join(f"\033[{_ANSI[kind]}m{text}\033[0m" for text in texts)
     left, right = _SIGNS[kind]
     return f"{left}{'|'.join(texts)}{right}"
 
@@ -155,14 +162,48 @@ def summary(trace: Mapping[str, Any]) -> str:
     )
 
 
+def to_svg(trace: Mapping[str, Any]) -> str:
+    """Returns the first rounds of a trace as an SVG that plays once, one round after the other.
+
+    The animation is CSS inside the file: no script, no font and nothing else is loaded.
+    """
+    lines = [
+        [("quiet", f"prompt  {visible(trace['prompt'])}")],
+        [("quiet", "        "), ("next", visible(trace["first"]))],
+    ]
+    for number, a_round in enumerate(trace["rounds"][:_SVG_ROUNDS], 1):
+        spans = [(kind, visible(text)) for kind, text in round_tokens(a_round)]
+        lines.append([("quiet", f"{number:>6}  "), *spans])
+    lines.append([])
+    lines += [[("quiet", line)] for line in textwrap.wrap(describe(trace), 88)]
+    lines.append([("quiet", "green: accepted, red: rejected, grey: not looked at, blue: target's")])
+    lines.append([("next", summary(trace))])
+    longest = max(sum(len(text) for _, text in line) for line in lines)
+    width, height = longest * _CHARACTER + 2 * _MARGIN, len(lines) * _LINE + 2 * _MARGIN
+    body = "\n".join(_svg_line(index, line) for index, line in enumerate(lines))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img" '
+        f'aria-label="{html.escape(summary(trace))}">\n<style>{_SVG_STYLE}</style>\n'
+        f'<rect width="100%" height="100%" rx="8" fill="#0d1117"/>\n{body}\n</svg>\n'
+    )
+
+
+def _svg_line(index: int, spans: Sequence[tuple[str, str]]) -> str:
+    """Returns one line of the terminal, which appears after those above it."""
+    y = _MARGIN + (index + 0.75) * _LINE
+    texts = "".join(
+        f'<tspan class="{kind}">{html.escape(text)}</tspan>' for kind, text in spans if text
+    )
+    delay = index * _SECONDS_A_ROUND
+    text = f'<text x="{_MARGIN}" y="{y:.0f}">{texts}</text>'
+    return f'<g style="animation-delay: {delay:.1f}s">{text}</g>'
+
+
 def timeline(trace: Mapping[str, Any], name: str) -> Picture:
     """Returns when drafter and target worked, as Figure 5 of arXiv 2211.17192 shows it.
 
-    Where plain decoding was timed too, its steps for as many tokens are the third lane.
-
-    Args:
-      trace: with at least one round.
-      name: of the picture's files.
+    Where plain decoding was timed too, its steps for as many tokens are the third lane. There must
+    be a round; `name` is that of the picture's files.
     """
     rounds = trace["rounds"][:_MOST_ROUNDS]
     gave = [one["num_accepted"] + (one["next"] is not None) for one in rounds]

@@ -81,10 +81,8 @@ def misreporting(
 ) -> ModelDrafter:
     """Returns the drafter, but it reports another distribution than it draws from.
 
-    Args:
-      drafter: an honest one.
-      drawn: changes the settings that drafts are drawn under.
-      reported: changes the settings whose distribution is reported.
+    `drawn` changes the settings that drafts are drawn under, `reported` those whose distribution is
+    reported.
     """
 
     def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:

@@ -112,9 +112,8 @@ class Rows:
         self._rows_per_run = rows_per_run
         self.settings = self._with_alphabet(subject.settings)
         built = build_drafter(subject)
-        self._drafter = built.drafter if drafter is None else drafter
-        self._draft_params = built.params
-        self._rule = subject.rule if rule is None else rule
+        self._drafter, self._draft_params = drafter or built.drafter, built.params
+        self._rule = rule or subject.rule
         self.num_draft_tokens, self._numbers = 0, ()
         if self._drafter is not None:
             self.num_draft_tokens = self._drafter.num_draft_tokens
@@ -136,8 +135,7 @@ class Rows:
         `params` and `settings` replace the target's and the subject's. The rows' seeds are
         `first_seed` and the numbers after it.
         """
-        own = self.subject.target.params if params is None else params
-        both = ModelParams(own, self._draft_params)
+        both = ModelParams(params or self.subject.target.params, self._draft_params)
         start = self._start(both, self._with_alphabet(settings or self.settings))
         for first in range(first_seed, first_seed + num_rows, self._rows_per_run):
             state = jax.tree.map(lambda leaf: jnp.repeat(leaf, self._rows_per_run, axis=0), start)

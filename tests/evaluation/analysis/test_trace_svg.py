@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 
-from jspec.evaluation.analysis.trace_svg import to_svg
+from jspec.evaluation.analysis.trace import to_svg
 
 TRACE = {
     "target": "toy", "draft": None, "drafter": "prompt_lookup", "num_draft_tokens": 3,
