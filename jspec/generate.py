@@ -10,8 +10,8 @@ import sys
 from absl import flags
 
 from jspec.common import cli
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
-from jspec.common.flag_help import list_flags
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.common.memory import Budget
 from jspec.drafters import choose_drafter

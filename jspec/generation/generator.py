@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jspec.common.compile_cache import use_compile_cache
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed
+from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, DrafterOptions, choose_drafter
 from jspec.generation.costs import RoundCosts
 from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS, Programs

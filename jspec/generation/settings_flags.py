@@ -2,8 +2,8 @@
 
 from absl import flags
 
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
-from jspec.common.flag_help import list_flags
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 

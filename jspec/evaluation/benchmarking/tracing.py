@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.common.compile_cache import use_compile_cache
+from jspec.common.user_cache import use_compile_cache
 from jspec.generation.auto import numbers_of
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
