@@ -18,7 +18,7 @@ from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.evaluation.auditing import Check, Subject
+from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation import drafter_flags, generator, provenance, settings_flags
 from jspec.generation.drafter_flags import read_drafter
 from jspec.generation.flag_values import QUANTIZATIONS, parse_num_draft_tokens, parse_quantization

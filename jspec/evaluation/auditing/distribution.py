@@ -99,24 +99,21 @@ def reference_distribution(
 
 def _filtered(logits: np.ndarray, settings: Settings) -> np.ndarray:
     """Applies top-k, top-p and min-p; tokens that tie with the last one stay."""
+    import scipy.special
+
     if settings.top_k:
         logits = _keep_from(logits, np.sort(logits)[::-1][min(settings.top_k, len(logits)) - 1])
     if settings.top_p < 1:
-        probs = np.sort(_softmax(logits))[::-1]
+        probs = np.sort(scipy.special.softmax(logits))[::-1]
         last = np.argmax(np.cumsum(probs) >= settings.top_p - 1e-12)
         logits = _keep_from(logits, np.sort(logits)[::-1][last])
     if settings.min_p:
         logits = _keep_from(logits, logits.max() + np.log(settings.min_p))
-    return _softmax(logits)
+    return scipy.special.softmax(logits)
 
 
 def _keep_from(logits: np.ndarray, threshold: float) -> np.ndarray:
     return np.where(logits >= threshold, logits, -np.inf)
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    probs = np.exp(logits - logits.max())
-    return probs / probs.sum()
 
 
 def check_distribution(rows: Rows, num_rows: int) -> tuple[Check, Check]:

@@ -3,9 +3,9 @@
 import dataclasses
 import functools
 
-from jspec.evaluation.auditing import Subject
 from jspec.evaluation.auditing.distribution import NUM_TOKENS
 from jspec.evaluation.auditing.rows import Rows, choose_context
+from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.request import Settings
 from tests.tiny_models import CONFIG, make_model, peaked_params
 
