@@ -14,7 +14,7 @@ import textwrap
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
@@ -54,7 +54,10 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
             said = str(error)
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
-            _leave_at_once(_INTERRUPTED)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(_INTERRUPTED)  # Python's cleanup would free memory that the device uses
         except (JaxRuntimeError, MemoryError) as error:
             if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
@@ -88,14 +91,6 @@ def _hear_interrupts() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
-
-
-def _leave_at_once(status: int) -> NoReturn:
-    """Ends the process without Python's cleanup, which would free memory that the device uses."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(status)
 
 
 def _forget_output() -> None:

@@ -64,16 +64,11 @@ def cast(name: str, value: Any, kind: Any) -> Any:
         if origin is tuple and isinstance(value, list | tuple):
             (item_kind, *_) = typing.get_args(one)
             return tuple(cast(name, item, item_kind) for item in value)
-        if origin in _NAMES and _is_of(value, origin):
+        fits = int | float if origin is float else origin
+        is_bool = isinstance(value, bool)  # as people see it, 1 is a number, and True is none
+        if origin in _NAMES and is_bool == (origin is bool) and isinstance(value, fits):
             return float(value) if origin is float else value
         if origin not in _NAMES and isinstance(value, Mapping):  # a dataclass, or a mapping
             return value
     expected = " or ".join(_NAMES.get(origin, _GROUP) for origin in origins)
     raise InputError(f"expected {name} to be {expected}, got {value!r}")
-
-
-def _is_of(value: Any, kind: type) -> bool:
-    """Whether a value is of a type, as people see it: 1 is a number, and True is none."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)

@@ -76,19 +76,14 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
         raise InputError(f"cannot write {path}: it is a folder")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise InputError(f"cannot write {path}: permission denied")
-    for source in inputs:
-        if source is not None and _is_same_file(source, file):
-            raise InputError(f"expected another file to write to than is read, got {path} for both")
+    for source in filter(None, inputs if file.is_file() else ()):
+        with contextlib.suppress(OSError):  # no such input: the code that reads it will say so
+            # Descriptor 0 stays open when `sys.stdin` is closed.
+            if os.path.samefile(0 if source == "-" else source, file):
+                raise InputError(
+                    f"expected another file to write to than is read, got {path} for both"
+                )
     return file
-
-
-def _is_same_file(source: str, file: pathlib.Path) -> bool:
-    """Returns whether an input is the file, under any name."""
-    try:
-        own = 0 if source == "-" else source  # 0 stays open when `sys.stdin` is closed
-        return file.is_file() and os.path.samefile(own, file)
-    except OSError:  # no such input: the code that reads it will say so
-        return False
 
 
 class JsonLinesWriter:

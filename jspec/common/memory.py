@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jspec.common.compile_clock import COMPILE_EVENTS
 from jspec.common.errors import InputError
+from jspec.common.timing import COMPILE_EVENTS
 
 _OWN_GROUP = pathlib.Path("/proc/self/cgroup")
 _GROUPS = pathlib.Path("/sys/fs/cgroup")

@@ -1,4 +1,4 @@
-"""The one way to time: what a call takes, and what a turn of a compiled loop takes.
+"""The one way to time: a call, a turn of a compiled loop, and compiling, which never counts.
 
 JAX returns before the device has finished, so `timed` waits for the result. What is too short to be
 timed once runs many times inside one compiled loop (`make_loop`); a run of the loop with a single
@@ -6,14 +6,16 @@ turn is taken off, so that neither the host's call nor its waiting counts. What 
 turns: a machine that slows down for a while slows all alike.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+COMPILE_EVENTS = "/jax/core/compile/"  # prefix of JAX's events, one a stage of a compilation
 _USUAL_TURNS = 32  # of one measurement
 _MOST_SECONDS = 0.12  # of one, about: of turns that take longer there are fewer
 _LEAST_SECONDS = 0.005  # of one: of turns that take less there are more
@@ -100,3 +102,41 @@ def _run(loop: Loop, count: int) -> float:
 def with_first(array: jax.Array, number: jax.Array) -> jax.Array:
     """Replaces an array's first number, in place: one turn of a loop then waits for another."""
     return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)
+
+
+class CompileClock:
+    """Totals since the clock was started.
+
+    Attributes:
+      seconds: time spent on tracing, lowering and compiling.
+      num_programs: programs compiled, or fetched from the persistent cache.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.num_programs = 0
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith(COMPILE_EVENTS):
+            self.seconds += duration_secs
+            self.num_programs += event.endswith("backend_compile_duration")
+
+
+@functools.cache
+def compile_clock() -> CompileClock:
+    """Returns the one clock of the process: JAX's listeners cannot be removed."""
+    return CompileClock()
+
+
+class Instant:
+    """A moment on the wall clock and on the compile clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+        self.compile_seconds = compile_clock().seconds
+
+    def run_seconds_since(self, earlier: Self) -> float:
+        """Returns the seconds between two moments, without those spent on compiling."""
+        compiled = self.compile_seconds - earlier.compile_seconds
+        return max(self.seconds - earlier.seconds - compiled, 0.0)

@@ -104,11 +104,13 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
     """
 
     def show(tokens: Sequence[TracedToken]) -> str:
-        runs = itertools.groupby(tokens, key=operator.attrgetter("kind"))
-        return "".join(
-            _show_run(kind, [visible(token.text) for token in run], has_colours)
-            for kind, run in runs
-        )
+        if has_colours:
+            return "".join(f"\033[{_ANSI[kind]}m{visible(text)}\033[0m" for kind, text in tokens)
+        shown = ""
+        for kind, run in itertools.groupby(tokens, key=operator.attrgetter("kind")):
+            left, right = _SIGNS[kind]
+            shown += f"{left}{'|'.join(visible(one.text) for one in run)}{right}"
+        return shown
 
     legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
@@ -118,14 +120,6 @@ def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
         for number, a_round in enumerate(trace["rounds"], 1)
     ]
     return "\n".join([*lines, summary(trace)])
-
-
-def _show_run(kind: Kind, texts: Sequence[str], has_colours: bool) -> str:
-    """Returns tokens of one kind that follow each other."""
-    if has_colours:
-        return "".join(f"\033[{_ANSI[kind]}m{text}\033[0m" for text in texts)
-    left, right = _SIGNS[kind]
-    return f"{left}{'|'.join(texts)}{right}"
 
 
 def visible(text: str) -> str:

@@ -30,7 +30,7 @@ class Check:
     name: str
     has_passed: bool
     detail: str
-    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)

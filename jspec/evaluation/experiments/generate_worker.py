@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.common.compile_clock import Instant
+from jspec.common.timing import Instant
 from jspec.evaluation.experiments.cells import Cell, settings_of
 from jspec.evaluation.experiments.models import Models
 from jspec.evaluation.experiments.spec import Experiment
