@@ -76,13 +76,10 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
 
 
 def _hear_interrupts() -> None:
-    """Makes Ctrl-C work at every moment.
-
-    Python drops an exception that is raised while the garbage collector calls JAX. In that case the
-    signal is sent again a moment later.
-    """
+    """Makes Ctrl-C work at every moment."""
 
     def on_interrupt(number: int, frame: types.FrameType | None) -> None:
+        # Python drops an exception that is raised while the garbage collector calls JAX.
         if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
             own = threading.main_thread().ident, number
             threading.Timer(_MOMENT, signal.pthread_kill, own).start()

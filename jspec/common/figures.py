@@ -86,11 +86,7 @@ class Curves(NamedTuple):
 def new_figure(
     num_panels: int = 1, *, title: str, subtitle: str, height: float = 4.0, share_y: bool = False
 ) -> "tuple[Figure, list[Axes]]":
-    """Returns a figure and its panels, side by side.
-
-    Raises:
-      InputError: matplotlib is not installed.
-    """
+    """Returns a figure and panels side by side; an `InputError` if matplotlib is missing."""
     try:
         import matplotlib
         from matplotlib.figure import Figure

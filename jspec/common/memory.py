@@ -120,13 +120,9 @@ def _group_bytes() -> list[int]:
         own = base / path.strip("/")
         for folder in (own, *own.parents)[: len(own.parts) - len(base.parts) + 1]:
             with contextlib.suppress(OSError, ValueError):  # no such file; "max": no limit
-                free.append(_free_in_group(folder, limit, used))
+                most, now = (int((folder / name).read_text()) for name in (limit, used))
+                stats = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
+                # Cached files count as free: they can be read again.
+                files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
+                free.append(most - now + files)
     return free
-
-
-def _free_in_group(folder: pathlib.Path, limit: str, used: str) -> int:
-    """Returns what one group may still take; cached files count as free: they can be read again."""
-    most = int((folder / limit).read_text())
-    stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
-    return most - int((folder / used).read_text()) + files

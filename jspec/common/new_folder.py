@@ -17,9 +17,7 @@ def check_new(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary folder next to `path`; it is renamed to `path` at the end.
-
-    On failure the temporary folder is removed and `path` does not appear.
+    """Yields a temporary folder next to `path`, which is renamed to it at the end or removed.
 
     Raises:
       InputError: `path` exists and is not an empty folder, or cannot be written.

@@ -31,10 +31,7 @@ def cache_dir() -> pathlib.Path:
 
 
 def use_compile_cache() -> None:
-    """Keeps compiled programs in the user's cache folder, unless JAX was given another one.
-
-    A second start then need not compile.
-    """
+    """Keeps compiled programs for a second start, unless JAX was given another folder for them."""
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     jax.config.update("jax_compilation_cache_dir", str(_folder()))

@@ -26,7 +26,8 @@ def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
     """Writes a config, as JSON values, to a file, or checks that the file holds this very config.
 
     Raises:
-      WorkdirError: the file holds another config; the message names the fields that differ.
+      WorkdirError: it cannot be written, or holds another config; the message names the fields that
+        differ.
     """
     if not path.exists():
         write_json(path, plain)
@@ -62,11 +63,7 @@ def _show(value: Any) -> str:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes a JSON file, which appears, or replaces an older one, when it is complete.
-
-    Raises:
-      WorkdirError: it cannot be written.
-    """
+    """Writes a JSON file, which appears, or replaces an older one, when it is complete."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8") as file:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config

@@ -16,7 +16,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import save_json
+from jspec.common.json_lines import save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import to_hf_config

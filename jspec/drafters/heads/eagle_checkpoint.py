@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
+from jspec.common.json_lines import read_json
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers
 from jspec.drafters.heads.folder import (
     check_target,

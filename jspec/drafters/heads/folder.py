@@ -12,7 +12,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.weights.assemble import as_dtype
 from jspec.weights.int8_tensors import FloatTensors, to_int8

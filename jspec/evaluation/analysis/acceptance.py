@@ -28,10 +28,8 @@ def expected_acceptance(target_probs: Distributions, draft_probs: Distributions)
 def divergence(one: Distributions, other: Distributions) -> Values:
     """Returns how far two distributions are apart, from 0 (equal) to 1 (disjoint).
 
-        D(p, q) = sum over x of |p(x) - M(x)|,  M = (p + q) / 2
-
-    (arXiv 2211.17192, Def. 3.2.) That is the total variation, half the sum of |p(x) - q(x)|; and 1
-    minus it is the acceptance (Thm 3.5, Lemma 3.3).
+    The total variation, half the sum of |one(x) - other(x)|, which is D of arXiv 2211.17192, Def.
+    3.2; 1 minus it is the acceptance (Thm 3.5, Lemma 3.3).
     """
     return jnp.sum(jnp.abs(one - (one + other) / 2), axis=-1)
 

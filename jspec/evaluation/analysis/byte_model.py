@@ -18,8 +18,7 @@ from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.progress import counted
-from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.evaluation.analysis.machine import Machine, measure_machine
+from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine
 from jspec.evaluation.analysis.theory import break_even_alpha, walltime_improvement
 from jspec.models.config import PRESETS, LlamaConfig
 from jspec.weights import smollm2
@@ -100,20 +99,15 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
             f"{target.config.vocab_size} ids"
         )
     pair = PairCost(target, draft, Machine(*rates), predict["context"], predict["batch_size"])
-    rows = [
-        [
-            number,
-            pair.drafting_cost(number),
-            pair.verify_cost(number),
-            break_even_alpha(number, *pair.costs(number)),
-            *(pair.improvement(alpha, number) for alpha in alphas),
-        ]
-        for number in predict["numbers"]
-    ]
+    rows = []
+    for number in predict["numbers"]:
+        costs = pair.drafting_cost(number), pair.verify_cost(number)
+        speeds = [pair.improvement(alpha, number) for alpha in alphas]
+        rows.append([number, *costs, break_even_alpha(number, *pair.costs(number)), *speeds])
     verdicts = [_verdict(pair, alpha, predict["numbers"]) for alpha in alphas]
-    speeds = [f"speed at alpha {alpha:g}" for alpha in alphas]
+    names = [f"speed at alpha {alpha:g}" for alpha in alphas]
     return {
-        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha", *speeds],
+        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha", *names],
         "units": ["tokens", "plain steps", "plain steps", "",
                   *["times plain decoding's"] * len(alphas)],
         "rows": rows,
@@ -122,11 +116,7 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def load_config(name: str) -> LlamaConfig:
-    """Returns the config of a preset, or of a Hugging Face folder without its weights.
-
-    Raises:
-      InputError: neither.
-    """
+    """Returns the config of a preset or a Hugging Face folder; an `InputError` if it is neither."""
     preset = _SAME_SHAPE.get(name, name.removeprefix("random:"))
     if preset in PRESETS:
         return PRESETS[preset]

@@ -1,14 +1,22 @@
-"""What a call of a model reads and computes at least, from its config alone."""
+"""What a call of a model reads and computes at least, and how fast a machine does either."""
 
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from jspec.common.timing import Loop, least_seconds, make_loop
+from jspec.kernels import timed_products
 from jspec.models.config import LlamaConfig
+from jspec.models.layers import linear
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
 from jspec.weights.tensor_names import Parameter, parameter_table
 
 _EMBEDDING = ("embedding",)
+_WIDTH = 4096  # of the product by which reading is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +84,39 @@ def streamed_rules(config: LlamaConfig) -> list[Parameter]:
     if config.tie_embeddings:
         return rules
     return [rule for rule in rules if rule.path != _EMBEDDING]
+
+
+class Machine(NamedTuple):
+    """What a machine can do at most in a second: bytes of weights read, floating-point operations.
+
+    A multiplication and an addition are two.
+    """
+
+    bandwidth: float
+    flop_rate: float
+
+
+def measure_machine(dtype: str) -> Machine:
+    """Measures the default device, by the products that a model of that dtype consists of."""
+    num_bytes, rows, width, *_ = timed_products(dtype)
+    outputs = num_bytes // jnp.dtype(dtype).itemsize // _WIDTH
+    reading = least_seconds(product_loop(1, _WIDTH, outputs, dtype))
+    computing = least_seconds(product_loop(rows, width, width, dtype))
+    return Machine(num_bytes / reading, 2 * rows * width**2 / computing)
+
+
+def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
+    """Returns a loop over products of `rows` rows with one kernel, [outputs, inputs]."""
+    keys = jax.random.split(jax.random.key(0))
+    # Random, because a chip's clock depends on how many bits change.
+    kernel = inputs**-0.5 * jax.random.normal(keys[0], [outputs, inputs], dtype)
+    # In the type that needs no conversion, which in a model is a part of the norms.
+    rows_dtype = timed_products(dtype).rows_dtype
+    values = jax.random.normal(keys[1], [1, rows, inputs], rows_dtype)
+
+    def turn(kernel: jax.Array, values: jax.Array) -> jax.Array:
+        # The barrier keeps every output, and the next product waits for this one.
+        outputs = jax.lax.optimization_barrier(linear(values, kernel))
+        return values.at[0, 0, 0].set(outputs[0, 0, 0].astype(values.dtype))
+
+    return make_loop(turn, kernel, values)

@@ -99,12 +99,10 @@ Amounts = Mapping[tuple[int, Any], tuple[float, float]]  # seconds and amount, b
 
 
 def compare_amounts(own: Amounts, base: Amounts) -> tuple[Ratio | None, int, int]:
-    """Returns how many times more a second `own` has than `base`, over what both have done.
+    """Returns how many times more a second `own` has than `base`, over the prompts and repeats that
+    both have done, and their numbers; None where they share nothing that took time.
 
     A run that is not over has begun a repeat: it counts if that leaves more than without it.
-
-    Returns:
-      The ratio, None where they share nothing that took time; the prompts and the repeats.
     """
     both = own.keys() & base.keys()
     shared = {place for place in both if min(*own[place], *base[place]) > 0}
@@ -151,9 +149,7 @@ def _num_examined(rounds: Rounds) -> int:
 def acceptance_by_position(rounds: PromptRounds, *, is_conditional: bool) -> list[Ratio]:
     """Returns how often the draft at each position that some round reached is accepted.
 
-    Args:
-      rounds: of each prompt's answers.
-      is_conditional: whether those rounds alone count in which all drafts before it were accepted.
+    Conditional: among the rounds alone in which all drafts before it were accepted.
     """
     rates: list[Ratio] = []
     for place in range(max((proposed for own in rounds for proposed, _, _ in own), default=0)):

@@ -60,18 +60,13 @@ class TracedToken(NamedTuple):
 
 
 def check_trace(trace: Any) -> dict[str, Any]:
-    """Returns a trace.
-
-    Raises:
-      InputError: it is none.
-    """
+    """Returns a trace; raises an `InputError` for anything else."""
     try:
         for a_round in trace["rounds"]:
             "".join([*a_round["drafts"], a_round["next"] or ""])  # all of them are texts
-            seconds = [a_round[name] for name in ("begin", "draft_seconds", "target_seconds")]
+            float(a_round["begin"] + a_round["draft_seconds"] + a_round["target_seconds"])
             if not 0 <= a_round["num_accepted"] <= len(a_round["drafts"]):
                 raise ValueError(a_round)
-            sum(map(float, seconds))
         "".join([trace["prompt"], trace["first"]])
         return trace
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -173,10 +173,9 @@ def check_caches(rows: Rows) -> Check:
 def _largest_error(
     model: LoadedModel, cache: KVCache, texts: np.ndarray, layers: Sequence[int] | None = None
 ) -> float:
-    """Returns the largest difference over the first rows, relative to the largest entry.
+    """Returns the largest difference in the slots of texts [b t], relative to the largest entry.
 
-    Only slots whose tokens are in `texts` [b t] are looked at. `layers` of the model have run;
-    None means all.
+    `layers` of the model have run; None means all.
     """
     batch_size, width = texts.shape
     dtype = model.params["embedding"].dtype

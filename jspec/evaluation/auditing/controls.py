@@ -79,11 +79,7 @@ def unprocessed(settings: SamplingSettings) -> SamplingSettings:
 def misreporting(
     drafter: ModelDrafter, *, drawn: SettingsFn | None = None, reported: SettingsFn | None = None
 ) -> ModelDrafter:
-    """Returns the drafter, but it reports another distribution than it draws from.
-
-    `drawn` changes the settings that drafts are drawn under, `reported` those whose distribution is
-    reported.
-    """
+    """Returns the drafter, but it draws, or reports what it draws from, under changed settings."""
 
     def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
         token, _ = draw_from_distribution(logits, drawn(settings) if drawn else settings, rng_keys)

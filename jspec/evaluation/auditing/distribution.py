@@ -139,13 +139,12 @@ def check_distribution(rows: Rows, num_rows: int) -> tuple[Check, Check]:
         detail = f"none: flatter logits are only {distance:.2g} away under these settings"
         return distribution, Check("negative control", True, detail, {"distance": distance})
     control = fit_rows(rows, expected, num_rows, params=flattened(target.params))
-    return distribution, Check(
-        "negative control",
-        control.p_value < FALSE_ALARM,
+    detail = (
         f"a target of 30 % flatter logits, {distance:.2g} away, gives p = {control.p_value:.2g} "
-        f"(expected below {FALSE_ALARM:g})",
-        control._asdict() | {"distance": distance},
+        f"(expected below {FALSE_ALARM:g})"
     )
+    data = control._asdict() | {"distance": distance}
+    return distribution, Check("negative control", control.p_value < FALSE_ALARM, detail, data)
 
 
 def flattened(params: Params) -> Params:

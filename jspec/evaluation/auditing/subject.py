@@ -18,14 +18,7 @@ from jspec.weights.resolver import LoadedModel
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the audit.
-
-    Attributes:
-      name: what was checked.
-      has_passed: whether it is as it should be.
-      detail: what was found, in a few words.
-      data: the same in numbers.
-    """
+    """One line of the audit: what was checked, and what was found, in words and in numbers."""
 
     name: str
     has_passed: bool
@@ -62,27 +55,24 @@ class Subject:
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
         drafter = changes.get("drafter", self.drafter)
-        options: dict[str, Any] = {
-            "drafter": drafter,
-            "acceptance": self.acceptance,
-            "drafter_options": without_unread(drafter, self.drafter_options),
-        }
+        own = without_unread(drafter, self.drafter_options)
+        options: dict[str, Any] = {"acceptance": self.acceptance, "drafter_options": own}
         if drafter != "none":  # which reads neither
             options["num_draft_tokens"] = self.num_draft_tokens
             options["rule_options"] = self.rule_options
         draft = None
         if self.draft is not None and needs_draft_model(drafter):
             draft = cast(self.draft, dtype)
-        return Generator(cast(self.target, dtype), draft, **options | changes)
+        options |= changes | {"drafter": drafter}
+        return Generator(cast(self.target, dtype), draft, **options)
 
 
 def cast(model: LoadedModel, dtype: str) -> LoadedModel:
     """Returns the model with its weights in another dtype."""
-    wanted = jnp.dtype(dtype)
-    if model.params["embedding"].dtype == wanted:
+    if model.params["embedding"].dtype == jnp.dtype(dtype):
         return model
     params = jax.tree.map(
-        lambda leaf: leaf.astype(wanted),
+        lambda leaf: leaf.astype(jnp.dtype(dtype)),
         model.params,
         is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import save_json
+from jspec.common.json_lines import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
 from jspec.weights.tokenizers.token_bytes import backend_token_bytes

@@ -7,8 +7,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.evaluation.analysis import byte_model
 from jspec.evaluation.analysis.byte_model import PairCost, load_config, predict_table
-from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.evaluation.analysis.machine import Machine
+from jspec.evaluation.analysis.call_cost import CallCost, Machine
 from jspec.evaluation.analysis.theory import break_even_alpha
 from jspec.models.config import PRESETS
 from tests.tiny_models import CONFIG, save_folder
