@@ -47,7 +47,7 @@ class Context(NamedTuple):
 
 
 def choose_context(target: LoadedModel, settings: Settings) -> Context:
-    """Returns a short context that repeats itself, of likely tokens; the settings must allow two."""
+    """Returns a short context that repeats itself, of likely tokens that the settings allow."""
     start = np.array([[used_vocab_size(target) // 2]], np.int32)
     logits = np.array(jit_logits(target)(target.params, start)[0, -1])
     for token_id, value in dict(settings.logit_bias).items():
