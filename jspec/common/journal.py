@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import io
-import itertools
 import json
 import os
 import pathlib
@@ -19,10 +18,10 @@ Record = dict[str, Any]
 class Journal:
     """Appends whole records to a file and reads the new ones, under a lock on the file.
 
-    A line is in the file or it is not. What a killed process left of a line, at the end of the
-    file, is cut off by the next process that looks; what a full disk left of one is cut off at
-    once. The file is made when it is first needed. Every method raises a `WorkdirError` if the
-    file cannot be read or written, or a line before the last one is no record.
+    What a killed process left of a line, at the end of the file, is cut off by the next process
+    that looks; what a full disk left of one is cut off at once. The file is made when it is first
+    needed. Every method raises a `WorkdirError` if the file cannot be read or written, or a line
+    before the last one is no record.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -66,7 +65,11 @@ class Journal:
             raise WorkdirError(f"{self._path} has been cut off by someone else")
         file.seek(self._offset)
         lines = io.BytesIO(file.read()).readlines()
-        records = list(itertools.takewhile(lambda one: one is not None, map(_parse, lines)))
+        records: list[Record] = []
+        for record in map(_parse, lines):
+            if record is None:
+                break
+            records.append(record)
         self._offset += sum(map(len, lines[: len(records)]))
         self._num_lines += len(records)
         if len(records) < len(lines) - 1:

@@ -61,10 +61,8 @@ def seconds_each(loop: Loop, repeats: int = 5) -> float:
 
 
 def least_seconds(loop: Loop, repeats: int = 6) -> float:
-    """Returns the seconds of one turn of a loop, by the fastest of several runs.
-
-    That is for a machine's limits, of which other work on the machine can only take away.
-    """
+    """Returns the seconds of one turn of a loop, by the fastest of several runs."""
+    # For a machine's limits, of which other work on the machine can only take away.
     count = _enough_turns(loop)
     runs = [(_run(loop, 1 + count), _run(loop, 1)) for _ in range(repeats)]
     many, one = map(min, zip(*runs, strict=True))
