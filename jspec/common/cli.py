@@ -18,6 +18,11 @@ from jspec.common.flag_help import define_help_flags
 
 INTERRUPTED = 130
 _MOMENT = 0.05  # seconds until an interrupt is sent again
+# What Python says of a flag that is no number, and what a user understands.
+_PLAIN = {
+    "could not convert string to float: ": "expected a number, got ",
+    "invalid literal for int() with base 10: ": "expected a whole number, got ",
+}
 
 
 def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
@@ -106,5 +111,8 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
-        print(f"error: {' '.join(str(said).split())}", file=sys.stderr)
+        text = " ".join(str(said).split())
+        for spoken, expected in _PLAIN.items():
+            text = text.replace(spoken, expected)
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)

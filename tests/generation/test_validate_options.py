@@ -19,7 +19,13 @@ from jspec.drafters import (
 from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.ngram_table import save_table
 from jspec.generation.request import Request, Settings
-from jspec.generation.validate_options import check_read, rules_that_read, settings_read_by
+from jspec.generation.validate_options import (
+    check_draft_temperature,
+    check_num_draft_tokens,
+    check_rule_options,
+    rules_that_read,
+    settings_read_by,
+)
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
 from jspec.speculation.types import TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -38,17 +44,18 @@ _TEMPERATURE = (
 _OPTIONS = DrafterOptions()
 _SAMPLED = DrafterOptions(ngram_probs="sampled")
 _SETTINGS = Settings()
+_RULE_OPTIONS = RuleOptions()
 _COOL = Settings(draft_temperature=0.5)
 
 
-def check(drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, **changes):
+def check(
+    drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, acceptance="rejection",
+    num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS, rule_options=_RULE_OPTIONS,
+):  # fmt: skip
     """Checks a run of defaults and changes."""
-    run = {
-        "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS,
-        "acceptance": "rejection",
-        "rule_options": RuleOptions(),
-    }
-    check_read(drafter, options, settings, **(run | changes))
+    check_num_draft_tokens(num_draft_tokens, drafter)
+    check_rule_options(rule_options, acceptance, drafter)
+    check_draft_temperature(settings, [(drafter, options)])
 
 
 @pytest.mark.parametrize(

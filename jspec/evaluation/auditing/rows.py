@@ -17,7 +17,7 @@ from jspec.generation.batch import needed_switches
 from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
-from jspec.generation.rows import CostsAt, Row
+from jspec.generation.rows import Row
 from jspec.models import make_apply
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
@@ -123,7 +123,7 @@ class Rows:
         # Once for all rows: a draft model that has lagged since the prompt catches up.
         return state.replace(draft=jax.jit(self._catch_up)(params, state))
 
-    def _costs(self) -> CostsAt | None:
+    def _costs(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns costs of rounds under which rows with other acceptance choose differently.
 
         At temperature 0 all rows accept alike, so drafts are cheap enough to be tried.
@@ -134,7 +134,7 @@ class Rows:
         one_drafter = 1 + cost * np.array(self._numbers)
         num_drafters = len(drafters_of(self._drafter.kinds))
         reading = np.full([num_drafters], _COST_OF_READING)
-        return CostsAt(np.tile(one_drafter, (num_drafters, 1)), reading)
+        return np.tile(one_drafter, (num_drafters, 1)), reading
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
         assert self._drafter is not None
