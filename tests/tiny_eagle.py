@@ -69,7 +69,14 @@ def save_head(folder, target_config, **options):
 
 def drafter(width, **options):
     """Returns the drafter of the head."""
-    return EagleDrafter(CONFIG, width, tiny.CONFIG.vocab_size, jnp.float32, **options)
+    return EagleDrafter(
+        width,
+        tiny.CONFIG.vocab_size,
+        CONFIG.target_vocab_size,
+        config=CONFIG,
+        dtype=jnp.float32,
+        **options,
+    )
 
 
 def features_of(pair, tokens):

@@ -40,10 +40,10 @@ def draw_from_distribution(
 
 
 class Drawing(NamedTuple):
-    """How the drafts of a chain are drawn; see `chain.draw_chain`.
+    """How the drafts of a chain are drawn.
 
     Attributes:
-      vocab_size: of the distributions.
+      vocab_size: width of the distributions.
       ids: of the tokens that the logits are of, rising; None for the first ones.
       min_confidence: a draft is put forward where its distribution is at least this sure.
       draw: draws a token and returns the distribution it was drawn from.
@@ -80,17 +80,7 @@ def draw_one(
     is_going: RowFlags,
     probs: DraftProbs,
 ) -> Drawn:
-    """Draws one draft of each row.
-
-    Args:
-      drawing: how.
-      logits: of the position.
-      settings: at the position.
-      rng_keys: one for each draft; the one at `index` is consumed.
-      index: of the draft.
-      is_going: rows that want it.
-      probs: distributions so far, zeros at `index`.
-    """
+    """Draws draft `index` of the rows that are going; `probs` is zero there and elsewhere kept."""
     # Of as many numbers in either way: a row's choice does not depend on its neighbours.
     likely = likeliest(logits[:, None]) if drawing.min_confidence > 0 else None
 
@@ -127,15 +117,18 @@ def draw_one(
     if drawing.draw is draw_from_distribution and not settings.switches.processors:
         # A loop of zero or one trips: a `lax.cond` would copy the distributions.
         return jax.lax.while_loop(lambda drawn: drawn.is_open, by_distribution, by_best())
-    return by_distribution(
-        Drawn(jnp.array(True), jnp.zeros_like(is_going, jnp.int32), is_going, probs)
-    )
+    nothing = jnp.zeros_like(is_going, jnp.int32)
+    return by_distribution(Drawn(jnp.array(True), nothing, is_going, probs))
 
 
 def _spread(drawing: Drawing, logits: Float32[Array, "b u"]) -> Float32[Array, "b v"]:
-    """Returns logits of all tokens, -inf of those that there are none of."""
     if drawing.ids is None:
-        padding = ((0, 0), (0, drawing.vocab_size - logits.shape[1]))
-        return jnp.pad(logits, padding, constant_values=-jnp.inf)
+        return widen(logits, drawing.vocab_size)
     none = jnp.full([logits.shape[0], drawing.vocab_size], -jnp.inf, jnp.float32)
     return none.at[:, drawing.ids].set(logits)
+
+
+def widen(logits: Float32[Array, "*b u"], vocab_size: int) -> Float32[Array, "*b v"]:
+    """Returns logits of all tokens, -inf of those that there are none of."""
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, vocab_size - logits.shape[-1])]
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)

@@ -48,9 +48,9 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
     # The newest token is not in the history yet and takes the last place.
     start = history.length - (width - 1)
     places = jnp.arange(width - 1)
-    tokens = jnp.where(
-        start[:, None] + places >= 0, history.window(start, width - 1), _NO_TEXT
-    )  # a window that begins before the text
+    # The window may begin before the text.
+    is_text = start[:, None] + places >= 0
+    tokens = jnp.where(is_text, history.window(start, width - 1), _NO_TEXT)
     tokens = jnp.concatenate([tokens, last_token[:, None]], axis=1)
     followed = tokens[:, 1:]
     rows = jnp.arange(followed.shape[0])[:, None]
@@ -65,9 +65,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
 def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
     """Returns the lengths of the matches with the text's end, its newest token left out.
 
-    Args:
-      window: the texts.
-      longest: longer matches count as this long.
+    Matches longer than `longest` count as this long.
     """
     lengths = jnp.zeros(window.followed.shape, jnp.int32)
     width = window.tokens.shape[1]
@@ -82,11 +80,7 @@ def lengthen(
 ) -> Int32[Array, "b p"]:
     """Returns the lengths of the matches once a token follows the end that they agree with.
 
-    Args:
-      window: the texts.
-      lengths: of the matches that end at each place.
-      token: what follows, [b].
-      longest: longer matches count as this long.
+    Those longer than `longest` count as this long.
     """
     # A match that ended one place earlier goes on here.
     before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
@@ -100,9 +94,7 @@ def longest_matches(
 ) -> tuple[RowCounts, Bool[Array, "b p"]]:
     """Returns the length of each row's longest match, [b], and where there is one of it, [b p].
 
-    Args:
-      lengths: of the matches.
-      shortest: shorter ones do not count, and the length is then 0.
+    Those shorter than `shortest` do not count; without another the length is 0.
     """
     length = jnp.max(lengths, axis=1)
     # 0 tells the caller that the row has no draft.

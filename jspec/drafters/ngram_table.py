@@ -11,9 +11,9 @@ two tensors), `vocab_size`, `num_tokens`, how many tokens were counted, and `voc
 of what the ids mean.
 """
 
+import contextlib
 import os
 import pathlib
-import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,25 +76,16 @@ def save_table(
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
     if digest is not None:
         metadata["vocabulary"] = digest
-    # In memory first: a failure here leaves no file at all.
-    content = safetensors.numpy.save(tensors, metadata)
-    partial = None
+    # Written beside the goal and renamed: a reader never sees half a file.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # Written beside the goal and renamed: a reader never sees half a file.
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            partial = pathlib.Path(file.name)
-            file.write(content)
-        # Temporary files are private to their owner, and a table is to be shared.
-        partial.chmod(0o644)
-        os.replace(partial, path)
+        partial.write_bytes(safetensors.numpy.save(tensors, metadata))
+        partial.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     finally:
-        if partial is not None:
-            # After the rename there is nothing left under this name.
-            partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is gone, or its folder is none
+            partial.unlink()
 
 
 def load_table(
@@ -113,7 +104,6 @@ def load_table(
     """
     import safetensors
 
-    # safetensors' own message for a folder names no file.
     if os.path.isdir(path):
         raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
     if not os.path.isfile(path):

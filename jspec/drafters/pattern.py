@@ -14,18 +14,16 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int16, Int32, Key
+from jaxtyping import Array, Int16, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.typing import RowCounts, RowTokens, Tokens
+from jspec.common.typing import BlockFlags, RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 from jspec.weights import TokenizerLike
 
-_ASSUMED = 0.8, 0.9  # acceptance of first and later drafts, before it is known
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
 _VALUES = {
     "string": r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*"',
@@ -100,20 +98,11 @@ class PatternDrafter:
     """
 
     num_draft_tokens: int
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One."""
-        return (Kind("pattern", *_ASSUMED),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Most texts leave a choice."""
-        return True
+    kinds = (Kind("pattern", 0.8, 0.9),)  # acceptance before it is known
+    may_be_silent = True  # most texts leave a choice
 
     def init(self, batch_size: int, capacity: int) -> RowCounts:
         """Returns the state of rows that have seen nothing."""
-        del capacity
         return jnp.zeros([batch_size], jnp.int32)
 
     def observe(
@@ -122,10 +111,9 @@ class PatternDrafter:
         state: RowCounts,
         tokens: Tokens,
         hidden: Array,
-        valid: Bool[Array, "b t"],
+        valid: BlockFlags,
     ) -> RowCounts:
         """Follows committed tokens."""
-        del hidden
 
         def follow(i: Int32[Array, ""], state: RowCounts) -> RowCounts:
             return jnp.where(valid[:, i], _advance(params, state, tokens[:, i]), state)
@@ -134,20 +122,11 @@ class PatternDrafter:
         return jax.lax.fori_loop(0, tokens.shape[1], follow, state)
 
     def propose(
-        self,
-        params: PatternParams,
-        state: RowCounts,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: PatternParams, state: RowCounts, inputs: RoundInputs
     ) -> tuple[Proposal, RowCounts]:
-        """Looks up what the state after `last_token` forces."""
-        del rng_keys, settings, view
-        here = _advance(params, state, last_token)
-        num_tokens = jnp.minimum(params.num_forced[here], limit(jnp.zeros_like(here)))
+        """Looks up what the state after the last token forces."""
+        here = _advance(params, state, inputs.last_token)
+        num_tokens = jnp.minimum(params.num_forced[here], inputs.wanted())
         # The state stays as it was: `last_token` is observed when it is committed.
         return Proposal(params.forced[here], num_tokens), state
 
@@ -190,12 +169,7 @@ def skeleton_pattern(skeleton: str) -> str:
     return pattern
 
 
-def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter and its tables.
-
-    Raises:
-      InputError: neither a regular expression nor a JSON skeleton, both, or a bad one.
-    """
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
     # Exactly one of the two must be given.
     if (pattern is None) == (skeleton is None):
@@ -219,7 +193,7 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
 
 ENTRY = DrafterEntry(
     name="pattern",
-    build=build_pattern,
+    build=_build,
     proposes="what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) "
     "leaves no choice about",
     source="2307.09702",

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from jspec.common.errors import InputError, check_among, check_numbers, check_range
 from jspec.common.typing import Params
@@ -50,22 +50,16 @@ class Options:
         check_numbers(self)
         for field in dataclasses.fields(self):
             value, about = getattr(self, field.name), field.metadata
-            # By the field's annotation, as the value itself may be of a wrong type.
-            if field.type in (str, str | None):
-                _check_text(field, value)
             if about["between"]:
                 check_range(field.name, value, *about["between"])
             if about["among"]:
                 check_among(field.name, value, about["among"])
-
-
-def _check_text(field: dataclasses.Field[Any], value: object) -> None:
-    if value is None and field.default is None:
-        return
-    if not isinstance(value, str):
-        raise InputError(f"expected {field.name} as a text, got {value!r}")
-    if not value:
-        raise InputError(f"expected {option_title(field)} as a text, got an empty one")
+            # By the field's annotation, as the value itself may be of a wrong type.
+            if field.type in (str, str | None) and not (value is None and field.default is None):
+                if not isinstance(value, str):
+                    raise InputError(f"expected {field.name} as a text, got {value!r}")
+                if not value:
+                    raise InputError(f"expected {option_title(field)} as a text, got an empty one")
 
 
 def option_title(field: dataclasses.Field[Any]) -> str:
@@ -135,6 +129,20 @@ class DrafterSpec(NamedTuple):
     is_member: bool = False
     is_in_cascade: bool = False
     tokenizer: TokenizerLike | None = None
+
+    @property
+    def chain_fields(self) -> dict[str, Any]:
+        """The fields of every `ChainDrafter`."""
+        return {
+            "num_draft_tokens": self.num_draft_tokens,
+            "vocab_size": self.vocab_size,
+            "target_vocab_size": self.target_config.vocab_size,
+            "min_confidence": self.options.draft_confidence,
+        }
+
+    def with_at_most(self, num_draft_tokens: int) -> Self:
+        """Returns it with no more drafts a round than a drafter can make."""
+        return self._replace(num_draft_tokens=min(self.num_draft_tokens, num_draft_tokens))
 
 
 class BuiltDrafter(NamedTuple):

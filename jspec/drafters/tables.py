@@ -13,24 +13,16 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Key
+from jaxtyping import Array, Float32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
-from jspec.drafters.chain import draw_chain
-from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.memory import Stateless, StopsUnsure
+from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import Stateless
 from jspec.drafters.ngram_table import NgramTable, load_table
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    ConfidenceOptions,
-    DrafterEntry,
-    DrafterSpec,
-    option,
-)
-from jspec.sampling.settings import SamplingSettings
+from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
 _ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, before it is known
@@ -46,24 +38,17 @@ class TableOptions(ConfidenceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(StopsUnsure, Stateless):
+class TableDrafter(Stateless, ChainDrafter):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
       name: of the drafter.
-      logits: (parameters, tokens [b]) -> logits of what follows each, [b u], u <= v.
-      num_draft_tokens: drafts a round.
-      vocab_size: width of the target's distributions; the ids from u on are never proposed.
-      min_confidence: see `draw_chain`.
-      draw: see `draw_chain`.
+      logits: (parameters, tokens [b]) -> logits of what follows each, [b u]; the ids from u on are
+        never proposed.
     """
 
-    name: str
-    logits: TableLogitsFn
-    num_draft_tokens: int
-    vocab_size: int
-    min_confidence: float = 0.0
-    draw: DrawFn = draw_from_distribution
+    name: str = dataclasses.field(kw_only=True)
+    logits: TableLogitsFn = dataclasses.field(kw_only=True)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
@@ -71,35 +56,14 @@ class TableDrafter(StopsUnsure, Stateless):
         return (Kind(self.name, _ASSUMED[self.name], _ASSUMED[self.name]),)
 
     def propose(
-        self,
-        params: Params,
-        state: tuple[()],
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: tuple[()], inputs: RoundInputs
     ) -> tuple[Proposal, tuple[()]]:
         """Draws one token after another."""
-        del view
 
         def look_up(memory: tuple[()], token: RowTokens) -> tuple[Float32[Array, "b u"], tuple[()]]:
             return self.logits(params, token), memory
 
-        proposal, _, _ = draw_chain(
-            look_up,
-            look_up,
-            state,
-            last_token,
-            limit=limit(jnp.zeros_like(last_token)),
-            rng_keys=rng_keys,
-            settings=settings,
-            vocab_size=self.vocab_size,
-            min_confidence=self.min_confidence,
-            draw=self.draw,
-        )
-        return proposal, state
+        return self.draw_chain(look_up, look_up, state, inputs)[0], state
 
 
 def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
@@ -134,7 +98,6 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
 
 def uniform_logits(params: Params, token: RowTokens, *, vocab_size: int) -> Float32[Array, "b u"]:
     """Returns the same for every token of a vocabulary."""
-    del params
     return jnp.zeros((*token.shape, vocab_size), jnp.float32)
 
 
@@ -149,45 +112,23 @@ def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     return params
 
 
-def build_unigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of unigrams; see `_read_table`."""
-    params = table_params(_read_table(spec, "unigram"), "unigram")
-    return BuiltDrafter(_make(spec, "unigram", unigram_logits), params)
-
-
-def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of bigrams; see `_read_table`."""
-    table = _read_table(spec, "bigram")
-    if table.ids is None:
+def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> BuiltDrafter:
+    table = _read_table(spec, name)
+    if name == "bigram" and table.ids is None:
         raise InputError(
             f"the drafter 'bigram' expects a table with bigrams; {spec.options.draft_table} has "
             "unigrams only"
         )
-    return BuiltDrafter(_make(spec, "bigram", bigram_logits), table_params(table, "bigram"))
+    drafter = TableDrafter(name=name, logits=logits, **spec.chain_fields)
+    return BuiltDrafter(drafter, table_params(table, name))
 
 
-def build_random(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter that draws from all tokens alike."""
+def _build_random(spec: DrafterSpec) -> BuiltDrafter:
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
-    return BuiltDrafter(_make(spec, "random", logits))
-
-
-def _make(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> TableDrafter:
-    return TableDrafter(
-        name=name,
-        logits=logits,
-        num_draft_tokens=spec.num_draft_tokens,
-        vocab_size=spec.target_config.vocab_size,
-        min_confidence=spec.options.draft_confidence,
-    )
+    return BuiltDrafter(TableDrafter(name="random", logits=logits, **spec.chain_fields))
 
 
 def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
-    """Returns the table that the options name.
-
-    Raises:
-      InputError: none is named, it cannot be read, or it is of another vocabulary.
-    """
     path = spec.options.draft_table
     if path is None:
         raise InputError(
@@ -202,7 +143,7 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
 
 UNIGRAM = DrafterEntry(
     name="unigram",
-    build=build_unigram,
+    build=lambda spec: _build_from_counts(spec, "unigram", unigram_logits),
     proposes="what a table of token counts draws",
     source="2211.17192",
     options=TableOptions,
@@ -211,7 +152,7 @@ UNIGRAM = DrafterEntry(
 )
 BIGRAM = DrafterEntry(
     name="bigram",
-    build=build_bigram,
+    build=lambda spec: _build_from_counts(spec, "bigram", bigram_logits),
     proposes="what a table of counts draws from the tokens that followed the last one",
     source="2211.17192",
     options=TableOptions,
@@ -220,7 +161,7 @@ BIGRAM = DrafterEntry(
 )
 RANDOM = DrafterEntry(
     name="random",
-    build=build_random,
+    build=_build_random,
     proposes="any token, each equally likely: the limit of no cost and no skill",
     source="2211.17192",
     options=ConfidenceOptions,

@@ -11,7 +11,7 @@ import pytest
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
 from tests.speculation.drive import Engine, settings_of
 
@@ -54,10 +54,16 @@ def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61)
         zeros = jnp.zeros_like(last)
         keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
         return drafter.propose(
-            head, state, last, limit=lambda kind: limit + kind, rng_keys=keys,
-            settings=settings_of(len(LENGTHS), temperature),
-            view=TargetView(tiny_pair.target, tiny_pair.apply, None),
-        )  # fmt: skip
+            head,
+            state,
+            RoundInputs(
+                last,
+                limit=lambda kind: limit + kind,
+                rng_keys=keys,
+                settings=settings_of(len(LENGTHS), temperature),
+                view=TargetView(tiny_pair.target, tiny_pair.apply, None),
+            ),
+        )
 
     return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
 

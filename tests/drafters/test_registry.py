@@ -92,7 +92,9 @@ def test_ngram_reads_its_options():
         ngram_probs="sampled", draft_confidence=0.25,
     )  # fmt: skip
     drafter = make_drafter("ngram", SPEC._replace(options=options)).drafter
-    assert drafter == NgramDrafter(2, 61, 3, 7, 99, is_sampled=True, min_confidence=0.25)
+    assert drafter == NgramDrafter(
+        2, 61, 61, min_order=3, max_order=7, window=99, is_sampled=True, min_confidence=0.25
+    )
     assert len(drafter.kinds) == 5
     assert not make_drafter("ngram", SPEC).drafter.is_sampled
 

@@ -28,7 +28,9 @@ def prompts():
 @pytest.fixture(scope="session")
 def model_drafter(tiny_pair):
     """Returns a function from a number of drafts to the drafter over the tiny Llama."""
-    return lambda width: ModelDrafter(tiny_pair.apply, tiny.empty_cache, width, VOCAB, VOCAB)
+    return lambda width: ModelDrafter(
+        width, VOCAB, VOCAB, apply=tiny_pair.apply, init_cache=tiny.empty_cache
+    )
 
 
 @pytest.fixture(scope="session")

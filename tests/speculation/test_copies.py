@@ -67,7 +67,7 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     """Guards against 22 ms a round of copying at batch 8: loops of 0 or 1 trips copy nothing."""
     size = CONFIG.vocab_size
     drafters = {
-        "model": ModelDrafter(tiny_pair.apply, empty_cache, 3, size, size),
+        "model": ModelDrafter(3, size, size, apply=tiny_pair.apply, init_cache=empty_cache),
         "prompt_lookup": PromptLookupDrafter(3),
         "first layers": _layer_skip(0),
         "other layers": _layer_skip(1),

@@ -30,7 +30,7 @@ def run(drafter, rule="coupled", **options):
 
 
 def model(width):
-    return ModelDrafter(toy_apply, toy_cache, width, VOCAB, VOCAB)
+    return ModelDrafter(width, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache)
 
 
 @pytest.mark.parametrize(

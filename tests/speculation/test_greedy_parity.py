@@ -52,7 +52,11 @@ def test_greedy_output_equals_plain_decoding(make_engine, prompts, plain, name, 
 
 @pytest.mark.parametrize(
     "drafter",
-    [None, PromptLookupDrafter(2), ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)],
+    [
+        None,
+        PromptLookupDrafter(2),
+        ModelDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache),
+    ],
     ids=["plain", "prompt lookup", "model"],
 )
 def test_a_small_lead_decides(drafter):

@@ -51,15 +51,15 @@ TABLES = make_tables(seed=3)
 RULES = {name: get_rule(name) for name in ("rejection", "block", "coupled")}
 REJECTION, BLOCK = RULES["rejection"], RULES["block"]
 LOOKUP = PromptLookupDrafter(2, min_match=1)
-MODEL = ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)
+MODEL = ModelDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache)
 HIERARCHICAL = HierarchicalDrafter(MODEL, LOOKUP)
 CASCADE = CascadeDrafter((PromptLookupDrafter(2, min_match=2), MODEL))
 UNSURE = dataclasses.replace(MODEL, min_confidence=0.6)
-NGRAM = NgramDrafter(2, VOCAB, window=8, is_sampled=True)
-BIGRAM = TableDrafter("bigram", tables.bigram_logits, 2, VOCAB)
-UNIGRAM = TableDrafter("unigram", tables.unigram_logits, 2, VOCAB)
+NGRAM = NgramDrafter(2, VOCAB, VOCAB, window=8, is_sampled=True)
+BIGRAM = TableDrafter(2, VOCAB, VOCAB, name="bigram", logits=tables.bigram_logits)
+UNIGRAM = TableDrafter(2, VOCAB, VOCAB, name="unigram", logits=tables.unigram_logits)
 ANYTHING = functools.partial(tables.uniform_logits, vocab_size=VOCAB)
-RANDOM = TableDrafter("random", ANYTHING, 2, VOCAB)
+RANDOM = TableDrafter(2, VOCAB, VOCAB, name="random", logits=ANYTHING)
 TEXT = np.random.default_rng(0).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=60)
 COUNTS = count_ngrams([TEXT.tolist()], VOCAB, num_continuations=3)  # nothing follows 4
 SETTINGS = {
@@ -249,8 +249,8 @@ def test_block_with_noise_of_absolute_positions_is_rejected():
 class DroppingDrafter(ModelDrafter):
     """Takes back a sampled draft that looks unlikely, and those after it."""
 
-    def propose(self, params, state, last_token, **options):
-        proposal, state = super().propose(params, state, last_token, **options)
+    def propose(self, params, state, inputs):
+        proposal, state = super().propose(params, state, inputs)
         probs = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
         is_kept = jnp.cumprod((probs > 0.3).astype(jnp.int32), axis=1)
         return proposal.replace(num_tokens=is_kept.sum(axis=1)), state
@@ -263,7 +263,7 @@ class DroppingDrafter(ModelDrafter):
         (controls.misreporting(MODEL, drawn=controls.greedily), "temperature"),
         (controls.misreporting(MODEL, reported=controls.unprocessed), "penalties"),
         (controls.misreporting(MODEL, drawn=controls.unprocessed), "penalties"),
-        (DroppingDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB), "temperature"),
+        (DroppingDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache), "temperature"),
         (controls.misreporting(NGRAM, drawn=controls.greedily), "temperature"),
         (controls.misreporting(BIGRAM, reported=controls.unprocessed), "penalties"),
     ],

@@ -18,7 +18,7 @@ int8 (see `int8_tensors`) runs in int8.
 import dataclasses
 import functools
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from jspec.common.errors import InputError
 from jspec.common.json_file import read_json
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers
 from jspec.drafters.heads.folder import (
+    LoadedHead,
     check_target,
     pack_params,
     read_any_config,
@@ -49,20 +50,6 @@ from jspec.weights.tensor_names import (
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
-
-
-class LoadedHead(NamedTuple):
-    """A head ready to run.
-
-    Attributes:
-      config: its shape.
-      params: `fc`, `head` and `ids`; see `eagle_module`.
-      name: the name by which it was asked for.
-    """
-
-    config: EagleConfig
-    params: dict[str, Any]
-    name: str
 
 
 def eagle_rules(config: EagleConfig) -> list[Parameter]:

@@ -23,8 +23,9 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.common.json_file import read_json
-from jspec.drafters.heads.folder import read_tensors, write_head
+from jspec.drafters.heads.folder import read_stored, write_head
 from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.weights.int8_tensors import FloatTensors
 
 _FILE = "model.safetensors"
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
@@ -62,7 +63,7 @@ def save_speculators(
         raise InputError(f"{source}: expected a head of one layer, got {layer.num_layers} layers")
     tensors = {
         name.replace(_PREFIX, _THEIR_PREFIX): tensor
-        for name, tensor in read_tensors(source / _FILE).items()
+        for name, tensor in FloatTensors(read_stored(source / _FILE)).items()
     }
     if "fc.weight" not in tensors:
         raise InputError(f"{source}: expected a head of EAGLE-3; it has no fc.weight")

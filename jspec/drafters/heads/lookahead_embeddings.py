@@ -4,17 +4,30 @@
     logits of |          d1   |   d2   |   d3   |   d4       in one call of the model as it is
 
 They take the positions of tokens that are not known yet; nothing else is trained.
+
+A folder holds
+
+```
+  config.json           lookahead_num_tokens (L), and the target's sizes
+  model.safetensors
+    embeddings.weight   [L, D], float32
+```
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jspec.drafters.heads.head_format import HeadSizes
+from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
+from jspec.models.config import LlamaConfig
 from jspec.models.layers import Kernel, look_up
+from jspec.weights.tensor_names import Parameter, one_tensor
+
+_KEYS = {"num_tokens": "lookahead_num_tokens"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,3 +75,23 @@ def init_lookahead_params(
     scale = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
     shape = config.num_tokens, config.embed_dim
     return {"embeddings": scale * jax.random.normal(rng_key, shape)}
+
+
+def _rules(config: LookaheadConfig) -> list[Parameter]:
+    shape = config.num_tokens, config.embed_dim
+    return [one_tensor(("embeddings",), "embeddings.weight", shape)]
+
+
+def _read_config(raw: dict[str, Any], target: LlamaConfig, tensors: object) -> LookaheadConfig:
+    return LookaheadConfig(target.embed_dim, raw[_KEYS["num_tokens"]])
+
+
+_FORMAT = HeadFormat(
+    what="look-ahead embeddings",
+    architecture="LookaheadEmbeddings",
+    keys=_KEYS,
+    read_config=_read_config,
+    rules=_rules,
+)
+load_lookahead = functools.partial(load_head, _FORMAT)  # float32 whatever the target's type
+save_lookahead = functools.partial(save_head, _FORMAT)

@@ -7,9 +7,19 @@
 One feed-forward layer of h times the width, h outputs, a residual connection to each, and the same
 projection onto the vocabulary for all. (The paper's first output, for token i + 1, is left to the
 target as it is.)
+
+A folder holds
+
+```
+  config.json           blockwise_num_heads, blockwise_hidden_size (F), and the target's sizes
+  model.safetensors
+    up.weight           [H·F, D]   and up.bias [H·F]
+    down.{i}.weight     [D, H·F]   and down.{i}.bias [D], of head i of H
+```
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -17,8 +27,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
-from jspec.drafters.heads.head_format import HeadSizes
+from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
+from jspec.models.config import LlamaConfig
 from jspec.models.layers import linear
+from jspec.weights.tensor_names import Parameter, one_tensor
+
+_KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_size"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,3 +96,33 @@ def init_blockwise_params(config: BlockwiseConfig, rng_key: Array) -> dict[str, 
         for index in range(config.num_heads)
     }
     return {"up": up} | downs
+
+
+def blockwise_rules(config: BlockwiseConfig) -> list[Parameter]:
+    """Returns the table from the heads' tensors to their parameters."""
+    d, wide = config.embed_dim, config.num_heads * config.hidden_dim
+    rules = [
+        one_tensor(("up", "kernel"), "up.weight", (wide, d)),
+        one_tensor(("up", "bias"), "up.bias", (wide,)),
+    ]
+    for index in range(config.num_heads):
+        path, name = f"down_{index}", f"down.{index}"
+        rules.append(one_tensor((path, "kernel"), f"{name}.weight", (d, wide)))
+        rules.append(one_tensor((path, "bias"), f"{name}.bias", (d,)))
+    return rules
+
+
+def _read_config(raw: dict[str, Any], target: LlamaConfig, tensors: object) -> BlockwiseConfig:
+    hidden_dim = raw.get(_KEYS["hidden_dim"], 0)
+    return BlockwiseConfig(target.embed_dim, hidden_dim, raw[_KEYS["num_heads"]])
+
+
+_FORMAT = HeadFormat(
+    what="heads of blockwise decoding",
+    architecture="BlockwiseHeads",
+    keys=_KEYS,
+    read_config=_read_config,
+    rules=blockwise_rules,
+)
+load_blockwise = functools.partial(load_head, _FORMAT)
+save_blockwise = functools.partial(save_head, _FORMAT)
