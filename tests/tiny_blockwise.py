@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import BlockwiseDrafter
+from jspec.drafters.blockwise import BlockwiseDrafter
 from jspec.drafters.heads.blockwise_heads import (
     BlockwiseConfig,
     init_blockwise_params,

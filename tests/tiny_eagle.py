@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import EagleDrafter
+from jspec.drafters.eagle import EagleDrafter
 from jspec.drafters.heads.eagle_checkpoint import save_eagle
 from jspec.drafters.heads.eagle_module import (
     EagleConfig,

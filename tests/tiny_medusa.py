@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import MedusaDrafter
 from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
+from jspec.drafters.medusa import MedusaDrafter
 from jspec.models.outputs import head_kernel
 from tests import tiny
 

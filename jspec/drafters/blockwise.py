@@ -36,15 +36,10 @@ from jspec.speculation.types import Kind, RoundInputs
 
 
 class _Asking(struct.PyTreeNode):
-    """The heads in the middle of a chain.
+    """The heads in the middle of a chain."""
 
-    Attributes:
-      inner: of the layer that they share, [b 1 h·f].
-      index: whose turn it is.
-    """
-
-    inner: Float32[Array, "b 1 f"]
-    index: Int32[Array, ""]
+    inner: Float32[Array, "b 1 f"]  # output of the layer that they share, [b 1 h·f]
+    index: Int32[Array, ""]  # of the head whose turn it is
 
 
 def take_best(
@@ -52,7 +47,7 @@ def take_best(
 ) -> tuple[RowTokens, Float32[Array, "b v"]]:
     """Takes each row's most likely token, whatever its temperature; see `draw_from_distribution`.
 
-    It is `NO_TOKEN` where every token is forbidden; the distribution has all probability on it.
+    The distribution has all probability on it. Where every token is forbidden it is `NO_TOKEN`.
     """
     # With processors, so that a token they forbid is never proposed.
     best = best_token(settings.process(logits))

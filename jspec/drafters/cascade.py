@@ -39,11 +39,7 @@ _States = tuple[Any, ...]
 
 @dataclasses.dataclass(frozen=True)
 class CascadeDrafter:
-    """Asks its members in order. Its parameters and its state are tuples, one entry a member.
-
-    Attributes:
-      members: the drafters.
-    """
+    """Asks its members in order. Its parameters and its state are tuples, one entry a member."""
 
     members: tuple[Drafter, ...]
 

@@ -26,27 +26,16 @@ LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
 
 
 class _Chain(struct.PyTreeNode):
-    """A chain in the making.
+    """A chain in the making."""
 
-    Attributes:
-      memory: what the next distribution follows from, besides the token.
-      token: the newest, [b].
-      settings: at its position.
-      count: calls made so far.
-      tokens: drawn so far, [b w].
-      probs: their distributions, [b w v].
-      num_tokens: of each row's that are meant, [b].
-      is_going: rows that want more, [b].
-    """
-
-    memory: Any
-    token: RowTokens
-    settings: SamplingSettings
-    count: Int32[Array, ""]
-    tokens: DraftTokens
+    memory: Any  # what the next distribution follows from, besides the token
+    token: RowTokens  # the newest
+    settings: SamplingSettings  # at its position
+    count: Int32[Array, ""]  # calls made so far
+    tokens: DraftTokens  # drawn so far
     probs: DraftProbs
-    num_tokens: RowCounts
-    is_going: RowFlags
+    num_tokens: RowCounts  # those that are meant
+    is_going: RowFlags  # rows that want more
 
     @classmethod
     def begin(cls, memory: Any, inputs: RoundInputs, wanted: RowCounts, size: int) -> Self:

@@ -26,13 +26,7 @@ DrawFn = Callable[
 def draw_from_distribution(
     logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
 ) -> tuple[RowTokens, Float32[Array, "b v"]]:
-    """Draws one token a row; returns it with the distribution it was drawn from.
-
-    Args:
-      logits: of the position.
-      settings: at the position.
-      rng_keys: consumed.
-    """
+    """Draws one token a row; returns it with its distribution. The keys are consumed."""
     # `sampling_probs` works on [b t v]; t is 1 here.
     probs = sampling_probs(logits[:, None], settings)[:, 0]
     noise = gumbel_noise(rng_keys, probs.shape[-1], settings.is_random)
@@ -40,35 +34,21 @@ def draw_from_distribution(
 
 
 class Drawing(NamedTuple):
-    """How the drafts of a chain are drawn.
+    """How the drafts of a chain are drawn."""
 
-    Attributes:
-      vocab_size: width of the distributions.
-      ids: of the tokens that the logits are of, rising; None for the first ones.
-      min_confidence: a draft is put forward where its distribution is at least this sure.
-      draw: draws a token and returns the distribution it was drawn from.
-    """
-
-    vocab_size: int
-    ids: Int32[Array, "u"] | None
-    min_confidence: float
+    vocab_size: int  # width of the distributions
+    ids: Int32[Array, "u"] | None  # of the tokens that the logits are of; None for the first ones
+    min_confidence: float  # a draft is put forward where its distribution is at least this sure
     draw: DrawFn
 
 
 class Drawn(NamedTuple):
-    """One more draft of each row.
+    """One more draft of each row."""
 
-    Attributes:
-      is_open: whether it is still to be drawn by its distribution, [].
-      token: the draft, [b].
-      is_meant: rows that put it forward, [b].
-      probs: the chain's distributions, [b w v].
-    """
-
-    is_open: Bool[Array, ""]
+    is_open: Bool[Array, ""]  # whether it is still to be drawn by its distribution
     token: RowTokens
-    is_meant: RowFlags
-    probs: DraftProbs
+    is_meant: RowFlags  # rows that put it forward
+    probs: DraftProbs  # the chain's
 
 
 def draw_one(

@@ -53,15 +53,10 @@ class EagleState(struct.PyTreeNode):
 
 
 class _Drafting(struct.PyTreeNode):
-    """The head in the middle of a chain.
+    """The head in the middle of a chain."""
 
-    Attributes:
-      cache: the head's.
-      hidden: what stands for the newest token's feature, [b d].
-    """
-
-    cache: KVCache
-    hidden: Float32[Array, "b d"]
+    cache: KVCache  # the head's
+    hidden: Float32[Array, "b d"]  # stands for the newest token's feature
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,49 +33,28 @@ class HierarchicalParams(NamedTuple):
 
 
 class Drafting(struct.PyTreeNode):
-    """A chain in the making.
+    """A chain in the making."""
 
-    Attributes:
-      cache: the draft model's, up to the token before the newest.
-      inner: the inner drafter's state, which has seen all but the newest token.
-      settings: after the newest token.
-      newest: the last two tokens, [b 2].
-      tokens: drawn so far, [b w].
-      probs: their distributions, [b w v].
-      num_tokens: of each row's, [b].
-      fed: the tokens in the cache after the committed ones, [b w].
-      is_going: rows that want more, [b].
-    """
-
-    cache: KVCache
-    inner: Any
-    settings: SamplingSettings
-    newest: Int32[Array, "b 2"]
-    tokens: DraftTokens
+    cache: KVCache  # the draft model's, up to the token before the newest
+    inner: Any  # the inner drafter's state, which has seen all but the newest token
+    settings: SamplingSettings  # after the newest token
+    newest: Int32[Array, "b 2"]  # the last two tokens
+    tokens: DraftTokens  # drawn so far
     probs: DraftProbs
     num_tokens: RowCounts
-    fed: Int32[Array, "b w"]
-    is_going: RowFlags
+    fed: Int32[Array, "b w"]  # the tokens in the cache after the committed ones
+    is_going: RowFlags  # rows that want more
 
 
 class Round(NamedTuple):
-    """What is the same for every call of the draft model in a round.
-
-    Attributes:
-      model: the draft model.
-      inner: guesses its tokens.
-      params: of both.
-      wanted: drafts of each row, [b].
-      inputs: of the round.
-      noise: drawn with its keys, [b w v].
-    """
+    """What is the same for every call of the draft model in a round."""
 
     model: ModelDrafter
-    inner: Drafter
+    inner: Drafter  # guesses the model's tokens
     params: HierarchicalParams
-    wanted: RowCounts
+    wanted: RowCounts  # drafts of each row
     inputs: RoundInputs
-    noise: Float32[Array, "b w v"]
+    noise: Float32[Array, "b w v"]  # drawn with the keys of the inputs
 
 
 def grow(a_round: Round, now: Drafting) -> Drafting:

@@ -86,16 +86,10 @@ class LayerSkipOptions(ConfidenceOptions):
 
 
 class _Begun(struct.PyTreeNode):
-    """The block [last, d1, ..., dw] as far as the first layers have come.
+    """The block [last, d1, ..., dw] as far as the first layers have come."""
 
-    Attributes:
-      cache: the target's, the tokens that were fed committed for the time being.
-      hidden: outputs of the first layers at them, [b w+1 d]; 0 at the others.
-      num_fed: how many they are.
-    """
-
-    cache: KVCache
-    hidden: Float32[Array, "b t d"]
+    cache: KVCache  # the target's, the tokens that were fed committed for the time being
+    hidden: Float32[Array, "b t d"]  # outputs of the first layers at them; 0 at the others
     num_fed: Int32[Array, ""]
 
 
@@ -104,16 +98,13 @@ class FirstLayersDrafter(Stateless, ChainDrafter):
     """Proposes a chain sampled from the target's first layers, in the target's own cache.
 
     It has neither parameters nor state, and nothing to catch up on: the target's cache is whole.
-
-    Attributes:
-      apply: the first layers as a model of their own.
-      num_layers: how many they are.
-      embed_dim: width of the residual stream.
+    `apply` runs the first layers as a model of their own.
     """
 
-    apply: ApplyFn = dataclasses.field(kw_only=True)
-    num_layers: int = dataclasses.field(kw_only=True)
-    embed_dim: int = dataclasses.field(kw_only=True)
+    _: dataclasses.KW_ONLY
+    apply: ApplyFn
+    num_layers: int
+    embed_dim: int
     kinds = _KINDS
 
     def propose(
@@ -173,11 +164,7 @@ class LayerSubsetDrafter(ModelDrafter):
 
 
 def choose_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, ...]:
-    """Returns the layers that draft: those asked for, else the first nine tenths, rounded down.
-
-    Args:
-      layers: None for the default.
-      num_layers: of the target.
+    """Returns the layers of a target's `num_layers` that draft: those asked for, or the default.
 
     Raises:
       InputError: layers that the target does not have, or not in their order.

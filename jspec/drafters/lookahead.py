@@ -31,17 +31,11 @@ from jspec.speculation.types import Kind, RoundInputs
 
 
 class _Looked(struct.PyTreeNode):
-    """What the look ahead has given.
+    """What the look ahead has given."""
 
-    Attributes:
-      cache: the target's, the block written and not committed.
-      logits: of every draft, [b w v].
-      index: the draft that is drawn next.
-    """
-
-    cache: KVCache
-    logits: Float32[Array, "b w v"]
-    index: Int32[Array, ""]
+    cache: KVCache  # the target's, the block written and not committed
+    logits: Float32[Array, "b w v"]  # of every draft
+    index: Int32[Array, ""]  # of the draft that is drawn next
 
 
 @dataclasses.dataclass(frozen=True)

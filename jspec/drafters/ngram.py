@@ -149,10 +149,8 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     equal share of the token's probability. The noise is not that of plain decoding: under the rule
     `coupled` these drafts and the target's own choice are not coupled.
 
-    Args:
-      window: the texts.
-      num_places: the positions for which noise is drawn, at least as many as the window has: that
-        number may depend on a row's neighbours, and the noise must not.
+    Noise is drawn for `num_places` positions, at least as many as the window has: that number may
+    depend on a row's neighbours, and the noise must not.
     """
     rows = jnp.arange(window.label.shape[0])[:, None]
     # A place before the text's beginning has no context and may not be drawn.

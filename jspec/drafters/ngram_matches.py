@@ -35,13 +35,9 @@ class Window(struct.PyTreeNode):
 
 
 def last_window(history: History, last_token: RowTokens, width: int, vocab_size: int) -> Window:
-    """Returns the last `width` tokens of each text.
+    """Returns the last `width` tokens, at least 2, of each text: the history and the last token.
 
-    Args:
-      history: the texts but for the newest token.
-      last_token: the newest, [b].
-      width: how many, at least 2; no more than the history has room for are looked at.
-      vocab_size: ids are below it.
+    No more than the history has room for are looked at. Ids are below `vocab_size`.
     """
     # More would only be padding.
     width = min(width, history.tokens.shape[1])

@@ -27,13 +27,7 @@ _KINDS = {"unigram": {"unigrams"}, "unigram+bigram": {"unigrams", "ids", "counts
 
 
 class NgramTable(NamedTuple):
-    """Counts of unigrams and, unless they were not counted, of bigrams.
-
-    Attributes:
-      unigrams: how often each token came, [v].
-      ids: what followed each token most often, [v k], int32; None without bigrams.
-      counts: how often, [v k], falling; 0 where nothing more followed. None without bigrams.
-    """
+    """Counts of unigrams and, unless they are None, of bigrams; see the module."""
 
     unigrams: Int[np.ndarray, "v"]
     ids: Int[np.ndarray, "v k"] | None = None
@@ -55,10 +49,7 @@ def save_table(
 ) -> None:
     """Writes a table; the file appears, or replaces an older one, when it is complete.
 
-    Args:
-      table: the counts.
-      path: the file.
-      tokenizer: what the ids mean, to be checked where the table is used.
+    The tokenizer says what the ids mean, to be checked where the table is used.
 
     Raises:
       InputError: it cannot be written.

@@ -35,29 +35,17 @@ _PLACEHOLDER = re.compile('"<([^"<>]*)>"')
 
 
 class PatternParams(NamedTuple):
-    """The automaton's tables.
+    """The automaton's tables, by state."""
 
-    Attributes:
-      next_state: after each token, [n v].
-      forced: the tokens that have to come, [n w].
-      num_forced: how many they are, [n].
-    """
-
-    next_state: Int16[Array, "n v"]
-    forced: Int32[Array, "n w"]
+    next_state: Int16[Array, "n v"]  # after each token
+    forced: Int32[Array, "n w"]  # the tokens that have to come
     num_forced: Int32[Array, "n"]
 
 
 def make_tables(
     pattern: str, tokenizer: TokenizerLike, *, vocab_size: int, num_draft_tokens: int
 ) -> PatternParams:
-    """Returns the tables of a regular expression.
-
-    Args:
-      pattern: the expression; see `pattern_regex`.
-      tokenizer: of the target.
-      vocab_size: ids of the target.
-      num_draft_tokens: of a proposal.
+    """Returns the tables of a regular expression, see `pattern_regex`, over a target's tokens.
 
     Raises:
       InputError: an expression that is not supported or too large, or such a tokenizer.
@@ -91,11 +79,7 @@ class PatternOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PatternDrafter:
-    """Proposes forced tokens. Its state is the automaton's, [b].
-
-    Attributes:
-      num_draft_tokens: drafts a round.
-    """
+    """Proposes forced tokens. Its state is the automaton's, [b]."""
 
     num_draft_tokens: int
     kinds = (Kind("pattern", 0.8, 0.9),)  # acceptance before it is known

@@ -141,13 +141,7 @@ def forced_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens that are forced in each state, [n w], and how many they are, [n].
 
-    Nothing is forced at the start.
-
-    Args:
-      automaton: the pattern's.
-      token_bytes: of every token.
-      encode: text to tokens, without BOS.
-      width: the most tokens a state.
+    Nothing is forced at the start. `encode` makes tokens of a text, without BOS.
     """
     # Of tokens with the same bytes any one will do: the last id is kept.
     by_bytes = {text: token_id for token_id, text in enumerate(token_bytes) if text}

@@ -93,13 +93,9 @@ class PromptLookupDrafter(Remembering):
 def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:
     """Finds the earlier position that agrees longest with the end of each text.
 
-    Args:
-      text: the texts.
-      max_match: count no further than this many tokens.
-
     Returns:
-      How many tokens agree, [b], and the index of the last of them at the earlier position, [b];
-      the most recent position among equals.
+      How many tokens agree, [b], `max_match` at most, and the index of the last of them at the
+      earlier position, [b]; the most recent position among equals.
     """
     capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)

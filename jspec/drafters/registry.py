@@ -136,9 +136,9 @@ def options_read(name: str, options: DrafterOptions) -> set[str]:
 def draws_from_distribution(name: str, options: DrafterOptions) -> bool:
     """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
 
-    The drafts of the others follow from the context. The drafters that draw are those that read
-    `draft_confidence`.
+    The drafts of the others follow from the context.
     """
+    # Whatever draws reads how sure its distribution is.
     return "draft_confidence" in options_read(name, options)
 
 
@@ -177,14 +177,10 @@ def with_shipped_head(name: str, options: DrafterOptions, target: str) -> Drafte
 def choose_drafter(
     name: str | None, *, has_draft: bool, target: str = "", options: DrafterOptions = _DEFAULTS
 ) -> str:
-    """Returns the drafter's name.
+    """Returns the drafter's name, for a target that was asked for by the name `target`.
 
-    Args:
-      name: None takes "model" where there is a draft, else "prompt_lookup", and "+eagle" where a
-        head for the target comes with jspec.
-      has_draft: whether there is a draft model.
-      target: the name by which the target was asked for.
-      options: of the drafters.
+    None takes "model" where there is a draft model, else "prompt_lookup", and "+eagle" where a head
+    for the target comes with jspec.
 
     Raises:
       InputError: no such drafter, a draft model without a drafter that drafts with it, or the other

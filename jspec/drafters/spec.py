@@ -70,11 +70,9 @@ def option_title(field: dataclasses.Field[Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ConfidenceOptions(Options):
-    """Of every drafter that draws its drafts from a distribution.
+    """Of every drafter that draws its drafts from a distribution."""
 
-    At temperature 0 `draft_confidence` looks at the distribution before it is made one-hot.
-    """
-
+    # At temperature 0 the distribution is looked at before it is made one-hot.
     draft_confidence: float = option(
         0.0,
         "A drafter that draws from a distribution stops where no token is this likely; 0 never "
@@ -112,7 +110,7 @@ class DrafterSpec(NamedTuple):
       vocab_size: ids that are really used, shared by target and draft.
       draft_config: the draft model's shape; None without a draft model.
       dtype: of the caches.
-      draft_params: the draft model's parameters.
+      draft_params: the draft model's.
       options: a `DrafterOptions`; None for the defaults, which `make_drafter` fills in.
       is_member: whether the drafter will be one of several.
       is_in_cascade: whether others propose where it does not.
@@ -146,12 +144,7 @@ class DrafterSpec(NamedTuple):
 
 
 class BuiltDrafter(NamedTuple):
-    """A drafter and its parameters, which are arguments of the compiled programs.
-
-    Attributes:
-      drafter: None for plain decoding.
-      params: a pytree; None without parameters.
-    """
+    """A drafter, None for plain decoding, and its parameters, which compiled programs are given."""
 
     drafter: Drafter | None
     params: Params = None

@@ -67,12 +67,7 @@ class TableDrafter(Stateless, ChainDrafter):
 
 
 def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
-    """Returns the logarithm of how often each token comes, whatever came before.
-
-    Args:
-      params: `probs` [u].
-      token: [b].
-    """
+    """Returns the logarithm of how often each token comes, `probs` [u], whatever came before."""
     # The same distribution for every row, as a unigram ignores the context.
     return jnp.broadcast_to(jnp.log(params["probs"]), (*token.shape, *params["probs"].shape))
 
@@ -80,10 +75,8 @@ def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
 def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
     """Returns log counts of what followed each token; the unigrams' after one never seen.
 
-    Args:
-      params: `probs` [u], of the unigrams; `ids` [u k] and `counts` [u k] of what followed each
-        token most often, then counts of 0.
-      token: [b].
+    The parameters are `probs` [u] of the unigrams, and `ids` [u k] and `counts` [u k] of what
+    followed each token most often, then counts of 0.
     """
     # [b k] each: a row keeps the most frequent continuations only.
     ids, counts = params["ids"][token], params["counts"][token]

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import CascadeDrafter, ModelDrafter, PromptLookupDrafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control
 from jspec.speculation.types import RoundInputs, TargetView

@@ -10,15 +10,10 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters import (
-    DrafterOptions,
-    DrafterSpec,
-    HierarchicalDrafter,
-    HierarchicalParams,
-    ModelDrafter,
-    PromptLookupDrafter,
-    make_drafter,
-)
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 from jspec.sampling.noise import Purpose, round_keys

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import DrafterOptions, DrafterSpec, ModelDrafter, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.model import ModelDrafter
 from jspec.speculation.control import Control
 from jspec.speculation.types import lag_of
 from tests import layered, tiny, tiny_eagle

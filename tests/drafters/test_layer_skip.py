@@ -11,8 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from jspec.common.errors import InputError
-from jspec.drafters import FirstLayersDrafter, LayerSubsetDrafter
-from jspec.drafters.layer_skip import choose_layers
+from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, choose_layers
 from jspec.generation.drafter_flags import read_drafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView

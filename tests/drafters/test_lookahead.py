@@ -9,7 +9,8 @@ import pytest
 import scipy.special
 
 from jspec.common.errors import InputError
-from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView

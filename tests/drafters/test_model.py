@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter
-from jspec.drafters.model import CATCH_UP_WIDTH
+from jspec.drafters.model import CATCH_UP_WIDTH, ModelDrafter
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions, DrafterSpec, PatternDrafter, make_drafter
-from jspec.drafters.pattern import make_tables, skeleton_pattern
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
 from jspec.drafters.pattern_automaton import compile_pattern, forced_bytes, token_table
 from jspec.drafters.pattern_regex import utf8_ranges
 from jspec.generation.request import Request, Settings

@@ -12,24 +12,23 @@ import jspec.generation.drafter_flags  # noqa: F401 (it defines the flags)
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DRAFTERS,
-    REGISTRY,
-    Drafter,
     DrafterOptions,
     DrafterSpec,
-    ModelDrafter,
-    NgramDrafter,
-    PromptLookupDrafter,
-    TableDrafter,
     check_options,
     choose_drafter,
-    drafters_table,
     make_drafter,
     options_read,
     without_unread,
 )
 from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.ngram import NgramDrafter
 from jspec.drafters.ngram_table import save_table
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.registry import REGISTRY, drafters_table
 from jspec.drafters.spec import option_title
+from jspec.drafters.tables import TableDrafter
+from jspec.speculation.types import Drafter
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 from tests.tiny_heads import SAVE_HEAD

@@ -5,12 +5,9 @@ import functools
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    HierarchicalDrafter,
-    HierarchicalParams,
-    ModelDrafter,
-    PromptLookupDrafter,
-)
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests import tiny
 from tests.speculation.drive import Engine
 from tests.tiny_heads import MODULES

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter
+from jspec.drafters.model import ModelDrafter
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, softmax, toy_apply, toy_cache
 

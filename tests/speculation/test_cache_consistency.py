@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import HierarchicalParams, ModelDrafter
 from jspec.drafters.draw import draw_from_distribution
+from jspec.drafters.hierarchical import HierarchicalParams
+from jspec.drafters.model import ModelDrafter
 from jspec.speculation.acceptance.types import Proposal
 from tests import tiny
 from tests.cases import slow_unless

@@ -7,17 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import (
-    CascadeDrafter,
-    DrafterOptions,
-    DrafterSpec,
-    HierarchicalDrafter,
-    HierarchicalParams,
-    LookaheadDrafter,
-    ModelDrafter,
-    PromptLookupDrafter,
-    make_drafter,
-)
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.lookahead import LookaheadDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control

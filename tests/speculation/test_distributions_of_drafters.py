@@ -15,20 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    BlockwiseDrafter,
-    CascadeDrafter,
-    DrafterOptions,
-    DrafterSpec,
-    EagleDrafter,
-    LookaheadDrafter,
-    MedusaDrafter,
-    make_drafter,
-)
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.blockwise import BlockwiseDrafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.eagle import EagleDrafter
 from jspec.drafters.heads.blockwise_heads import BlockwiseConfig
 from jspec.drafters.heads.eagle_module import EagleConfig
 from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig
 from jspec.drafters.heads.medusa_heads import MedusaConfig
+from jspec.drafters.lookahead import LookaheadDrafter
+from jspec.drafters.medusa import MedusaDrafter
 from jspec.drafters.tables import table_params
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, toy_apply, toy_cache

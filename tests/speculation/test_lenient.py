@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters import ModelDrafter
+from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, chain, get_rule, rejection

@@ -14,17 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    CascadeDrafter,
-    HierarchicalDrafter,
-    HierarchicalParams,
-    ModelDrafter,
-    NgramDrafter,
-    PromptLookupDrafter,
-    TableDrafter,
-    tables,
-)
+from jspec.drafters import tables
+from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.ngram import NgramDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.tables import TableDrafter
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
 from jspec.evaluation.auditing.context import Context

@@ -37,7 +37,7 @@ _KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_siz
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseConfig(HeadSizes):
-    """Everything that decides the computation of the heads.
+    """The shape of the heads.
 
     Attributes:
       embed_dim: width of the target's residual stream, d.
@@ -51,28 +51,16 @@ class BlockwiseConfig(HeadSizes):
 
 
 def inner_layer(params: Params, hidden: Float[Array, "b t d"]) -> Float32[Array, "b t f"]:
-    """Returns what every head reads, [b t h·f].
-
-    Args:
-      params: of the heads.
-      hidden: the target's last hidden states, normed, [b t d].
-    """
+    """Returns what every head reads, [b t h·f], from the target's last hidden states, normed."""
     return jax.nn.relu(_affine(params["up"], hidden))
 
 
 def place_output(
-    params: Params,
-    index: int,
-    inner: Float32[Array, "b t f"],
-    hidden: Float[Array, "b t d"],
+    params: Params, index: int, inner: Float32[Array, "b t f"], hidden: Float[Array, "b t d"]
 ) -> Float32[Array, "b t d"]:
-    """Returns a stand-in for the normed output at a later position, for the target's own head.
+    """Returns head `index`'s stand-in for the normed output at a later position.
 
-    Args:
-      params: of the heads.
-      index: of the head.
-      inner: of `inner_layer`.
-      hidden: the target's last hidden states, normed.
+    `inner` is that of `inner_layer`; the target's own head reads the result.
     """
     # The residual of the paper's section 6: the target's own head can read the sum.
     return hidden.astype(jnp.float32) + _affine(params[f"down_{index}"], inner)

@@ -87,12 +87,7 @@ def is_eagle_folder(folder: pathlib.Path) -> bool:
 
 
 def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedHead:
-    """Loads a head; int8 matrices become `QuantizedKernel`s.
-
-    Args:
-      folder: with config.json and model.safetensors.
-      target: the model that it was trained for.
-      dtype: bfloat16 or float32.
+    """Loads a head that was trained for a target; int8 matrices become `QuantizedKernel`s.
 
     Raises:
       InputError: anything missing, damaged, of another shape, or of another target.
@@ -101,7 +96,6 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
 
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
-    # Of equal logits the first is taken, in the head as in the target: the smallest id's.
     ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
@@ -147,9 +141,7 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
 
 
 def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
-    """Removes the entry with the layers that are read from a config; some heads have it in a
-    group.
-    """
+    """Removes the layers that are read from a config; some heads have them in a group."""
     group = raw.pop(LAYERS_GROUP, None) or {}
     if not isinstance(group, dict):
         raise ValueError(f"expected {LAYERS_GROUP} to be an object, got {group!r}")
@@ -183,8 +175,8 @@ def _read_ids(
 
 
 def _in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """Sorts the head's rows by the target's ids: of equal logits the first is the smallest id's."""
-    # Published heads may list their tokens in any order.
+    # Published heads may list their tokens in any order. Of equal logits the first is taken, in the
+    # head as in the target: the smallest id's.
     order = np.argsort(ids)
     if not np.array_equal(order, np.arange(len(ids))):
         heads = [name for name in tensors if name.startswith("lm_head.")]

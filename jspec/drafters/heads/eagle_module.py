@@ -25,7 +25,7 @@ from jspec.models.rope import rope_cos_sin
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-    """Everything that decides the computation of a head.
+    """The shape of a head.
 
     Attributes:
       layer: the shape of its decoder layer; `vocab_size` counts the tokens that it can propose, and
@@ -63,11 +63,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 class EagleHead(nn.Module):
-    """The layer, the norm and the head.
-
-    Attributes:
-      config: the head's.
-    """
+    """The layer, the norm and the head."""
 
     config: EagleConfig
 
@@ -104,12 +100,7 @@ class EagleHead(nn.Module):
 
 
 def fuse(params: Params, features: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
-    """Returns one feature a token of those of several layers.
-
-    Args:
-      params: the head's.
-      features: outputs of the target's `feature_layers`, [b t l d].
-    """
+    """Returns one feature a token of the outputs of the target's `feature_layers`, [b t l d]."""
     b, t = features.shape[:2]
     # Layers side by side, [b t l·d], in the order of `feature_layers`.
     return linear(features.reshape(b, t, -1), params["fc"])
@@ -127,8 +118,8 @@ def apply_head(
     """Runs the head on one block of pairs (feature of token i, embedding of token i + 1).
 
     Args:
-      config: the head's.
-      params: the head's.
+      config: the head's, as `params`.
+      params: see `init_eagle_params`.
       embedded: the target's embeddings of the later tokens, [b t d].
       features: fused features of the earlier ones, or the head's own outputs for them, [b t d].
       cache: the head's; pair i has position and slot i.

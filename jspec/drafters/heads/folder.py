@@ -43,13 +43,7 @@ class HeadSizes:
 
 
 class LoadedHead(NamedTuple):
-    """A head ready to run.
-
-    Attributes:
-      config: its shape.
-      params: as its module's `init_..._params` returns them.
-      name: its folder.
-    """
+    """A head ready to run: its shape, its module's parameters, and its folder."""
 
     config: Any
     params: dict[str, Any]
@@ -115,15 +109,9 @@ def save_head(
     *,
     base_model: str | None = None,
 ) -> None:
-    """Writes a head; the folder appears when it is complete.
+    """Writes a head that was trained for a target; the folder appears when it is complete.
 
-    Args:
-      layout: of the folder.
-      folder: the new one.
-      config: of the head.
-      params: its parameters.
-      target: the model that it was trained for.
-      base_model: the target's name, for other programs that read such a folder.
+    `base_model` is the target's name, for other programs that read such a folder.
 
     Raises:
       InputError: the folder exists or cannot be written.
@@ -150,11 +138,7 @@ def read_any_config(folder: pathlib.Path, what: str) -> dict[str, Any]:
 
 
 def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) -> None:
-    """Checks that a head was made for a target.
-
-    Args:
-      folder: the head's.
-      sizes: what is compared, such as "width"; the head's; the target's.
+    """Checks sizes of a head: what is compared, such as "width"; the head's; the target's.
 
     Raises:
       InputError: one that differs.
@@ -188,8 +172,8 @@ def pack_params(
 
     Args:
       folder: for messages.
-      tensors: all there are.
-      rules: where each goes.
+      tensors: all there are; `rules` say where each goes.
+      rules: see `tensor_names`.
       dtype: bfloat16 or float32.
       finish: what becomes of a parameter before the next is made, by its path.
 

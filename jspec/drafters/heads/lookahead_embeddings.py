@@ -34,9 +34,7 @@ _KEYS = {"num_tokens": "lookahead_num_tokens"}
 class LookaheadConfig(HeadSizes):
     """How many embeddings there are, and how wide they are.
 
-    Attributes:
-      embed_dim: width of the target's residual stream.
-      num_tokens: of them; with the target's own next token, drafts are one more.
+    With the target's own next token, drafts are one more than `num_tokens`.
     """
 
     embed_dim: int
@@ -48,11 +46,8 @@ def embed_block(
 ) -> Float[Array, "b t d"]:
     """Returns the inputs of a call that looks ahead, [b 1+num_ahead d], float32.
 
-    Args:
-      table: the target's embedding.
-      params: `embeddings` [l d].
-      last_token: the newest token of each row, [b].
-      num_ahead: how many of the embeddings follow it.
+    These are the newest token of each row [b] in the target's embedding `table`, and the first of
+    `params["embeddings"]`, [l d].
     """
     last = look_up(table, last_token[:, None]).astype(jnp.float32)
     later = params["embeddings"][:num_ahead].astype(jnp.float32)
@@ -64,13 +59,7 @@ def embed_block(
 def init_lookahead_params(
     config: LookaheadConfig, table: Float[Array, "v d"], rng_key: Array
 ) -> dict[str, Any]:
-    """Returns embeddings as large as a model's own, without a meaning yet; the key is consumed.
-
-    Args:
-      config: their shape.
-      table: the model's embedding.
-      rng_key: of the draw.
-    """
+    """Returns embeddings as large as those of `table`, without a meaning; the key is consumed."""
     # Inputs of another size than the model's own would start training far off.
     scale = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
     shape = config.num_tokens, config.embed_dim

@@ -39,7 +39,7 @@ _KEYS = {"num_heads": "medusa_num_heads", "num_layers": "medusa_num_layers"}
 
 @dataclasses.dataclass(frozen=True)
 class MedusaConfig(HeadSizes):
-    """Everything that decides the computation of the heads.
+    """The shape of the heads.
 
     Attributes:
       embed_dim: width of the target's residual stream.
@@ -57,13 +57,7 @@ class MedusaConfig(HeadSizes):
 def medusa_logits(
     config: MedusaConfig, params: Params, hidden: Float[Array, "b t d"]
 ) -> Float32[Array, "b t v"]:
-    """Returns one head's logits.
-
-    Args:
-      config: of the heads.
-      params: of this one.
-      hidden: the target's last hidden states, normed, [b t d].
-    """
+    """Returns one head's logits from the target's last hidden states, normed."""
     # Residual sums in float32, whatever the weights' type.
     x = hidden.astype(jnp.float32)
     for layer in range(config.num_layers):
@@ -75,11 +69,7 @@ def medusa_logits(
 def init_medusa_params(config: MedusaConfig, head: Float[Array, "v d"]) -> dict[str, Any]:
     """Returns heads that all predict what the target's own head predicts of the next token.
 
-    Their residual blocks add nothing, and are free to learn.
-
-    Args:
-      config: of the heads.
-      head: the target's own.
+    Their residual blocks add nothing, and are free to learn; `head` is the target's own.
 
     Returns:
       `head_0`, `head_1`, ..., each with `layer_0`, ... (`kernel` [d d], `bias` [d]) and

@@ -38,11 +38,11 @@ _PREFIX, _THEIR_PREFIX = "midlayer.", "layers.0."
 def save_speculators(
     source: pathlib.Path, output: pathlib.Path, *, target: str, num_draft_tokens: int
 ) -> None:
-    """Writes a head for vLLM.
+    """Writes the head of EAGLE-3 in folder `source` for vLLM.
 
     Args:
-      source: folder with a head in the layout of `eagle_checkpoint`.
-      output: the new one.
+      source: in the layout of `eagle_checkpoint`.
+      output: the new folder.
       target: the name or folder by which vLLM finds the target.
       num_draft_tokens: that vLLM drafts a round.
 
