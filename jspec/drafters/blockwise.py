@@ -25,7 +25,7 @@ from jspec.drafters.heads.blockwise_heads import (
     place_output,
 )
 from jspec.drafters.memory import ReadingLastOutput
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions, required_head
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions
 from jspec.models import LlamaConfig
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel
@@ -105,7 +105,7 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
     target = spec.target_config
-    heads = load_blockwise(required_head(spec, "blockwise"), target, spec.dtype)
+    heads = load_blockwise(spec.head_folder("blockwise"), target, spec.dtype)
     fields = spec.with_at_most(heads.config.num_heads).chain_fields
     # `draft_confidence` is another member's, if it is set: certain drafts are never unsure.
     fields["min_confidence"] = 0.0

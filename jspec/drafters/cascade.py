@@ -13,11 +13,9 @@ has proposed: to go back to the cache from before would copy it.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
@@ -125,11 +123,14 @@ class CascadeDrafter:
 
     def _merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
         """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""
-        own = [Proposal(self._widen(p.tokens), p.num_tokens, kind=p.kind) for p in proposals]
-        merged = own[0]
-        for proposal, is_turn in zip(own[1:], turns[1:], strict=True):
-            merged = jax.tree.map(functools.partial(_choose, is_turn), proposal, merged)
-        return merged.replace(probs=self._merge_distributions(proposals, merged.tokens))
+        first = proposals[0]
+        tokens, num_tokens, kind = self._widen(first.tokens), first.num_tokens, first.kind
+        for proposal, is_turn in zip(proposals[1:], turns[1:], strict=True):
+            tokens = jnp.where(is_turn[:, None], self._widen(proposal.tokens), tokens)
+            num_tokens = jnp.where(is_turn, proposal.num_tokens, num_tokens)
+            kind = jnp.where(is_turn, proposal.kind, kind)
+        probs = self._merge_distributions(proposals, tokens)
+        return Proposal(tokens, num_tokens, probs, kind)
 
     def _merge_distributions(
         self, proposals: Sequence[Proposal], tokens: DraftTokens
@@ -154,11 +155,6 @@ class CascadeDrafter:
         # All proposals get the widest member's width: shapes must agree to be merged.
         missing = self.num_draft_tokens - leaf.shape[1]
         return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
-
-
-def _choose(is_turn: RowFlags, new: Array, old: Array) -> Array:
-    # Leaves have 1 to 3 axes, of which the first is the row.
-    return jnp.where(is_turn.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags) -> LimitFn:

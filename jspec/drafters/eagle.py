@@ -20,15 +20,10 @@ from jaxtyping import Array, Float, Float32
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
-from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse, init_eagle_cache
+from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse
 from jspec.drafters.memory import History
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    DrawnHeadOptions,
-    required_head,
-)
+from jspec.drafters.model import empty_caches
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
 from jspec.speculation.acceptance.types import Proposal
@@ -90,9 +85,7 @@ class EagleDrafter(ChainDrafter):
         return EagleState(
             history=History.init(batch_size, capacity),
             features=jnp.zeros(shape, self.dtype),
-            cache=init_eagle_cache(
-                self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype
-            ),
+            cache=empty_caches(self.config.layer, self.dtype)(batch_size, capacity),
         )
 
     def observe(
@@ -186,7 +179,7 @@ def _window(features: Float[Array, "b 1 s d"], start: RowCounts, num: int) -> Ar
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    head = load_eagle(required_head(spec, "eagle"), spec.target_config, spec.dtype)
+    head = load_eagle(spec.head_folder("eagle"), spec.target_config, spec.dtype)
     drafter = EagleDrafter(config=head.config, dtype=spec.dtype, **spec.chain_fields)
     return BuiltDrafter(drafter, head.params)
 

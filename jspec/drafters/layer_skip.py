@@ -175,17 +175,14 @@ def choose_layers(layers: Sequence[int] | None, num_layers: int) -> tuple[int, .
         # last two 0.5 %. Fewer layers cost less, but no other
         # choice kept as many drafts for its cost.
         return tuple(range(max(num_layers * 9 // 10, 1)))
-    layers = tuple(layers)
+    layers, listed = tuple(layers), ",".join(map(str, layers)) or "none"
     if any(not 0 <= layer < num_layers for layer in layers):
-        listed = ",".join(map(str, layers))
-        if layers == tuple(range(len(layers))):
-            listed = f"the first {len(layers)}"
+        is_first = layers == tuple(range(len(layers)))
         raise InputError(
             f"expected draft_layers among the target's {num_layers}, from 0 to {num_layers - 1}; "
-            f"got {listed}"
+            f"got {f'the first {len(layers)}' if is_first else listed}"
         )
     if not layers or any(low >= high for low, high in itertools.pairwise(layers)):
-        listed = ",".join(map(str, layers)) or "none"
         raise InputError(f"expected draft_layers in rising order, at least one; got {listed}")
     return layers
 

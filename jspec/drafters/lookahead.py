@@ -18,13 +18,7 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.heads.lookahead_embeddings import embed_block, load_lookahead
 from jspec.drafters.memory import Stateless, hand_on
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    DrawnHeadOptions,
-    required_head,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.models.cache import KVCache
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -76,7 +70,7 @@ class LookaheadDrafter(Stateless, ChainDrafter):
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    folder = required_head(spec, "lookahead")
+    folder = spec.head_folder("lookahead")
     embeddings = load_lookahead(folder, spec.target_config)
     # + 1: the target's own next token needs no embedding.
     spec = spec.with_at_most(embeddings.config.num_tokens + 1)

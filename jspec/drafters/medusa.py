@@ -19,13 +19,7 @@ from jspec.common.typing import Params, RowTokens
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.heads.medusa_heads import MedusaConfig, load_medusa, medusa_logits
 from jspec.drafters.memory import ReadingLastOutput
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    DrawnHeadOptions,
-    required_head,
-)
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.models import LlamaConfig
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -71,7 +65,7 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
     target = spec.target_config
-    heads = load_medusa(required_head(spec, "medusa"), target, spec.dtype)
+    heads = load_medusa(spec.head_folder("medusa"), target, spec.dtype)
     # A chain cannot be longer than there are heads.
     fields = spec.with_at_most(heads.config.num_heads).chain_fields
     return BuiltDrafter(MedusaDrafter(config=heads.config, target=target, **fields), heads.params)

@@ -17,6 +17,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.numpy
 from jaxtyping import Int
 
 from jspec.common.errors import InputError
@@ -54,8 +55,6 @@ def save_table(
     Raises:
       InputError: it cannot be written.
     """
-    import safetensors.numpy
-
     tensors = {name: leaf for name, leaf in table._asdict().items() if leaf is not None}
     metadata = {
         "format": _FORMAT,
@@ -93,8 +92,6 @@ def load_table(
       InputError: no such file, a folder, a damaged file, one that is no table, or one of another
         vocabulary.
     """
-    import safetensors
-
     if os.path.isdir(path):
         raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
     if not os.path.isfile(path):

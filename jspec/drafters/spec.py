@@ -138,6 +138,17 @@ class DrafterSpec(NamedTuple):
             "min_confidence": self.options.draft_confidence,
         }
 
+    def head_folder(self, name: str) -> pathlib.Path:
+        """Returns the folder of the trained head that the drafter of that name needs.
+
+        Raises:
+          InputError: none was given, or there is no such folder.
+        """
+        head = self.options.draft_head
+        if head is None:
+            raise InputError(f"the drafter {name!r} expects draft_head (--draft_head), got none")
+        return find_head(head)
+
     def with_at_most(self, num_draft_tokens: int) -> Self:
         """Returns it with no more drafts a round than a drafter can make."""
         return self._replace(num_draft_tokens=min(self.num_draft_tokens, num_draft_tokens))
@@ -181,15 +192,3 @@ class DrafterEntry:
         if self.read is not None:
             return self.read(options)
         return {field.name for field in dataclasses.fields(self.options)}
-
-
-def required_head(spec: DrafterSpec, name: str) -> pathlib.Path:
-    """Returns the folder of the trained head that a drafter of that name needs.
-
-    Raises:
-      InputError: none was given.
-    """
-    head = spec.options.draft_head
-    if head is None:
-        raise InputError(f"the drafter {name!r} expects draft_head (--draft_head), got none")
-    return find_head(head)

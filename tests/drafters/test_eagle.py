@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
+from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.models import init_cache
 from jspec.sampling.noise import Purpose, round_keys
 from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
@@ -168,8 +169,8 @@ def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
 def fresh_cache(pair, head, tokens):
     """Returns the cache of one call on all pairs of a text."""
     features = fuse(head, tiny_eagle.features_of(pair, tokens)[:, :-1])
-    empty = init_eagle_cache(
-        tiny_eagle.CONFIG, batch_size=1, capacity=features.shape[1], dtype=jnp.float32
+    empty = init_cache(
+        tiny_eagle.CONFIG.layer, batch_size=1, capacity=features.shape[1], dtype=jnp.float32
     )
     embedded = pair.target["embedding"][tokens[:, 1:]]
     return apply_head(tiny_eagle.CONFIG, head, embedded, features, empty)[2]

@@ -20,10 +20,10 @@ import functools
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers
 from jspec.drafters.heads.folder import (
     LoadedHead,
@@ -77,23 +77,12 @@ def eagle_rules(config: EagleConfig) -> list[Parameter]:
     ]
 
 
-def is_eagle_folder(folder: pathlib.Path) -> bool:
-    """Returns whether a folder holds a head, by its config.json."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return False
-    architectures = read_json(path).get("architectures")
-    return isinstance(architectures, list) and any("Eagle3" in str(name) for name in architectures)
-
-
 def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedHead:
     """Loads a head that was trained for a target; int8 matrices become `QuantizedKernel`s.
 
     Raises:
       InputError: anything missing, damaged, of another shape, or of another target.
     """
-    import jax
-
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
     ids = _in_order(stored, _read_ids(folder, stored, config))
@@ -127,14 +116,12 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
-    check_target(
-        folder,
-        [
-            ("width", config.layer.embed_dim, target.embed_dim),
-            ("vocabulary", config.target_vocab_size, target.vocab_size),
-            ("layers", depth or target.num_layers, target.num_layers),
-        ],
-    )
+    sizes = [
+        ("width", config.layer.embed_dim, target.embed_dim),
+        ("vocabulary", config.target_vocab_size, target.vocab_size),
+        ("layers", depth or target.num_layers, target.num_layers),
+    ]
+    check_target(folder, sizes)
     if not is_in_range:
         raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
     return config

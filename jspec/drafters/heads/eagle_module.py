@@ -19,6 +19,7 @@ from jspec.common.typing import Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import LlamaConfig
+from jspec.models.decoder import init_cache
 from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear
 from jspec.models.rope import rope_cos_sin
 
@@ -145,7 +146,7 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     shape = config.layer
     head_key, fc_key = jax.random.split(rng_key)
     # Flax only needs shapes here; nothing in the cache is kept.
-    cache = init_eagle_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
+    cache = init_cache(shape, batch_size=1, capacity=2, dtype=jnp.float32)
     some = jnp.zeros([1, 1, shape.embed_dim], jnp.float32)
     fc = nn.initializers.normal(0.02)(fc_key, (shape.embed_dim, config.feature_dim))
     return {
@@ -153,17 +154,3 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
         "head": EagleHead(config).init(head_key, some, some, cache)["params"],
         "ids": jnp.arange(shape.vocab_size, dtype=jnp.int32),
     }
-
-
-def init_eagle_cache(
-    config: EagleConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
-) -> KVCache:
-    """Returns an empty cache of a head."""
-    return KVCache.init(
-        num_layers=1,
-        batch_size=batch_size,
-        capacity=capacity,
-        num_kv_heads=config.layer.num_kv_heads,
-        head_dim=config.layer.head_dim,
-        dtype=dtype,
-    )

@@ -6,8 +6,9 @@ missing, left over, or of another shape. A `HeadFormat` holds what differs betwe
 
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -19,9 +20,6 @@ from jspec.weights.assemble import as_dtype
 from jspec.weights.int8_tensors import FloatTensors, to_int8
 from jspec.weights.safetensors_file import load_safetensors, save_safetensors
 from jspec.weights.tensor_names import Parameter, Path
-
-if TYPE_CHECKING:
-    import jax
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
 # What a config.json says of the target: in words, its key, and the field of LlamaConfig.
@@ -166,7 +164,7 @@ def pack_params(
     tensors: FloatTensors,
     rules: Sequence[Parameter],
     dtype: Any,
-    finish: Callable[[Path, "jax.Array"], Any] = lambda _, leaf: leaf,
+    finish: Callable[[Path, jax.Array], Any] = lambda _, leaf: leaf,
 ) -> dict[str, Any]:
     """Returns the parameters of a folder's head, on the default device.
 
@@ -180,8 +178,6 @@ def pack_params(
     Raises:
       InputError: a tensor that is missing, unknown or of another shape.
     """
-    import jax
-
     expected = {part.name: part.shape for rule in rules for part in rule.parts}
     # By `shape`, as `FloatTensors` make a float copy when they are indexed.
     found = {name: tensors.shape(name) for name in tensors}
