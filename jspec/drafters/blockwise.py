@@ -65,11 +65,7 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
 
     config: BlockwiseConfig = dataclasses.field(kw_only=True)
     target: LlamaConfig = dataclasses.field(kw_only=True)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain with at most one draft a head."""
-        return (Kind("blockwise", 0.5, 0.4, most=self.num_draft_tokens),)
+    kind = Kind("blockwise", 0.5, 0.4)
 
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs

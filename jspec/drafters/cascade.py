@@ -13,21 +13,14 @@ has proposed: to go back to the cache from before would copy it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.common.typing import (
-    BlockFlags,
-    DraftProbs,
-    DraftTokens,
-    Params,
-    RowCounts,
-    RowFlags,
-    Tokens,
-)
+from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, LimitFn, RoundInputs, lag_of, observed_layers
@@ -98,7 +91,7 @@ class CascadeDrafter:
         proposals, turns, states, first_kind = [], [], [], 0
         for member, own_params, own in zip(self.members, params, state, strict=True):
             own_inputs = inputs._replace(
-                limit=_limit_of(member, inputs.limit, first_kind, is_open),
+                limit=functools.partial(_own_limit, member, inputs.limit, first_kind, is_open),
                 # A member's drafts take the keys of their own offsets, whichever member proposes.
                 rng_keys=inputs.rng_keys[:, : member.num_draft_tokens],
                 view=view,
@@ -128,13 +121,11 @@ class CascadeDrafter:
         for proposal, is_turn in zip(proposals[1:], turns[1:], strict=True):
             tokens = jnp.where(is_turn[:, None], self._widen(proposal.tokens), tokens)
             num_tokens = jnp.where(is_turn, proposal.num_tokens, num_tokens)
-            kind = jnp.where(is_turn, proposal.kind, kind)
+            kind = jnp.where(is_turn, proposal.kind, kind)  # type: ignore[arg-type]
         probs = self._merge_distributions(proposals, tokens)
         return Proposal(tokens, num_tokens, probs, kind)
 
-    def _merge_distributions(
-        self, proposals: Sequence[Proposal], tokens: DraftTokens
-    ) -> DraftProbs | None:
+    def _merge_distributions(self, proposals: Sequence[Proposal], tokens: Tokens) -> Array | None:
         # Only one member proposes for a row, and the others' rows are zeros: a sum merges them.
         distributions = [self._widen(p.probs) for p in proposals if p.probs is not None]
         if not distributions:
@@ -157,12 +148,10 @@ class CascadeDrafter:
         return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
 
 
-def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags) -> LimitFn:
+def _own_limit(
+    member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags, kind: RowCounts
+) -> RowCounts:
     """Returns a member's limit: its kinds are counted from 0, and it may not be its turn."""
-
-    def own(kind: RowCounts) -> RowCounts:
-        wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
-        # 0 for a row that is taken: a draft model then lags there and need not catch up.
-        return jnp.where(is_open, wanted, 0)
-
-    return own
+    wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
+    # 0 for a row that is taken: a draft model then lags there and need not catch up.
+    return jnp.where(is_open, wanted, 0)

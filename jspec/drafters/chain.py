@@ -9,7 +9,7 @@ because it looks unlikely would bias the output.)
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, Ro
 from jspec.drafters.draw import DrawFn, Drawing, Drawn, draw_from_distribution, draw_one
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import RoundInputs
+from jspec.speculation.types import Kind, RoundInputs
 
 LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
 
@@ -82,6 +82,7 @@ class ChainDrafter:
       target_vocab_size: width of the target's distributions, and so of those that are reported.
       min_confidence: no draft follows where no token is this likely; 0 never stops it.
       draw: draws a token and returns the distribution it was drawn from; None is as usual.
+      kind: of its proposals, with the acceptance assumed before it is known.
     """
 
     num_draft_tokens: int
@@ -89,6 +90,12 @@ class ChainDrafter:
     target_vocab_size: int
     min_confidence: float = 0.0
     draw: DrawFn | None = None
+    kind: ClassVar[Kind]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: the drafts of a chain are all alike."""
+        return (self.kind._replace(most=self.num_draft_tokens),)
 
     @property
     def may_be_silent(self) -> bool:
@@ -112,15 +119,13 @@ class ChainDrafter:
           first: (memory, last token [b]) -> the logits of the first draft [b u], and the memory.
           later: likewise for every other draft.
           memory: a pytree, such as a cache.
-          inputs: of the round; the chain follows `last_token`.
-          wanted: drafts of each row, [b]; where it is 0 for all, no call is made. None asks.
-          ids: of the tokens that the logits are of, rising; None for 0 to u-1. The others have
-            probability 0.
+          inputs: of the round.
+          wanted: drafts of each row, [b], if they are known already.
+          ids: of the tokens that the logits are of, rising; None for 0 to u-1.
           draw: for a drafter that has no `draw` of its own.
 
         Returns:
-          The proposal; the memory; how many calls were made, which fed the last token and then
-          drafts.
+          The proposal, the memory, and how many calls were made: none where nothing is wanted.
         """
         size = self.target_vocab_size
         drawing = Drawing(size, ids, self.min_confidence, self.draw or draw)

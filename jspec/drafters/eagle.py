@@ -33,18 +33,11 @@ _CATCH_UP_WIDTH = 64
 
 
 class EagleState(struct.PyTreeNode):
-    """The drafter's memory.
-
-    Attributes:
-      history: the committed tokens.
-      features: the target's fused features at them, with room for a block after the last,
-        [b 1 s d].
-      cache: the head's; its committed slots hold pairs of real features.
-    """
+    """The drafter's memory of the committed tokens."""
 
     history: History
-    features: Float[Array, "b 1 s d"]
-    cache: KVCache
+    features: Float[Array, "b 1 s d"]  # the target's, fused, with room for a block after the last
+    cache: KVCache  # the head's; its committed slots hold pairs of real features
 
 
 class _Drafting(struct.PyTreeNode):
@@ -65,8 +58,7 @@ class EagleDrafter(ChainDrafter):
 
     config: EagleConfig = dataclasses.field(kw_only=True)
     dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
-    # One kind, as its drafts are all alike; acceptance before it is known.
-    kinds = (Kind("eagle", 0.6, 0.6),)
+    kind = Kind("eagle", 0.6, 0.6)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

@@ -23,11 +23,10 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from jspec.common.errors import InputError
-from jspec.common.typing import BlockFlags, RowCounts, Tokens
+from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
 from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Round, grow
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
-from jspec.models import KVCache
 from jspec.sampling.noise import gumbel_noise
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, RoundInputs
@@ -45,16 +44,11 @@ class HierarchicalOptions(ConfidenceOptions):
     )
 
 
-class HierarchicalState(NamedTuple):
+class PairState(NamedTuple):
     """Memory of the draft model and of the inner drafter: both have seen what is committed."""
 
     model: ModelState
     inner: Any
-
-    @property
-    def cache(self) -> KVCache:
-        """The draft model's."""
-        return self.model.cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,33 +76,28 @@ class HierarchicalDrafter:
         """As the draft model: whether there was a guess makes no difference."""
         return self.model.may_be_silent
 
-    def lag(self, state: HierarchicalState, kind: RowCounts) -> RowCounts:
+    def lag(self, state: PairState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls by which the draft model catches up, [b]."""
         return self.model.lag(state.model, kind)
 
-    def init(self, batch_size: int, capacity: int) -> HierarchicalState:
+    def init(self, batch_size: int, capacity: int) -> PairState:
         """Returns the state of rows that have seen nothing."""
-        return HierarchicalState(
+        return PairState(
             self.model.init(batch_size, capacity), self.inner.init(batch_size, capacity)
         )
 
     def observe(
-        self,
-        params: HierarchicalParams,
-        state: HierarchicalState,
-        tokens: Tokens,
-        hidden: Array,
-        valid: BlockFlags,
-    ) -> HierarchicalState:
+        self, params: Params, state: PairState, tokens: Tokens, hidden: Array, valid: BlockFlags
+    ) -> PairState:
         """Shows both the committed tokens."""
-        return HierarchicalState(
+        return PairState(
             self.model.observe(params.draft, state.model, tokens, hidden, valid),
             self.inner.observe(params.inner, state.inner, tokens, hidden, valid),
         )
 
     def propose(
-        self, params: HierarchicalParams, state: HierarchicalState, inputs: RoundInputs
-    ) -> tuple[Proposal, HierarchicalState]:
+        self, params: HierarchicalParams, state: PairState, inputs: RoundInputs
+    ) -> tuple[Proposal, PairState]:
         """Drafts as many tokens as guesses allow in each call of the draft model."""
         wanted, vocab_size = inputs.wanted(), self.model.target_vocab_size
         shape = inputs.rng_keys.shape

@@ -32,8 +32,7 @@ from jspec.models import KVCache, make_apply
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix
 from jspec.speculation.types import Kind, RoundInputs
 
-# Acceptance of a few of the layers, before it is known: they were not trained for it.
-_KINDS = (Kind("layer_skip", 0.3, 0.5),)
+_KIND = Kind("layer_skip", 0.3, 0.5)  # they were not trained for it
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
@@ -105,7 +104,7 @@ class FirstLayersDrafter(Stateless, ChainDrafter):
     apply: ApplyFn
     num_layers: int
     embed_dim: int
-    kinds = _KINDS
+    kind = _KIND
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs
@@ -154,7 +153,7 @@ class LayerSubsetDrafter(ModelDrafter):
     target's.
     """
 
-    kinds = _KINDS
+    kind = _KIND
 
     def propose(
         self, params: Params, state: ModelState, inputs: RoundInputs

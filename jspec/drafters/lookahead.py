@@ -39,10 +39,7 @@ class LookaheadDrafter(Stateless, ChainDrafter):
     There is one draft, and one more for each embedding that is used.
     """
 
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One; its first draft is the target's own, and almost always accepted."""
-        return (Kind("lookahead", 0.98, 0.5, most=self.num_draft_tokens),)
+    kind = Kind("lookahead", 0.98, 0.5)  # the first draft is the target's own
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs

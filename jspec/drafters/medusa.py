@@ -36,11 +36,7 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
 
     config: MedusaConfig = dataclasses.field(kw_only=True)
     target: LlamaConfig = dataclasses.field(kw_only=True)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain with at most one draft a head."""
-        return (Kind("medusa", 0.6, 0.5, most=self.num_draft_tokens),)
+    kind = Kind("medusa", 0.6, 0.5)
 
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs

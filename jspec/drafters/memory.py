@@ -95,9 +95,6 @@ class ReadingLastOutput:
     """A drafter whose state is the output of the target's last layer, before the norm, [b d].
 
     It has no cache and nothing to catch up on: every committed token brings its output along.
-
-    Attributes:
-      target: the target's shape.
     """
 
     target: LlamaConfig
@@ -129,12 +126,9 @@ class ReadingLastOutput:
 
 
 def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> TargetPrefix:
-    """Returns a verify call before its first layer, over the cache of the view.
+    """Returns a verify call on [last token, drafts] before its first layer.
 
-    Args:
-      view: the target, its cache as the drafters have left it.
-      last_token: the newest token, [b].
-      drafts: the tokens after it, [b w].
+    The view's cache is as the drafters have left it.
     """
     # The cache that came out of a drafter's call goes on to the verify call: if the one from before
     # were used again, XLA would copy it in every round. What the drafter wrote after the committed

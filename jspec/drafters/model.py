@@ -33,17 +33,11 @@ _FEW = 8  # width of the calls that read the last tokens, twice as many at most
 
 
 class ModelState(struct.PyTreeNode):
-    """The drafter's memory.
-
-    Attributes:
-      history: the committed tokens.
-      cache: the draft model's; `cache.length` committed tokens are in it.
-      fed: tokens after `cache.length` that were fed while drafting, [b w]; those that turn out to
-        be committed stay in the cache.
-    """
+    """The drafter's memory of the committed tokens."""
 
     history: History
-    cache: KVCache
+    cache: KVCache  # the draft model's; `cache.length` committed tokens are in it
+    # Tokens after those that were fed while drafting; what turns out to be committed stays cached.
     fed: Int32[Array, "b w"]
 
 
@@ -58,8 +52,7 @@ class ModelDrafter(ChainDrafter):
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
-    # One kind, as drafts of a model are all alike; acceptance before it is known.
-    kinds = (Kind("model", 0.7, 0.7),)
+    kind = Kind("model", 0.7, 0.7)
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""

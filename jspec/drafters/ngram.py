@@ -9,9 +9,8 @@ follows. The largest n with any such n-gram decides. There are two distributions
   temperature and filters, as from any other distribution), and that distribution is reported.
 
 The next draft is predicted likewise from a context that ends with this one; counts come from the
-committed text alone. No n-gram, no draft. Leviathan et al. (arXiv 2211.17192, §4.1) suggest such a
-trivial approximation model; counting in the text itself is close to prompt lookup, which takes the
-most recent continuation of the longest match where this takes the most frequent.
+committed text alone. No n-gram, no draft. It is a trivial approximation model in the sense of
+Leviathan et al. (arXiv 2211.17192, §4.1).
 """
 
 import dataclasses
@@ -82,12 +81,12 @@ class NgramDrafter(Remembering, ChainDrafter):
     max_order: int = 4
     window: int = 512
     is_sampled: bool = False
+    kind = Kind("ngram", 0.4, 0.6)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One for each n of the first draft's n-gram: a longer one may be followed more often."""
-        kind = Kind("ngram", 0.4, 0.6, self.num_draft_tokens)
-        return (kind,) * (self.max_order + 1 - self.min_order)
+        return super().kinds * (self.max_order + 1 - self.min_order)
 
     def propose(
         self, params: Params, state: History, inputs: RoundInputs
@@ -103,7 +102,8 @@ class NgramDrafter(Remembering, ChainDrafter):
         wanted = jnp.where(length > 0, inputs.limit(kind), 0)
         if not self.is_sampled:
             # One-hot drafts need no noise and no distribution of a whole vocabulary.
-            return self._predict(window, lengths, last_token, wanted, kind), state
+            proposal = self._predict(window, lengths, last_token, wanted)
+            return proposal.replace(kind=kind), state
 
         def count(
             lengths: Int32[Array, "b p"], token: RowTokens
@@ -123,12 +123,7 @@ class NgramDrafter(Remembering, ChainDrafter):
         return lengths, *longest_matches(lengths, self.min_order - 1)
 
     def _predict(
-        self,
-        window: Window,
-        lengths: Int32[Array, "b p"],
-        token: RowTokens,
-        wanted: RowCounts,
-        kind: RowCounts,
+        self, window: Window, lengths: Int32[Array, "b p"], token: RowTokens, wanted: RowCounts
     ) -> Proposal:
         """Returns the most frequent continuations, as many as are wanted or as there are."""
         tokens, is_going, num_tokens = [], wanted > 0, jnp.zeros_like(wanted)
@@ -138,7 +133,7 @@ class NgramDrafter(Remembering, ChainDrafter):
             token = jnp.where(is_going, most_frequent(window, is_match), 0)
             num_tokens += is_going.astype(jnp.int32)
             tokens.append(token)
-        return Proposal(jnp.stack(tokens, axis=1), num_tokens, kind=kind)
+        return Proposal(jnp.stack(tokens, axis=1), num_tokens)
 
 
 def make_draw(window: Window, num_places: int) -> DrawFn:

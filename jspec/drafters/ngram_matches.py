@@ -21,17 +21,11 @@ _NO_TEXT = -1
 
 
 class Window(struct.PyTreeNode):
-    """The last tokens of each text.
+    """The last u tokens of each text, and what follows each of the p = u - 1 places before."""
 
-    Attributes:
-      tokens: ending with the newest, [b u]; negative before the beginning of the text.
-      followed: the token after each place but the last, [b u-1].
-      label: of that token, a number below u that equal tokens share, [b u-1].
-    """
-
-    tokens: Int32[Array, "b u"]
-    followed: Int32[Array, "b p"]
-    label: Int32[Array, "b p"]
+    tokens: Int32[Array, "b u"]  # ending with the newest; negative before the text's beginning
+    followed: Int32[Array, "b p"]  # the token after each place
+    label: Int32[Array, "b p"]  # of that token, a number below u that equal tokens share
 
 
 def last_window(history: History, last_token: RowTokens, width: int, vocab_size: int) -> Window:

@@ -8,6 +8,7 @@ arXiv 2307.09702, which constrains the model with it.)
 """
 
 import dataclasses
+import functools
 import json
 import re
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int16, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.typing import BlockFlags, RowCounts, RowTokens, Tokens
+from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
 from jspec.speculation.acceptance.types import Proposal
@@ -51,12 +52,8 @@ def make_tables(
       InputError: an expression that is not supported or too large, or such a tokenizer.
     """
     automaton, token_bytes = compile_pattern(pattern), tokenizer.token_bytes()
-    tokens, counts = forced_tokens(
-        automaton,
-        token_bytes,
-        lambda text: tokenizer.encode(text, add_bos=False),
-        num_draft_tokens,
-    )
+    encode = functools.partial(tokenizer.encode, add_bos=False)
+    tokens, counts = forced_tokens(automaton, token_bytes, encode, num_draft_tokens)
     table = token_table(automaton, token_bytes, vocab_size)
     return PatternParams(jnp.asarray(table), jnp.asarray(tokens), jnp.asarray(counts))
 
@@ -90,12 +87,7 @@ class PatternDrafter:
         return jnp.zeros([batch_size], jnp.int32)
 
     def observe(
-        self,
-        params: PatternParams,
-        state: RowCounts,
-        tokens: Tokens,
-        hidden: Array,
-        valid: BlockFlags,
+        self, params: Params, state: RowCounts, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> RowCounts:
         """Follows committed tokens."""
 
@@ -130,8 +122,6 @@ def skeleton_pattern(skeleton: str) -> str:
       InputError: no JSON object or array, or an unknown placeholder.
     """
     skeleton = skeleton.strip()
-    if not skeleton:
-        raise InputError("expected a JSON skeleton (--draft_json), got an empty text")
     try:
         # Parsed only as a check: the pattern is made from the text, layout included.
         value = json.loads(skeleton)

@@ -156,11 +156,9 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yields the encodings of a range of characters, as ranges of each byte.
+    """Yields the encodings of the characters from `low` to `high`, as ranges of each byte.
 
-    Args:
-      low: the first character.
-      high: the last; surrogates between them are left out, as UTF-8 has none.
+    Surrogates between them are left out, as UTF-8 has none.
     """
     # Cuts between encodings of different lengths, and around the surrogates.
     for cut in (0x80, 0x800, 0xD800, 0xE000, 0x10000):

@@ -84,9 +84,8 @@ class PromptLookupDrafter(Remembering):
         kind = jnp.maximum(match_length, 1) - 1
         num_tokens = jnp.where(match_length >= self.min_match, inputs.limit(kind), 0)
         if self.growth > 0:
-            # Computed in Python, exactly as `_kind` does, so that the two agree.
-            most = [int(self.growth * length) for length in range(self.max_match + 1)]
-            num_tokens = jnp.minimum(num_tokens, jnp.asarray(most, jnp.int32)[match_length])
+            most = jnp.asarray([kind.most for kind in self.kinds], jnp.int32)
+            num_tokens = jnp.minimum(num_tokens, most[kind])
         return Proposal(tokens, num_tokens, kind=kind), state
 
 

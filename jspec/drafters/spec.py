@@ -32,7 +32,7 @@ def option(
       between: the smallest and the largest number allowed.
       among: the texts allowed.
       flag: the flag's name, if it is not the field's.
-      parse: makes the value from the flag's text, where the value is no number and no text.
+      parse: makes a value that is no number and no text from the flag's text.
     """
     about = {"help": help_text, "between": between, "among": among, "flag": flag, "parse": parse}
     return dataclasses.field(default=default, metadata=about)
@@ -83,12 +83,10 @@ class ConfidenceOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions(Options):
-    """Of the drafters that were trained for a target.
+    """Of the drafters that were trained for a target."""
 
-    `draft_head` is a folder, in jspec's layout or that of published heads of EAGLE-3 and Medusa, or
-    "shipped:" and the name of a head that comes with jspec.
-    """
-
+    # In jspec's layout or that of published heads of EAGLE-3 and Medusa, or "shipped:" and the name
+    # of a head that comes with jspec.
     draft_head: str | None = option(
         None,
         "Folder with a head of eagle, medusa, blockwise or lookahead, trained by jspec.train or "

@@ -25,7 +25,7 @@ from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
-_ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, before it is known
+_KINDS = {"unigram": Kind("unigram", 0.05, 0.05), "bigram": Kind("bigram", 0.2, 0.2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,18 +42,12 @@ class TableDrafter(Stateless, ChainDrafter):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
-      name: of the drafter.
       logits: (parameters, tokens [b]) -> logits of what follows each, [b u]; the ids from u on are
         never proposed.
     """
 
-    name: str = dataclasses.field(kw_only=True)
+    kind: Kind = dataclasses.field(kw_only=True)
     logits: TableLogitsFn = dataclasses.field(kw_only=True)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One."""
-        return (Kind(self.name, _ASSUMED[self.name], _ASSUMED[self.name]),)
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs
@@ -97,8 +91,7 @@ def uniform_logits(params: Params, token: RowTokens, *, vocab_size: int) -> Floa
 def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     """Returns the parameters of the drafter "unigram" or "bigram"."""
     # In float64, before it is rounded once.
-    probs = table.unigrams / table.unigrams.sum()
-    params = {"probs": jnp.asarray(probs, jnp.float32)}
+    params = {"probs": jnp.asarray(table.unigrams / table.unigrams.sum(), jnp.float32)}
     if name == "bigram":
         params["ids"] = jnp.asarray(table.ids)
         params["counts"] = jnp.asarray(table.counts, jnp.float32)
@@ -112,13 +105,14 @@ def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> B
             f"the drafter 'bigram' expects a table with bigrams; {spec.options.draft_table} has "
             "unigrams only"
         )
-    drafter = TableDrafter(name=name, logits=logits, **spec.chain_fields)
+    drafter = TableDrafter(kind=_KINDS[name], logits=logits, **spec.chain_fields)
     return BuiltDrafter(drafter, table_params(table, name))
 
 
 def _build_random(spec: DrafterSpec) -> BuiltDrafter:
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
-    return BuiltDrafter(TableDrafter(name="random", logits=logits, **spec.chain_fields))
+    kind = Kind("random", 0.01, 0.01)
+    return BuiltDrafter(TableDrafter(kind=kind, logits=logits, **spec.chain_fields))
 
 
 def _read_table(spec: DrafterSpec, name: str) -> NgramTable:

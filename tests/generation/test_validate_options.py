@@ -16,8 +16,7 @@ from jspec.drafters import (
     draws_from_distribution,
     make_drafter,
 )
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.request import Request, Settings
 from jspec.generation.validate_options import check_read, rules_that_read, settings_read_by
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule

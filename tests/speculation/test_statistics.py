@@ -16,10 +16,10 @@ import pytest
 
 from jspec.drafters import tables
 from jspec.drafters.cascade import CascadeDrafter
-from jspec.drafters.count_ngrams import count_ngrams
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
+from jspec.drafters.ngram_table import count_ngrams
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.tables import TableDrafter
 from jspec.evaluation.analysis.goodness import goodness_of_fit
@@ -37,6 +37,7 @@ from jspec.sampling.noise import (
     round_keys,
 )
 from jspec.speculation.acceptance import get_rule
+from jspec.speculation.control import Kind
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
@@ -53,10 +54,11 @@ HIERARCHICAL = HierarchicalDrafter(MODEL, LOOKUP)
 CASCADE = CascadeDrafter((PromptLookupDrafter(2, min_match=2), MODEL))
 UNSURE = dataclasses.replace(MODEL, min_confidence=0.6)
 NGRAM = NgramDrafter(2, VOCAB, VOCAB, window=8, is_sampled=True)
-BIGRAM = TableDrafter(2, VOCAB, VOCAB, name="bigram", logits=tables.bigram_logits)
-UNIGRAM = TableDrafter(2, VOCAB, VOCAB, name="unigram", logits=tables.unigram_logits)
+BIGRAM_KIND, UNIGRAM_KIND = Kind("bigram", 0.2, 0.2), Kind("unigram", 0.05, 0.05)
+BIGRAM = TableDrafter(2, VOCAB, VOCAB, kind=BIGRAM_KIND, logits=tables.bigram_logits)
+UNIGRAM = TableDrafter(2, VOCAB, VOCAB, kind=UNIGRAM_KIND, logits=tables.unigram_logits)
 ANYTHING = functools.partial(tables.uniform_logits, vocab_size=VOCAB)
-RANDOM = TableDrafter(2, VOCAB, VOCAB, name="random", logits=ANYTHING)
+RANDOM = TableDrafter(2, VOCAB, VOCAB, kind=Kind("random", 0.01, 0.01), logits=ANYTHING)
 TEXT = np.random.default_rng(0).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=60)
 COUNTS = count_ngrams([TEXT.tolist()], VOCAB, num_continuations=3)  # nothing follows 4
 SETTINGS = {
@@ -110,8 +112,8 @@ def engine_of(drafter, rule):
         params = target, HierarchicalParams(draft)
     if drafter is CASCADE:
         params = target, (None, draft)
-    if isinstance(drafter, TableDrafter) and drafter.name != "random":
-        params = target, tables.table_params(COUNTS, drafter.name)
+    if isinstance(drafter, TableDrafter) and drafter.kind.drafter != "random":
+        params = target, tables.table_params(COUNTS, drafter.kind.drafter)
     return Engine(toy_apply, toy_cache, params, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
 
 

@@ -28,7 +28,6 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
 from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
-from jspec.models.config import LlamaConfig
 from jspec.models.layers import linear
 from jspec.weights.tensor_names import Parameter, one_tensor
 
@@ -100,16 +99,13 @@ def blockwise_rules(config: BlockwiseConfig) -> list[Parameter]:
     return rules
 
 
-def _read_config(raw: dict[str, Any], target: LlamaConfig, tensors: object) -> BlockwiseConfig:
-    hidden_dim = raw.get(_KEYS["hidden_dim"], 0)
-    return BlockwiseConfig(target.embed_dim, hidden_dim, raw[_KEYS["num_heads"]])
-
-
 _FORMAT = HeadFormat(
     what="heads of blockwise decoding",
     architecture="BlockwiseHeads",
     keys=_KEYS,
-    read_config=_read_config,
+    read_config=lambda raw, target, _: BlockwiseConfig(
+        target.embed_dim, raw.get(_KEYS["hidden_dim"], 0), raw[_KEYS["num_heads"]]
+    ),
     rules=blockwise_rules,
 )
 load_blockwise = functools.partial(load_head, _FORMAT)

@@ -119,10 +119,10 @@ def apply_head(
     """Runs the head on one block of pairs (feature of token i, embedding of token i + 1).
 
     Args:
-      config: the head's, as `params`.
+      config: the head's.
       params: see `init_eagle_params`.
-      embedded: the target's embeddings of the later tokens, [b t d].
-      features: fused features of the earlier ones, or the head's own outputs for them, [b t d].
+      embedded: the target's embeddings of the later tokens.
+      features: fused features of the earlier ones, or the head's own outputs for them.
       cache: the head's; pair i has position and slot i.
       logits_at: compute logits at this one index of each row's block only.
 

@@ -23,7 +23,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
-from jspec.models.config import LlamaConfig
 from jspec.models.layers import Kernel, look_up
 from jspec.weights.tensor_names import Parameter, one_tensor
 
@@ -71,15 +70,11 @@ def _rules(config: LookaheadConfig) -> list[Parameter]:
     return [one_tensor(("embeddings",), "embeddings.weight", shape)]
 
 
-def _read_config(raw: dict[str, Any], target: LlamaConfig, tensors: object) -> LookaheadConfig:
-    return LookaheadConfig(target.embed_dim, raw[_KEYS["num_tokens"]])
-
-
 _FORMAT = HeadFormat(
     what="look-ahead embeddings",
     architecture="LookaheadEmbeddings",
     keys=_KEYS,
-    read_config=_read_config,
+    read_config=lambda raw, target, _: LookaheadConfig(target.embed_dim, raw[_KEYS["num_tokens"]]),
     rules=_rules,
 )
 load_lookahead = functools.partial(load_head, _FORMAT)  # float32 whatever the target's type

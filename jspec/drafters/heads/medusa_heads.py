@@ -69,11 +69,8 @@ def medusa_logits(
 def init_medusa_params(config: MedusaConfig, head: Float[Array, "v d"]) -> dict[str, Any]:
     """Returns heads that all predict what the target's own head predicts of the next token.
 
-    Their residual blocks add nothing, and are free to learn; `head` is the target's own.
-
-    Returns:
-      `head_0`, `head_1`, ..., each with `layer_0`, ... (`kernel` [d d], `bias` [d]) and
-      `head` [v d]; float32.
+    They are `head_0`, `head_1`, ..., each with `layer_0`, ... (`kernel` [d d], `bias` [d]), which
+    add nothing and are free to learn, and `head` [v d], the target's own; float32.
     """
     d = config.embed_dim
 
@@ -112,10 +109,8 @@ def _read_config(
     return MedusaConfig(target.embed_dim, target.vocab_size, num_heads, num_layers)
 
 
-def _sizes_of_head(
-    config: MedusaConfig, tensors: Mapping[str, np.ndarray]
-) -> list[tuple[str, Any, int]]:
-    """Returns what the first head's own shape says of the target, if it is there."""
+def _sizes(config: MedusaConfig, tensors: Mapping[str, np.ndarray]) -> list[tuple[str, Any, int]]:
+    # What the first head's own shape says of the target, if it is there.
     head = tensors.get(f"0.{config.num_layers}.weight")
     if head is None or head.ndim != 2:
         return []
@@ -130,7 +125,7 @@ _FORMAT = HeadFormat(
     keys=_KEYS,
     read_config=_read_config,
     rules=medusa_rules,
-    sizes=_sizes_of_head,
+    sizes=_sizes,
 )
 load_medusa = functools.partial(load_head, _FORMAT)
 save_medusa = functools.partial(save_head, _FORMAT)

@@ -44,17 +44,17 @@ def save_speculators(
       source: in the layout of `eagle_checkpoint`.
       output: the new folder.
       target: the name or folder by which vLLM finds the target.
-      num_draft_tokens: that vLLM drafts a round.
+      num_draft_tokens: of vLLM in a round.
 
     Raises:
       InputError: the source is no head of EAGLE-3; the output exists or cannot be written.
     """
     raw = read_json(source / "config.json")
-    own = {name: raw.pop(name) for name in _OWN if name in raw}
     raw.pop(DEPTH, None)
-    own = {
-        name: one for name, one in (raw.pop(LAYERS_GROUP, None) or {}).items() if name in _OWN
-    } | own
+    # Some heads have the layers in a group; an entry of their own goes before it.
+    entries = (raw.pop(LAYERS_GROUP, None) or {}) | raw
+    own = {name: entries[name] for name in _OWN if name in entries}
+    raw = {name: value for name, value in raw.items() if name not in _OWN}
     try:
         layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
     except ValueError as error:
@@ -90,10 +90,8 @@ def _old_rope(layer: dict[str, Any]) -> dict[str, Any]:
     """Returns a config with RoPE in the spelling that every version of transformers reads."""
     rope = layer.pop("rope_parameters")
     theta = rope.pop("rope_theta")
-    return layer | {
-        "rope_theta": theta,
-        "rope_scaling": None if rope["rope_type"] == "default" else rope,
-    }
+    scaling = None if rope["rope_type"] == "default" else rope
+    return layer | {"rope_theta": theta, "rope_scaling": scaling}
 
 
 def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:
