@@ -122,6 +122,8 @@ def skeleton_pattern(skeleton: str) -> str:
       InputError: no JSON object or array, or an unknown placeholder.
     """
     skeleton = skeleton.strip()
+    if not skeleton:
+        raise InputError("expected a JSON skeleton (--draft_json), got an empty text")
     try:
         # Parsed only as a check: the pattern is made from the text, layout included.
         value = json.loads(skeleton)
