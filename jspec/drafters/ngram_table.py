@@ -36,6 +36,11 @@ class NgramTable(NamedTuple):
     ids: Int[np.ndarray, "v k"] | None = None
     counts: Int[np.ndarray, "v k"] | None = None
 
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that were counted."""
+        return int(self.unigrams.sum())
+
 
 def count_ngrams(
     texts: Iterable[Sequence[int]], vocab_size: int, *, order: int = 2, num_continuations: int = 32
@@ -117,7 +122,7 @@ def save_table(
         "format": _FORMAT,
         "kind": next(kind for kind, names in _KINDS.items() if names == tensors.keys()),
         "vocab_size": str(len(table.unigrams)),
-        "num_tokens": str(table.unigrams.sum()),
+        "num_tokens": str(table.num_tokens),
     }
     # Ids mean nothing without their tokenizer.
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
