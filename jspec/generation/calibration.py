@@ -25,7 +25,14 @@ from jspec.generation.rows import Row
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
-from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView, lag_of
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    RoundInputs,
+    SpecState,
+    TargetView,
+    lag_of,
+)
 
 _CONTEXTS = (512, 2048)
 PROMPT_TOKENS = 129
@@ -81,15 +88,14 @@ def _catch_up(
 
     @jax.jit
     def propose(params: ModelParams, state: SpecState) -> Any:
-        return drafter.propose(
-            params.draft,
-            state.draft,
+        inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.where(is_own[kind], width, 0),
             rng_keys=INDEPENDENT.draft_keys(state.seed, state.target_cache.length, width),
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, engine.apply, state.target_cache),
-        )[1]
+        )
+        return drafter.propose(params.draft, state.draft, inputs)[1]
 
     return state.replace(draft=propose(params, state))
 

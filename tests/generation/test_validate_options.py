@@ -16,8 +16,7 @@ from jspec.drafters import (
     draws_from_distribution,
     make_drafter,
 )
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.request import Request, Settings
 from jspec.generation.validate_options import (
     check_draft_temperature,
@@ -27,7 +26,7 @@ from jspec.generation.validate_options import (
     settings_read_by,
 )
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG, empty_cache
@@ -161,14 +160,15 @@ def test_who_draws_is_who_reports_a_distribution(name, distribution, table, tiny
     )  # fmt: skip
     spec = SPEC._replace(draft_params=tiny_pair.draft, options=options)
     drafter, params = make_drafter(name, spec)
-    propose = functools.partial(
-        drafter.propose,
+    inputs = RoundInputs(
+        jnp.zeros([1], jnp.int32),
         limit=lambda kind: jnp.full_like(kind, drafter.num_draft_tokens),
         rng_keys=jax.random.split(jax.random.key(0), (1, drafter.num_draft_tokens)),
         settings=settings_of(1, 1.0),
         view=TargetView(tiny_pair.target, tiny_pair.apply, empty_cache(1, 32)),
     )
-    proposal, _ = jax.eval_shape(propose, params, drafter.init(1, 32), jnp.zeros([1], jnp.int32))
+    propose = functools.partial(drafter.propose, inputs=inputs)
+    proposal, _ = jax.eval_shape(propose, params, drafter.init(1, 32))
     assert draws_from_distribution(name, options) == (proposal.probs is not None)
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from jspec.drafters import WITH_DRAFT_MODEL, member_names
-from jspec.drafters.layer_choice import choose_layers
+from jspec.drafters.layer_skip import choose_layers
 from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.rows import Rows, first_tokens
 from jspec.evaluation.auditing.subject import Check, Subject

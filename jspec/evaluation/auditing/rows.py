@@ -21,7 +21,14 @@ from jspec.generation.rows import Row
 from jspec.models import make_apply
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, TargetView
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    RoundInputs,
+    SpecState,
+    StepInfo,
+    TargetView,
+)
 from jspec.weights.vocabulary import used_vocab_size
 
 _ROWS_A_RUN = 128
@@ -139,16 +146,14 @@ class Rows:
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
         assert self._drafter is not None
         width = self._drafter.num_draft_tokens
-        _, draft = self._drafter.propose(
-            params.draft,
-            state.draft,
+        inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.full_like(kind, width),
             rng_keys=self._rule.noise.draft_keys(state.seed, state.target_cache.length, width),
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, make_apply(self._target.config), state.target_cache),
         )
-        return draft
+        return self._drafter.propose(params.draft, state.draft, inputs)[1]
 
 
 def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
