@@ -29,8 +29,7 @@ from jspec.common.errors import InputError, check_range
 from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
 from jspec.common.progress import format_seconds
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings

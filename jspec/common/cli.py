@@ -30,6 +30,11 @@ _ABSL = "absl's own: --flagfile, --logtostderr, --verbosity, --pdb and others of
 _ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"
 _REPEAT = "; repeat this option to specify a list of values"
 _TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in _ORDER}
+# What Python says of a flag that is no number, and what a user understands.
+_PLAIN = {
+    "could not convert string to float: ": "expected a number, got ",
+    "invalid literal for int() with base 10: ": "expected a whole number, got ",
+}
 
 
 def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
@@ -107,7 +112,10 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
-        print(f"error: {' '.join(str(said).split())}", file=sys.stderr)
+        text = " ".join(str(said).split())
+        for spoken, expected in _PLAIN.items():
+            text = text.replace(spoken, expected)
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -139,11 +139,7 @@ class JsonLinesWriter:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; a missing file counts as an empty object.
-
-    Raises:
-      InputError: the file cannot be read, is not JSON, or holds something other than an object.
-    """
+    """Returns the object in a JSON file, an empty one if it is missing; else an `InputError`."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -103,12 +103,7 @@ def with_first(array: jax.Array, number: jax.Array) -> jax.Array:
 
 
 class CompileClock:
-    """Totals since the clock was started.
-
-    Attributes:
-      seconds: time spent on tracing, lowering and compiling.
-      num_programs: programs compiled, or fetched from the persistent cache.
-    """
+    """Seconds spent on tracing, lowering and compiling, and programs compiled or fetched."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

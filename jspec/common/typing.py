@@ -23,6 +23,7 @@ RowTokens: TypeAlias = Int32[Array, "b"]
 RowCounts: TypeAlias = Int32[Array, "b"]
 RowFlags: TypeAlias = Bool[Array, "b"]
 RowSeeds: TypeAlias = UInt32[Array, "b"]
+BlockFlags: TypeAlias = Bool[Array, "b t"]
 BlockMask: TypeAlias = Bool[Array, "b t u"]
 
 Logits: TypeAlias = Float32[Array, "b t v"]

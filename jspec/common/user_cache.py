@@ -14,11 +14,7 @@ from jspec.common.errors import InputError
 
 
 def cache_dir() -> pathlib.Path:
-    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the system's cache folder.
-
-    Raises:
-      InputError: there is no home folder.
-    """
+    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the home's cache folder."""
     import platformdirs
 
     if own := os.environ.get("JSPEC_CACHE"):

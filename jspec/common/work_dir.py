@@ -26,8 +26,7 @@ def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
     """Writes a config, as JSON values, to a file, or checks that the file holds this very config.
 
     Raises:
-      WorkdirError: it cannot be written, or holds another config; the message names the fields that
-        differ.
+      WorkdirError: it cannot be written, or holds another config; then it names what differs.
     """
     if not path.exists():
         write_json(path, plain)

@@ -45,10 +45,9 @@ class DrafterOptions(  # the fields come in the order of --helpfull, the last ba
     """Options of all drafters; each reads its own."""
 
 
+_NONE = DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding", prior_cost=1)
 _ENTRIES = (
-    DrafterEntry(
-        "none", lambda spec: BuiltDrafter(None), "nothing: plain decoding", prior_cost=1.0
-    ),
+    _NONE,
     model.ENTRY,
     prompt_lookup.ENTRY,
     layer_skip.ENTRY,
@@ -137,9 +136,9 @@ def options_read(name: str, options: DrafterOptions) -> set[str]:
 def draws_from_distribution(name: str, options: DrafterOptions) -> bool:
     """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
 
-    The drafts of the others follow from the context. The drafters that draw are those that read
-    `draft_confidence`.
+    The drafts of the others follow from the context.
     """
+    # Whatever draws reads how sure its distribution is.
     return "draft_confidence" in options_read(name, options)
 
 
@@ -169,33 +168,19 @@ def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
 def with_shipped_head(name: str, options: DrafterOptions, target: str) -> DrafterOptions:
     """Returns the options with the head that comes with jspec, where one is needed and not named.
 
-    Args:
-      name: the drafter's; see `member_names`.
-      options: as they were given.
-      target: the name by which the target was asked for.
+    `target` is the name by which the target was asked for.
     """
-    heads = (shipped_head(member, target) for member in member_names(name))
-    head = next(filter(None, heads), None)
-    if head is None or options.draft_head is not None:
-        return options
-    return dataclasses.replace(options, draft_head=head)
+    heads = filter(None, (shipped_head(member, target) for member in member_names(name)))
+    return dataclasses.replace(options, draft_head=options.draft_head or next(heads, None))
 
 
 def choose_drafter(
-    name: str | None,
-    *,
-    has_draft: bool,
-    target: str = "",
-    options: DrafterOptions = _DEFAULTS,
+    name: str | None, *, has_draft: bool, target: str = "", options: DrafterOptions = _DEFAULTS
 ) -> str:
-    """Returns the drafter's name.
+    """Returns the drafter's name, for a target that was asked for by the name `target`.
 
-    Args:
-      name: None takes "model" where there is a draft, else "prompt_lookup", and "+eagle" where a
-        head for the target comes with jspec.
-      has_draft: whether there is a draft model.
-      target: the name by which the target was asked for.
-      options: of the drafters.
+    None takes "model" where there is a draft model, else "prompt_lookup", and "+eagle" where a head
+    for the target comes with jspec.
 
     Raises:
       InputError: no such drafter, a draft model without a drafter that drafts with it, or the other

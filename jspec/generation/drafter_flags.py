@@ -1,7 +1,4 @@
-"""Flags that say what drafts are proposed, for the programs that speculate.
-
-`--drafter` stands here; each drafter's options become flags of their own.
-"""
+"""Flags that say what drafts are proposed: `--drafter`, and one for each drafter's option."""
 
 import dataclasses
 from typing import Any, cast

@@ -39,18 +39,11 @@ class Result:
 
     def to_json(self) -> dict[str, object]:
         """Returns the result as plain values, ready for `json.dumps`."""
-        return {
+        return vars(self) | {
             "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
-            "prompt_token_ids": self.prompt_token_ids,
-            "token_ids": self.token_ids,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
             "seed": self.settings.seed,
             "settings": dataclasses.asdict(self.settings),
             "stats": self.stats.to_json(),
-            "logprobs": self.logprobs,
-            "raw_logprobs": self.raw_logprobs,
-            "category": self.category,
         }
 
 

@@ -1,8 +1,4 @@
-"""Checks that a run reads every option it is given: an option without a reader is an error.
-
-`drafters.check_options` checks the options of drafters. This module checks the number of drafts,
-the draft temperature and the options of the acceptance rules.
-"""
+"""Checks that a run reads every option it is given, as `drafters.check_options` does for theirs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,33 +12,7 @@ from jspec.drafters import (
 )
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
-
-
-def check_read(
-    drafter: str,
-    drafter_options: DrafterOptions,
-    settings: Settings,
-    *,
-    num_draft_tokens: int | str,
-    acceptance: str,
-    rule_options: RuleOptions,
-) -> None:
-    """Checks that a run reads each option that is not at its default.
-
-    Args:
-      drafter: its name.
-      drafter_options: of the drafters.
-      settings: of its requests.
-      num_draft_tokens: a round, or "auto".
-      acceptance: the rule's name.
-      rule_options: of the rules.
-
-    Raises:
-      InputError: an option that neither drafter nor rule reads; it names those that read it.
-    """
-    check_num_draft_tokens(num_draft_tokens, drafter)
-    check_rule_options(rule_options, acceptance, drafter)
-    check_draft_temperature(settings, [(drafter, drafter_options)])
+from jspec.speculation.acceptance.types import Temperatures
 
 
 def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
@@ -59,11 +29,7 @@ def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
 
 
 def rules_that_read(option: str) -> list[str]:
-    """Returns the acceptance rules that read an option: those that change with its value.
-
-    Args:
-      option: a field of `RuleOptions`; each may be 0 and may be 1.
-    """
+    """Returns the acceptance rules that change with the value of a field of `RuleOptions`."""
     zero, one = (RuleOptions(**{option: value}) for value in (0.0, 1.0))
     names = [*RULES, *TIMING_RULES]
     return [name for name in names if get_rule(name, zero) is not get_rule(name, one)]
@@ -94,27 +60,35 @@ def check_rule_options(options: RuleOptions, acceptance: str, drafter: str) -> N
             check_rule_option(field.name, acceptance, drafter)
 
 
+def check_temperature(acceptance: str, expected: Temperatures, temperature: float) -> None:
+    """Checks that an acceptance rule, made for the temperatures `expected`, can be used at one.
+
+    Raises:
+      InputError: if it cannot.
+    """
+    is_wrong = {Temperatures.ZERO: temperature > 0, Temperatures.POSITIVE: temperature == 0}
+    if is_wrong.get(expected, False):
+        raise InputError(
+            f"the acceptance rule {acceptance!r} expects temperature {expected.value}, "
+            f"got {temperature}"
+        )
+
+
 def check_draft_temperature(
     settings: Settings, drafters: Sequence[tuple[str, DrafterOptions]]
 ) -> None:
     """Checks that a draft temperature, if there is one, is read by one of the drafters.
-
-    Args:
-      settings: of a request.
-      drafters: names and options of those that answer it.
 
     Raises:
       InputError: the drafts of all of them follow from the context, or there are none.
     """
     if settings.draft_temperature is None or any(draws_from_distribution(*one) for one in drafters):
         return
-    readers = ", ".join(
-        name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())
-    )
+    readers = [name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())]
     names = ", ".join(repr(name) for name, _ in drafters)
     raise InputError(
         f"expected draft_temperature with a drafter that draws from a distribution "
-        f"({readers}, or ngram with ngram_probs=sampled), got it with {names}"
+        f"({', '.join(readers)}, or ngram with ngram_probs=sampled), got it with {names}"
     )
 
 

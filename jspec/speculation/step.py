@@ -37,6 +37,7 @@ from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
     Drafter,
     ModelParams,
+    RoundInputs,
     SpecState,
     StepInfo,
     TargetView,
@@ -91,15 +92,14 @@ def propose(
     # The drafter samples as the target does, with the same processors and filters, but at its own
     # temperature. The proposal then says from which distributions the drafts were really drawn.
     settings = state.settings.after(state.last_token).replace(temperature=state.draft_temperature)
-    proposal, draft = drafter.propose(
-        params.draft,
-        state.draft,
+    inputs = RoundInputs(
         state.last_token,
         limit=functools.partial(_wanted, state, drafter),
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
         view=TargetView(params.target, target, state.target_cache),
     )
+    proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
         # From here on the state alone carries the cache, with the first layers' slots written.

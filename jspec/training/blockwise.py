@@ -13,12 +13,12 @@ from jaxtyping import Array, Float32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.blockwise_checkpoint import save_blockwise
-from jspec.drafters.heads.blockwise_module import (
+from jspec.drafters.heads.blockwise_heads import (
     BlockwiseConfig,
     init_blockwise_params,
     inner_layer,
     place_output,
+    save_blockwise,
 )
 from jspec.models.layers import linear
 from jspec.models.outputs import head_kernel

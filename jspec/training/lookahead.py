@@ -19,8 +19,11 @@ from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.lookahead_checkpoint import save_lookahead
-from jspec.drafters.heads.lookahead_module import LookaheadConfig, init_lookahead_params
+from jspec.drafters.heads.lookahead_embeddings import (
+    LookaheadConfig,
+    init_lookahead_params,
+    save_lookahead,
+)
 from jspec.models import init_cache, make_apply
 from jspec.models.cache import KVCache
 from jspec.training.chain_loss import TargetStep, chain_loss

@@ -12,8 +12,13 @@ from jaxtyping import Array, Float32
 
 from jspec.common.errors import InputError, check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.medusa_checkpoint import load_medusa, save_medusa
-from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params, medusa_logits
+from jspec.drafters.heads.medusa_heads import (
+    MedusaConfig,
+    init_medusa_params,
+    load_medusa,
+    medusa_logits,
+    save_medusa,
+)
 from jspec.models.outputs import head_kernel
 from jspec.training.config import TrainingConfig
 from jspec.training.heads import TARGET, Heads, make_heads_trainee, make_joint_trainee

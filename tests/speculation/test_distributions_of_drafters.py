@@ -15,20 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    BlockwiseDrafter,
-    CascadeDrafter,
-    DrafterOptions,
-    DrafterSpec,
-    EagleDrafter,
-    LookaheadDrafter,
-    MedusaDrafter,
-    make_drafter,
-)
-from jspec.drafters.heads.blockwise_module import BlockwiseConfig
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.blockwise import BlockwiseDrafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.eagle import EagleDrafter
+from jspec.drafters.heads.blockwise_heads import BlockwiseConfig
 from jspec.drafters.heads.eagle_module import EagleConfig
-from jspec.drafters.heads.lookahead_module import LookaheadConfig
-from jspec.drafters.heads.medusa_module import MedusaConfig
+from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig
+from jspec.drafters.heads.medusa_heads import MedusaConfig
+from jspec.drafters.lookahead import LookaheadDrafter
+from jspec.drafters.medusa import MedusaDrafter
 from jspec.drafters.tables import table_params
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
@@ -170,13 +166,15 @@ def make_medusa():
     """Returns heads that are the target's own, disturbed."""
     config = MedusaConfig(CONFIG.embed_dim, VOCAB, num_heads=3)
     params = tiny_medusa.params(config, models()[0]["head"], std=0.5)
-    return MedusaDrafter(config, CONFIG, 3, VOCAB), params
+    return MedusaDrafter(3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG), params
 
 
 def make_blockwise():
     """Returns heads that are the target's own, disturbed."""
     config = BlockwiseConfig(CONFIG.embed_dim, hidden_dim=8, num_heads=3)
-    return BlockwiseDrafter(config, CONFIG, 3, VOCAB), tiny_blockwise.params(config)
+    return BlockwiseDrafter(
+        3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG
+    ), tiny_blockwise.params(config)
 
 
 def make_lookahead():
@@ -195,7 +193,9 @@ def make_eagle():
     """Returns a head without training, which cannot propose one of the five tokens."""
     layer = dataclasses.replace(CONFIG, num_layers=1, vocab_size=VOCAB - 1)
     config = EagleConfig(layer, VOCAB, (0, 2, CONFIG.num_layers))
-    return EagleDrafter(config, 3, VOCAB, jnp.float32), tiny_eagle.params(config=config)
+    return EagleDrafter(
+        3, VOCAB, config.target_vocab_size, config=config, dtype=jnp.float32
+    ), tiny_eagle.params(config=config)
 
 
 def make_eagle_cascade():

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
+from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.models import init_cache
 from jspec.training.eagle_unroll import head_logits, unroll
 from jspec.training.packing import pack
 from jspec.training.texts import Text
@@ -33,8 +34,8 @@ def chain(pair, head, tokens, features, anchor):
     said = []
     for step in range(min(STEPS, tokens.shape[1] - anchor - 1)):
         later = tokens[:, 1 : anchor + 2 + step]
-        empty = init_eagle_cache(
-            tiny_eagle.CONFIG, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
+        empty = init_cache(
+            tiny_eagle.CONFIG.layer, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
         )
         embedded = pair.target["embedding"][later]
         logits, hidden, _ = _apply_head(tiny_eagle.CONFIG, head, embedded, pairs, empty)

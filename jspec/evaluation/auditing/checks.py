@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.drafters import WITH_DRAFT_MODEL, member_names
-from jspec.drafters.layer_choice import choose_layers
+from jspec.drafters.layer_skip import choose_layers
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
 from jspec.evaluation.auditing.rows import Rows, choose_context, first_tokens

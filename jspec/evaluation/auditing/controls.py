@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
-from jspec.drafters import ModelDrafter
 from jspec.drafters.draw import draw_from_distribution
+from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings

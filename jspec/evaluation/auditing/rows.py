@@ -17,11 +17,18 @@ from jspec.generation.batch import needed_switches
 from jspec.generation.engine import Engine
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
-from jspec.generation.rows import CostsAt, Row
+from jspec.generation.rows import Row
 from jspec.models import init_cache, make_apply
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.control import drafters_of
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, TargetView
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    RoundInputs,
+    SpecState,
+    StepInfo,
+    TargetView,
+)
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding, used_vocab_size
 
@@ -162,7 +169,7 @@ class Rows:
         # Once for all rows: a draft model that has lagged since the prompt catches up.
         return state.replace(draft=jax.jit(self._catch_up)(params, state))
 
-    def _costs(self) -> CostsAt | None:
+    def _costs(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns costs of rounds under which rows with other acceptance choose differently."""
         if not self._numbers or self._drafter is None:
             return None
@@ -170,21 +177,19 @@ class Rows:
         cost = _COST_OF_A_DRAFT if self.settings.temperature > 0 else _COST_OF_A_GREEDY_DRAFT
         num_drafters = len(drafters_of(self._drafter.kinds))
         calls = np.tile(1 + cost * np.array(self._numbers), (num_drafters, 1))
-        return CostsAt(calls, np.full([num_drafters], _COST_OF_READING))
+        return calls, np.full([num_drafters], _COST_OF_READING)
 
     def _catch_up(self, params: ModelParams, state: SpecState) -> Any:
         assert self._drafter is not None
         width, apply = self._drafter.num_draft_tokens, make_apply(self.subject.target.config)
-        _, draft = self._drafter.propose(
-            params.draft,
-            state.draft,
+        inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.full_like(kind, width),
             rng_keys=self._rule.noise.draft_keys(state.seed, state.target_cache.length, width),
             settings=state.settings.after(state.last_token),
             view=TargetView(params.target, apply, state.target_cache),
         )
-        return draft
+        return self._drafter.propose(params.draft, state.draft, inputs)[1]
 
 
 def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:

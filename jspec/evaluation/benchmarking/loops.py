@@ -13,7 +13,7 @@ from jspec.common.errors import check_range
 from jspec.common.memory import tree_bytes
 from jspec.common.text_table import format_table
 from jspec.common.timing import Loop, make_loop, seconds_in_turn
-from jspec.drafters import Drafter, DrafterOptions, make_drafter
+from jspec.drafters import DrafterOptions, make_drafter
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
 from jspec.evaluation.benchmarking.parts import call_loop
 from jspec.generation.flag_values import QUANTIZATIONS, parse_quantization
@@ -21,7 +21,7 @@ from jspec.generation.programs import make_spec
 from jspec.models import make_apply
 from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import Drafter, RoundInputs, TargetView
 from jspec.weights.resolver import LoadedModel, check_device, load_model
 
 _NUM_ROUNDS = 64  # of a drafter's turn, each of which commits one token
@@ -118,15 +118,14 @@ def _rounds_loop(target: LoadedModel, drafter: Drafter, temperature: float, cont
     def one_round(text: jax.Array, i: jax.Array, carry: tuple[Any, jax.Array]) -> Any:
         state, total = carry
         last = jax.lax.dynamic_slice(text, [context - _NUM_ROUNDS + i], [1])
-        proposal, state = drafter.propose(
-            None,
-            state,
+        inputs = RoundInputs(
             last,
             limit=lambda kind: jnp.full_like(kind, width),
             rng_keys=independent_draft_keys(zeros.astype(jnp.uint32), zeros + i, width),
             settings=settings,
             view=view,
         )
+        proposal, state = drafter.propose(None, state, inputs)
         block = jnp.concatenate([last[:, None], proposal.tokens], axis=1)
         valid = jnp.arange(width + 1)[None] < 1
         state = drafter.observe(None, state, block, block, valid)

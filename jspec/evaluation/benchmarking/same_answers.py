@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jspec.common.text_table import format_table
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.analysis.divergence import (
     EXCUSED_GAPS,
     largest_gap_change,
@@ -21,7 +22,7 @@ from jspec.evaluation.analysis.divergence import (
 )
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
-from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
+from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import LoadedModel
 

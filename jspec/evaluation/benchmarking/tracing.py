@@ -9,23 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jspec.common.user_cache import use_compile_cache
-from jspec.generation.auto import numbers_of
 from jspec.generation.batch import needed_switches
-from jspec.generation.capacity import capacity_for
-from jspec.generation.engine import verify_widths
 from jspec.generation.programs import Programs
-from jspec.generation.prompts import encode_prompt
 from jspec.generation.provenance import environment
-from jspec.generation.request import Settings
+from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
-from jspec.models import make_apply
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.plain import plain_step
 from jspec.speculation.step import propose, verify
 from jspec.speculation.types import StepInfo
 from jspec.weights import TokenizerLike
-from jspec.weights.vocabulary import mask_padding
 
 
 def record_trace(
@@ -56,9 +49,8 @@ def record_trace(
     Raises:
       InputError: a prompt or settings that cannot be answered.
     """
-    use_compile_cache()
     target = programs.target
-    row = programs.make_row(encode_prompt(target, prompt, chat=chat, system=None), settings)
+    row = programs.make_row(Request(prompt, settings), chat=chat)
     first, rounds = _run_twice(programs, row)
     _, plain_rounds = _run_twice(Programs(target, drafter="none"), row)
     last = rounds[-1]["emitted"][-1] if rounds else first
@@ -77,8 +69,7 @@ def record_trace(
 
 def _run_twice(programs: Programs, row: Row) -> tuple[int, list[dict[str, Any]]]:
     """Returns the first token, and the rounds of the second run."""
-    if programs.auto is not None:
-        row = row._replace(costs=programs.auto.at(row.max_length))
+    row = programs.with_costs(row)
     halves = _make_halves(programs)
     _run(programs, row, *halves)
     return _run(programs, row, *halves)
@@ -86,16 +77,14 @@ def _run_twice(programs: Programs, row: Row) -> tuple[int, list[dict[str, Any]]]
 
 def _make_halves(programs: Programs) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Returns the two programs of a round; of plain decoding the first one does nothing."""
-    apply = mask_padding(make_apply(programs.target.config), programs.target)
+    engine = programs.engine
     # The state is donated: its caches are written in place.
     jit = functools.partial(jax.jit, donate_argnums=1)
-    drafter = programs.drafter
-    if drafter is None:
-        step = jit(functools.partial(plain_step, target=apply))
+    if engine.drafter is None:
+        step = jit(functools.partial(plain_step, target=engine.apply))
         return lambda params, state: (None, state), lambda params, state, _: step(params, state)
-    widths = verify_widths(drafter, numbers_of(drafter) if programs.auto is not None else ())
-    shared = {"target": apply, "drafter": drafter, "rule": programs.rule}
-    verify_half = functools.partial(verify, **shared, widths=widths)
+    shared = {"target": engine.apply, "drafter": engine.drafter, "rule": programs.rule}
+    verify_half = functools.partial(verify, **shared, widths=engine.widths)
     return jit(functools.partial(propose, **shared)), jit(verify_half)
 
 
@@ -103,7 +92,7 @@ def _run(
     programs: Programs, row: Row, propose_half: Callable[..., Any], verify_half: Callable[..., Any]
 ) -> tuple[int, list[dict[str, Any]]]:
     """Returns the first token, and each round's drafts, what became of them, and times."""
-    capacity = capacity_for(row.max_length, programs.num_draft_tokens + 1)
+    capacity = programs.engine.capacity_for(row.max_length)
     state = programs.engine.prefill(programs.params, row, capacity, needed_switches([row.settings]))
     first, rounds = int(state.last_token[0]), []
     jax.block_until_ready(state)

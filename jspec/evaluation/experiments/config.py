@@ -11,9 +11,9 @@ from typing import Any
 from ml_collections import ConfigDict, config_dict
 
 from jspec.common.errors import InputError
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment, PairSpec
-from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 

@@ -24,11 +24,11 @@ from jspec.drafters import (
     make_drafter,
     member_names,
 )
-from jspec.drafters.layer_choice import choose_layers
+from jspec.drafters.layer_skip import choose_layers
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import Drafter, TargetView, observed_layers
+from jspec.speculation.types import Drafter, RoundInputs, TargetView, observed_layers
 
 
 class FirstDrafts(NamedTuple):
@@ -195,15 +195,9 @@ def _ask_after_each(
 
     def step(state: Any, token: Int32[Array, ""]) -> tuple[Any, FirstDrafts]:
         last_token = token[None]
-        proposal, state = drafter.propose(
-            params,
-            state,
-            last_token,
-            limit=jnp.ones_like,
-            rng_keys=keys,
-            settings=settings,
-            view=TargetView(None, _no_target, None),
-        )
+        view = TargetView(None, _no_target, None)
+        inputs = RoundInputs(last_token, jnp.ones_like, keys, settings, view)
+        proposal, state = drafter.propose(params, state, inputs)
         draft = proposal.tokens[0, 0]
         probs = jax.nn.one_hot(draft, width, dtype=jnp.float32)
         if proposal.probs is not None:

@@ -9,8 +9,7 @@ from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.generation.flag_values import QUANTIZATIONS
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
-from jspec.generation.rows import check_temperature
-from jspec.generation.validate_options import check_draft_temperature
+from jspec.generation.validate_options import check_draft_temperature, check_temperature
 from jspec.speculation.acceptance import get_rule
 
 KINDS = ("generate", "estimate", "theory", "predict")

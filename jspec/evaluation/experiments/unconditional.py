@@ -30,8 +30,7 @@ from jspec.common import cli
 from jspec.common.errors import InputError, check_range
 from jspec.common.work_dir import check_or_write_config, make_workdir, write_json
 from jspec.drafters import DrafterOptions
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.experiments.kept_drafts import measure_kept_drafts
 from jspec.generation import provenance
 from jspec.generation.request import Request, Settings

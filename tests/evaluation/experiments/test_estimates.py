@@ -14,8 +14,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.experiments.draft_distributions import ForwardPass
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.request import Settings

@@ -12,8 +12,13 @@ import safetensors.torch
 import torch
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.medusa_checkpoint import load_medusa, medusa_rules, save_medusa
-from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params
+from jspec.drafters.heads.medusa_heads import (
+    MedusaConfig,
+    init_medusa_params,
+    load_medusa,
+    medusa_rules,
+    save_medusa,
+)
 from jspec.models import get_preset
 from jspec.weights.torch_file import convert_torch, find_torch_files
 from tests import tiny, tiny_medusa

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jspec.generation.stream_text import AnswerText
+from jspec.generation.answer import AnswerText
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 _TOKENIZER = ByteTokenizer(256)

@@ -9,12 +9,13 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.blockwise_checkpoint import (
+from jspec.drafters.heads.blockwise_heads import (
+    BlockwiseConfig,
     blockwise_rules,
+    init_blockwise_params,
     load_blockwise,
     save_blockwise,
 )
-from jspec.drafters.heads.blockwise_module import BlockwiseConfig, init_blockwise_params
 from jspec.models import get_preset
 from tests import tiny, tiny_blockwise
 

@@ -7,9 +7,19 @@
 One feed-forward layer of h times the width, h outputs, a residual connection to each, and the same
 projection onto the vocabulary for all. (The paper's first output, for token i + 1, is left to the
 target as it is.)
+
+A folder holds
+
+```
+  config.json           blockwise_num_heads, blockwise_hidden_size (F), and the target's sizes
+  model.safetensors
+    up.weight           [H·F, D]   and up.bias [H·F]
+    down.{i}.weight     [D, H·F]   and down.{i}.bias [D], of head i of H
+```
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -17,13 +27,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
-from jspec.drafters.heads.head_format import HeadSizes
+from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
 from jspec.models.layers import linear
+from jspec.weights.tensor_names import Parameter, one_tensor
+
+_KEYS = {"num_heads": "blockwise_num_heads", "hidden_dim": "blockwise_hidden_size"}
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockwiseConfig(HeadSizes):
-    """Everything that decides the computation of the heads.
+    """The shape of the heads.
 
     Attributes:
       embed_dim: width of the target's residual stream, d.
@@ -37,28 +50,16 @@ class BlockwiseConfig(HeadSizes):
 
 
 def inner_layer(params: Params, hidden: Float[Array, "b t d"]) -> Float32[Array, "b t f"]:
-    """Returns what every head reads, [b t h·f].
-
-    Args:
-      params: of the heads.
-      hidden: the target's last hidden states, normed, [b t d].
-    """
+    """Returns what every head reads, [b t h·f], from the target's last hidden states, normed."""
     return jax.nn.relu(_affine(params["up"], hidden))
 
 
 def place_output(
-    params: Params,
-    index: int,
-    inner: Float32[Array, "b t f"],
-    hidden: Float[Array, "b t d"],
+    params: Params, index: int, inner: Float32[Array, "b t f"], hidden: Float[Array, "b t d"]
 ) -> Float32[Array, "b t d"]:
-    """Returns a stand-in for the normed output at a later position, for the target's own head.
+    """Returns head `index`'s stand-in for the normed output at a later position.
 
-    Args:
-      params: of the heads.
-      index: of the head.
-      inner: of `inner_layer`.
-      hidden: the target's last hidden states, normed.
+    `inner` is that of `inner_layer`; the target's own head reads the result.
     """
     # The residual of the paper's section 6: the target's own head can read the sum.
     return hidden.astype(jnp.float32) + _affine(params[f"down_{index}"], inner)
@@ -82,3 +83,30 @@ def init_blockwise_params(config: BlockwiseConfig, rng_key: Array) -> dict[str, 
         for index in range(config.num_heads)
     }
     return {"up": up} | downs
+
+
+def blockwise_rules(config: BlockwiseConfig) -> list[Parameter]:
+    """Returns the table from the heads' tensors to their parameters."""
+    d, wide = config.embed_dim, config.num_heads * config.hidden_dim
+    rules = [
+        one_tensor(("up", "kernel"), "up.weight", (wide, d)),
+        one_tensor(("up", "bias"), "up.bias", (wide,)),
+    ]
+    for index in range(config.num_heads):
+        path, name = f"down_{index}", f"down.{index}"
+        rules.append(one_tensor((path, "kernel"), f"{name}.weight", (d, wide)))
+        rules.append(one_tensor((path, "bias"), f"{name}.bias", (d,)))
+    return rules
+
+
+_FORMAT = HeadFormat(
+    what="heads of blockwise decoding",
+    architecture="BlockwiseHeads",
+    keys=_KEYS,
+    read_config=lambda raw, target, _: BlockwiseConfig(
+        target.embed_dim, raw.get(_KEYS["hidden_dim"], 0), raw[_KEYS["num_heads"]]
+    ),
+    rules=blockwise_rules,
+)
+load_blockwise = functools.partial(load_head, _FORMAT)
+save_blockwise = functools.partial(save_head, _FORMAT)

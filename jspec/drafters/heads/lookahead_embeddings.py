@@ -4,26 +4,36 @@
     logits of |          d1   |   d2   |   d3   |   d4       in one call of the model as it is
 
 They take the positions of tokens that are not known yet; nothing else is trained.
+
+A folder holds
+
+```
+  config.json           lookahead_num_tokens (L), and the target's sizes
+  model.safetensors
+    embeddings.weight   [L, D], float32
+```
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jspec.drafters.heads.head_format import HeadSizes
+from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
 from jspec.models.layers import Kernel, look_up
+from jspec.weights.tensor_names import Parameter, one_tensor
+
+_KEYS = {"num_tokens": "lookahead_num_tokens"}
 
 
 @dataclasses.dataclass(frozen=True)
 class LookaheadConfig(HeadSizes):
     """How many embeddings there are, and how wide they are.
 
-    Attributes:
-      embed_dim: width of the target's residual stream.
-      num_tokens: of them; with the target's own next token, drafts are one more.
+    With the target's own next token, drafts are one more than `num_tokens`.
     """
 
     embed_dim: int
@@ -35,11 +45,8 @@ def embed_block(
 ) -> Float[Array, "b t d"]:
     """Returns the inputs of a call that looks ahead, [b 1+num_ahead d], float32.
 
-    Args:
-      table: the target's embedding.
-      params: `embeddings` [l d].
-      last_token: the newest token of each row, [b].
-      num_ahead: how many of the embeddings follow it.
+    These are the newest token of each row [b] in the target's embedding `table`, and the first of
+    `params["embeddings"]`, [l d].
     """
     last = look_up(table, last_token[:, None]).astype(jnp.float32)
     later = params["embeddings"][:num_ahead].astype(jnp.float32)
@@ -51,14 +58,24 @@ def embed_block(
 def init_lookahead_params(
     config: LookaheadConfig, table: Float[Array, "v d"], rng_key: Array
 ) -> dict[str, Any]:
-    """Returns embeddings as large as a model's own, without a meaning yet; the key is consumed.
-
-    Args:
-      config: their shape.
-      table: the model's embedding.
-      rng_key: of the draw.
-    """
+    """Returns embeddings as large as those of `table`, without a meaning; the key is consumed."""
     # Inputs of another size than the model's own would start training far off.
     scale = jnp.sqrt(jnp.mean(jnp.square(table.astype(jnp.float32))))
     shape = config.num_tokens, config.embed_dim
     return {"embeddings": scale * jax.random.normal(rng_key, shape)}
+
+
+def _rules(config: LookaheadConfig) -> list[Parameter]:
+    shape = config.num_tokens, config.embed_dim
+    return [one_tensor(("embeddings",), "embeddings.weight", shape)]
+
+
+_FORMAT = HeadFormat(
+    what="look-ahead embeddings",
+    architecture="LookaheadEmbeddings",
+    keys=_KEYS,
+    read_config=lambda raw, target, _: LookaheadConfig(target.embed_dim, raw[_KEYS["num_tokens"]]),
+    rules=_rules,
+)
+load_lookahead = functools.partial(load_head, _FORMAT)  # float32 whatever the target's type
+save_lookahead = functools.partial(save_head, _FORMAT)
