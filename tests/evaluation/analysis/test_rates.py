@@ -14,6 +14,7 @@ from jspec.evaluation.analysis.ratios import (
     shares_by_accepted,
     tokens_by_position,
 )
+from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.generation.stats import RoundCounts, acceptance_rate
 from jspec.generation.stats import acceptance_by_position as by_position
 
