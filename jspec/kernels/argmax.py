@@ -1,10 +1,9 @@
 """The first of the largest values of a row."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.kernels import library
+from jspec.kernels.library import in_cpp
 
 
 def first_argmax(
@@ -14,20 +13,15 @@ def first_argmax(
 
     Where any value of a row is NaN, the largest value is NaN and the index is v.
     """
-    rows = values.reshape(-1, values.shape[-1])
-    if library.is_available():
-        count = rows.shape[0]
-        results = tuple(jax.ShapeDtypeStruct((count,), dtype) for dtype in (jnp.int32, jnp.float32))
-        index, largest = library.call("first_argmax", first_argmax_by_xla, results, rows)
-    else:
-        index, largest = first_argmax_by_xla(rows)
+    index, largest = argmax_of_rows(values.reshape(-1, values.shape[-1]))
     return index.reshape(values.shape[:-1]), largest.reshape(values.shape[:-1])
 
 
-def first_argmax_by_xla(
+@in_cpp("first_argmax")
+def argmax_of_rows(
     values: Float32[Array, "r v"],
 ) -> tuple[Int32[Array, "r"], Float32[Array, "r"]]:
-    """Does the same in JAX."""
+    """Does the same for one axis of rows."""
     size = values.shape[-1]
     # NaN is looked for apart: XLA's maximum on CPU may skip it among thousands of numbers.
     has_nan = jnp.any(jnp.isnan(values), axis=-1, keepdims=True)

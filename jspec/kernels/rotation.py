@@ -1,12 +1,12 @@
 """Rotary position embeddings (arXiv 2104.09864) of the heads of one attention layer."""
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from jspec.kernels import library
+from jspec.kernels.library import in_cpp
 
 
+@in_cpp("rotate_heads")
 def rotate_heads(
     qkv: Float32[Array, "b t k p h"],
     cos: Float32[Array, "b t half"],
@@ -23,22 +23,6 @@ def rotate_heads(
       The query heads, rotated and multiplied by h^-1/2 for attention; the key heads, rotated; the
       value heads, unchanged.
     """
-    if not library.is_available():
-        return rotate_heads_by_xla(qkv, cos, sin)
-    b, t, k, parts, h = qkv.shape
-    shapes = (b, t, k * (parts - 2), h), (b, t, k, h), (b, t, k, h)
-    results = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    operands = qkv, cos, sin
-    queries, keys, values = library.call("rotate_heads", rotate_heads_by_xla, results, *operands)
-    return queries, keys, values
-
-
-def rotate_heads_by_xla(
-    qkv: Float32[Array, "b t k p h"],
-    cos: Float32[Array, "b t half"],
-    sin: Float32[Array, "b t half"],
-) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
-    """Does the same in JAX."""
     b, t, k, parts, h = qkv.shape
     rotated = apply_rope(qkv[:, :, :, :-1].reshape(b, t, -1, h), cos, sin)
     rotated = rotated.reshape(b, t, k, parts - 1, h)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.kernels import library
+from jspec.kernels.library import in_cpp
 
 _INT_BITS = 32
 
@@ -25,18 +25,14 @@ def smallest_rank(
       weights: of the tokens, at least 0.
       target: what the weights are to reach.
     """
-    shape = (*rank.shape[:-1], 1)
-    operands = rank, weights, jnp.broadcast_to(target, shape)
-    if not library.is_available():
-        return smallest_rank_by_xla(*operands)
-    result = jax.ShapeDtypeStruct(shape, jnp.int32)
-    return library.call("smallest_rank", smallest_rank_by_xla, result, *operands)
+    return bisect(rank, weights, jnp.broadcast_to(target, (*rank.shape[:-1], 1)))
 
 
-def smallest_rank_by_xla(
+@in_cpp("smallest_rank")
+def bisect(
     rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b t 1"]
 ) -> Int32[Array, "b t 1"]:
-    """Does the same in JAX: one bisection over all integers, 32 passes over the vocabulary."""
+    """Does the same for a target of every position: 32 passes over the vocabulary."""
 
     def halve(
         _: Int32[Array, ""], bounds: tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]

@@ -1,6 +1,7 @@
 """The small parts of the decoder: linear layers, RMSNorm, the SwiGLU feed-forward layer."""
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int
 
@@ -71,7 +72,7 @@ class RMSNorm(nn.Module):
     def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
-        return kernels.rms_norm(inputs, scale, self.epsilon)
+        return kernels.rms_norm(inputs, scale, jnp.float32(self.epsilon))
 
 
 class FeedForward(nn.Module):

@@ -61,7 +61,7 @@ Best FirstLargest(const float* from, int64_t count) {
   return best;
 }
 
-ffi::Error FirstArgmax(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> values,
+ffi::Error FirstArgmax(Threads pool, ffi::BufferR2<ffi::F32> values,
                        ffi::Result<ffi::BufferR1<ffi::S32>> places,
                        ffi::Result<ffi::BufferR1<ffi::F32>> largest) {
   const int64_t rows = values.dimensions()[0], count = values.dimensions()[1];
@@ -78,9 +78,4 @@ ffi::Error FirstArgmax(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> values,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_first_argmax, FirstArgmax,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
-                                  .Ret<ffi::BufferR1<ffi::S32>>()
-                                  .Ret<ffi::BufferR1<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_first_argmax, FirstArgmax);

@@ -1,7 +1,6 @@
 // Vectors of floats, as wide as the processor's registers, which all kernels share.
 
-#ifndef JSPEC_NATIVE_LANES_H_
-#define JSPEC_NATIVE_LANES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -185,5 +184,3 @@ class Space {
 };
 
 }  // namespace jspec
-
-#endif  // JSPEC_NATIVE_LANES_H_

@@ -33,7 +33,7 @@ void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* w
   Multiply(pool, rounded, weights, outputs, shape);
 }
 
-ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
+ffi::Error Product(Threads pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
                    ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], kernel.dimensions()[0]};
   const float* from = rows.typed_data();
@@ -49,12 +49,7 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyB
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product);
 
 // Whether this processor multiplies pairs of bfloat16 numbers, which makes many rows fast, too.
 extern "C" bool jspec_has_pairs() { return kHasPairs; }

@@ -155,14 +155,14 @@ ffi::Error Product(ffi::ThreadPool& pool, const ffi::AnyBuffer& rows, const Kern
   return ffi::Error::Success();
 }
 
-ffi::Error Int8Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::S8> values,
+ffi::Error Int8Product(Threads pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::S8> values,
                        ffi::BufferR1<ffi::F32> scales,
                        ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const Int8Kernel kernel{values.typed_data(), rows.dimensions()[1]};
   return Product(pool, rows, kernel, scales, outputs);
 }
 
-ffi::Error Int4Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::U8> values,
+ffi::Error Int4Product(Threads pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::U8> values,
                        ffi::BufferR1<ffi::F32> scales, ffi::BufferR2<ffi::S8> multipliers,
                        ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const auto* pairs = reinterpret_cast<const int8_t*>(values.typed_data());
@@ -172,19 +172,6 @@ ffi::Error Int4Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int8_product, Int8Product,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR2<ffi::S8>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int8_product, Int8Product);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int4_product, Int4Product,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR2<ffi::U8>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Arg<ffi::BufferR2<ffi::S8>>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int4_product, Int4Product);

@@ -31,7 +31,7 @@ void Normalise(const float* from, const T* scale, float epsilon, int64_t count,
   for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor * AsFloat(scale[i]);
 }
 
-ffi::Error RmsNorm(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> inputs, ffi::AnyBuffer scale,
+ffi::Error RmsNorm(Threads pool, ffi::BufferR3<ffi::F32> inputs, ffi::AnyBuffer scale,
                    ffi::BufferR0<ffi::F32> epsilon, ffi::Result<ffi::BufferR3<ffi::F32>> outputs) {
   const auto size = inputs.dimensions();
   const int64_t rows = size[0] * size[1], width = size[2];
@@ -55,10 +55,4 @@ ffi::Error RmsNorm(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> inputs, ffi::An
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rms_norm, RmsNorm,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR0<ffi::F32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rms_norm, RmsNorm);

@@ -46,7 +46,7 @@ int32_t SmallestRank(const int32_t* ranks, const float* weights, double target, 
   return static_cast<int32_t>(static_cast<uint32_t>(prefix) ^ 0x80000000u);
 }
 
-ffi::Error SmallestRanks(ffi::ThreadPool pool, ffi::BufferR3<ffi::S32> ranks,
+ffi::Error SmallestRanks(Threads pool, ffi::BufferR3<ffi::S32> ranks,
                          ffi::BufferR3<ffi::F32> weights, ffi::BufferR3<ffi::F32> targets,
                          ffi::Result<ffi::BufferR3<ffi::S32>> results) {
   const auto size = ranks.dimensions();
@@ -63,10 +63,4 @@ ffi::Error SmallestRanks(ffi::ThreadPool pool, ffi::BufferR3<ffi::S32> ranks,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_smallest_rank, SmallestRanks,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR3<ffi::S32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Ret<ffi::BufferR3<ffi::S32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_smallest_rank, SmallestRanks);

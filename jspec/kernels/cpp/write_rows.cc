@@ -45,9 +45,4 @@ ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR4<ffi::F32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows);
