@@ -6,6 +6,7 @@ from jaxtyping import Array, Float32, Int32
 from jspec.kernels.library import in_cpp
 
 
+@in_cpp("first_argmax")
 def first_argmax(
     values: Float32[Array, "... v"],
 ) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:
@@ -13,19 +14,10 @@ def first_argmax(
 
     Where any value of a row is NaN, the largest value is NaN and the index is v.
     """
-    index, largest = argmax_of_rows(values.reshape(-1, values.shape[-1]))
-    return index.reshape(values.shape[:-1]), largest.reshape(values.shape[:-1])
-
-
-@in_cpp("first_argmax")
-def argmax_of_rows(
-    values: Float32[Array, "r v"],
-) -> tuple[Int32[Array, "r"], Float32[Array, "r"]]:
-    """Does the same for one axis of rows."""
     size = values.shape[-1]
     # NaN is looked for apart: XLA's maximum on CPU may skip it among thousands of numbers.
     has_nan = jnp.any(jnp.isnan(values), axis=-1, keepdims=True)
     largest = jnp.where(has_nan, jnp.nan, jnp.max(values, axis=-1, keepdims=True))
     # Two reductions, because XLA's own argmax on CPU takes four times as long.
     index = jnp.where(values == largest, jnp.arange(size, dtype=jnp.int32), size)
-    return jnp.min(index, axis=-1), largest[:, 0]
+    return jnp.min(index, axis=-1), largest[..., 0]

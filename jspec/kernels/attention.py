@@ -33,14 +33,8 @@ def attend(
 ) -> Float[Array, "b t n h"]:
     """Returns softmax(queries · keysᵀ) · values over the visible slots, heads in groups of n / k.
 
-    Scores and softmax are float32. For a query that sees nothing the result is finite and means
-    nothing.
-
-    Args:
-      queries: already scaled.
-      keys: of all slots.
-      values: of all slots.
-      visible: which slots each query may see.
+    Queries are already scaled. Scores and softmax are float32. For a query that sees nothing the
+    result is finite and means nothing.
     """
     b, t, n, h = queries.shape
     k = keys.shape[1]

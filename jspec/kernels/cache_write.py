@@ -21,12 +21,8 @@ def write_rows(
 ) -> Float[Array, "b k s h"]:
     """Returns the layer with `new` written from each row's own slot on, in place where possible.
 
-    What falls past the last slot is lost. It is never shifted onto a good slot.
-
-    Args:
-      layer: s is the capacity and a tail of `TAIL` slots, whose contents mean nothing.
-      new: converted to the layer's type.
-      start: the first slot written in each row, [b].
+    What falls past the last slot is lost. It is never shifted onto a good slot. A layer has `TAIL`
+    slots more than its capacity, whose contents mean nothing.
     """
     new = new.astype(layer.dtype)
     b, t = new.shape[:2]

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from jaxtyping import Array
 
-from jspec.kernels.build import fingerprint, load_library
+from jspec.kernels.build import load_library
 
 _LOCK = threading.Lock()  # so that the library is built and loaded once
 _FUNCTIONS = (
@@ -35,11 +35,6 @@ def is_available() -> bool:
     everything to XLA.
     """
     return _load() is not None
-
-
-def version() -> str | None:
-    """Returns the fingerprint of the library in use; None where XLA computes everything."""
-    return fingerprint() if is_available() else None
 
 
 def has_pairs() -> bool:
@@ -80,12 +75,7 @@ def _prepare() -> ctypes.CDLL | None:
 def in_cpp(
     name: str, takes: Callable[..., bool] = lambda *operands: True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Lets C++ compute an operation written in JAX, which stays its reference.
-
-    Args:
-      name: of the C++ function.
-      takes: operands -> whether the C++ is made for them; JAX computes with the others.
-    """
+    """Lets C++ compute an operation written in JAX, for the operands that the C++ takes."""
 
     def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(reference)

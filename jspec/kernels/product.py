@@ -25,10 +25,8 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     By C++ a row's result does not depend on the rows beside it, so that a token's logits are the
     same in a decoding step and in a verify call.
 
-    Args:
-      rows: float32, or the kernel's type, to which they are rounded.
-      kernel: [o i], one output a row, as in PyTorch, which is the faster layout for few rows.
-        Either a float array or a quantised kernel.
+    Rows are rounded to the kernel's type. A kernel is [o i], one output a row, as in PyTorch, which
+    is the faster layout for few rows.
     """
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
@@ -59,10 +57,8 @@ def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
     """Returns the widths, in tokens, at which calls on chunks of a prompt are compiled.
 
     A wide call takes two and a half to four times as long as a narrow one. Where many rows are
-    multiplied in C++, but not in tiles, it takes four times as long, and one width is enough.
-
-    Args:
-      kernel: one of the model's, which tells the type of all.
+    multiplied in C++, but not in tiles, it takes four times as long, and one width is enough. One
+    of the model's kernels tells the type of all.
     """
     if isinstance(kernel, QuantizedKernel):
         is_one_enough = library.is_available()

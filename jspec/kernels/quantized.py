@@ -9,9 +9,6 @@ On other devices XLA can fuse the conversion into the product. On CPU without a 
 would write the converted weights to memory and read them again, which takes ten times as long, but
 its int8 · int8 -> int32 product is fast: there each row is split into int8 digits of base 254. Two
 digits hold 16 bits of a row's largest number, which is enough for bfloat16; float32 takes three.
-
-On CPU a row's result does not depend on how many rows stand beside it: the sums have one order, or
-are of exact integers.
 """
 
 from typing import Any

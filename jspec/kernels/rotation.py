@@ -16,8 +16,7 @@ def rotate_heads(
 
     Args:
       qkv: p heads for each key/value head: its query heads, its key head and its value head.
-      cos: of every position's angles.
-      sin: of every position's angles.
+      cos, sin: of every position's angles.
 
     Returns:
       The query heads, rotated and multiplied by h^-1/2 for attention; the key heads, rotated; the

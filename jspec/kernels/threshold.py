@@ -13,26 +13,15 @@ from jspec.kernels.library import in_cpp
 _INT_BITS = 32
 
 
+@in_cpp("smallest_rank")
 def smallest_rank(
     rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b #t 1"]
 ) -> Int32[Array, "b t 1"]:
     """Returns the smallest threshold for which the weights of all ranks up to it reach the target.
 
-    Where all weights together do not, it returns the largest integer.
-
-    Args:
-      rank: an integer for each token, smaller for a likelier one.
-      weights: of the tokens, at least 0.
-      target: what the weights are to reach.
+    Where all weights together do not, it returns the largest integer. The rank of a likelier token
+    is smaller, and weights are at least 0.
     """
-    return bisect(rank, weights, jnp.broadcast_to(target, (*rank.shape[:-1], 1)))
-
-
-@in_cpp("smallest_rank")
-def bisect(
-    rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b t 1"]
-) -> Int32[Array, "b t 1"]:
-    """Does the same for a target of every position: 32 passes over the vocabulary."""
 
     def halve(
         _: Int32[Array, ""], bounds: tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]
@@ -43,6 +32,6 @@ def bisect(
         enough = jnp.sum(kept, axis=-1, keepdims=True) >= target
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    limits = jnp.iinfo(jnp.int32)
-    start = tuple(jnp.full(target.shape, limit, jnp.int32) for limit in (limits.min, limits.max))
+    limits, shape = jnp.iinfo(jnp.int32), (*rank.shape[:-1], 1)
+    start = tuple(jnp.full(shape, limit, jnp.int32) for limit in (limits.min, limits.max))
     return jax.lax.fori_loop(0, _INT_BITS, halve, start)[0]

@@ -127,9 +127,7 @@ def test_derivatives_and_batching_are_those_of_xlas_attention():
 
 def test_the_cache_uses_it_for_whole_vectors_only():
     def calls(dims):
-        cache = KVCache.init(
-            num_layers=1, batch_size=1, capacity=24, num_kv_heads=2, head_dim=dims, dtype="bfloat16"
-        )
+        cache = KVCache.init(1, (1, 2, 24, dims), "bfloat16")
         queries = jnp.zeros([1, 3, 4, dims])
         visible = jnp.ones([1, 3, 40], bool)
         text = jax.jit(lambda *a: cache.attend(*a)).lower(queries, visible).as_text()

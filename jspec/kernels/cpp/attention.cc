@@ -183,8 +183,8 @@ void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shap
 }
 
 template <typename T>
-void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T* keys,
-            const T* values, const bool* visible, float* outputs, const Shape& shape) {
+void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, T* keys, T* values,
+            const bool* visible, float* outputs, const Shape& shape) {
   const int64_t all = shape.tokens * shape.group(), tokens = batch * shape.tokens;
   if (all == 0) return;
   std::vector<int64_t> ends(tokens);
@@ -232,18 +232,11 @@ ffi::Error Attention(Threads pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuff
                      ffi::Result<ffi::BufferR4<ffi::F32>> outputs) {
   const auto of_query = queries.dimensions(), of_key = keys.dimensions();
   const Shape shape{of_query[1], of_query[2], of_key[1], of_key[2], of_query[3]};
-  auto attend = [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    Attend(pool, of_query[0], queries.typed_data(), static_cast<const T*>(keys.untyped_data()),
-           static_cast<const T*>(values.untyped_data()), visible.typed_data(),
+  return WithNumbers(keys, [&](auto* from) {
+    Attend(pool, of_query[0], queries.typed_data(), from,
+           static_cast<decltype(from)>(values.untyped_data()), visible.typed_data(),
            outputs->typed_data(), shape);
-  };
-  if (keys.element_type() == ffi::F32) {
-    attend(static_cast<float*>(nullptr));
-  } else {
-    attend(static_cast<BFloat16*>(nullptr));
-  }
-  return ffi::Error::Success();
+  });
 }
 
 }  // namespace

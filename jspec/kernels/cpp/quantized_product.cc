@@ -139,20 +139,14 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const Kernel& kernel, const 
 }
 
 template <typename Kernel>
-ffi::Error Product(ffi::ThreadPool& pool, const ffi::AnyBuffer& rows, const Kernel& kernel,
+ffi::Error Product(ffi::ThreadPool& pool, ffi::AnyBuffer& rows, const Kernel& kernel,
                    const ffi::BufferR1<ffi::F32>& scales,
                    ffi::Result<ffi::BufferR2<ffi::F32>>& outputs) {
   const ProductShape shape{rows.dimensions()[0], kernel.inputs, scales.dimensions()[0]};
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
-  auto multiply = [&](auto* from) {
+  return WithNumbers(rows, [&](auto* from) {
     Multiply(pool, from, kernel, scales.typed_data(), outputs->typed_data(), shape);
-  };
-  if (rows.element_type() == ffi::F32) {
-    multiply(static_cast<const float*>(rows.untyped_data()));
-  } else {
-    multiply(static_cast<const BFloat16*>(rows.untyped_data()));
-  }
-  return ffi::Error::Success();
+  });
 }
 
 ffi::Error Int8Product(Threads pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::S8> values,

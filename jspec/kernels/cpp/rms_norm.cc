@@ -38,19 +38,11 @@ ffi::Error RmsNorm(Threads pool, ffi::BufferR3<ffi::F32> inputs, ffi::AnyBuffer 
   const float* from = inputs.typed_data();
   const float small = *epsilon.typed_data();
   float* to = outputs->typed_data();
-  auto normalise = [&](auto* scales) {
+  return WithNumbers(scale, [&](auto* scales) {
     ForRows(pool, rows, width, [=](int64_t r) {
       Normalise(from + r * width, scales, small, width, to + r * width);
     });
-  };
-  if (scale.element_type() == ffi::F32) {
-    normalise(static_cast<const float*>(scale.untyped_data()));
-  } else if (scale.element_type() == ffi::BF16) {
-    normalise(static_cast<const BFloat16*>(scale.untyped_data()));
-  } else {
-    return ffi::Error::InvalidArgument("a norm's scale is neither float32 nor bfloat16");
-  }
-  return ffi::Error::Success();
+  });
 }
 
 }  // namespace

@@ -35,12 +35,9 @@ ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
   void* to = outputs->untyped_data();
   // XLA passes the same buffer as operand and result, unless the old layer is needed elsewhere.
   if (to != layer.untyped_data()) std::memcpy(to, layer.untyped_data(), layer.size_bytes());
-  if (layer.element_type() == ffi::F32) {
-    Write(block.typed_data(), start.typed_data(), shape, static_cast<float*>(to));
-  } else {
-    Write(block.typed_data(), start.typed_data(), shape, static_cast<BFloat16*>(to));
-  }
-  return ffi::Error::Success();
+  return WithNumbers(*outputs, [&](auto* numbers) {
+    Write(block.typed_data(), start.typed_data(), shape, numbers);
+  });
 }
 
 }  // namespace
