@@ -8,25 +8,19 @@ from jaxtyping import Array, Int32
 
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
-StepFn = Callable[[ModelParams, SpecState], tuple[SpecState, StepInfo]]
-
 
 def run_rounds(
     params: ModelParams,
     state: SpecState,
     num_rounds: Int32[Array, ""],
     *,
-    step: StepFn,
+    step: Callable[[ModelParams, SpecState], tuple[SpecState, StepInfo]],
     max_rounds: int,
 ) -> tuple[SpecState, StepInfo, Int32[Array, ""]]:
     """Runs rounds until every row is done, `num_rounds` at most.
 
-    Args:
-      params: of target and drafter.
-      state: before the first round; meant to be donated.
-      num_rounds: at most `max_rounds`; traced, so that another number compiles nothing.
-      step: one round.
-      max_rounds: rounds whose infos the result has room for.
+    `num_rounds` is traced, so that another number compiles nothing. The state is meant to be
+    donated.
 
     Returns:
       The state after the last round, the infos of all rounds stacked on a new first axis of
