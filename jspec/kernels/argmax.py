@@ -1,12 +1,17 @@
 """The first of the largest values of a row."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.kernels.library import in_cpp
+from jspec.kernels.library import floats, in_cpp
 
 
-@in_cpp("first_argmax")
+def _results(values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return jax.ShapeDtypeStruct(values.shape[:-1], jnp.int32), floats(*values.shape[:-1])
+
+
+@in_cpp("first_argmax", _results)
 def first_argmax(
     values: Float32[Array, "... v"],
 ) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:

@@ -24,7 +24,7 @@ def _is_native(queries: Array, keys: Array, values: Array, visible: Array) -> bo
 
 
 @in_cudnn
-@library.in_cpp("attention", _is_native)
+@library.in_cpp("attention", lambda queries, *_: library.floats(*queries.shape), _is_native)
 def attend(
     queries: Float[Array, "b t n h"],
     keys: Float[Array, "b k s h"],

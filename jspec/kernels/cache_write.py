@@ -15,7 +15,7 @@ def _is_native(layer: Array, new: Array, start: Array) -> bool:
     return layer.dtype in (jnp.bfloat16, jnp.float32) and new.dtype == jnp.float32
 
 
-@in_cpp("write_rows", _is_native)
+@in_cpp("write_rows", lambda layer, *_: jax.ShapeDtypeStruct(layer.shape, layer.dtype), _is_native)
 def write_rows(
     layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
 ) -> Float[Array, "b k s h"]:

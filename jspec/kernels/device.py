@@ -11,13 +11,9 @@ from jspec.kernels.build import fingerprint
 
 
 class TimedProducts(NamedTuple):
-    """Products that are large enough to measure the default device by.
-
-    Attributes:
-      num_bytes: size of a kernel that no cache holds, for the rate at which weights are read.
-      rows: rows of a product that is bound by arithmetic, for the rate of operations.
-      width: inputs and outputs of that product.
-      rows_dtype: the type in which a product takes its rows without a conversion.
+    """Products to measure the default device by: a kernel of `num_bytes`, which no cache holds, for
+    the rate of reading weights; and `rows` of `width` inputs and outputs, bound by arithmetic, for
+    the rate of operations. They take rows of `rows_dtype` without a conversion.
     """
 
     num_bytes: int

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array
 
 from jspec.kernels.build import load_library
@@ -72,16 +73,24 @@ def _prepare() -> ctypes.CDLL | None:
     return library
 
 
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns the shape of a float32 result."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
 def in_cpp(
-    name: str, takes: Callable[..., bool] = lambda *operands: True
+    name: str, result: Callable[..., Any], takes: Callable[..., bool] = lambda *operands: True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Lets C++ compute an operation written in JAX, for the operands that the C++ takes."""
+    """Lets C++ compute an operation written in JAX, for the operands that the C++ takes.
+
+    `result` tells the shapes of the results: tracing the JAX for them would slow down every start.
+    """
 
     def decorate(reference: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(reference)
         def operation(*operands: Any) -> Any:
             if takes(*operands) and is_available():
-                return call(name, reference, *operands)
+                return call(name, reference, result(*operands), *operands)
             return reference(*operands)
 
         return operation
@@ -89,13 +98,12 @@ def in_cpp(
     return decorate
 
 
-def call(name: str, reference: Callable[..., Any], *operands: Any) -> Any:
+def call(name: str, reference: Callable[..., Any], result: Any, *operands: Any) -> Any:
     """Returns what the reference returns, up to rounding, computed by a function in C++.
 
     The one exception is attention for a query that may see nothing: C++ returns zeros, the
     reference the mean of all values. Derivatives are the reference's.
     """
-    result = jax.eval_shape(reference, *operands)
     return with_derivatives_of(reference, functools.partial(_call, name, result), *operands)
 
 

@@ -33,7 +33,11 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     return float_product(rows.astype(jnp.float32), kernel)
 
 
-@library.in_cpp("product", lambda rows, kernel: rows.shape[0] <= _most_native_rows(kernel.dtype))
+@library.in_cpp(
+    "product",
+    lambda rows, kernel: library.floats(rows.shape[0], kernel.shape[0]),
+    lambda rows, kernel: rows.shape[0] <= _most_native_rows(kernel.dtype),
+)
 def float_product(
     rows: Float32[Array, "r i"], kernel: Float[Array, "o i"]
 ) -> Float32[Array, "r o"]:

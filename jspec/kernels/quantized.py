@@ -60,7 +60,8 @@ def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Flo
         name = "int8_product" if kernel.multipliers is None else "int4_product"
         # Without instructions for bfloat16 the C++ would convert every row to float32 anyway.
         dtype = kernel.dtype if library.has_pairs() else jnp.float32
-        return library.call(name, _float_product, rows.astype(dtype), *weights)
+        result = library.floats(rows.shape[0], kernel.scales.size)
+        return library.call(name, _float_product, result, rows.astype(dtype), *weights)
     if jax.default_backend() == "cpu":
         return _integer_product(rows.astype(jnp.float32), kernel)
     return _float_product(rows.astype(kernel.dtype), *weights)

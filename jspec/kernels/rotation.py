@@ -1,12 +1,19 @@
 """Rotary position embeddings (arXiv 2104.09864) of the heads of one attention layer."""
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from jspec.kernels.library import in_cpp
+from jspec.kernels.library import floats, in_cpp
 
 
-@in_cpp("rotate_heads")
+def _results(qkv: Array, cos: Array, sin: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
+    del cos, sin
+    b, t, k, parts, h = qkv.shape
+    return floats(b, t, k * (parts - 2), h), floats(b, t, k, h), floats(b, t, k, h)
+
+
+@in_cpp("rotate_heads", _results)
 def rotate_heads(
     qkv: Float32[Array, "b t k p h"],
     cos: Float32[Array, "b t half"],
@@ -14,13 +21,8 @@ def rotate_heads(
 ) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
     """Splits the heads of a layer, and rotates those of queries and keys.
 
-    Args:
-      qkv: p heads for each key/value head: its query heads, its key head and its value head.
-      cos, sin: of every position's angles.
-
-    Returns:
-      The query heads, rotated and multiplied by h^-1/2 for attention; the key heads, rotated; the
-      value heads, unchanged.
+    `qkv` has p heads for each key/value head: its query heads, its key head and its value head.
+    Query heads are multiplied by h^-1/2 for attention, too. Value heads stay unchanged.
     """
     b, t, k, parts, h = qkv.shape
     rotated = apply_rope(qkv[:, :, :, :-1].reshape(b, t, -1, h), cos, sin)

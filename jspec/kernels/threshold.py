@@ -13,7 +13,7 @@ from jspec.kernels.library import in_cpp
 _INT_BITS = 32
 
 
-@in_cpp("smallest_rank")
+@in_cpp("smallest_rank", lambda rank, *_: jax.ShapeDtypeStruct((*rank.shape[:-1], 1), jnp.int32))
 def smallest_rank(
     rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b #t 1"]
 ) -> Int32[Array, "b t 1"]:

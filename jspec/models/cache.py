@@ -79,11 +79,9 @@ class KVCache(struct.PyTreeNode):
         )
 
     def visible(self, block_mask: Bool[Array, "#b t u"]) -> Bool[Array, "b t s"]:
-        """Returns which slots each query may see: the committed ones and its block's.
+        """Returns which slots each query may see: the committed ones and, of u, its block's.
 
-        Args:
-          block_mask: which of the u block slots each of t queries sees. u is above t where earlier
-            calls have written a part of the block.
+        u is above t where earlier calls have written a part of the block.
         """
         t, u = block_mask.shape[1:]
         # Slots relative to the block's first one, which lies elsewhere in every row.

@@ -20,10 +20,7 @@ from jspec.models.rope import rope_cos_sin
 class Llama(nn.Module):
     """The decoder of a Llama-family model. See `ApplyFn` for the call.
 
-    Attributes:
-      config: its shape.
-      layers: the layers that are run, in rising order; None for all. The cache has one entry for
-        each.
+    It runs the given layers, in rising order, or all. The cache has one entry for each.
     """
 
     config: LlamaConfig

@@ -17,10 +17,9 @@ def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    # Llama 3 divides low frequencies by the factor, for a context that was extended after training
-    # (arXiv 2407.21783), keeps high ones and blends in between. Wavelengths, in tokens, are
-    # compared with the context before the extension: a short one has made many turns in it and is
-    # well trained, a long one has not.
+    # Llama 3 (arXiv 2407.21783) divides low frequencies by the factor, keeps high ones, blends in
+    # between. Wavelengths, in tokens, are compared with the context before its extension: a short
+    # one has made many turns in it and is well trained, a long one has not.
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     blend = (scaling.original_max_seq_len / wavelengths - low) / (high - low)

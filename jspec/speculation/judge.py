@@ -20,10 +20,8 @@ def judge(
     """Decides which drafts are accepted, and which token follows them.
 
     The logits are the target's at each block token, [b w+1 v], after the processors, which the
-    settings no longer have. The position of the round's first token keys the noise.
-
-    Returns:
-      The verdict; the target's distributions, [b w+1 v], if the settings ask for log-probabilities.
+    settings no longer have. The position of the round's first token keys the noise. The target's
+    distributions, [b w+1 v], are returned too if the settings ask for log-probabilities.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
 

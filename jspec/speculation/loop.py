@@ -20,11 +20,8 @@ def run_rounds(
     """Runs rounds until every row is done, `num_rounds` at most.
 
     `num_rounds` is traced, so that another number compiles nothing. The state is meant to be
-    donated.
-
-    Returns:
-      The state after the last round, the infos of all rounds stacked on a new first axis of
-      `max_rounds`, and how many rounds were run.
+    donated. The infos of all rounds are stacked on a new first axis of `max_rounds`, and the last
+    result is how many were run.
     """
     # A loop's carry has a fixed shape, so room for all infos is made before the first round.
     info = jax.eval_shape(step, params, state)[1]

@@ -16,11 +16,7 @@ from jspec.speculation.types import ModelParams, SpecState, StepInfo
 def plain_step(
     params: ModelParams, state: SpecState, *, target: ApplyFn
 ) -> tuple[SpecState, StepInfo]:
-    """Feeds the newest token of every row to the target, and draws the next token.
-
-    Returns:
-      The state after the step, and what happened in it.
-    """
+    """Feeds the newest token of every row to the target, and draws the next token."""
     cache = state.target_cache
     # The last token is in no cache yet: it has position `length`, and the drawn one `length + 1`.
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
@@ -45,10 +41,8 @@ def draw_next(
 ) -> tuple[RowTokens, Probs | None]:
     """Draws each row's next token, from logits before the processors.
 
-    The token's position, counted from the start of the prompt, keys the noise.
-
-    Returns:
-      The tokens; their distributions, [b 1 v], where log-probabilities are wanted.
+    The token's position, counted from the start of the prompt, keys the noise. Where
+    log-probabilities are wanted, the tokens' distributions [b 1 v] are returned too.
     """
     logits, settings = settings.process(logits), settings.without_processors()
     has_logprobs = settings.switches.logprobs

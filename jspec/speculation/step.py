@@ -59,9 +59,6 @@ def speculative_step(
 
     Besides the verify call of a full proposal, a narrower one is compiled for each number of drafts
     in `widths`, which rise.
-
-    Returns:
-      The state after the round, and what happened in it.
     """
     proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
     return verify(params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths)

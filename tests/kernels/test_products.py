@@ -32,7 +32,8 @@ pytestmark = pytest.mark.usefixtures("library")
 
 @jax.jit
 def product(rows, kernel):
-    return native.call("product", product_by_xla, rows.astype(jnp.float32), kernel)
+    result = native.floats(rows.shape[0], kernel.shape[0])
+    return native.call("product", product_by_xla, result, rows.astype(jnp.float32), kernel)
 
 
 def draw(shape, seed, dtype):

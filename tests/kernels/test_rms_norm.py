@@ -57,7 +57,14 @@ def test_a_scale_of_another_type_is_left_to_xla():
 def test_the_library_refuses_a_scale_that_it_cannot_read():
     inputs, scale = draw((2, 9, 70), "float16")
     with pytest.raises(Exception, match="neither float32 nor bfloat16"):
-        native.call("rms_norm", rms_norm.__wrapped__, inputs, scale, jnp.float32(1e-5))
+        native.call(
+            "rms_norm",
+            rms_norm.__wrapped__,
+            native.floats(*inputs.shape),
+            inputs,
+            scale,
+            jnp.float32(1e-5),
+        )
 
 
 def test_a_rows_result_does_not_depend_on_its_neighbours():

@@ -55,10 +55,8 @@ class Proposal(struct.PyTreeNode):
 class TargetPrefix(struct.PyTreeNode):
     """The first layers of the target's call on [last token, drafts], run by the drafter.
 
-    Attributes:
-      hidden: the last of these layers' output at each token of the block.
-      cache: the target's; these layers' keys and values of the block are written, not committed.
-      num_layers: how many layers were run.
+    It has the last of these layers' output at each token of the block, and the target's cache with
+    their keys and values of the block written, not committed.
     """
 
     hidden: Float32[Array, "b t d"]
