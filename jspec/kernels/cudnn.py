@@ -5,9 +5,8 @@ Llama-3.2-3B that is about nine times the bytes of one layer's keys and values. 
 of those instead, since JAX hands it [b s k h] and the cache is [b k s h]. From 64 queries on, the
 narrower of the chunks in which prompts are read, the copy should pay (counted, not measured).
 
-Each shape is tried once, and where cuDNN fails XLA computes with a warning. `tests/test_gpu.py`
-compares the two on a GPU; tests on CPU put JAX's own `implementation="xla"` in cuDNN's place.
-`JSPEC_CUDNN=0` in the environment leaves everything to XLA.
+Each shape is tried once, and where cuDNN fails XLA computes with a warning. `JSPEC_CUDNN=0` in the
+environment leaves everything to XLA.
 """
 
 import functools

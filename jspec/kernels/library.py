@@ -74,7 +74,7 @@ def _prepare() -> ctypes.CDLL | None:
 
 
 def floats(*shape: int) -> jax.ShapeDtypeStruct:
-    """Returns the shape of a float32 result."""
+    """Returns a float32 result's shape."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 

@@ -127,11 +127,7 @@ PRESETS: Mapping[str, LlamaConfig] = {
 
 
 def get_preset(name: str) -> LlamaConfig:
-    """Returns the preset of that name.
-
-    Raises:
-      ValueError: no such preset.
-    """
+    """Returns the preset of that name; raises ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(f"expected a preset among {', '.join(PRESETS)}; got {name!r}")
     return PRESETS[name]
