@@ -20,8 +20,7 @@ from jspec.drafters.heads.blockwise_heads import (
     place_output,
     save_blockwise,
 )
-from jspec.models.layers import linear
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel, linear
 from jspec.training.config import TrainingConfig
 from jspec.training.heads import Heads, make_heads_trainee
 from jspec.training.texts import Text

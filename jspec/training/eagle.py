@@ -15,8 +15,7 @@ from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_e
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import LlamaConfig
-from jspec.models.layers import look_up
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel, look_up
 from jspec.training.chain_loss import chain_loss, target_steps
 from jspec.training.config import TrainingConfig
 from jspec.training.eagle_unroll import head_logits, unroll

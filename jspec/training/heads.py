@@ -29,7 +29,7 @@ from jaxtyping import Array, Float32
 
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel
 from jspec.training.chain_loss import chain_loss, masked_mean, target_steps
 from jspec.training.model_loss import LazyLogits, compare, lazy_logits
 from jspec.training.packing import Rows

@@ -19,7 +19,7 @@ from jspec.drafters.heads.medusa_heads import (
     medusa_logits,
     save_medusa,
 )
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel
 from jspec.training.config import TrainingConfig
 from jspec.training.heads import TARGET, Heads, make_heads_trainee, make_joint_trainee
 from jspec.training.texts import Text

@@ -20,8 +20,7 @@ from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import Logits, Params, Tokens
 from jspec.models import LlamaConfig
-from jspec.models.layers import Kernel, linear
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import Kernel, head_kernel, linear
 from jspec.training.chain_loss import masked_mean
 from jspec.training.packing import Rows, packed_hidden, shift_left
 from jspec.training.trainee import SCORE

@@ -25,8 +25,7 @@ from jspec.common.errors import InputError
 from jspec.common.progress import Progress
 from jspec.common.typing import Params
 from jspec.models import LlamaConfig
-from jspec.models.layers import linear, look_up
-from jspec.models.outputs import head_kernel, normed_outputs
+from jspec.models.layers import head_kernel, linear, look_up, normed_outputs
 from jspec.training.packing import Rows, compute_by_text, packed_hidden, take_by_text
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
