@@ -10,8 +10,8 @@ from flax import struct
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
-from jspec.training.trainee import SCORE
 
 _STEP, _STEP_WEIGHT = "step", 1e-12
 
@@ -24,7 +24,7 @@ class TrainState(struct.PyTreeNode):
 
 
 class Checkpoints:
-    """The checkpoints of a run, in WORKDIR/checkpoints."""
+    """The checkpoints of a run, in WORKDIR/checkpoints; errors of the disk are `InputError`s."""
 
     def __init__(self, workdir: pathlib.Path, recipe: Recipe) -> None:
         """Opens the folder; what a killed run left half written is removed."""
@@ -48,20 +48,12 @@ class Checkpoints:
             )  # fmt: skip
 
     def restore(self, state: TrainState) -> tuple[TrainState, int]:
-        """Returns the latest state and its step; the given state and 0 if there is none.
-
-        Raises:
-          InputError: the checkpoint cannot be read, or has other parameters.
-        """
+        """Returns the latest state and its step; the given state and 0 if there is none."""
         latest = self._checkpointer.latest
         return (self._load(latest.step, state), latest.step) if latest else (state, 0)
 
     def save(self, step: int, state: TrainState, metrics: dict[str, Any]) -> None:
-        """Writes a checkpoint.
-
-        Raises:
-          InputError: it cannot be written.
-        """
+        """Writes a checkpoint."""
         with self._one_line_errors("write a checkpoint to"):
             metrics = metrics | {_STEP: step}
             self._checkpointer.save_async(step, _named_leaves(state), metrics=metrics)
@@ -75,14 +67,7 @@ class Checkpoints:
         return age >= self._recipe.patience * self._recipe.evaluate_every
 
     def best(self, state: TrainState) -> tuple[Params, dict[str, Any]]:
-        """Returns the parameters of the best score, and its metrics.
-
-        Args:
-          state: any state of the same shapes.
-
-        Raises:
-          InputError: the checkpoint cannot be read.
-        """
+        """Returns the parameters of the best score, and its metrics; any state gives the shapes."""
         best = self._best()
         return self._load(best.step, state).params, dict(best.metrics)
 

@@ -9,10 +9,11 @@ added only theirs are computed.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -27,7 +28,7 @@ from jspec.common.typing import Params
 from jspec.models import LlamaConfig
 from jspec.models.layers import linear, look_up
 from jspec.models.outputs import head_kernel, normed_outputs
-from jspec.training.packing import Rows, compute_by_text, packed_hidden, take_by_text
+from jspec.training.packing import Rows, iterate_rows, pack, packed_hidden
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
 
@@ -51,39 +52,19 @@ class TargetStates(NamedTuple):
     logits: Float32[Array, "b t u"]
 
 
-def read_layers(config: LlamaConfig, feature_layers: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the layers whose outputs `make_states` needs: the feature layers and the last one."""
-    return (*feature_layers, config.num_layers)
-
-
-def make_reader(
-    config: LlamaConfig, layers: tuple[int, ...], dtype: jax.typing.DTypeLike
-) -> Callable[[Params, Rows], Float[Array, "b t l d"]]:
-    """Returns (a model's parameters, rows) -> outputs of its layers, in a type; see `ApplyFn`."""
-
-    def read(params: Params, rows: Rows) -> Float[Array, "b t l d"]:
-        cache_dtype = params["embedding"].dtype
-        return packed_hidden(config, params, rows, cache_dtype, layers).astype(dtype)
-
-    return jax.jit(read)
-
-
 def make_states(
-    target: LoadedModel, ids: np.ndarray, feature_layers: tuple[int, ...]
+    config: LlamaConfig, ids: np.ndarray, layers: tuple[int, ...]
 ) -> Callable[[Params, Rows], TargetStates]:
     """Returns (the target's parameters, rows) -> its states; it runs if rows lack its outputs.
 
-    Args:
-      target: the model.
-      ids: tokens that the drafter can propose, [u].
-      feature_layers: see `EagleConfig`.
+    The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last one.
     """
-    config = target.config
-    read = make_reader(config, read_layers(config, feature_layers), jnp.float32)
 
     def states_of(params: Params, rows: Rows) -> TargetStates:
-        outputs = read(params, rows) if rows.outputs is None else jnp.asarray(rows.outputs)
-        outputs = outputs.astype(jnp.float32)
+        outputs = rows.outputs
+        if outputs is None:
+            outputs = _outputs(config, params, rows, layers)
+        outputs = jnp.asarray(outputs, jnp.float32)
         hidden = normed_outputs(config, params, outputs[:, :, -1])
         head = look_up(head_kernel(config, params), jnp.asarray(ids)[None])[0]
         return TargetStates(
@@ -96,6 +77,12 @@ def make_states(
     return jax.jit(states_of)
 
 
+def _outputs(
+    config: LlamaConfig, params: Params, rows: Rows, layers: tuple[int, ...]
+) -> Float32[Array, "b t l d"]:
+    return packed_hidden(config, params, rows, params["embedding"].dtype, layers)
+
+
 class StateStore:
     """The target's outputs at the tokens of texts, on disk; `fill` adds them to rows."""
 
@@ -105,89 +92,90 @@ class StateStore:
         target: LoadedModel,
         layers: tuple[int, ...],
         texts: Sequence[Text],
+        *,
         seq_len: int,
         batch_size: int,
     ) -> None:
-        """Computes what is not there yet.
+        """Computes the outputs of `layers`, see `ApplyFn`, that are not in the folder yet.
 
-        Args:
-          folder: of the files.
-          target: the model.
-          layers: those whose outputs are stored; see `ApplyFn`.
-          texts: all texts of the rows to fill.
-          seq_len: tokens of a row; longer texts are cut.
-          batch_size: rows computed at a time.
+        `texts` are all texts of the rows to fill, cut to `seq_len` tokens; `batch_size` rows are
+        computed at a time.
 
         Raises:
           InputError: the folder cannot be written, or a file in it is damaged.
         """
-        self._target, self._shape = target, (len(layers), target.config.embed_dim)
-        self._sizes = {"seq_len": seq_len, "batch_size": batch_size}
-        self._read = make_reader(target.config, layers, dtype=jnp.bfloat16)
+        self._seq_len, self._batch_size = seq_len, batch_size
+        self._params, self._shape = target.params, (len(layers), target.config.embed_dim)
+        self._run = jax.jit(functools.partial(_outputs, target.config, layers=layers))
         self._stored: dict[bytes, np.ndarray] = {}  # a text's tokens -> [t l d]
-        ids = [np.array(text.ids[:seq_len], np.int32) for text in texts]
-        groups = [ids[first : first + _TEXTS_A_FILE] for first in range(0, len(ids), _TEXTS_A_FILE)]
-        model = _digest_of(target, layers)
-        paths = [folder / f"{_digest_of_texts(model, group)}.npy" for group in groups]
+        digest = _digest_of(target, layers)
+        groups = [texts[i : i + _TEXTS_A_FILE] for i in range(0, len(texts), _TEXTS_A_FILE)]
+        tokens = [[np.array(text.ids[:seq_len], np.int32) for text in group] for group in groups]
+        paths = [folder / f"{_digest_of_texts(digest, group)}.npy" for group in tokens]
         num_done = sum(path.exists() for path in paths)
         progress = Progress(len(paths), num_done, "file of hidden states")
-        for path, group in zip(paths, groups, strict=True):
+        for path, group, ids in zip(paths, groups, tokens, strict=True):
+            ends = np.cumsum([len(one) for one in ids])
             if not path.exists():
-                self._write(path, group)
+                _write(path, self._compute(group, ids))
                 num_done += 1
-                progress.show(num_done, 0)
-            self._open(path, group)
+                progress.show(num_done)
+            outputs = _read(path, (int(ends[-1]), *self._shape))
+            parts = np.split(outputs, ends[:-1])
+            self._stored |= zip(map(np.ndarray.tobytes, ids), parts, strict=True)
 
     def fill(self, rows: Rows) -> Rows:
         """Returns rows of the texts with the target's outputs, [r t l d]; 0 where padded."""
-        zeros = np.zeros([*rows.tokens.shape, *self._shape], jnp.bfloat16)
-        return rows._replace(outputs=take_by_text(self._stored, rows, zeros))
+        outputs = np.zeros([*rows.tokens.shape, *self._shape], jnp.bfloat16)
+        for span in _spans(rows):
+            outputs[span] = self._stored[rows.tokens[span].tobytes()]
+        return rows._replace(outputs=outputs)
 
-    def _open(self, path: pathlib.Path, group: Sequence[np.ndarray]) -> None:
-        ends = np.cumsum([len(ids) for ids in group])
-        wanted = (int(ends[-1]), *self._shape)
-        try:
-            outputs = np.load(path, mmap_mode="r")
-            if outputs.shape != wanted or outputs.dtype != np.uint16:
-                found = f"{outputs.shape} of {outputs.dtype}"
-                raise ValueError(f"expected {wanted} numbers of uint16, found {found}")
-        except (OSError, ValueError, EOFError) as error:
-            reason = f"{error}; delete it, to compute it anew"
-            raise InputError(f"cannot read {path}: {reason}") from None
-        for ids, end in zip(group, ends, strict=True):
-            # NumPy knows no bfloat16: the file holds the same bits as uint16.
-            self._stored[ids.tobytes()] = outputs[end - len(ids) : end].view(jnp.bfloat16)
-
-    def _write(self, path: pathlib.Path, group: Sequence[np.ndarray]) -> None:
-        """Computes a file, which appears when it is complete."""
-        found = compute_by_text(
-            lambda rows: self._read(self._target.params, rows),
-            [tuple(ids.tolist()) for ids in group],
-            **self._sizes,
-        )
-        nothing = np.zeros([0, *self._shape], jnp.bfloat16)  # of a text without tokens
-        outputs = np.concatenate([found.get(ids.tobytes(), nothing) for ids in group])
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _remove_leftovers(path.parent)
-            with partial.open("wb") as file:
-                np.save(file, outputs.view(np.uint16))
-            partial.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise InputError(
-                f"cannot write {path}: {error.strerror or error}; the same command goes on from it"
-            ) from None
+    def _compute(self, texts: Sequence[Text], ids: Sequence[np.ndarray]) -> np.ndarray:
+        """Returns the outputs at the tokens of texts, one after another, [n l d]."""
+        found = {b"": np.zeros([0, *self._shape], jnp.bfloat16)}  # a text may have no tokens
+        longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)
+        for rows in iterate_rows(pack(longest_first, self._seq_len), self._batch_size):
+            outputs = np.asarray(self._run(self._params, rows).astype(jnp.bfloat16))
+            found |= {rows.tokens[span].tobytes(): outputs[span] for span in _spans(rows)}
+        return np.concatenate([found[one.tobytes()] for one in ids])
 
 
-def _remove_leftovers(folder: pathlib.Path) -> None:
-    """Removes the unfinished files of processes that have ended."""
-    for partial in folder.glob("*.partial"):
-        pid = partial.stem.rpartition(".")[2]
-        if not (pid.isdigit() and psutil.pid_exists(int(pid))):
-            partial.unlink(missing_ok=True)
+def _spans(rows: Rows) -> Iterator[tuple[int, slice]]:
+    """Yields where each text is, as an index (row, tokens)."""
+    for row, text in enumerate(rows.text):
+        for number in np.unique(text[text > 0]):
+            first, last = np.flatnonzero(text == number)[[0, -1]]
+            yield row, slice(int(first), int(last) + 1)
+
+
+def _read(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Opens a file of bfloat16 numbers of a shape; they stay on the disk until they are read."""
+    try:
+        return np.load(path, mmap_mode="r").reshape(shape).view(jnp.bfloat16)
+    except (OSError, ValueError, EOFError) as error:
+        reason = f"{error}; delete it, to compute it anew"
+        raise InputError(f"cannot read {path}: {reason}") from None
+
+
+def _write(path: pathlib.Path, outputs: np.ndarray) -> None:
+    """Writes bfloat16 numbers to a file, which appears when it is complete."""
+    partial = path.with_suffix(f".{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for other in path.parent.glob("*.partial"):
+            pid = other.stem.rpartition(".")[2]
+            if not (pid.isdigit() and psutil.pid_exists(int(pid))):  # its process was killed
+                other.unlink(missing_ok=True)
+        with partial.open("wb") as file:
+            np.save(file, outputs.view(np.uint16))  # NumPy knows no bfloat16: the same bits
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise InputError(
+            f"cannot write {path}: {error.strerror or error}; the same command goes on from it"
+        ) from None
 
 
 def _digest_of(target: LoadedModel, layers: tuple[int, ...]) -> str:

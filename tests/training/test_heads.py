@@ -14,13 +14,13 @@ from jspec.drafters import DrafterOptions
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
-from jspec.training.blockwise import BlockwiseTraining
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
+from jspec.training.heads import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
-from jspec.training.trainee import SCORE
 from tests.cases import slow_unless
 from tests.evaluation.auditing.subjects import make_subject
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
@@ -50,7 +50,7 @@ def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
     trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
-    params, metrics = train(trainee, grammar_target().params, *grammar_batches(16), RECIPE, folder)
+    params, metrics = train(trainee, *grammar_batches(16), RECIPE, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder

@@ -12,8 +12,8 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.training import target_states
 from jspec.training.eagle import EagleTraining
-from jspec.training.packing import Batches, pack
-from jspec.training.target_states import StateStore, make_reader
+from jspec.training.packing import Batches, pack, packed_hidden
+from jspec.training.target_states import StateStore
 from jspec.training.texts import Text
 from tests.tiny_models import CONFIG, make_model, peaked_params, target
 
@@ -44,7 +44,7 @@ def test_rows_get_what_the_target_says(tmp_path):
     texts = make_texts(10)
     rows = pack(texts[::-1], SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
-    wanted = np.asarray(make_reader(CONFIG, LAYERS, jnp.float32)(target().params, rows))
+    wanted = np.asarray(packed_hidden(CONFIG, target().params, rows, jnp.float32, LAYERS))
     is_text = rows.text > 0
     assert 0 < is_text.sum() < is_text.size
     outputs = filled.outputs.astype(np.float32)
@@ -79,7 +79,7 @@ def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(StateStore, "_write", None)
+        patch.setattr(StateStore, "_compute", None)
         again = open_store(tmp_path, texts)
     rows = pack(texts, SEQ_LEN)
     np.testing.assert_array_equal(again.fill(rows).outputs, first.fill(rows).outputs)
@@ -91,15 +91,15 @@ def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
     """The shard that it was at is made anew; nothing else stays of it."""
-    texts, compute = make_texts(8), target_states.compute_by_text
+    texts, compute = make_texts(8), StateStore._compute
 
-    def kill(*args, **options):
+    def kill(*args):
         if len(list(tmp_path.iterdir())) == 1:
             raise KeyboardInterrupt
-        return compute(*args, **options)
+        return compute(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(target_states, "compute_by_text", kill)
+        patch.setattr(StateStore, "_compute", kill)
         with pytest.raises(KeyboardInterrupt):
             open_store(tmp_path, texts)
     assert len(list(tmp_path.iterdir())) == 1
