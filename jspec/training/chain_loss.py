@@ -25,8 +25,7 @@ class TargetStep(NamedTuple):
 
     Attributes:
       probs: the target's distribution among the tokens that the drafter can propose, [b n u].
-      best: the most likely of those, [b n]. Where `can_hit` holds and texts are greedy, it is the
-        most likely of all tokens.
+      best: the most likely of those, [b n]; in greedy texts, where `can_hit`, of all tokens.
       is_scored: chains that reach so far, with an answer's token there, [b n].
       can_hit: those of them whose token the drafter can propose, [b n].
     """
@@ -59,16 +58,23 @@ def chain_loss(
       is_frugal: recompute a step's logits for the gradient, so that one step's are held at a time.
 
     Returns:
-      The loss and a dict of
-      `losses`: mean cross-entropy of each step, in nats, [s].
-      `acceptance`: mean of sum min(target, drafter) of each step at temperature 1, [s], again among
-        the tokens that it can propose: a drafter of few tokens is accepted less often than this.
-      `agreement`: how often both find the same token most likely at each step, [s].
+      The loss and, of each step, [s],
+      `losses`: mean cross-entropy, in nats.
+      `acceptance`: mean of sum min(target, drafter) at temperature 1, again among the tokens that
+        it can propose: a drafter of few tokens is accepted less often than this.
+      `agreement`: how often both find the same token most likely.
       `SCORE`: tokens a round with a draft at each step would emit at temperature 0, scalar.
     """
 
     def score(step: int) -> tuple[Array, Array, Array]:
-        return _score(draft_logits(step), target_step(step))
+        logits, target = draft_logits(step), target_step(step)
+        # As few arrays of the logits' size as the gradient allows; no argmax of them: it is slow.
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        loss = masked_mean(total[..., 0] - jnp.sum(target.probs * logits, axis=-1), target.can_hit)
+        shared = jnp.minimum(target.probs, jnp.exp(logits - total))
+        overlap = masked_mean(jnp.sum(shared, axis=-1), target.can_hit)
+        at_best = jnp.take_along_axis(logits, target.best[..., None], axis=-1)[..., 0]
+        return loss, overlap, (at_best >= jnp.max(logits, axis=-1)) & target.can_hit
 
     if is_frugal:
         score = jax.checkpoint(score, static_argnums=0)
@@ -83,19 +89,6 @@ def chain_loss(
     metrics = jax.tree.map(lambda *values: jnp.stack(values), *steps)
     weights = jnp.float32(decay) ** jnp.arange(num_steps, dtype=jnp.float32)
     return jnp.sum(weights * metrics["losses"]), metrics | {SCORE: length}
-
-
-def _score(
-    logits: Float32[Array, "b n u"], target: TargetStep
-) -> tuple[Float32[Array, ""], Float32[Array, ""], Bool[Array, "b n"]]:
-    """Returns a step's cross-entropy, its overlap, and where both find the same token best."""
-    # As few arrays of the logits' size as the gradient allows; and no argmax of them: it is slow.
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    loss = masked_mean(total[..., 0] - jnp.sum(target.probs * logits, axis=-1), target.can_hit)
-    shared = jnp.minimum(target.probs, jnp.exp(logits - total))
-    overlap = masked_mean(jnp.sum(shared, axis=-1), target.can_hit)
-    at_best = jnp.take_along_axis(logits, target.best[..., None], axis=-1)[..., 0]
-    return loss, overlap, (at_best >= jnp.max(logits, axis=-1)) & target.can_hit
 
 
 def target_steps(

@@ -3,10 +3,9 @@
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from flax import struct
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
@@ -16,7 +15,7 @@ from jspec.training.config import Recipe
 _STEP, _STEP_WEIGHT = "step", 1e-12
 
 
-class TrainState(struct.PyTreeNode):
+class TrainState(NamedTuple):
     """All that the next update needs."""
 
     params: Params
@@ -55,9 +54,8 @@ class Checkpoints:
     def save(self, step: int, state: TrainState, metrics: dict[str, Any]) -> None:
         """Writes a checkpoint."""
         with self._one_line_errors("write a checkpoint to"):
-            metrics = metrics | {_STEP: step}
-            self._checkpointer.save_async(step, _named_leaves(state), metrics=metrics)
-            self._checkpointer.wait()  # the next update donates the state's memory
+            # It waits for the disk: the next update donates the state's memory.
+            self._checkpointer.save(step, _named_leaves(state), metrics=metrics | {_STEP: step})
 
     def is_stale(self) -> bool:
         """Returns whether the recipe's patience has run out since the best score."""
@@ -76,14 +74,10 @@ class Checkpoints:
         return max(whole, key=lambda one: _rank(one.metrics))  # type: ignore
 
     def _load(self, step: int, state: TrainState) -> TrainState:
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        abstract = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            for name, leaf in _named_leaves(state).items()
-        }
+        wanted = _named_leaves(state)  # Orbax reads shapes, types and devices off them
         with self._one_line_errors(f"read step {step} of"):
-            leaves = self._checkpointer.load(step, abstract)
-        return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in abstract])
+            leaves = self._checkpointer.load(step, wanted)
+        return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in wanted])
 
     @contextlib.contextmanager
     def _one_line_errors(self, what: str) -> Iterator[None]:

@@ -105,7 +105,7 @@ class DraftModelTraining(TrainingConfig):
                 return metrics["losses"][0], metrics
             is_known = jnp.zeros(tokens.shape, bool)
             for logits, shared in zip(of_earlier, shared_sizes, strict=True):
-                is_known |= compare(logits, of_target, tokens, {"kl": 1.0}, shared).agreement > 0
+                is_known |= compare(logits, of_target, tokens, {"kl": 1.0}, shared).agreement
             options = {"known_weight": self.known_weight, "num_steps": self.chain_steps}
             return boosted_loss(found, rows.is_scored(1), is_known, **options)
 
@@ -165,6 +165,5 @@ def _first_params(
         first[f"layers_{index}"] = target.params[f"layers_{layer}"]
     if training.embeddings == "shared":
         return {name: leaf for name, leaf in first.items() if name not in outer}
-    if training.embeddings == "copied":
-        return first | {name: target.params[name] for name in outer}
-    return first
+    theirs = outer if training.embeddings == "copied" else ()
+    return first | {name: target.params[name] for name in theirs}

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Int32
 
 from jspec.common.errors import InputError, check_range
 from jspec.common.typing import Params
@@ -59,9 +58,10 @@ class EagleTraining(TrainingConfig):
         check_range("vocab_size", self.vocab_size, 1, 10**9)
         check_range("chain_decay", self.chain_decay, 0, 10)
         size, depth = target.config.vocab_size, target.config.num_layers
-        num_steps = self.chain_steps
         answers = np.concatenate([np.array(text.answer, int) for text in texts])
-        ids = most_frequent(answers, size, self.vocab_size)
+        # Of equally frequent tokens the smaller ids are taken.
+        by_count = np.argsort(-np.bincount(answers, minlength=size), kind="stable")
+        ids = np.sort(by_count[: self.vocab_size]).astype(np.int32)
         earlier = self._load_earlier(target.config)
         usual = earlier.config.feature_layers if earlier else default_feature_layers(depth)
         layers = self.feature_layers or usual
@@ -77,8 +77,10 @@ class EagleTraining(TrainingConfig):
         if earlier is not None:
             first = _go_on(first, earlier, ids)
 
+        steps, decay = self.chain_steps, self.chain_decay
+
         def logits(params: Params, frozen: Params, states: TargetStates, rows: Rows) -> StepLogits:
-            head, outputs = params["head"]["head"], unroll(config, params, rows, states, num_steps)
+            head, outputs = params["head"]["head"], unroll(config, params, rows, states, steps)
             if self.freeze_head:
                 head = jax.lax.stop_gradient(head)
             return lambda step: linear(outputs[step], head)
@@ -87,7 +89,7 @@ class EagleTraining(TrainingConfig):
             stored = cast(params, jnp.bfloat16) | {"ids": jnp.asarray(ids)}
             save_eagle(folder, config, stored)
 
-        heads = Heads(first, logits, save, ids, num_steps, self.chain_decay, layers, False)
+        heads = Heads(first, logits, save, ids, steps, decay, layers, is_frugal=False)
         return make_heads_trainee(target, heads)
 
     def _load_earlier(self, target: LlamaConfig) -> LoadedHead | None:
@@ -102,14 +104,6 @@ class EagleTraining(TrainingConfig):
                 f"found {layers}"
             )
         return found
-
-
-def most_frequent(
-    answers: Int32[np.ndarray, "n"], vocab_size: int, size: int
-) -> Int32[np.ndarray, "u"]:
-    """Returns the most frequent token ids, rising; of equally frequent ones the smaller ones."""
-    counts = np.bincount(answers, minlength=vocab_size)
-    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
 
 
 def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, seed: int) -> Params:

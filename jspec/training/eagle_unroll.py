@@ -40,9 +40,8 @@ def unroll(
 ) -> list[Float32[Array, "b t d"]]:
     """Returns the head's outputs, normed, at every position and each of a chain's calls.
 
-    Returns:
-      For each step s, from whose index i the head predicts token i + 2 + s. The last 2 + s
-      positions of a text have no meaning.
+    From index i of those of step s the head predicts token i + 2 + s; the last 2 + s positions of a
+    text have no meaning.
     """
     mlp, norm = FeedForward(config.layer), RMSNorm(config.layer.norm_epsilon)
     head, visible = params["head"], rows.visible()
@@ -60,7 +59,7 @@ def unroll(
         queries, *pair = _project(config.layer, head["attention"], inputs, positions)
         pairs.append(pair)
         hidden = hidden + _attend(config.layer, head["attention"], queries, pairs, visible)
-        hidden = hidden + mlp.apply({"params": head["mlp"]}, normed("mlp_norm", hidden))
+        hidden = hidden + mlp.apply({"params": head["mlp"]}, normed("mlp_norm", hidden))  # type: ignore
         outputs.append(normed("final_norm", hidden))
     return outputs
 

@@ -28,7 +28,7 @@ from jspec.models.outputs import head_kernel
 from jspec.training.chain_loss import chain_loss, target_steps
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.packing import Rows
-from jspec.training.target_states import TargetStates, make_states
+from jspec.training.target_states import TargetStates, target_states
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
 
@@ -75,11 +75,10 @@ class Heads(NamedTuple):
 def make_heads_trainee(target: LoadedModel, heads: Heads) -> Trainee:
     """Returns heads to train on a target that stays as it is."""
     layers = (*heads.layers, target.config.num_layers)
-    states_of = make_states(target.config, heads.ids, layers)
 
     def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        states = jax.lax.stop_gradient(states_of(target_params, rows))
-        return heads.loss(params, target_params, states, rows)
+        states = target_states(target.config, target_params, rows, heads.ids, layers)
+        return heads.loss(params, target_params, jax.lax.stop_gradient(states), rows)
 
     return Trainee(heads.params, target.params, loss, heads.save, layers)
 

@@ -74,15 +74,16 @@ class LookaheadTraining(TrainingConfig):
             target_logits, _, cache = jax.lax.stop_gradient(read)
             anchors = anchors_of(rows, stride)
             n = anchors.shape[1]
-            positions = _take(positions, anchors)[..., None] + 1 + jnp.arange(num)
+            positions = jnp.take_along_axis(positions, anchors, axis=1)[..., None]
+            positions = (positions + 1 + jnp.arange(num)).reshape(b, -1)
             block = jnp.tile(params["embeddings"], (b, n, 1))
-            positions, mask = positions.reshape(b, -1), group_mask(rows, anchors, num)
+            mask = group_mask(rows, anchors, num)
             logits = apply(target_params, block, cache, positions=positions, block_mask=mask)[0]
             logits = logits.reshape(b, n, num, -1)
 
             def target_step(step: int) -> TargetStep:
                 ahead = 2 + step
-                is_scored = _take(rows.is_scored(ahead), anchors)
+                is_scored = jnp.take_along_axis(rows.is_scored(ahead), anchors, axis=1)
                 at = anchors[..., None] + ahead - 1
                 here = jnp.take_along_axis(target_logits, at, axis=1, mode="clip")
                 best = jnp.argmax(here, axis=-1)
@@ -113,8 +114,3 @@ def group_mask(rows: Rows, anchors: Int32[Array, "b n"], num: int) -> Bool[Array
     group = jnp.asarray(np.kron(np.eye(n), np.tril(np.ones([num, num]))).astype(bool))
     group = jnp.broadcast_to(group, (b, n * num, n * num))
     return jnp.concatenate([jnp.repeat(text, num, axis=1), group], axis=2)
-
-
-def _take(leaf: Array, anchors: Int32[Array, "b n"]) -> Array:
-    """Returns the entries [b n] of [b t] at the anchors."""
-    return jnp.take_along_axis(leaf, anchors, axis=1)

@@ -19,12 +19,13 @@ import numpy as np
 import optax
 
 from jspec.common.errors import InputError
+from jspec.common.journal import Journal
 from jspec.common.progress import format_seconds
 from jspec.common.typing import Params
 from jspec.training.chain_loss import SCORE
 from jspec.training.checkpoints import Checkpoints, TrainState
 from jspec.training.config import LossFn, Recipe, Trainee, cast
-from jspec.training.metrics import open_metrics
+from jspec.training.metrics import METRICS
 from jspec.training.model_loss import COVERED, COVERED_BEFORE
 from jspec.training.packing import Batches, Rows
 
@@ -53,7 +54,8 @@ def train(
     state, step = checkpoints.restore(TrainState(params, optimizer.init(params)))
     if step > 0:
         _print(f"going on after step {step} of {recipe.num_steps}")
-    log = open_metrics(workdir, step)
+    log = Journal(workdir / METRICS)
+    log.cut(sum(record["step"] <= step for record in log.read()))  # not those after a checkpoint
     begin, first_step = time.monotonic(), step
     while step < recipe.num_steps and not checkpoints.is_stale():
         losses = []
@@ -149,10 +151,7 @@ def _make_update(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Ca
 
 
 def make_evaluate(loss: LossFn) -> Callable[[Params, Any, Iterable[Rows]], dict[str, Any]]:
-    """Returns (params, frozen parameters, batches) -> means of the loss's metrics.
-
-    Batches are weighted by the number of tokens of answers in each.
-    """
+    """Returns (params, frozen parameters, batches) -> means of metrics over answers' tokens."""
 
     @jax.jit
     def weighted(params: Params, frozen: Any, rows: Rows) -> tuple[dict, jax.Array]:

@@ -5,9 +5,8 @@ Trained together (Medusa-2), ANOTHER TARGET comes out:
     loss = KL(original || trained) + heads_weight · (the heads' loss)     section 2.2.2
 
 The first term is the paper's L_LM by self-distillation (its section 2.3.2), which keeps the change
-small. The heads' loss is the one of heads alone, to the distribution of the target as it is by
-then. No gradient flows through that distribution: the target can become easier to predict only
-through its hidden states.
+small. The heads' loss is that of heads alone, to the distribution of the target as it is by then.
+No gradient flows through it: the target gets easier to predict only through its hidden states.
 
 The trained target is `original + target_rate · change`, and the change begins at 0. The steps of
 AdamW do not depend on the size of gradients, so the target moves at `target_rate` times the
@@ -39,7 +38,7 @@ from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.heads import Heads, StepLogits, make_heads_trainee
 from jspec.training.model_loss import LazyLogits, compare, lazy_logits
 from jspec.training.packing import Rows
-from jspec.training.target_states import TargetStates, make_states
+from jspec.training.target_states import TargetStates, target_states
 from jspec.training.texts import Text
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
@@ -61,10 +60,9 @@ class MedusaTraining(TrainingConfig):
       init_head: folder with heads of that shape to begin with; empty begins with the target's own.
       train_target: Medusa-2: train the target as well, beginning with heads of the first stage
         (`init_head`). IT BECOMES ANOTHER MODEL, which is written to `target/` beside `head/`.
-      heads_weight: of the heads' loss beside the target's, with `train_target`; lambda 0 in the
-        paper's equation. 0.2 is the value of the authors' own recipe.
-      target_rate: steps of the target relative to those of the heads, with `train_target`; a fourth
-        in the authors' recipe.
+      heads_weight: of the heads' loss beside the target's, with `train_target`: the paper's lambda
+        0; 0.2 is the value of the authors' own recipe, and a fourth that of the next field.
+      target_rate: steps of the target relative to those of the heads, with `train_target`.
     """
 
     drafter: str = "medusa"
@@ -89,8 +87,7 @@ class MedusaTraining(TrainingConfig):
 
         def save(params: Params, folder: pathlib.Path) -> None:
             name = str(folder.parent / _TARGET) if self.train_target else target.name
-            stored = cast(params, jnp.bfloat16)
-            save_medusa(folder, config, stored, shape, base_model=name)
+            save_medusa(folder, config, cast(params, jnp.bfloat16), shape, base_model=name)
 
         first = self._first_heads(config, target)
         ids = np.arange(shape.vocab_size)
@@ -119,27 +116,22 @@ class MedusaTraining(TrainingConfig):
         check_range("target_rate", self.target_rate, 0, 10)
         if target.is_random:
             raise InputError(f"{target.name}: random weights have no distribution worth keeping")
-        if not self.init_head:  # their large gradients
+        if not self.init_head:  # the gradients of untrained heads are large
             raise InputError(
                 "train_target expects init_head, the heads of a run without it: untrained ones "
                 "would spoil the target"
             )
         shape, vocab_size = target.config, used_vocab_size(target)
         dtype = target.params["embedding"].dtype
-        states_of = make_states(shape, heads.ids, (shape.num_layers,))
 
         def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
             original = jax.lax.stop_gradient(target_params)
             trained = move(original, params[_CHANGE], self.target_rate)
-            states = states_of(trained, rows)
+            states = target_states(shape, trained, rows, heads.ids, (shape.num_layers,))
             value, metrics = heads.loss(params[_HEADS], trained, states, rows)
-            found = compare(
-                LazyLogits(states.hidden, head_kernel(shape, trained)),
-                lazy_logits(shape, original, rows, dtype),
-                jnp.asarray(rows.tokens),
-                {"kl": 1.0},
-                vocab_size,
-            )
+            before = lazy_logits(shape, original, rows, dtype)
+            after = LazyLogits(states.hidden, head_kernel(shape, trained))
+            found = compare(after, before, jnp.asarray(rows.tokens), {"kl": 1.0}, vocab_size)
             distance = masked_mean(found.loss, rows.is_scored(1))
             agreement = masked_mean(found.agreement, rows.is_scored(1))
             metrics |= {"target_kl": distance, "target_agreement": agreement}

@@ -19,17 +19,6 @@ _CAPTION = (
 )
 
 
-def open_metrics(workdir: pathlib.Path, step: int) -> Journal:
-    """Returns the log of a run that goes on after `step`; entries of later steps are dropped.
-
-    Raises:
-      InputError: it is damaged, or cannot be written.
-    """
-    journal = Journal(workdir / METRICS)
-    journal.cut(sum(record["step"] <= step for record in journal.read()))
-    return journal
-
-
 def training_curves(records: Sequence[Record]) -> list[Curves]:
     """Returns the panels for which a log has entries: loss, score, acceptance of each draft."""
     logged = [record for record in records if "loss" in record]

@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32
+from jaxtyping import Array, Bool, Float32, Shaped
+from optax.losses import kl_divergence_with_log_targets, softmax_cross_entropy_with_integer_labels
 
 from jspec.common.typing import Logits, Params, Tokens
 from jspec.models import LlamaConfig
@@ -32,7 +33,7 @@ _CHUNK = 64  # positions of a row at a time
 
 
 class LazyLogits(NamedTuple):
-    """A model's logits before they are computed: normed last hidden states, and the head [v d]."""
+    """Logits before they are computed: normed last hidden states, and the head [v d]."""
 
     hidden: Float32[Array, "b t d"]
     head: Kernel
@@ -43,13 +44,13 @@ class PositionMetrics(NamedTuple):
 
     Attributes:
       loss: what is trained for, [b t].
-      acceptance: sum min(target, draft), both at temperature 1, [b t].
-      agreement: 1 where both find the same token most likely, else 0, [b t].
+      acceptance: see `overlap`, [b t].
+      agreement: whether both find the same token most likely, [b t].
     """
 
     loss: Float32[Array, "b t"]
     acceptance: Float32[Array, "b t"]
-    agreement: Float32[Array, "b t"]
+    agreement: Bool[Array, "b t"]
 
 
 def position_losses(
@@ -60,12 +61,10 @@ def position_losses(
     The first two are in nats. The last one's gradient vanishes where the two distributions share
     nothing: begin with another loss.
     """
-    # Each has a softmax of its own: shared, its gradient would be rounded otherwise.
-    log_probs = jax.nn.log_softmax(draft_logits)
     draft, target = jax.nn.log_softmax(draft_logits), jax.nn.log_softmax(target_logits)
     return {
-        "cross_entropy": -jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0],
-        "kl": jnp.sum(jnp.exp(target) * (target - draft), axis=-1),
+        "cross_entropy": softmax_cross_entropy_with_integer_labels(draft_logits, tokens),
+        "kl": kl_divergence_with_log_targets(draft, target),
         "total_variation": 1 - overlap(draft_logits, target_logits),
     }
 
@@ -104,8 +103,7 @@ def compare(
         agrees = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
         losses = position_losses(draft_logits, target_logits, next_tokens)
         loss = sum((weight * losses[name] for name, weight in weights.items()), jnp.float32(0))
-        acceptance = overlap(draft_logits, target_logits)
-        return PositionMetrics(loss, acceptance, agrees.astype(jnp.float32))
+        return PositionMetrics(loss, overlap(draft_logits, target_logits), agrees)
 
     def to_chunks(leaf: Array) -> Array:  # [b t ...] to [chunks b t' ...], zeros after the end
         padding = [(0, 0), (0, -length % _CHUNK)] + [(0, 0)] * (leaf.ndim - 2)
@@ -137,13 +135,13 @@ def chain_metrics(
     for step in range(1, num_steps):
         counts.append(counts[-1] & shift_left(is_scored, step))
 
-    def by_step(values: Float32[Array, "b t"]) -> Float32[Array, "s"]:
+    def by_step(values: Shaped[Array, "b t"]) -> Float32[Array, "s"]:
         return jnp.stack([masked_mean(shift_left(values, s), on) for s, on in enumerate(counts)])
 
-    def length(accepted: Float32[Array, "b t"]) -> Float32[Array, ""]:
-        product, total = jnp.ones_like(accepted), jnp.zeros_like(accepted)
+    def length(accepted: Shaped[Array, "b t"]) -> Float32[Array, ""]:
+        product, total = jnp.ones(accepted.shape), jnp.zeros(accepted.shape)
         for step, counted in enumerate(counts):
-            product *= jnp.where(counted, shift_left(accepted, step), 0.0)
+            product *= jnp.where(counted, shift_left(accepted, step), 0).astype(jnp.float32)
             total += product
         return 1 + masked_mean(total, is_scored)
 
@@ -167,32 +165,25 @@ def boosted_loss(
     """Returns the loss of a draft beside earlier ones, and metrics of all of them together.
 
     SpecInfer (arXiv 2305.09781, section 3, collective boost-tuning) trains one small model after
-    another: prompts that one continues as the target does are marked, and the next model is
-    trained on the others. Here every position of a text is such a prompt, and its continuation is
-    one token.
+    another, the next one on prompts that those before do not continue as the target does. Here
+    every position of a text is such a prompt, and its continuation is one token.
 
-    Args:
-      found: of the draft that is trained, by position.
-      is_scored: positions whose next token counts.
-      is_known: those where an earlier draft and the target find the same next token most likely.
-      known_weight: of the latter in the loss, a weighted mean; others have weight 1.
-      num_steps: drafts of a chain.
+    `is_known` marks where an earlier draft and the target find the same next token most likely. The
+    loss is a mean over the scored positions, these weighted by `known_weight`, the others by 1.
 
-    Returns:
-      The loss, 0 where all weights are 0, and metrics. `COVERED_BEFORE` is the share of positions
-      where an earlier draft agrees with the target, `COVERED` where any draft does, and `SCORE` the
-      tokens of a round at temperature 0 whose tree has, at every node, the best token of each
-      draft; `own_tokens_per_call` is that of a chain of this draft alone.
+    Of the metrics, `COVERED_BEFORE` is the share of positions where an earlier draft agrees with
+    the target, `COVERED` where any draft does, and `SCORE` the tokens of a round at temperature 0
+    whose tree has, at every node, the best token of each draft; `own_tokens_per_call` is that of a
+    chain of this draft alone.
     """
     weights = jnp.where(is_scored, jnp.where(is_known, jnp.float32(known_weight), 1.0), 0.0)
     loss = jnp.sum(weights * found.loss) / jnp.maximum(jnp.sum(weights), 1e-6)
-    known = is_known.astype(jnp.float32)
-    either = jnp.maximum(found.agreement, known)
+    either = found.agreement | is_known
     alone = chain_metrics(found, is_scored, num_steps)
     together = chain_metrics(found._replace(agreement=either), is_scored, num_steps)
     return loss, alone | {
         "own_tokens_per_call": alone[SCORE],
-        COVERED_BEFORE: masked_mean(known, is_scored),
+        COVERED_BEFORE: masked_mean(is_known, is_scored),
         COVERED: masked_mean(either, is_scored),
         SCORE: together[SCORE],
     }

@@ -62,30 +62,23 @@ def shift_left(leaf: Array, by: int) -> Array:
 
 def pack(texts: Sequence[Text], seq_len: int) -> Rows:
     """Packs each text into the first row of `seq_len` tokens with room; longer texts are cut."""
-    ids = [text.ids[:seq_len] for text in texts]
-    rows = _first_fit([len(one) for one in ids], seq_len)
-    tokens, text, positions, is_answer = np.zeros([4, len(rows), seq_len], np.int32)
-    for row, members in enumerate(rows):
-        begin = 0
-        for number, index in enumerate(members, 1):
-            end = begin + len(ids[index])
-            tokens[row, begin:end] = ids[index]
-            text[row, begin:end] = number
-            positions[row, begin:end] = np.arange(end - begin)
-            is_answer[row, begin + len(texts[index].prompt) : end] = True
-            begin = end
-    return Rows(tokens, text, positions, is_answer.astype(bool))
-
-
-def _first_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Returns the indices of the lengths in each bin of a size; no length exceeds it."""
-    room = np.full([len(lengths)], size)
-    bins: list[list[int]] = [[] for _ in lengths]
-    for index, length in enumerate(lengths):
-        first = int(np.argmax(room >= length))
-        bins[first].append(index)
-        room[first] -= length
-    return [members for members in bins if members]
+    rows: list[Int32[np.ndarray, "4 t"]] = []
+    room = np.full([len(texts)], seq_len)
+    for text in texts:
+        ids = text.ids[:seq_len]
+        row = int(np.argmax(room >= len(ids)))
+        if row == len(rows):
+            rows.append(np.zeros([4, seq_len], np.int32))
+        tokens, number, positions, is_answer = rows[row]
+        begin = seq_len - room[row]
+        span = slice(begin, begin + len(ids))
+        tokens[span] = ids
+        number[span] = number.max() + 1
+        positions[span] = np.arange(len(ids))
+        is_answer[begin + len(text.prompt) : begin + len(ids)] = 1
+        room[row] -= len(ids)
+    tokens, number, positions, is_answer = np.reshape(rows, [-1, 4, seq_len]).swapaxes(0, 1)
+    return Rows(tokens, number, positions, is_answer.astype(bool))
 
 
 class Batches:
@@ -134,10 +127,10 @@ class Batches:
 
 def iterate_rows(rows: Rows, batch_size: int) -> Iterator[Rows]:
     """Yields all rows in batches; empty rows complete the last one."""
-    for begin in range(0, len(rows.tokens), batch_size):
-        batch = rows.pick(slice(begin, begin + batch_size))
-        missing = ((0, batch_size - len(batch.tokens)), (0, 0))
-        yield jax.tree.map(lambda leaf, missing=missing: np.pad(leaf, missing), batch)
+    missing = ((0, -len(rows.tokens) % batch_size), (0, 0))
+    whole = jax.tree.map(lambda leaf: np.pad(leaf, missing), rows)
+    for begin in range(0, len(whole.tokens), batch_size):
+        yield whole.pick(slice(begin, begin + batch_size))
 
 
 def packed_hidden(

@@ -66,10 +66,10 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
     batches = Batches(training, **sizes, seed=config.recipe.seed, fill=fill)
     print(f"{len(training)} texts, {num_answer_tokens} tokens to predict, "
           f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
-    held_out_rows = iterate_rows(pack(held_out, config.seq_len), config.batch_size)
-    held_out_rows = [fill(rows) for rows in held_out_rows]
+    packed = pack(held_out, config.seq_len)
+    scored = [fill(rows) for rows in iterate_rows(packed, config.batch_size)]
     check_or_write_config(workdir / _TEXTS, _digest(texts))
-    params, metrics = train(trainee, batches, held_out_rows, config.recipe, workdir)
+    params, metrics = train(trainee, batches, scored, config.recipe, workdir)
     trainee.save(params, workdir / config.OUTPUT)
     write_figures(workdir)
     return metrics

@@ -1,25 +1,21 @@
 """What a frozen target computes of packed texts, asked each time or once and kept on disk.
 
-    FOLDER/3f62….npy    outputs of some of its layers at the tokens of 128 texts, [n l d], bfloat16
-    FOLDER/a01c….npy    the same of the next 128
-
-A file is named by a digest of all that it depends on: the target, the layers, the tokens. So one
-folder serves many runs, a run that was killed goes on after the last whole file, and when texts are
-added only theirs are computed.
+A file of a store holds the outputs of some layers at the tokens of one text, [t l d], in bfloat16.
+It is named by a digest of all that it depends on: the target, the layers, the tokens. So one folder
+serves many runs, a run that was killed goes on after the last whole file, and when texts are added
+only theirs are computed.
 """
 
 import contextlib
-import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import psutil
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.errors import InputError
@@ -32,7 +28,6 @@ from jspec.training.packing import Rows, iterate_rows, pack, packed_hidden
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
 
-_TEXTS_A_FILE = 128
 _SAMPLE = 1024  # numbers of each of the target's arrays that its digest is made of
 
 
@@ -52,35 +47,21 @@ class TargetStates(NamedTuple):
     logits: Float32[Array, "b t u"]
 
 
-def make_states(
-    config: LlamaConfig, ids: np.ndarray, layers: tuple[int, ...]
-) -> Callable[[Params, Rows], TargetStates]:
-    """Returns (the target's parameters, rows) -> its states; it runs if rows lack its outputs.
+def target_states(
+    config: LlamaConfig, params: Params, rows: Rows, ids: np.ndarray, layers: tuple[int, ...]
+) -> TargetStates:
+    """Returns the states of a target, which runs if the rows lack its outputs.
 
     The drafter can propose the tokens `ids`, [u]; `layers` are the feature layers and the last one.
     """
-
-    def states_of(params: Params, rows: Rows) -> TargetStates:
-        outputs = rows.outputs
-        if outputs is None:
-            outputs = _outputs(config, params, rows, layers)
-        outputs = jnp.asarray(outputs, jnp.float32)
-        hidden = normed_outputs(config, params, outputs[:, :, -1])
-        head = look_up(head_kernel(config, params), jnp.asarray(ids)[None])[0]
-        return TargetStates(
-            embedded=look_up(params["embedding"], jnp.asarray(rows.tokens)),
-            features=outputs[:, :, :-1],
-            hidden=hidden,
-            logits=linear(hidden, head),
-        )
-
-    return jax.jit(states_of)
-
-
-def _outputs(
-    config: LlamaConfig, params: Params, rows: Rows, layers: tuple[int, ...]
-) -> Float32[Array, "b t l d"]:
-    return packed_hidden(config, params, rows, params["embedding"].dtype, layers)
+    outputs = rows.outputs
+    if outputs is None:
+        outputs = packed_hidden(config, params, rows, params["embedding"].dtype, layers)
+    outputs = jnp.asarray(outputs, jnp.float32)
+    hidden = normed_outputs(config, params, outputs[:, :, -1])
+    head = look_up(head_kernel(config, params), jnp.asarray(ids)[None])[0]
+    embedded = look_up(params["embedding"], jnp.asarray(rows.tokens))
+    return TargetStates(embedded, outputs[:, :, :-1], hidden, linear(hidden, head))
 
 
 class StateStore:
@@ -102,60 +83,56 @@ class StateStore:
         computed at a time.
 
         Raises:
-          InputError: the folder cannot be written, or a file in it is damaged.
+          InputError: the folder cannot be written.
         """
-        self._seq_len, self._batch_size = seq_len, batch_size
-        self._params, self._shape = target.params, (len(layers), target.config.embed_dim)
-        self._run = jax.jit(functools.partial(_outputs, target.config, layers=layers))
-        self._stored: dict[bytes, np.ndarray] = {}  # a text's tokens -> [t l d]
-        digest = _digest_of(target, layers)
-        groups = [texts[i : i + _TEXTS_A_FILE] for i in range(0, len(texts), _TEXTS_A_FILE)]
-        tokens = [[np.array(text.ids[:seq_len], np.int32) for text in group] for group in groups]
-        paths = [folder / f"{_digest_of_texts(digest, group)}.npy" for group in tokens]
-        num_done = sum(path.exists() for path in paths)
-        progress = Progress(len(paths), num_done, "file of hidden states")
-        for path, group, ids in zip(paths, groups, tokens, strict=True):
-            ends = np.cumsum([len(one) for one in ids])
-            if not path.exists():
-                _write(path, self._compute(group, ids))
+        config, dtype = target.config, target.params["embedding"].dtype
+        self._folder, self._shape = folder, (len(layers), config.embed_dim)
+        self._model = _digest_of(target, layers)
+
+        @jax.jit
+        def run(params: Params, rows: Rows) -> Float[Array, "r t l d"]:
+            return packed_hidden(config, params, rows, dtype, layers).astype(jnp.bfloat16)
+
+        # A text with no tokens has no outputs; longest first, so that rows are packed tightly.
+        cut = sorted({text.ids[:seq_len] for text in texts} - {()}, key=len, reverse=True)
+        missing = [ids for ids in cut if not self._path(np.array(ids, np.int32)).exists()]
+        num_done = len(cut) - len(missing)
+        progress = Progress(len(cut), num_done, "file of hidden states")
+        packed = pack([Text((), ids) for ids in missing], seq_len)
+        for rows in iterate_rows(packed, batch_size):
+            outputs = np.asarray(run(target.params, rows))
+            for span in _spans(rows):
+                _write(self._path(rows.tokens[span]), outputs[span])
                 num_done += 1
-                progress.show(num_done)
-            outputs = _read(path, (int(ends[-1]), *self._shape))
-            parts = np.split(outputs, ends[:-1])
-            self._stored |= zip(map(np.ndarray.tobytes, ids), parts, strict=True)
+            progress.show(num_done)
 
     def fill(self, rows: Rows) -> Rows:
-        """Returns rows of the texts with the target's outputs, [r t l d]; 0 where padded."""
+        """Returns rows of the texts with the target's outputs, [r t l d]; 0 where padded.
+
+        Raises:
+          InputError: a file is damaged.
+        """
         outputs = np.zeros([*rows.tokens.shape, *self._shape], jnp.bfloat16)
         for span in _spans(rows):
-            outputs[span] = self._stored[rows.tokens[span].tobytes()]
+            path = self._path(rows.tokens[span])
+            try:
+                outputs[span] = np.load(path).view(jnp.bfloat16).reshape(outputs[span].shape)
+            except (OSError, ValueError, EOFError) as error:
+                reason = f"{error}; delete it, to compute it anew"
+                raise InputError(f"cannot read {path}: {reason}") from None
         return rows._replace(outputs=outputs)
 
-    def _compute(self, texts: Sequence[Text], ids: Sequence[np.ndarray]) -> np.ndarray:
-        """Returns the outputs at the tokens of texts, one after another, [n l d]."""
-        found = {b"": np.zeros([0, *self._shape], jnp.bfloat16)}  # a text may have no tokens
-        longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)
-        for rows in iterate_rows(pack(longest_first, self._seq_len), self._batch_size):
-            outputs = np.asarray(self._run(self._params, rows).astype(jnp.bfloat16))
-            found |= {rows.tokens[span].tobytes(): outputs[span] for span in _spans(rows)}
-        return np.concatenate([found[one.tobytes()] for one in ids])
+    def _path(self, ids: np.ndarray) -> pathlib.Path:
+        digest = hashlib.sha256(self._model.encode() + ids.tobytes())
+        return self._folder / f"{digest.hexdigest()[:32]}.npy"
 
 
 def _spans(rows: Rows) -> Iterator[tuple[int, slice]]:
     """Yields where each text is, as an index (row, tokens)."""
     for row, text in enumerate(rows.text):
-        for number in np.unique(text[text > 0]):
+        for number in range(1, text.max() + 1):
             first, last = np.flatnonzero(text == number)[[0, -1]]
             yield row, slice(int(first), int(last) + 1)
-
-
-def _read(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Opens a file of bfloat16 numbers of a shape; they stay on the disk until they are read."""
-    try:
-        return np.load(path, mmap_mode="r").reshape(shape).view(jnp.bfloat16)
-    except (OSError, ValueError, EOFError) as error:
-        reason = f"{error}; delete it, to compute it anew"
-        raise InputError(f"cannot read {path}: {reason}") from None
 
 
 def _write(path: pathlib.Path, outputs: np.ndarray) -> None:
@@ -163,10 +140,6 @@ def _write(path: pathlib.Path, outputs: np.ndarray) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for other in path.parent.glob("*.partial"):
-            pid = other.stem.rpartition(".")[2]
-            if not (pid.isdigit() and psutil.pid_exists(int(pid))):  # its process was killed
-                other.unlink(missing_ok=True)
         with partial.open("wb") as file:
             np.save(file, outputs.view(np.uint16))  # NumPy knows no bfloat16: the same bits
         partial.replace(path)
@@ -184,10 +157,3 @@ def _digest_of(target: LoadedModel, layers: tuple[int, ...]) -> str:
     for leaf in jax.tree.leaves(target.params):
         digest.update(np.asarray(leaf.reshape(-1)[:_SAMPLE]).tobytes())
     return digest.hexdigest()
-
-
-def _digest_of_texts(model: str, group: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256(model.encode())
-    for ids in group:
-        digest.update(len(ids).to_bytes(8, "little") + ids.tobytes())
-    return digest.hexdigest()[:32]

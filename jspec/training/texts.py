@@ -29,13 +29,9 @@ class Text(NamedTuple):
 def read_texts(path: str, tokenizer: TokenizerLike, *, vocab_size: int, seq_len: int) -> list[Text]:
     """Returns the texts of a file to train on.
 
-    Args:
-      path: JSONL, or plain text, which is cut into pieces. Each line of JSONL has
-        `prompt_token_ids` and `token_ids`, as `scripts/make_answers.py` and `python -m
-        jspec.generate --output_json` write, or `text`; lines with `error` are skipped.
-      tokenizer: the target's, for plain text.
-      vocab_size: of the target.
-      seq_len: most token ids of a piece.
+    Each line of a JSONL file has `prompt_token_ids` and `token_ids`, as `scripts/make_answers.py`
+    and `python -m jspec.generate --output_json` write, or `text`; lines with `error` are skipped.
+    Plain text, there or in another file, is cut into pieces of `seq_len` token ids.
 
     Raises:
       InputError: an unreadable file, a line with neither, or ids outside the vocabulary.
@@ -68,14 +64,11 @@ def read_texts(path: str, tokenizer: TokenizerLike, *, vocab_size: int, seq_len:
 def read_token_texts(
     path: str, tokenizer: TokenizerLike, *, with_prompts: bool
 ) -> Iterator[list[int]]:
-    """Yields the token ids of each text of a JSONL file, to count n-grams in.
+    """Yields the token ids of each text of a JSONL file, "-" for standard input, to count n-grams.
 
-    Args:
-      path: of the file, or "-" for standard input. Each line is an object with `token_ids` and
-        perhaps `prompt_token_ids`, as `python -m jspec.generate --output_json` writes, or with
-        `text`, `prompt` or a list `turns`, in this order of preference.
-      tokenizer: for plain text; no BOS is added.
-      with_prompts: whether `prompt_token_ids` are put before `token_ids`.
+    Each line has `token_ids`, `with_prompts` after its `prompt_token_ids`, as `python -m
+    jspec.generate --output_json` writes; or `text`, `prompt` or a list `turns`, in this order of
+    preference, which get no BOS.
 
     Raises:
       InputError: an unreadable file, or a line with none of these.
@@ -112,10 +105,7 @@ def _cut(ids: list[int], seq_len: int) -> list[Text]:
 
 
 def split(texts: Sequence[Text], num_held_out: int) -> tuple[list[Text], list[Text]]:
-    """Returns the texts to train on and the held-out ones, evenly spaced over all of them.
-
-    There are more texts than `num_held_out`, which is at least 1.
-    """
+    """Returns the texts to train on and the held-out ones, one at least, evenly spaced."""
     held_out = range(0, len(texts), len(texts) // num_held_out)[:num_held_out]
     training = [text for index, text in enumerate(texts) if index not in held_out]
     return training, [texts[index] for index in held_out]

@@ -117,7 +117,7 @@ def test_marks_are_where_one_of_the_drafts_agrees(tmp_path):
 def test_marked_places_do_not_count():
     """By hand: four places, the last of which is not scored."""
     row = lambda *values: jnp.array([values], jnp.float32)  # noqa: E731
-    found = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0))
+    found = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0) > 0)
     is_scored = jnp.array([[True, True, True, False]])
     is_known = jnp.array([[True, True, False, True]])
     for weight, loss in [(0.0, 4.0), (1.0, 7 / 3), (0.5, 5.5 / 2)]:

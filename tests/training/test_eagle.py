@@ -15,7 +15,7 @@ from jspec.drafters.heads.eagle_checkpoint import load_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
 from jspec.drafters.heads.folder import round_head
 from jspec.training.config import Recipe
-from jspec.training.eagle import EagleTraining, most_frequent
+from jspec.training.eagle import EagleTraining
 from jspec.training.loop import train
 from jspec.training.texts import Text
 from tests.tiny_models import CONFIG
@@ -65,9 +65,13 @@ def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
     assert min(jax.tree.leaves(largest)) > 0
 
 
-def test_the_most_frequent_tokens():
-    """Ties go to the smaller id; they come rising."""
-    np.testing.assert_array_equal(most_frequent(np.array([5, 5, 2, 7, 2, 1]), 10, 3), [1, 2, 5])
+def test_a_head_proposes_the_most_frequent_tokens():
+    """Of answers; ties go to the smaller id, and they come rising."""
+    texts = [Text((9, 9, 9), (5, 5, 2)), Text((), (7, 2, 1))]
+    trainee = EagleTraining(vocab_size=3).make_trainee(grammar_target(), texts)
+    np.testing.assert_array_equal(
+        trainee.params["head"]["head"], frozen()["head"][jnp.array([1, 2, 5])]
+    )
 
 
 @pytest.fixture(scope="module")
