@@ -94,10 +94,7 @@ def chain_loss(
 def target_steps(
     rows: Rows, states: TargetStates, ids: Int32[np.ndarray, "u"]
 ) -> Callable[[int], TargetStep]:
-    """Returns the target's side of chains that begin after every position.
-
-    `ids` are the target's tokens that the drafter can propose, [u], those of the states' logits.
-    """
+    """Returns the target's side of chains after every position; drafts are among `ids`, [u]."""
     is_known = jnp.isin(jnp.asarray(rows.tokens), jnp.asarray(ids), method="binary_search")
     probs, best = jax.nn.softmax(states.logits), jnp.argmax(states.logits, axis=-1)
 

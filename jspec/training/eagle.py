@@ -57,21 +57,20 @@ class EagleTraining(TrainingConfig):
         check_range("chain_steps", self.chain_steps, 1, 64)
         check_range("vocab_size", self.vocab_size, 1, 10**9)
         check_range("chain_decay", self.chain_decay, 0, 10)
-        size, depth = target.config.vocab_size, target.config.num_layers
+        shape = target.config
+        size, depth = shape.vocab_size, shape.num_layers
         answers = np.concatenate([np.array(text.answer, int) for text in texts])
         # Of equally frequent tokens the smaller ids are taken.
         by_count = np.argsort(-np.bincount(answers, minlength=size), kind="stable")
         ids = np.sort(by_count[: self.vocab_size]).astype(np.int32)
-        earlier = self._load_earlier(target.config)
+        earlier = self._load_earlier(shape)
         usual = earlier.config.feature_layers if earlier else default_feature_layers(depth)
         layers = self.feature_layers or usual
         for layer in layers:
             check_range("feature_layers", layer, 0, depth)
         print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
               "texts", file=sys.stderr, flush=True)  # fmt: skip
-        layer = dataclasses.replace(
-            target.config, num_layers=1, vocab_size=len(ids), tie_embeddings=False
-        )
+        layer = dataclasses.replace(shape, num_layers=1, vocab_size=len(ids), tie_embeddings=False)
         config = EagleConfig(layer, size, layers, depth)
         first = _first_params(target, config, ids, self.recipe.seed)
         if earlier is not None:

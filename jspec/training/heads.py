@@ -106,19 +106,17 @@ class BlockwiseTraining(TrainingConfig):
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("decay", self.decay, 0, 10)
         check_range("hidden_dim", self.hidden_dim, 0, 10**6)
-        shape = target.config
+        shape, ids = target.config, np.arange(target.config.vocab_size)
         width = self.hidden_dim or shape.hidden_dim
         config = BlockwiseConfig(shape.embed_dim, width, self.num_heads)
 
         def logits(params: Params, frozen: Params, states: TargetStates, rows: Rows) -> StepLogits:
-            inner = inner_layer(params, states.hidden)
-            head = head_kernel(shape, frozen)
+            inner, head = inner_layer(params, states.hidden), head_kernel(shape, frozen)
             return lambda index: linear(place_output(params, index, inner, states.hidden), head)
 
         def save(params: Params, folder: pathlib.Path) -> None:
             save_blockwise(folder, config, cast(params, jnp.bfloat16), shape)
 
         first = init_blockwise_params(config, jax.random.key(self.recipe.seed))
-        ids = np.arange(shape.vocab_size)
         heads = Heads(first, logits, save, ids, self.num_heads, self.decay)
         return make_heads_trainee(target, heads)

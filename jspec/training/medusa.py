@@ -79,7 +79,7 @@ class MedusaTraining(TrainingConfig):
         check_range("num_heads", self.num_heads, 1, 64)
         check_range("num_layers", self.num_layers, 1, 64)
         check_range("decay", self.decay, 0, 10)
-        shape = target.config
+        shape, ids = target.config, np.arange(target.config.vocab_size)
         config = MedusaConfig(shape.embed_dim, shape.vocab_size, self.num_heads, self.num_layers)
 
         def logits(params: Params, frozen: Params, states: TargetStates, rows: Rows) -> StepLogits:
@@ -90,7 +90,6 @@ class MedusaTraining(TrainingConfig):
             save_medusa(folder, config, cast(params, jnp.bfloat16), shape, base_model=name)
 
         first = self._first_heads(config, target)
-        ids = np.arange(shape.vocab_size)
         heads = Heads(first, logits, save, ids, self.num_heads, self.decay)
         return (self._make_joint if self.train_target else make_heads_trainee)(target, heads)
 

@@ -32,7 +32,9 @@ KINDS = {
     "eagle": EagleTraining(vocab_size=40, feature_layers=(0, 1), chain_steps=3, recipe=RECIPE),
     "medusa": MedusaTraining(num_heads=3, recipe=RECIPE),
     "blockwise": BlockwiseTraining(num_heads=3, recipe=RECIPE),
-    "lookahead": LookaheadTraining(num_tokens=2, stride=2, recipe=RECIPE),
+    "lookahead": LookaheadTraining(
+        num_tokens=2, stride=2, recipe=dataclasses.replace(RECIPE, learning_rate=5e-2)
+    ),
 }
 # By how much a trained head beats itself before the first step: tokens a call on held-out texts and
 # the share of its drafts that are accepted. Measured: 2.6, 1.8, 2.0, 0.10, and 0.86, 0.65, 0.64,
@@ -40,7 +42,12 @@ KINDS = {
 MARGIN = {"eagle": 1.0, "medusa": 1.0, "blockwise": 1.0, "lookahead": 0.06}
 SHARE = {"eagle": 0.3, "medusa": 0.3, "blockwise": 0.3, "lookahead": 0.08}
 _RULES = {0.0: "greedy", 1.0: "rejection"}
-_PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+# At temperature 0 the penalties are slight: greedy text under strong ones repeats nothing, so that
+# hardly a draft would be accepted.
+_PENALTIES = {
+    0.0: {"repetition_penalty": 1.02, "presence_penalty": 0.03, "frequency_penalty": 0.02},
+    1.0: {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+}
 
 
 @pytest.fixture(
@@ -50,7 +57,7 @@ def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
     trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
-    params, metrics = train(trainee, *grammar_batches(16), RECIPE, folder)
+    params, metrics = train(trainee, *grammar_batches(16), KINDS[request.param].recipe, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder
@@ -91,22 +98,20 @@ def test_what_was_trained_drafts_better_than_untrained(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", _RULES)
 def test_it_is_lossless(trained, temperature):
-    """Every check of the audit passes, with penalties; with sampled text drafts were kept, too.
-
-    Greedy text under penalties repeats nothing, so that hardly a draft is kept.
-    """
+    """Every check of the audit passes, with penalties, and drafts were accepted."""
     drafter, _, _, folder = trained
     subject = make_subject(
         _RULES[temperature], drafter, target=grammar_target(), num_draft_tokens=3,
         drafter_options=DrafterOptions(draft_head=str(folder / "head")),
-        settings=Settings(temperature=temperature, **_PENALTIES),
+        settings=Settings(temperature=temperature, **_PENALTIES[temperature]),
     )  # fmt: skip
     with jax.numpy_dtype_promotion("strict"):
         checks = {one.name: one for one in run_checks(subject, num_rows=1024, max_new_tokens=16)}
     assert {"emitted distribution", "negative control", "caches", "drafts"} <= set(checks)
     failed = [f"{name}: {one.detail}" for name, one in checks.items() if not one.has_passed]
     assert failed == []
-    assert temperature == 0 or checks["drafts"].data["num_accepted"] > 0
+    print(f"{drafter}: {checks['drafts'].data}")
+    assert checks["drafts"].data["num_accepted"] > 0
 
 
 @pytest.mark.parametrize(
