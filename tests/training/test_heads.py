@@ -40,12 +40,9 @@ KINDS = {
 MARGIN = {"eagle": 1.0, "medusa": 1.0, "blockwise": 1.0, "lookahead": 0.06}
 SHARE = {"eagle": 0.3, "medusa": 0.3, "blockwise": 0.3, "lookahead": 0.08}
 _RULES = {0.0: "greedy", 1.0: "rejection"}
-# At temperature 0 the penalties are slight: greedy text under strong ones repeats nothing, so that
-# hardly a draft would be accepted.
-_PENALTIES = {
-    0.0: {"repetition_penalty": 1.02, "presence_penalty": 0.03, "frequency_penalty": 0.02},
-    1.0: {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
-}
+_PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+# At temperature 0 all rows have one text: of these letters heads know how it goes on.
+_ALLOWED = {0.0: tuple(map(ord, "the ")), 1.0: None}
 
 
 @pytest.fixture(
@@ -101,7 +98,9 @@ def test_it_is_lossless(trained, temperature):
     subject = make_subject(
         _RULES[temperature], drafter, target=grammar_target(), num_draft_tokens=3,
         drafter_options=DrafterOptions(draft_head=str(folder / "head")),
-        settings=Settings(temperature=temperature, **_PENALTIES[temperature]),
+        settings=Settings(
+            temperature=temperature, allowed_token_ids=_ALLOWED[temperature], **_PENALTIES
+        ),
     )  # fmt: skip
     with jax.numpy_dtype_promotion("strict"):
         checks = {one.name: one for one in run_checks(subject, num_rows=1024, max_new_tokens=16)}
