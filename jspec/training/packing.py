@@ -82,7 +82,7 @@ def pack(texts: Sequence[Text], seq_len: int) -> Rows:
 
 
 class Batches:
-    """The batches of a training run: batch k is a function of the texts, the seed and k alone."""
+    """The batches of a run: batch k is a function of texts, seed and k; epochs differ in order."""
 
     def __init__(
         self,
@@ -93,9 +93,7 @@ class Batches:
         seed: int,
         fill: Callable[[Rows], Rows] = lambda rows: rows,
     ) -> None:
-        """Packs the first epoch; every epoch packs the texts in another order.
-
-        A batch has `batch_size` rows of `seq_len` tokens; `fill` adds what was computed before.
+        """Packs the first epoch; `fill` adds to a batch what was computed before.
 
         Raises:
           InputError: there are not enough texts for one batch.
@@ -140,10 +138,9 @@ def packed_hidden(
     dtype: jax.typing.DTypeLike,
     layers: tuple[int, ...] = (),
 ) -> Float32[Array, "r t *l d"]:
-    """Returns a model's last hidden states at every token, normed, as its head reads them.
+    """Returns a model's last hidden states at every token, normed, or the outputs of `layers`.
 
-    If there are `layers`, their outputs are returned instead, [r t l d]; see `ApplyFn`. Keys and
-    values have the type `dtype`.
+    See `ApplyFn`; keys and values have the type `dtype`.
     """
     r, t = rows.tokens.shape
     _, hidden, _ = make_apply(config)(

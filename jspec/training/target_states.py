@@ -79,8 +79,7 @@ class StateStore:
     ) -> None:
         """Computes the outputs of `layers`, see `ApplyFn`, that are not in the folder yet.
 
-        `texts` are all texts of the rows to fill, cut to `seq_len` tokens; `batch_size` rows are
-        computed at a time.
+        `texts` are those of all rows to fill, cut to `seq_len` tokens.
 
         Raises:
           InputError: the folder cannot be written.
