@@ -19,8 +19,6 @@ from jspec.generation.validate_options import (
 )
 from jspec.speculation.acceptance import RuleOptions, get_rule
 
-_DRAFTER_DEFAULTS = DrafterOptions()
-
 
 @dataclasses.dataclass(frozen=True)
 class MethodSpec:
@@ -42,7 +40,7 @@ class MethodSpec:
     draft_quantization: str = "none"
     acceptance: str = "rejection"
     lenience: float = 1.0
-    options: DrafterOptions = _DRAFTER_DEFAULTS
+    options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
 
     def __post_init__(self) -> None:
         choose_drafter(self.drafter, has_draft=self.draft is not None, options=self.options)
