@@ -32,33 +32,29 @@ def make_cells(experiment: Experiment, prompts: Sequence[int]) -> list[Cell]:
       experiment: what is measured.
       prompts: the indices of its prompts.
     """
-    if experiment.kind == "theory":
-        return [Cell(name, {"table": name}) for name in experiment.theory.tables]
-    if experiment.kind == "predict":
-        return [Cell(label, {"pair": label}) for label in experiment.predict]
-    is_timed = experiment.kind == "generate"
-    return list((_generate_cells if is_timed else _estimate_cells)(experiment, prompts))
+    match experiment.kind:
+        case "theory":
+            return [Cell(name, {"table": name}) for name in experiment.theory.tables]
+        case "predict":
+            return [Cell(label, {"pair": label}) for label in experiment.predict]
+        case "estimate":
+            return list(_estimate_cells(experiment, prompts))
+        case _:
+            return list(_generate_cells(experiment, prompts))
 
 
 def _generate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[Cell]:
-    for repeat, batch_size, seed in itertools.product(
+    for repeat, size, seed in itertools.product(
         range(experiment.repeats), experiment.batch_sizes, experiment.seeds
     ):
-        for begin in range(0, len(prompts), batch_size):
-            together = list(prompts[begin : begin + batch_size])
-            names = "+".join(map(str, together))
+        for begin in range(0, len(prompts), size):
+            together = list(prompts[begin : begin + size])
+            where = f"batch {size}/prompt {'+'.join(map(str, together))}"
+            key = {"batch_size": size, "prompts": together, "seed": seed, "repeat": repeat}
             for setting, method in itertools.product(experiment.settings, experiment.methods):
                 yield Cell(
-                    f"{method}/{setting}/batch {batch_size}/prompt {names}/seed {seed}/"
-                    f"repeat {repeat}",
-                    {
-                        "method": method,
-                        "setting": setting,
-                        "batch_size": batch_size,
-                        "prompts": together,
-                        "seed": seed,
-                        "repeat": repeat,
-                    },
+                    f"{method}/{setting}/{where}/seed {seed}/repeat {repeat}",
+                    {"method": method, "setting": setting} | key,
                 )
 
 
@@ -73,12 +69,6 @@ def _estimate_cells(experiment: Experiment, prompts: Sequence[int]) -> Iterator[
 
 
 def settings_of(experiment: Experiment, key: Mapping[str, Any], prompt: int) -> Settings:
-    """Returns the settings of one answer of a cell: prompt k has seed 1000 · (the cell's seed) + k.
-
-    Args:
-      experiment: what is measured.
-      key: of the cell.
-      prompt: the index of the prompt.
-    """
+    """Returns the settings of a cell's answer: prompt k has seed 1000 · (the cell's seed) + k."""
     settings = experiment.settings[key["setting"]]
     return dataclasses.replace(settings, seed=_SEEDS_APART * key["seed"] + prompt)

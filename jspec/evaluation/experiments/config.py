@@ -1,16 +1,16 @@
 """Config files: what they are built from, loading them, and their contents as plain JSON."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import pathlib
+import runpy
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, describe_error
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment, PairSpec
@@ -54,13 +54,7 @@ def method(
 
 
 def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
-    """Returns a pair of models, with all its fields, for `config.predict`.
-
-    Args:
-      target: a preset, or a Hugging Face folder.
-      draft: likewise.
-      **fields: other fields of `PairSpec`.
-    """
+    """Returns a pair of models, with all its fields (see `PairSpec`), for `config.predict`."""
     own = dataclasses.asdict(PairSpec(target, draft)) | fields
     missing = {name: config_dict.placeholder(float) for name, value in own.items() if value is None}
     return own | missing
@@ -78,13 +72,8 @@ def load_config(path: str) -> ConfigDict:
     name, colon, text = path.partition(":")
     if not pathlib.Path(name).is_file():
         raise InputError(f"no config file {name!r}")
-    spec = importlib.util.spec_from_file_location("jspec_config", name)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{name}: expected a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        get_config = getattr(module, "get_config", None)
+        get_config = runpy.run_path(name).get("get_config")
         if not callable(get_config):
             raise InputError(f"{name}: expected a function get_config(), got none")
         if colon and not inspect.signature(get_config).parameters:
@@ -93,8 +82,7 @@ def load_config(path: str) -> ConfigDict:
     except InputError:
         raise
     except Exception as error:  # whatever the user's file raises is the user's error
-        message = " ".join(str(error).split())
-        raise InputError(f"{name}: {type(error).__name__}: {message}") from None
+        raise InputError(f"{name}: {describe_error(error)}") from None
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise InputError(f"{name}: expected get_config() to return a ConfigDict, got {kind}")

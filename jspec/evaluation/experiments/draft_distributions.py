@@ -1,9 +1,8 @@
 """The distribution of the first draft after every token of a text, for every drafter.
 
-Nothing is drafted. Models (draft models, some of the target's layers) give the distributions in one
-forward pass over the text. All other drafters are shown the text token by token, and are asked for
-one draft after each. The distributions are those that drafts would really be drawn from: after
-temperature and filters, in float32.
+Models (draft models, some of the target's layers) give them in one forward pass over the text. All
+other drafters are shown the text token by token, and are asked for one draft after each. They are
+those that drafts would really be drawn from: after temperature and filters, in float32.
 """
 
 import dataclasses
@@ -59,8 +58,8 @@ class DraftDistribution:
         """Prepares; nothing is compiled yet.
 
         Args:
-          name: a drafter's, or several joined by "+"; see `make_drafter`.
-          spec: what it is built from; one draft a round is asked for, whatever the spec says.
+          name: a drafter's, or several joined by "+".
+          spec: what it is built from.
           target_params: the target's parameters, for a drafter of its layers.
 
         Raises:
@@ -80,10 +79,7 @@ class DraftDistribution:
     ) -> tuple[FirstDrafts, list[Any]]:
         """Returns what is proposed after each token of a chunk, and the state after them.
 
-        Args:
-          state: before them; consumed.
-          tokens: the next ones.
-          settings: of one row; the temperature is the drafter's own.
+        The state is consumed; the settings, of one row, have the drafter's own temperature.
         """
         pairs = zip(self._members, state, strict=True)
         results = [read(own, tokens, settings) for (_, read), own in pairs]
@@ -98,7 +94,7 @@ def _first_of(one: FirstDrafts, other: FirstDrafts) -> FirstDrafts:
 
 
 def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member:
-    """Returns the functions `start` and `read` of one drafter; see `DraftDistribution`."""
+    """Returns the functions `start` and `read` of one drafter."""
     built = make_drafter(name, spec)
     drafter, width = built.drafter, spec.target_config.vocab_size
     if drafter is None:
@@ -145,13 +141,7 @@ class ForwardPass:
     def logits(
         self, params: Params, cache: KVCache, tokens: Int32[Array, "t"]
     ) -> tuple[Float32[Array, "t v"], KVCache]:
-        """Returns the logits after each token, and the cache with all of them.
-
-        Args:
-          params: the model's parameters.
-          cache: of the tokens before; consumed.
-          tokens: the next chunk.
-        """
+        """Returns the logits after each token of a chunk, and the cache, consumed, with all."""
         logits, _, cache = make_apply(self.config, self.layers)(params, tokens[None], cache)
         padding = ((0, 0), (0, self.width - self.num_ids))
         logits = jnp.pad(logits[0, :, : self.num_ids], padding, constant_values=-jnp.inf)

@@ -20,8 +20,7 @@ from jspec.generation.result import Result
 class EstimateWorker:
     """Compares the target's distributions along its own answers with those of the drafts.
 
-    The answers are drawn by plain decoding, and are the same for all methods: the last one is kept
-    for the next method.
+    The answers are drawn by plain decoding; the last one is kept for the next method.
     """
 
     def __init__(self, experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> None:

@@ -85,10 +85,9 @@ def check_files(experiment: Experiment) -> None:
     Raises:
       InputError: something does not exist; the message says which field names it.
     """
-    if experiment.kind == "predict":
-        for label, pair in experiment.predict.items():
-            _check(f"predict.{label}.target", load_config, pair.target)
-            _check(f"predict.{label}.draft", load_config, pair.draft)
+    for label, pair in experiment.predict.items() if experiment.kind == "predict" else ():
+        _check(f"predict.{label}.target", load_config, pair.target)
+        _check(f"predict.{label}.draft", load_config, pair.draft)
     if not experiment.needs_prompts:
         return
     _check("target", find_model, experiment.target)
@@ -99,8 +98,8 @@ def check_files(experiment: Experiment) -> None:
 
 
 def _check(field: str, find: Callable[[str], object], name: str | None) -> None:
-    with prefixed_errors(field):
-        if name is not None:
+    if name is not None:
+        with prefixed_errors(field):
             find(name)
 
 

@@ -1,24 +1,39 @@
 """Runs an experiment: cell after cell, each kept at once."""
 
+import dataclasses
 import datetime
 import pathlib
 import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.progress import Progress, counted
+from jspec.evaluation.analysis import theory
+from jspec.evaluation.analysis.byte_model import predict_table
 from jspec.evaluation.experiments.cells import Cell, make_cells
 from jspec.evaluation.experiments.inputs import check_files, choose_prompts, digest, find_prompts
 from jspec.evaluation.experiments.read_spec import read_experiment
+from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
-from jspec.evaluation.experiments.workers import Worker, make_worker
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
 
 _SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class Worker(Protocol):
+    """Measures the cells of one experiment, one after another."""
+
+    def describe(self) -> dict[str, Any]:
+        """Returns what is measured, by method, as plain values."""
+        ...
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        """Returns the record of a cell, as plain values. Any exception is the cell's error."""
+        ...
 
 
 def run_experiment(
@@ -51,7 +66,7 @@ def run_experiment(
     with Store(workdir, config) as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         if _remaining(store, cells):
-            worker = make_worker(experiment, prompts, store)
+            worker = _make_worker(experiment, prompts, store)
             run = _describe_run(argv, prompts, worker, len(cells))
             store.add_run(run)
             _work(store, cells, worker, run["run"])
@@ -62,14 +77,40 @@ def run_experiment(
     return failed
 
 
+class _FormulaWorker:
+    """The kinds "theory" and "predict": a table a cell, without a model."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._pairs = experiment.predict
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def run(self, cell: Cell) -> dict[str, Any]:
+        if "table" in cell.key:
+            return dict(getattr(theory, cell.key["table"])())
+        return dict(predict_table(dataclasses.asdict(self._pairs[cell.key["pair"]])))
+
+
+def _make_worker(experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> Worker:
+    # Only the kind that is wanted is imported: formulas need no models.
+    if experiment.kind == "generate":
+        from jspec.evaluation.experiments.generate_worker import GenerateWorker
+
+        return GenerateWorker(experiment, prompts, store)
+    if experiment.kind == "estimate":
+        from jspec.evaluation.experiments.estimate_worker import EstimateWorker
+
+        return EstimateWorker(experiment, prompts, store)
+    return _FormulaWorker(experiment)
+
+
 def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
     """Checks that the prompts are those with which the workdir was begun."""
     before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
     if before and before[0] != digest(prompts):
-        raise WorkdirError(
-            f"the prompts in {path} have changed since {store.folder} was begun; take another "
-            "--workdir"
-        )
+        raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
+                           "take another --workdir")  # fmt: skip
 
 
 def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
@@ -114,10 +155,10 @@ def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
 def _describe_run(
     argv: Sequence[str], prompts: Mapping[int, Prompt], worker: Worker, num_cells: int
 ) -> dict[str, Any]:
-    """Returns the line of this process in `runs.jsonl`; no other process has its name."""
+    """Returns the line of this process in `runs.jsonl`."""
     now = datetime.datetime.now()
     record = {
-        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",
+        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name
         "started": now.astimezone().isoformat(timespec="seconds"),
         "argv": list(argv),
         "environment": environment(),

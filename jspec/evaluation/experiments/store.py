@@ -8,8 +8,7 @@
 ```
 
 A process locks a cell, looks whether it has been finished meanwhile, and appends the result before
-it gives the lock back: a cell is done once, by whichever process comes first, and the cell of a
-killed process is free again at once.
+it gives the lock back. The cell of a killed process is free again at once.
 """
 
 import contextlib
@@ -44,11 +43,7 @@ class Store:
     """
 
     def __init__(self, folder: str, config: Mapping[str, Any]) -> None:
-        """Opens a workdir, or begins one.
-
-        Args:
-          folder: where.
-          config: as plain JSON.
+        """Opens the workdir of a config, as plain JSON, or begins one.
 
         Raises:
           WorkdirError: it belongs to another config, is damaged, or cannot be written.
