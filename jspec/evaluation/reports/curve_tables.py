@@ -1,13 +1,12 @@
 """The chapters of a report on an experiment whose cells are tables: "theory" and "predict"."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.evaluation.reports.document import Block, Bullets, Heading, Paragraph, Table, plain
 from jspec.evaluation.reports.origin import View
-from jspec.evaluation.reports.workdir import Record, Workdir
+from jspec.evaluation.reports.workdir import Workdir
 
 _TITLES = {
     "table1": "Table 1: operations and speed of free drafts",
@@ -23,14 +22,10 @@ _PREDICT = (
 
 
 def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
-    """Returns a chapter for each table or figure of the paper.
-
-    Raises:
-      InputError: a cell that is no table.
-    """
+    """Returns a chapter for each table or figure of the paper."""
     blocks: list[Block] = [Paragraph("Formulas of arXiv 2211.17192; nothing was measured.")]
-    for name, record in _records(workdir, "table"):
-        title = _TITLES.get(name, name)
+    for name, record in ((line["key"]["table"], line["record"]) for line in workdir.done):
+        title = _TITLES[name]
         blocks += [Heading(title), Bullets(tuple(record["notes"]))]
         is_figure = name.startswith("figure")
         blocks.append(view.draw(name, curves_of(record), title) if is_figure else _table(record))
@@ -38,13 +33,9 @@ def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
 
 
 def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
-    """Returns a chapter for each pair of models.
-
-    Raises:
-      InputError: a cell that is no table.
-    """
+    """Returns a chapter for each pair of models."""
     blocks: list[Block] = [Paragraph(_PREDICT)]
-    for name, record in _records(workdir, "pair"):
+    for name, record in ((line["key"]["pair"], line["record"]) for line in workdir.done):
         notes = tuple(note for note in record["notes"] if not note.startswith("alpha "))
         blocks += [Heading(name), Bullets(notes), _table(record)]
         speeds = [one for one in curves_of(record) if "plain decoding" in one.y_label]
@@ -53,17 +44,6 @@ def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
             panels = [one._replace(reference="plain decoding") for one in speeds]
             blocks.append(view.draw(file, panels, f"Limits of speed: {name}"))
     return blocks
-
-
-def _records(workdir: Workdir, key: str) -> Iterator[tuple[str, Record]]:
-    """Yields the tables by their names."""
-    for line in workdir.done:
-        record = {"notes": [], **line["record"]}
-        widths = {len(row) for row in record.get("rows", ())}
-        widths |= {len(record.get("columns", ())), len(record.get("units", ()))}
-        if len(widths) != 1 or not record.get("rows"):
-            raise InputError(f"expected a table in the cell {line['cell']!r}, got something else")
-        yield str(line["key"].get(key)), record
 
 
 def curves_of(record: Mapping[str, Any]) -> list[Curves]:

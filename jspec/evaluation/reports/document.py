@@ -20,6 +20,7 @@ from jspec.evaluation.analysis import trace as traces
 from jspec.evaluation.analysis.ratios import Ratio
 
 NOTHING = "-"
+BARS = "Bars: 95 % bootstrap interval over prompts."
 _TEMPLATE = pathlib.Path(__file__).with_name("report.html.j2")
 _SPECIAL = re.compile(r"([\\*_<>#|]|\](?=[(\[:]))")  # brackets alone are no link
 _NUMBER = re.compile(r"[+-]?\d|-$")

@@ -4,12 +4,18 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.rates import share
 from jspec.evaluation.analysis.ratios import Ratio
-from jspec.evaluation.reports.document import Block, Glossary, Heading, Table, code, interval
-from jspec.evaluation.reports.figures import BARS
+from jspec.evaluation.reports.document import (
+    BARS,
+    Block,
+    Glossary,
+    Heading,
+    Table,
+    code,
+    interval,
+)
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.tables import methods_table
 from jspec.evaluation.reports.workdir import Record, Workdir
@@ -29,26 +35,19 @@ _WORDS = (
 
 
 def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
-    """Returns tables and figures.
-
-    Raises:
-      InputError: cells of another kind.
-    """
+    """Returns tables and figures."""
     config, settings = workdir.config, {}
-    try:
-        for label, method in itertools.product(config["settings"], config["methods"]):
-            keys = {"setting": label, "method": method}.items()
-            if own := [line for line in workdir.done if keys <= line["key"].items()]:
-                settings.setdefault(label, {})[method] = own
-        blocks: list[Block] = [methods_table(config["methods"]), *_alphas(settings, view)]
-        for index, (label, group) in enumerate(settings.items(), 1):
-            suffix = f"-{index}" if len(settings) > 1 else ""
-            at = config["settings"][label].get("temperature", 0.0)
-            blocks += _details(label, group, view._replace(temperature=at, suffix=suffix))
-        return [*blocks, Glossary(_WORDS)]
-    except (KeyError, TypeError, ValueError) as error:
-        name = workdir.done[0].get("cell")
-        raise InputError(f"expected a cell of kind estimate, got {name!r} ({error!r})") from None
+    for label, method in itertools.product(config["settings"], config["methods"]):
+        own = [one for one in workdir.done if one["key"]["setting"] == label
+               and one["key"]["method"] == method]  # fmt: skip
+        if own:
+            settings.setdefault(label, {})[method] = own
+    blocks: list[Block] = [methods_table(config["methods"]), *_alphas(settings, view)]
+    for index, (label, group) in enumerate(settings.items(), 1):
+        suffix = f"-{index}" if len(settings) > 1 else ""
+        at = config["settings"][label].get("temperature", 0.0)
+        blocks += _details(label, group, view._replace(temperature=at, suffix=suffix))
+    return [*blocks, Glossary(_WORDS)]
 
 
 def alpha(lines: Lines) -> Ratio | None:
@@ -69,25 +68,25 @@ def _ratio(lines: Lines, counts: Callable[[Record], tuple[float, float]]) -> Rat
 
 
 def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
-    rows, drawn = [], {}
-    for label, group in settings.items():
-        for method, own in group.items():
-            tokens = sum(line["record"]["num_tokens"] for line in own)
-            places = sum(line["record"]["num_places"] for line in own)
-            value = drawn.setdefault(label, {})[method] = alpha(own)
-            rows.append(
-                {
-                    "setting": label,
-                    "drafter": code(method),
-                    "its drafts": own[0]["record"]["distribution"],
-                    "alpha": interval(value, 3),
-                    "has a proposal (% of tokens)": f"{100 * places / tokens:.0f}",
-                    "tokens": str(tokens),
-                }
-            )
+    alphas = {label: {m: alpha(own) for m, own in group.items()}
+              for label, group in settings.items()}  # fmt: skip
+    rows = []
+    for label, method in ((label, method) for label, own in alphas.items() for method in own):
+        records = [line["record"] for line in settings[label][method]]
+        tokens, places = (sum(r[key] for r in records) for key in ("num_tokens", "num_places"))
+        rows.append(
+            {
+                "setting": label,
+                "drafter": code(method),
+                "its drafts": records[0]["distribution"],
+                "alpha": interval(alphas[label][method], 3),
+                "has a proposal (% of tokens)": f"{100 * places / tokens:.0f}",
+                "tokens": str(tokens),
+            }
+        )
     title = "Alpha of each drafter"
-    names = list(dict.fromkeys(method for own in drawn.values() for method in own))
-    lines = {label: [own.get(method) for method in names] for label, own in drawn.items()}
+    names = list(dict.fromkeys(method for own in alphas.values() for method in own))
+    lines = {label: [own.get(method) for method in names] for label, own in alphas.items()}
     figure = view.draw("alpha", [Curves(names, lines, "", "alpha")], title, BARS)
     return [Heading("Alpha"), Table(title, rows), figure]
 

@@ -49,10 +49,12 @@ def make_report(workdir: Workdir) -> list[Block]:
     num_cells = max(workdir.num_cells or 0, done + failed)
     if done < num_cells:
         blocks.append(Paragraph(f"{done} of {num_cells} cells are finished, {failed} failed."))
-    if done:
-        blocks += _CHAPTERS[kind](workdir, view)
-    else:
-        blocks.append(Paragraph("No cell is finished yet."))
+    try:
+        blocks += (
+            _CHAPTERS[kind](workdir, view) if done else [Paragraph("No cell is finished yet.")]
+        )
+    except KeyError as error:
+        raise InputError(f"expected cells of kind {kind}, got one without {error}") from error
     for index, trace in enumerate(map(check_trace, workdir.traces), 1):
         blocks += [Heading("One generation, round by round"), Walk(trace)]
         blocks += [timeline(trace, f"timeline-{index}")] if trace["rounds"] else []

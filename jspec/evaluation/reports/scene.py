@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.evaluation.reports.measured import Cell
-from jspec.evaluation.reports.timed import Timed
+from jspec.evaluation.reports.timed import Timed, TimedCell
 
 _NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
 _MOST_SHOWN = 6
@@ -31,7 +30,7 @@ class Scene:
     settings: Mapping[str, Any]
     batch_size: int
     methods: Mapping[str, Mapping[str, Any]]
-    cells: Mapping[str, Sequence[Cell]]
+    cells: Mapping[str, Sequence[TimedCell]]
 
     @property
     def baseline(self) -> str:
@@ -93,12 +92,12 @@ class Scene:
         return [method for method in self.others if method in chosen]
 
 
-def _of(cells: Sequence[Cell], category: str) -> list[Cell]:
+def _of(cells: Sequence[TimedCell], category: str) -> list[TimedCell]:
     """Returns the cells all of whose answers are of a category."""
     return [cell for cell in cells if all(answer.category == category for answer in cell.answers)]
 
 
-def make_scenes(config: Mapping[str, Any], cells: Sequence[Cell]) -> list[Scene]:
+def make_scenes(config: Mapping[str, Any], cells: Sequence[TimedCell]) -> list[Scene]:
     """Returns the scenes in which the baseline was timed, in the config's order."""
     methods, scenes = config.get("methods", {}), []
     for label, settings in config.get("settings", {}).items():

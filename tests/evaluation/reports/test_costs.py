@@ -15,8 +15,8 @@ from jspec.evaluation.reports.costs import (
     prediction_blocks,
     round_seconds,
 )
-from jspec.evaluation.reports.measured import MeasuredAnswer, parse_cells
 from jspec.evaluation.reports.scene import make_scenes
+from jspec.evaluation.reports.timed import TimedAnswer, parse_cells
 from jspec.generation.costs import RoundCosts
 from jspec.generation.stats import RoundCounts
 from tests.evaluation.reports.workdirs import cell, cells, config
@@ -34,7 +34,7 @@ def a_round(proposed, kept=0, drafter="ngram"):
 def answer(rounds, *, length=LENGTH, num_prompt_tokens=0):
     """Returns an answer of these rounds; its seconds are not looked at."""
     tokens = (0,) * (length - num_prompt_tokens)
-    return MeasuredAnswer("all", num_prompt_tokens, tokens, 0, np.nan, tuple(rounds))
+    return TimedAnswer("all", num_prompt_tokens, tokens, 0, np.nan, tuple(rounds))
 
 
 def test_a_round_costs_what_the_fitting_number_costs():

@@ -338,7 +338,7 @@ def test_estimates(tmp_path):
                                      "0.1": "1.00 / 0.250"}  # fmt: skip
     names = [block.name for block in blocks if isinstance(block, Picture)]
     assert names == ["alpha", "alpha-by-entropy", "lenience"]
-    with pytest.raises(InputError, match="expected a cell of kind estimate"):
+    with pytest.raises(InputError, match="expected cells of kind estimate, got one without"):
         report(tmp_path, cells(), config_fields=config(kind="estimate"))
 
 
@@ -389,9 +389,8 @@ def test_theory(tmp_path):
                                                             ("0.9", "10", "1.6")]  # fmt: skip
     assert [block.name for block in blocks if isinstance(block, Picture)] == ["figure2"]
     assert "- note of table1" in text
-    lines[0]["record"]["rows"] = [[1]]
-    with pytest.raises(InputError, match="expected a table"):
-        report(tmp_path, lines, config_fields=config(kind="theory"))
+    with pytest.raises(InputError, match="expected cells of kind theory, got one without 'table'"):
+        report(tmp_path, cells(), config_fields=config(kind="theory"))
 
 
 def test_predictions(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.measured import answers_by_prompt, parse_cells
+from jspec.evaluation.reports.timed import answers_by_prompt, parse_cells
 from jspec.evaluation.reports.workdir import read_workdir
 from tests.evaluation.reports.workdirs import cell, cells, failed_cell, trace, write
 
@@ -64,14 +64,6 @@ def test_a_folder_without_results_is_an_experiment_that_has_not_begun(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     workdir = read_workdir(tmp_path)
     assert (workdir.runs, workdir.done, workdir.failed) == ([], [], [])
-
-
-def test_cells_of_another_kind_are_refused():
-    """Guards against a KeyError where config and results do not belong together."""
-    line = cell("plain", [0])
-    del line["record"]["answers"][0]["rounds"]
-    with pytest.raises(InputError, match="expected a cell of kind generate"):
-        parse_cells([line])
 
 
 def test_repeats_do_not_count_twice():
