@@ -91,12 +91,9 @@ def _environments(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def portable(value: Any) -> Any:
-    """Returns plain values with a path's last name in the place of each path that is not relative.
+    """Returns JSON values with a path's last name in the place of each path that is not relative.
 
     Of `--flag=PATH` the flag is kept, of a config the folder `configs`, of a workdir only "DIR".
-
-    Args:
-      value: as JSON has it.
     """
     if isinstance(value, Mapping):
         return {key: portable(one) for key, one in value.items()}

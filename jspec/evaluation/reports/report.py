@@ -49,10 +49,10 @@ def make_report(workdir: Workdir) -> list[Block]:
     num_cells = max(workdir.num_cells or 0, done + failed)
     if done < num_cells:
         blocks.append(Paragraph(f"{done} of {num_cells} cells are finished, {failed} failed."))
+    if not done:
+        blocks.append(Paragraph("No cell is finished yet."))
     try:
-        blocks += (
-            _CHAPTERS[kind](workdir, view) if done else [Paragraph("No cell is finished yet.")]
-        )
+        blocks += _CHAPTERS[kind](workdir, view) if done else []
     except KeyError as error:
         raise InputError(f"expected cells of kind {kind}, got one without {error}") from error
     for index, trace in enumerate(map(check_trace, workdir.traces), 1):
@@ -65,18 +65,14 @@ def make_report(workdir: Workdir) -> list[Block]:
 def write_report(
     folder: pathlib.Path, blocks: Sequence[Block], *, is_small: bool = False
 ) -> list[pathlib.Path]:
-    """Writes report.md, report.html and figures/ into a folder.
+    """Writes report.md, report.html and figures/ into a folder; returns the files.
 
-    Figures of an earlier report there that this one does not have are removed: those to which its
-    report.md links.
+    Figures to which an earlier report.md there links, and this one does not, are removed.
 
     Args:
       folder: where.
       blocks: of the report.
       is_small: whether report.md and the figures as PNG are enough.
-
-    Returns:
-      The files of the report.
 
     Raises:
       InputError: they cannot be written.
@@ -111,7 +107,7 @@ def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
 
 
 def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
-    """Writes what is worth keeping under version control into another folder.
+    """Writes what is worth keeping under version control into another folder; returns the files.
 
     That is report.md and figures/*.png, config.json and runs.jsonl without the folders of the
     machine, costs.json and trace*.json as they are, and results.jsonl packed: enough to make the
@@ -120,9 +116,6 @@ def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
     Args:
       folder: of the experiment, or one that this function has written.
       target: the other one; it is made where there is none.
-
-    Returns:
-      The files.
 
     Raises:
       InputError: the folder is no experiment's, the other one is that of a run, or cannot be

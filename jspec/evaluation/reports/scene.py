@@ -113,12 +113,7 @@ def make_scenes(config: Mapping[str, Any], cells: Sequence[TimedCell]) -> list[S
 def by_length(scenes: Sequence[Scene], default: int) -> list[dict[int, Scene]]:
     """Returns the scenes of the smallest batch size in groups that differ in the answers' length.
 
-    Args:
-      scenes: of an experiment.
-      default: tokens of an answer where a setting says nothing else.
-
-    Returns:
-      For each other setting, the scenes by `max_new_tokens`, rising.
+    Each group is by `max_new_tokens`, rising; `default` holds where a setting does not say.
     """
     groups: dict[str, dict[int, Scene]] = {}
     for scene in scenes:

@@ -1,5 +1,6 @@
 """The folder of an experiment: its config, its runs, its results, costs and traces."""
 
+import contextlib
 import gzip
 import json
 import pathlib
@@ -54,14 +55,14 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
     """
     if not folder.is_dir():
         raise InputError(f"expected the folder of an experiment, got {folder}: no such folder")
-    config = _read_object(folder / "config.json", "config.json")
+    config = _read_object(folder / "config.json")
     notes: list[str] = []
     runs = _read_lines(folder / "runs.jsonl", lambda value: isinstance(value, dict), notes)
     results = RESULTS if (folder / RESULTS).exists() else PACKED
     cells = _read_lines(folder / results, _is_cell, notes)
     done = {cell["cell"]: cell for cell in cells if cell["status"] == "done"}
     failed = {cell["cell"]: cell for cell in cells if cell["cell"] not in done}
-    traces = [_read_object(path, "a trace") for path in sorted(folder.glob("trace*.json"))]
+    traces = [_read_object(path) for path in sorted(folder.glob("trace*.json"))]
     costs = _read_costs(folder / "costs.json", notes)
     return Workdir(config, runs, list(done.values()), list(failed.values()), traces, notes, costs)
 
@@ -71,25 +72,20 @@ def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, Rou
     try:
         return {
             method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
-            for method, entries in (_read_object(path, "costs") if path.exists() else {}).items()
+            for method, entries in (_read_object(path) if path.exists() else {}).items()
         }
-    except (InputError, ValueError, AttributeError):
+    except (ValueError, AttributeError):
         notes.append(f"{path.name} is broken and was left out")
         return {}
 
 
-def _read_object(path: pathlib.Path, what: str) -> Record:
-    """Returns the object in a JSON file.
-
-    Raises:
-      InputError: there is none.
-    """
+def _read_object(path: pathlib.Path) -> Record:
     try:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: expected {what}, got broken JSON ({error})") from None
+        raise InputError(f"{path}: expected an object, got broken JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected an object")
     return value
@@ -101,10 +97,9 @@ def _read_lines(
     """Returns the objects of a JSONL file; none without the file. Wrong lines are noted."""
     found = []
     for number, line in enumerate(read_file(path).split(b"\n"), 1):
-        try:
-            value = json.loads(line or b"null")
-        except (ValueError, RecursionError):
-            value = None
+        value = None
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(line)
         if is_right(value):
             found.append(value)
         elif line.strip():
@@ -116,20 +111,19 @@ def read_file(path: pathlib.Path) -> bytes:
     """Returns what a file holds, unpacked if its name ends in .gz; nothing without the file.
 
     Raises:
-      InputError: it cannot be read, or is not packed as its name says.
+      InputError: it cannot be read or unpacked.
     """
     try:
         content = path.read_bytes() if path.exists() else b""
         return gzip.decompress(content) if content and path.suffix == ".gz" else content
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: expected a gzip file, got a broken one ({error})") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:  # the last two, of a torn archive
+        raise InputError(f"cannot read {path}: {error}") from None
 
 
 def _is_cell(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("cell"), str):
-        return False
-    parts = value.get("key"), value.get("record")
-    is_done = value.get("status") == "done" and all(isinstance(part, dict) for part in parts)
-    return is_done or value.get("status") == "failed"
+    match value:
+        case {"cell": str(), "status": "failed"}:
+            return True
+        case {"cell": str(), "status": "done", "key": dict(), "record": dict()}:
+            return True
+    return False

@@ -100,7 +100,7 @@ def test_bad_folders_are_told(folder, tmp_path):
     publish(folder, out)
     for broken in (b"none", (out / "results.jsonl.gz").read_bytes()[:-9]):
         (out / "results.jsonl.gz").write_bytes(broken)
-        with pytest.raises(InputError, match=r"results\.jsonl\.gz: expected a gzip file"):
+        with pytest.raises(InputError, match=r"cannot read .*results\.jsonl\.gz: "):
             read_workdir(out)
 
 
