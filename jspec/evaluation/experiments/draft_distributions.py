@@ -34,9 +34,9 @@ class FirstDrafts(NamedTuple):
     """What a drafter proposes first after each token of a chunk.
 
     Attributes:
-      probs: the distribution that the draft is drawn from, [t v]; one-hot if the draft follows from
-        the text; 0 everywhere if there is no draft.
-      is_proposed: whether there is one, [t].
+      probs: the distribution that the draft is drawn from; one-hot if the draft follows from the
+        text; 0 everywhere if there is no draft.
+      is_proposed: whether there is one.
     """
 
     probs: Float32[Array, "t v"]
@@ -55,16 +55,6 @@ class DraftDistribution:
     """
 
     def __init__(self, name: str, spec: DrafterSpec, target_params: Params) -> None:
-        """Prepares; nothing is compiled yet.
-
-        Args:
-          name: a drafter's, or several joined by "+".
-          spec: what it is built from.
-          target_params: the target's parameters, for a drafter of its layers.
-
-        Raises:
-          InputError: no such drafter, one that lacks something, or "none".
-        """
         names = member_names(name)
         spec = spec._replace(num_draft_tokens=1, is_member=True, is_in_cascade=len(names) > 1)
         self._members = [_make_member(member, spec, target_params) for member in names]
@@ -108,7 +98,7 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         layers = choose_layers(spec.options.draft_layers, spec.target_config.num_layers)
         model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)
         return _of_model(model, target_params, spec.options.draft_confidence)
-    read = functools.partial(_ask_after_each, built.params, drafter=drafter, width=width)
+    read = functools.partial(_ask_after_each, drafter, width, built.params)
     return functools.partial(drafter.init, 1), read
 
 
@@ -119,7 +109,7 @@ class ForwardPass:
     Attributes:
       config: the model's.
       num_ids: ids that are used; the logits of later ones are -inf.
-      width: v, how many logits are wanted, at least `num_ids`.
+      width: v, how many logits are wanted.
       layers: the layers that are run, in rising order; None runs all.
     """
 
@@ -153,14 +143,14 @@ def _of_model(model: ForwardPass, params: Params, min_confidence: float) -> _Mem
         cache: KVCache, tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, KVCache]:
         logits, cache = model.logits(params, cache, tokens)
-        return _as_drawn(logits, settings, min_confidence=min_confidence), cache
+        return _as_drawn(logits, settings, min_confidence), cache
 
     return functools.partial(model.start, params), read
 
 
 @functools.partial(jax.jit, static_argnames="min_confidence")
 def _as_drawn(
-    logits: Float32[Array, "t v"], settings: SamplingSettings, *, min_confidence: float
+    logits: Float32[Array, "t v"], settings: SamplingSettings, min_confidence: float
 ) -> FirstDrafts:
     """Returns the distributions as `drafters.chain` draws from them, and where it would stop."""
     probs = sampling_probs(logits[None], settings)[0]
@@ -169,15 +159,14 @@ def _as_drawn(
     return FirstDrafts(jnp.where(is_proposed[:, None], probs, 0.0), is_proposed)
 
 
-@functools.partial(jax.jit, static_argnames=("drafter", "width"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnames="state")
 def _ask_after_each(
+    drafter: Drafter,
+    width: int,
     params: Params,
     state: Any,
     tokens: Int32[Array, "t"],
     settings: SamplingSettings,
-    *,
-    drafter: Drafter,
-    width: int,
 ) -> tuple[FirstDrafts, Any]:
     """Shows a drafter the tokens one after another, and asks for one draft after each."""
     keys = jax.random.split(jax.random.key(0), (1, 1))  # for a draw that nobody looks at
@@ -188,10 +177,8 @@ def _ask_after_each(
         view = TargetView(None, _no_target, None)
         inputs = RoundInputs(last_token, jnp.ones_like, keys, settings, view)
         proposal, state = drafter.propose(params, state, inputs)
-        draft = proposal.tokens[0, 0]
-        probs = jax.nn.one_hot(draft, width, dtype=jnp.float32)
-        if proposal.probs is not None:
-            probs = proposal.probs[0, 0]
+        draft, probs = proposal.tokens[0, 0], proposal.probs
+        probs = jax.nn.one_hot(draft, width) if probs is None else probs[0, 0]
         is_proposed = (proposal.num_tokens[0] > 0) & (draft >= 0)
         state = drafter.observe(params, state, last_token[None], hidden, valid)
         return state, FirstDrafts(jnp.where(is_proposed, probs, 0.0), is_proposed)

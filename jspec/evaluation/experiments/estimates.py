@@ -56,7 +56,7 @@ class PositionFigures(NamedTuple):
       is_proposed: whether the drafter proposes a token, [t].
       overlap: the probability that its draft is accepted, [t].
       entropy: of the target's own distribution, at temperature 1 and without filters, in nats, [t].
-      lenient_acceptance: the probability that its draft is accepted, for each lenience, [t l].
+      lenient_acceptance: as `overlap`, for each lenience, [t l].
       total_variation: between the target's distribution and the one that is then emitted, [t l].
     """
 
@@ -155,10 +155,7 @@ class Estimator:
         prompt_ids: Sequence[int],
         answer_ids: Sequence[int],
     ) -> PositionFigures:
-        """Returns the figures before each token of an answer but the first, as numpy arrays.
-
-        The arguments are those of `estimate`.
-        """
+        """Returns the figures before each token of an answer but the first; see `estimate`."""
         own_settings, draft_settings = _sampling_settings(settings)
         text, first = (*prompt_ids, *answer_ids[:-1]), len(prompt_ids)  # nothing follows the last
         state, parts = distribution.start(capacity_for(len(text), 0)), []

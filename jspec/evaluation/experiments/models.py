@@ -125,8 +125,6 @@ def recorded_costs(
 def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> str:
     """Returns the path of the workdir's table, which is made if it is missing.
 
-    The answers are kept in `table_answers.jsonl`, so that a killed run goes on with the next one.
-
     Raises:
       InputError: the prompts file is unreadable or empty.
       WorkdirError: nothing can be written.
@@ -143,7 +141,10 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> 
 
 
 def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[list[int]]:
-    """Returns the ids of answers with enough tokens together; the prompts take turns."""
+    """Returns the ids of answers with enough tokens together; the prompts take turns.
+
+    They are kept in `table_answers.jsonl`: a killed run goes on with the next one.
+    """
     spec = experiment.table
     texts = [prompt.text for prompt in read_prompts(spec.prompts_file)]
     if not texts:
@@ -159,9 +160,11 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) ->
     while _total(answers) < spec.num_tokens:
         # An answer does not depend on its batch: a resumed run may group them differently.
         numbers = range(len(answers), len(answers) + _TABLE_BATCH_SIZE)
-        settings = Settings(spec.max_new_tokens, spec.temperature)
         requests = [
-            Request(texts[n % len(texts)], dataclasses.replace(settings, seed=_FIRST_SEED + n))
+            Request(
+                texts[n % len(texts)],
+                Settings(spec.max_new_tokens, spec.temperature, seed=_FIRST_SEED + n),
+            )
             for n in numbers
         ]
         results = generator.generate(requests, chat=experiment.wants_chat)
