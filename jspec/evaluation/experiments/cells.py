@@ -5,36 +5,27 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jspec.evaluation.experiments.spec import Experiment
+from jspec.evaluation.experiments.spec import THEORY_TABLES, Experiment
 from jspec.generation.request import Settings
 
 _SEEDS_APART = 1000
 
 
 class Cell(NamedTuple):
-    """One piece of an experiment.
-
-    Attributes:
-      name: unique in the experiment, and readable.
-      key: what it is, as plain values.
-    """
+    """One piece of an experiment: its unique, readable name, and what it is, as plain values."""
 
     name: str
     key: dict[str, Any]
 
 
 def make_cells(experiment: Experiment, prompts: Sequence[int]) -> list[Cell]:
-    """Returns an experiment's cells in the order in which they are measured.
+    """Returns an experiment's cells, given its prompts' indices, in the order of measuring.
 
     Methods and settings alternate fastest: a machine that slows down slows all of them.
-
-    Args:
-      experiment: what is measured.
-      prompts: the indices of its prompts.
     """
     match experiment.kind:
         case "theory":
-            return [Cell(name, {"table": name}) for name in experiment.theory.tables]
+            return [Cell(name, {"table": name}) for name in THEORY_TABLES]
         case "predict":
             return [Cell(label, {"pair": label}) for label in experiment.predict]
         case "estimate":

@@ -39,10 +39,7 @@ def method(
 ) -> dict[str, Any]:
     """Returns one method of generating, with all its fields, for `config.methods`.
 
-    Args:
-      drafter: its name.
-      num_draft_tokens: drafts a round, or "auto".
-      **fields: other fields of `MethodSpec`; `options` is a dict.
+    The other fields are those of `MethodSpec`; `options` is a dict.
     """
     given = {"drafter": drafter, "num_draft_tokens": num_draft_tokens, "options": {}} | fields
     own = _METHOD_DEFAULTS | given
@@ -61,10 +58,7 @@ def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
 
 
 def load_config(path: str) -> ConfigDict:
-    """Returns the config that a file's function `get_config` returns.
-
-    Args:
-      path: of the file; "FILE:TEXT" passes the text to `get_config`.
+    """Returns the config that a file's `get_config` returns; "FILE:TEXT" passes it the text.
 
     Raises:
       InputError: there is no such file, it raises, or it returns something else; one line.

@@ -18,11 +18,7 @@ class _ConfigParser(flags.ArgumentParser):
     """Loads a config file; any error is one line."""
 
     def parse(self, path: str) -> ConfigDict:
-        """Returns the config, after a look at the fields that the command line overrides.
-
-        Raises:
-          InputError: see `load_config`; or there is no such field.
-        """
+        """Returns the config, after a look at the fields that the command line overrides."""
         config = load_config(path)
         for name in filter(None, map(_OVERRIDE.match, sys.argv[1:])):
             _check_field(config, name[1].rstrip("."))

@@ -18,10 +18,8 @@ from jspec.weights.resolver import find_model
 def find_prompts(experiment: Experiment, base: pathlib.Path | None) -> Experiment:
     """Returns the experiment with the paths of the prompts files that it reads.
 
-    Args:
-      experiment: what is measured.
-      base: where relative paths are looked for after the current folder: the folder above the
-        config's, since configs say "configs/..."; None looks nowhere else.
+    Relative paths are looked for in the current folder, then in `base`: the folder above the
+    config's, since configs say "configs/...".
 
     Raises:
       InputError: a file is in neither place.

@@ -35,7 +35,7 @@ def measure_kept_drafts(
       requests: with settings of temperature and filters only.
       target: the model that answers.
       drafters: names, of those without a draft model.
-      options: of the drafters; each takes those that it reads.
+      options: each drafter takes those that it reads.
 
     Returns:
       `num_answers`; `num_tokens`, all but the first of each answer; and `drafters`, by name:

@@ -30,12 +30,7 @@ _TABLE_BATCH_SIZE = 8
 
 
 class Models:
-    """The models of an experiment, and a Generator for each method and batch size.
-
-    Attributes:
-      target: the target.
-      generator: (label of a method, batch size) -> its Generator; see `_make_generator`.
-    """
+    """The target, the draft models, and a Generator for each method's label and batch size."""
 
     def __init__(self, experiment: Experiment, store: Store) -> None:
         self._experiment, self._store = experiment, store
@@ -62,9 +57,7 @@ class Models:
     def _make_generator(self, label: str, batch_size: int) -> Generator:
         """Returns a method's Generator; call it as `generator`, which keeps it.
 
-        Raises:
-          WorkdirError: the workdir cannot be written.
-          Exception: the Generator cannot be made; another call tries again.
+        Whatever it raises, another call tries again.
         """
         method = self.with_table(self._experiment.methods[label])
         make = functools.partial(
@@ -98,12 +91,6 @@ def recorded_costs(
     """Returns a workdir's costs of a method's rounds, which are measured once and written down.
 
     A resumed run with "auto" then makes the same choices. Other processes must be kept waiting.
-
-    Args:
-      path: of the file: costs by method, and by batch size.
-      method: its label.
-      batch_size: rows that run together.
-      measure: returns the costs; None for plain decoding.
 
     Raises:
       WorkdirError: the file is damaged or cannot be written.

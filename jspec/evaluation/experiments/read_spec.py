@@ -12,12 +12,11 @@ from jspec.evaluation.experiments.spec import (
     Experiment,
     PairSpec,
     TableSpec,
-    TheorySpec,
 )
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 
-_GROUPS = {"table": TableSpec, "estimate": EstimateSpec, "theory": TheorySpec}
+_GROUPS = {"table": TableSpec, "estimate": EstimateSpec}
 _LABELLED = {"methods": MethodSpec, "predict": PairSpec}
 _NEEDED = {
     "generate": ("methods", "settings"),
@@ -27,11 +26,7 @@ _NEEDED = {
 
 
 def read_experiment(plain: Mapping[str, Any]) -> Experiment:
-    """Returns the experiment that a config describes.
-
-    Args:
-      plain: the fields of `Experiment` as JSON has them, settings without a seed; missing fields
-        have their defaults.
+    """Returns the experiment with fields as JSON has them, settings without a seed.
 
     Raises:
       InputError: an unknown field, a value of another type or out of range, or nothing to measure;
@@ -90,10 +85,6 @@ def _check_estimate(experiment: Experiment) -> None:
 
     It computes how likely the first draft after every token of an answer is accepted under
     `rejection`: a rule, a number of drafts, a clock and a batch have no part in it.
-
-    Raises:
-      InputError: a field that is not read is not at its default, settings have processors, or a
-        drafter's distribution is not known without drafting.
     """
     _check_defaults(experiment, "", ("turns", "repeats", "batch_sizes"))
     for label, method in experiment.methods.items():

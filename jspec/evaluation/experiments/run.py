@@ -93,16 +93,12 @@ class _FormulaWorker:
 
 
 def _make_worker(experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> Worker:
-    # Only the kind that is wanted is imported: formulas need no models.
-    if experiment.kind == "generate":
-        from jspec.evaluation.experiments.generate_worker import GenerateWorker
+    if not experiment.needs_prompts:
+        return _FormulaWorker(experiment)
+    from jspec.evaluation.experiments import workers  # formulas wait for no model
 
-        return GenerateWorker(experiment, prompts, store)
-    if experiment.kind == "estimate":
-        from jspec.evaluation.experiments.estimate_worker import EstimateWorker
-
-        return EstimateWorker(experiment, prompts, store)
-    return _FormulaWorker(experiment)
+    kind = workers.GenerateWorker if experiment.kind == "generate" else workers.EstimateWorker
+    return kind(experiment, prompts, store)
 
 
 def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:

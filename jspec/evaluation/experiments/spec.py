@@ -13,7 +13,7 @@ from jspec.generation.validate_options import check_draft_temperature, check_tem
 from jspec.speculation.acceptance import get_rule
 
 KINDS = ("generate", "estimate", "theory", "predict")
-THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")
+THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
 _DTYPES = ("bfloat16", "float32")
 _RATES = "target_bytes_per_weight", "draft_bytes_per_weight", "bandwidth", "flop_rate"
 _CHATS = {"auto": None, "yes": True, "no": False}
@@ -37,11 +37,7 @@ def _check_different(name: str, values: Sequence[int | str]) -> None:
 class TableSpec:
     """How the table of `unigram` and `bigram` is counted, for methods that name none.
 
-    Attributes:
-      prompts_file: the target answers these prompts, over and over.
-      num_tokens: until the answers have this many tokens.
-      temperature: of the answers.
-      max_new_tokens: of one answer.
+    The target answers the prompts, over and over, until the answers have `num_tokens`.
     """
 
     prompts_file: str = "configs/table_prompts.jsonl"
@@ -56,30 +52,13 @@ class TableSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EstimateSpec:
-    """What the kind "estimate" computes at every token.
-
-    Attributes:
-      leniences: for which the acceptance is computed.
-      num_bins: of the target's entropy.
-    """
+    """For which leniences the kind "estimate" computes acceptance, and the bins of entropy."""
 
     leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
     num_bins: int = 8
 
     def __post_init__(self) -> None:
         _check_values(self, leniences=(0, 1), num_bins=(1, 1000))
-
-
-@dataclasses.dataclass(frozen=True)
-class TheorySpec:
-    """What the kind "theory" computes: `tables`, names among `THEORY_TABLES`."""
-
-    tables: tuple[str, ...] = THEORY_TABLES
-
-    def __post_init__(self) -> None:
-        for name in self.tables:
-            check_among("tables", name, THEORY_TABLES)
-        _check_different("tables", self.tables)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +144,6 @@ class Experiment:
     measure_costs: bool = False
     table: TableSpec = TableSpec()
     estimate: EstimateSpec = EstimateSpec()
-    theory: TheorySpec = TheorySpec()
     predict: Mapping[str, PairSpec] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.improvement import expected_tokens
 from jspec.evaluation.analysis.rates import alpha_of, tokens_by_position
@@ -94,24 +93,12 @@ def cost_blocks(
 def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> float:
     """Returns the seconds of a round of one answer; of a plain step where nobody drafted.
 
-    A round costs what the smallest calibrated number of drafts costs that holds its own.
-
-    Args:
-      costs: of the method's rounds.
-      max_length: tokens of prompt and answer.
-      a_round: the round.
-
-    Raises:
-      InputError: such a round was not calibrated.
+    A round costs what the smallest calibrated number of drafts costs that holds its own. All
+    tokens of prompt and answer, `max_length`, decide on the cache's size.
     """
     seconds = costs.at(_context(costs, max_length))
     if not a_round.num_proposed:
         return float(seconds[:, 0].min())
-    if a_round.drafter not in costs.drafters or a_round.num_proposed > costs.numbers[-1]:
-        raise InputError(
-            f"expected costs of rounds with {a_round.num_proposed} drafts by "
-            f"{a_round.drafter!r}, got {list(costs.numbers)} by {list(costs.drafters)}"
-        )
     own = seconds[costs.drafters.index(a_round.drafter)]
     return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
 

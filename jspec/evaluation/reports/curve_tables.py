@@ -42,7 +42,10 @@ def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
         if speeds and len(speeds[0].x) > 1:
             file = "predict-" + "".join(c if c.isalnum() else "-" for c in name.lower())
             panels = [one._replace(reference="plain decoding") for one in speeds]
-            blocks.append(view.draw(file, panels, f"Limits of speed: {name}"))
+            pair = workdir.config.get("predict", {}).get(name, {})
+            models = " for ".join(pair[role] for role in ("draft", "target") if role in pair)
+            own = view._replace(model=models)
+            blocks.append(own.draw(file, panels, f"Limits of speed: {name}"))
     return blocks
 
 

@@ -67,12 +67,8 @@ def write_report(
 ) -> list[pathlib.Path]:
     """Writes report.md, report.html and figures/ into a folder; returns the files.
 
-    Figures to which an earlier report.md there links, and this one does not, are removed.
-
-    Args:
-      folder: where.
-      blocks: of the report.
-      is_small: whether report.md and the figures as PNG are enough.
+    Figures to which an earlier report.md there links, and this one does not, are removed. A small
+    report is report.md and the figures as PNG.
 
     Raises:
       InputError: they cannot be written.
@@ -112,10 +108,6 @@ def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
     That is report.md and figures/*.png, config.json and runs.jsonl without the folders of the
     machine, costs.json and trace*.json as they are, and results.jsonl packed: enough to make the
     report anew, which is the same then.
-
-    Args:
-      folder: of the experiment, or one that this function has written.
-      target: the other one; it is made where there is none.
 
     Raises:
       InputError: the folder is no experiment's, the other one is that of a run, or cannot be

@@ -21,7 +21,6 @@ class Scene:
     Attributes:
       setting: its label.
       settings: its fields.
-      batch_size: answers that are generated together.
       methods: of the config, by label; the first is the baseline.
       cells: of each method that has any.
     """

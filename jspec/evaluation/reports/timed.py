@@ -17,10 +17,8 @@ class TimedAnswer(NamedTuple):
     Attributes:
       category: of the prompt; "all" where it has none.
       num_prompt_tokens: of the prompt; 0 where it is not known.
-      token_ids: of the answer.
       num_round_tokens: all but the first token, which reading the prompt gives.
       decode_seconds: from the first token to the last.
-      rounds: one by one.
     """
 
     category: str
@@ -40,11 +38,6 @@ class TimedCell(NamedTuple):
     """Prompts that were answered together, once: a finished cell of kind "generate".
 
     Attributes:
-      method: label of the method of generating.
-      setting: label of the sampling settings.
-      batch_size: answers that are generated together.
-      prompts: their numbers.
-      seed: of the draw.
       repeat: the same seed is timed several times.
       seconds: for all of it, reading the prompts included.
       answers: one a prompt and turn.
@@ -117,11 +110,9 @@ def calls(cell: TimedCell) -> tuple[float, float]:
 
 
 class Timed:
-    """What was measured of one method; intervals are computed when they are first asked for.
+    """What the cells of one method say beside the baseline's, at one setting and batch size.
 
     Attributes:
-      own: cells of the method at one setting and batch size.
-      base: those of the baseline, likewise.
       rounds: of each prompt's answers, repeats left out.
     """
 

@@ -39,7 +39,7 @@ def test_batches_take_the_prompts_together():
 
 def test_other_kinds():
     """Guards against a method or a prompt that a formula would wait for."""
-    assert [one.key for one in make_cells(make(kind="theory", theory={"tables": ["table1"]}), [])]
+    assert [one.key for one in make_cells(make(kind="theory"), [])]
     pairs = make_cells(make(kind="predict", predict={"a": {}, "b": {}}), [])
     assert [cell.key for cell in pairs] == [{"pair": "a"}, {"pair": "b"}]
     methods = {"random": {"drafter": "random"}, "lookup": {"drafter": "prompt_lookup"}}

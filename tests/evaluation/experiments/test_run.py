@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from jspec.common.errors import InputError, WorkdirError
-from jspec.evaluation.experiments.generate_worker import GenerateWorker
 from jspec.evaluation.experiments.run import run_experiment
+from jspec.evaluation.experiments.workers import GenerateWorker
 from tests.evaluation.experiments.tiny import done_cells, read_lines, without_times, write_prompts
 from tests.tiny_models import save_folder
 

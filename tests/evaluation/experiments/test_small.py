@@ -4,7 +4,7 @@ import pytest
 
 from jspec.common import progress
 from jspec.common.progress import Progress, format_seconds
-from jspec.evaluation.experiments.generate_worker import repetition
+from jspec.evaluation.experiments.workers import repetition
 
 
 @pytest.mark.parametrize(
