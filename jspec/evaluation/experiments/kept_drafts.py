@@ -48,7 +48,12 @@ def measure_kept_drafts(
     """
     estimator = Estimator(target)
     answers = Generator(target, drafter="none").generate(list(requests))
-    again = [_with_another_seed(request) for request in requests]
+    again = [
+        dataclasses.replace(
+            one, settings=dataclasses.replace(one.settings, seed=one.settings.seed + _OTHER_SEEDS)
+        )
+        for one in requests
+    ]
     found = {}
     for name in drafters:
         own = without_unread(name, options)
@@ -67,11 +72,6 @@ def measure_kept_drafts(
         }
     num_tokens = sum(max(len(answer.token_ids) - 1, 0) for answer in answers)
     return {"num_answers": len(answers), "num_tokens": num_tokens, "drafters": found}
-
-
-def _with_another_seed(request: Request) -> Request:
-    settings = dataclasses.replace(request.settings, seed=request.settings.seed + _OTHER_SEEDS)
-    return dataclasses.replace(request, settings=settings)
 
 
 def _observed(stats: Sequence[Stats]) -> dict[str, Any]:

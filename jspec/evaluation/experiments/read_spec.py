@@ -7,12 +7,7 @@ from jspec.common.dataclass_fields import cast, read_fields
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.drafters import DrafterOptions, options_read
 from jspec.evaluation.experiments.method_spec import MethodSpec
-from jspec.evaluation.experiments.spec import (
-    EstimateSpec,
-    Experiment,
-    PairSpec,
-    TableSpec,
-)
+from jspec.evaluation.experiments.spec import EstimateSpec, Experiment, PairSpec, TableSpec
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 

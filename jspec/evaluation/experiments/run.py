@@ -2,14 +2,16 @@
 
 import dataclasses
 import datetime
+import functools
 import pathlib
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from jspec.common.errors import WorkdirError, describe_error
+from jspec.common.journal import Record
 from jspec.common.progress import Progress, counted
 from jspec.evaluation.analysis import theory
 from jspec.evaluation.analysis.byte_model import predict_table
@@ -22,18 +24,6 @@ from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
 
 _SECONDS_BETWEEN_LOOKS = 1.0
-
-
-class Worker(Protocol):
-    """Measures the cells of one experiment, one after another."""
-
-    def describe(self) -> dict[str, Any]:
-        """Returns what is measured, by method, as plain values."""
-        ...
-
-    def run(self, cell: Cell) -> dict[str, Any]:
-        """Returns the record of a cell, as plain values. Any exception is the cell's error."""
-        ...
 
 
 def run_experiment(
@@ -66,10 +56,10 @@ def run_experiment(
     with Store(workdir, config) as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         if _remaining(store, cells):
-            worker = _make_worker(experiment, prompts, store)
-            run = _describe_run(argv, prompts, worker, len(cells))
+            described, measure = _choose_work(experiment, prompts, store)
+            run = _describe_run(argv, prompts, described, len(cells))
             store.add_run(run)
-            _work(store, cells, worker, run["run"])
+            _work(store, cells, measure, run["run"])
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
     verb = "is" if len(cells) == 1 else "are"
     print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
@@ -77,28 +67,24 @@ def run_experiment(
     return failed
 
 
-class _FormulaWorker:
-    """The kinds "theory" and "predict": a table a cell, without a model."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self._pairs = experiment.predict
-
-    def describe(self) -> dict[str, Any]:
-        return {}
-
-    def run(self, cell: Cell) -> dict[str, Any]:
-        if "table" in cell.key:
-            return dict(getattr(theory, cell.key["table"])())
-        return dict(predict_table(dataclasses.asdict(self._pairs[cell.key["pair"]])))
-
-
-def _make_worker(experiment: Experiment, prompts: Mapping[int, Prompt], store: Store) -> Worker:
+def _choose_work(
+    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store
+) -> tuple[Record, Callable[[Cell], Record]]:
+    """Returns what each method is, and what measures a cell."""
     if not experiment.needs_prompts:
-        return _FormulaWorker(experiment)
+        return {}, functools.partial(_compute, experiment)
     from jspec.evaluation.experiments import workers  # formulas wait for no model
 
     kind = workers.GenerateWorker if experiment.kind == "generate" else workers.EstimateWorker
-    return kind(experiment, prompts, store)
+    worker = kind(experiment, prompts, store)
+    return worker.describe(), worker.run
+
+
+def _compute(experiment: Experiment, cell: Cell) -> Record:
+    """Returns a table of the kinds "theory" and "predict", which run no model."""
+    if "table" in cell.key:
+        return dict(getattr(theory, cell.key["table"])())
+    return dict(predict_table(dataclasses.asdict(experiment.predict[cell.key["pair"]])))
 
 
 def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
@@ -113,7 +99,7 @@ def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.name not in store.outcomes]
 
 
-def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None:
+def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record], run: str) -> None:
     """Measures cells until all are finished, here or elsewhere."""
     progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
     is_waiting = False
@@ -122,7 +108,7 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
         for cell in remaining:
             with store.claim(cell.name) as is_ours:
                 if is_ours:
-                    store.add(_measure(cell, worker, run))
+                    store.add(_measure(cell, measure, run))
             has_worked |= is_ours
             outcomes = [store.outcomes.get(one.name) for one in cells]
             if is_ours or is_waiting:
@@ -134,11 +120,11 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
+def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
     """Returns the line of a cell: its record, or its error."""
     line = {"cell": cell.name, "key": cell.key, "run": run}
     try:
-        record = worker.run(cell)
+        record = measure(cell)
     except WorkdirError:
         raise
     except Exception as error:  # the error is kept, and the other cells may well succeed
@@ -149,8 +135,8 @@ def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
 
 
 def _describe_run(
-    argv: Sequence[str], prompts: Mapping[int, Prompt], worker: Worker, num_cells: int
-) -> dict[str, Any]:
+    argv: Sequence[str], prompts: Mapping[int, Prompt], described: Record, num_cells: int
+) -> Record:
     """Returns the line of this process in `runs.jsonl`."""
     now = datetime.datetime.now()
     record = {
@@ -159,7 +145,7 @@ def _describe_run(
         "argv": list(argv),
         "environment": environment(),
         "git": git_state(),
-        "described": worker.describe(),
+        "described": described,
         "num_cells": num_cells,
     }
     return record | ({"prompts_digest": digest(prompts)} if prompts else {})

@@ -61,10 +61,6 @@ class Store:
         self.outcomes = {str(one.get("cell")): DONE for one in records if one.get("status") == DONE}
         self.runs = self._runs.read()
 
-    def refresh(self) -> None:
-        """Takes notice of the cells that other processes have finished."""
-        self._note(self._results.read())
-
     def add(self, record: Record) -> None:
         """Appends the result of a cell.
 
@@ -92,7 +88,7 @@ class Store:
             yield False
             return
         try:
-            self.refresh()
+            self._note(self._results.read())
             yield name not in self.outcomes
         finally:
             self._locks.release(byte)

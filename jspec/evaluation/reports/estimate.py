@@ -7,15 +7,7 @@ from typing import Any
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.rates import share
 from jspec.evaluation.analysis.ratios import Ratio
-from jspec.evaluation.reports.document import (
-    BARS,
-    Block,
-    Glossary,
-    Heading,
-    Table,
-    code,
-    interval,
-)
+from jspec.evaluation.reports.document import BARS, Block, Glossary, Heading, Table, code, interval
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.tables import methods_table
 from jspec.evaluation.reports.workdir import Record, Workdir

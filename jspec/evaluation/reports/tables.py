@@ -7,15 +7,7 @@ from typing import Any
 import numpy as np
 
 from jspec.evaluation.analysis.spec_bench import TASKS
-from jspec.evaluation.reports.document import (
-    NOTHING,
-    Table,
-    code,
-    interval,
-    number,
-    percent,
-    plain,
-)
+from jspec.evaluation.reports.document import NOTHING, Table, code, interval, number, percent, plain
 from jspec.evaluation.reports.scene import SHOWN, Scene
 from jspec.evaluation.reports.timed import Timed, TimedCell
 
