@@ -13,7 +13,7 @@ import numpy as np
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.improvement import expected_tokens
 from jspec.evaluation.analysis.rates import alpha_of, tokens_by_position
-from jspec.evaluation.reports.document import Block, Heading, Paragraph, Table, code, number
+from jspec.evaluation.reports.document import Block, Heading, Table, code, number
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import Scene, families
 from jspec.evaluation.reports.timed import TimedAnswer, answers_by_prompt, compare, decoding
@@ -158,7 +158,7 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
         rows = [_prediction_row(scene, method, costs[method]) for method in known]
         caption = f"Predicted and measured speed-up ({scene.name})"
         tables += [Table(caption, list(filter(None, rows)))] if any(rows) else []
-    about = Heading("Predicted and measured"), Paragraph(_ABOUT_PREDICTIONS)
+    about = Heading("Predicted and measured"), _ABOUT_PREDICTIONS
     return [*about, *tables] if tables else []
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.figures import Curves
-from jspec.evaluation.reports.document import Block, Bullets, Heading, Paragraph, Table, plain
+from jspec.evaluation.reports.document import Block, Heading, Table, plain
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.workdir import Workdir
 
@@ -23,10 +23,10 @@ _PREDICT = (
 
 def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
     """Returns a chapter for each table or figure of the paper."""
-    blocks: list[Block] = [Paragraph("Formulas of arXiv 2211.17192; nothing was measured.")]
+    blocks: list[Block] = ["Formulas of arXiv 2211.17192; nothing was measured."]
     for name, record in ((line["key"]["table"], line["record"]) for line in workdir.done):
         title = _TITLES[name]
-        blocks += [Heading(title), Bullets(tuple(record["notes"]))]
+        blocks += [Heading(title), record["notes"]]
         is_figure = name.startswith("figure")
         blocks.append(view.draw(name, curves_of(record), title) if is_figure else _table(record))
     return blocks
@@ -34,10 +34,10 @@ def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
 
 def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
     """Returns a chapter for each pair of models."""
-    blocks: list[Block] = [Paragraph(_PREDICT)]
+    blocks: list[Block] = [_PREDICT]
     for name, record in ((line["key"]["pair"], line["record"]) for line in workdir.done):
-        notes = tuple(note for note in record["notes"] if not note.startswith("alpha "))
-        blocks += [Heading(name), Bullets(notes), _table(record)]
+        notes = [note for note in record["notes"] if not note.startswith("alpha ")]
+        blocks += [Heading(name), notes, _table(record)]
         speeds = [one for one in curves_of(record) if "plain decoding" in one.y_label]
         if speeds and len(speeds[0].x) > 1:
             file = "predict-" + "".join(c if c.isalnum() else "-" for c in name.lower())

@@ -31,18 +31,6 @@ class Heading(NamedTuple):
     level: int = 2
 
 
-class Paragraph(NamedTuple):
-    """A paragraph."""
-
-    text: str
-
-
-class Bullets(NamedTuple):
-    """A list."""
-
-    items: tuple[str, ...]
-
-
 class Glossary(NamedTuple):
     """Words and what they mean, folded until a reader opens it."""
 
@@ -81,7 +69,8 @@ class Walk(NamedTuple):
     trace: Mapping[str, Any]
 
 
-Block = Heading | Paragraph | Bullets | Glossary | Code | Table | Picture | Walk
+# A text is a paragraph, a list of texts a list.
+Block = str | list[str] | Heading | Glossary | Code | Table | Picture | Walk
 
 
 def code(text: object) -> str:

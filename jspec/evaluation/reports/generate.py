@@ -7,16 +7,7 @@ from jspec.common.figures import Curves, Picture
 from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position, kept_in_rounds
 from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.costs import cost_blocks, prediction_blocks
-from jspec.evaluation.reports.document import (
-    BARS,
-    Block,
-    Glossary,
-    Heading,
-    Paragraph,
-    Table,
-    code,
-    interval,
-)
+from jspec.evaluation.reports.document import BARS, Block, Glossary, Heading, Table, code, interval
 from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import SHOWN, Scene, by_length, make_scenes
 from jspec.evaluation.reports.tables import (
@@ -53,10 +44,10 @@ def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
     costs = {method: own[1] for method, own in workdir.costs.items() if 1 in own}
     scenes = make_scenes(config, parse_cells(workdir.done))
     if not scenes:
-        return [Paragraph("No cell of the baseline is finished yet.")]
+        return ["No cell of the baseline is finished yet."]
     lengths = by_length(scenes, config.get("max_new_tokens", _DEFAULT_LENGTH))
     chosen = [list(group.values())[-1] for group in lengths]
-    blocks: list[Block] = [Paragraph(_asked(chosen[0])), methods_table(config["methods"])]
+    blocks: list[Block] = [_asked(chosen[0]), methods_table(config["methods"])]
     growth: list[Block] = []
     for index, (scene, group) in enumerate(zip(chosen, lengths, strict=True), 1):
         suffix = f"-{index}" if len(chosen) > 1 else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jspec.common.figures import Curves, Picture, draw
-from jspec.evaluation.reports.document import Block, Bullets, Code, Heading, Table, code
+from jspec.evaluation.reports.document import Block, Code, Heading, Table, code
 from jspec.evaluation.reports.workdir import Workdir
 
 _PATH = re.compile(r"(?:/[\w.@+:, -]+|~|\.\.)(?:/[\w.@+:, -]+)+/?")
@@ -68,8 +68,8 @@ def origin_blocks(workdir: Workdir) -> list[Block]:
     seconds = [line["record"].get("seconds") for line in workdir.done]
     known = [float(one) for one in seconds if isinstance(one, int | float)]
     counts += [f"{sum(known) / 60:.1f} minutes of generating, compilation excluded."] * bool(known)
-    items = (*_environments(workdir.runs), *counts, *workdir.notes)
-    blocks = [Heading("How it was measured"), Code("\n".join(commands)), Bullets(items)]
+    items = [*_environments(workdir.runs), *counts, *workdir.notes]
+    blocks: list[Block] = [Heading("How it was measured"), Code("\n".join(commands)), items]
     rows = [{"cell": code(one["cell"]), "error": code(one.get("error"))} for one in workdir.failed]
     return [*blocks, Table("Failed cells", rows)] if rows else blocks
 

@@ -10,15 +10,7 @@ from jspec.common.errors import InputError
 from jspec.common.figures import Picture
 from jspec.evaluation.analysis.trace import check_trace, timeline
 from jspec.evaluation.reports.curve_tables import predict_chapters, theory_chapters
-from jspec.evaluation.reports.document import (
-    Block,
-    Glossary,
-    Heading,
-    Paragraph,
-    Walk,
-    to_html,
-    to_markdown,
-)
+from jspec.evaluation.reports.document import Block, Glossary, Heading, Walk, to_html, to_markdown
 from jspec.evaluation.reports.estimate import estimate_chapters
 from jspec.evaluation.reports.generate import generate_chapters
 from jspec.evaluation.reports.origin import View, origin_blocks, portable, view_of
@@ -48,9 +40,9 @@ def make_report(workdir: Workdir) -> list[Block]:
     done, failed = len(workdir.done), len(workdir.failed)
     num_cells = max(workdir.num_cells or 0, done + failed)
     if done < num_cells:
-        blocks.append(Paragraph(f"{done} of {num_cells} cells are finished, {failed} failed."))
+        blocks.append(f"{done} of {num_cells} cells are finished, {failed} failed.")
     if not done:
-        blocks.append(Paragraph("No cell is finished yet."))
+        blocks.append("No cell is finished yet.")
     try:
         blocks += _CHAPTERS[kind](workdir, view) if done else []
     except KeyError as error:
