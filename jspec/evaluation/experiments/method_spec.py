@@ -31,7 +31,6 @@ class MethodSpec:
       draft_quantization: "none", "int8" or "int4".
       acceptance: the acceptance rule.
       lenience: of the rules `lenient` and `lenient_argmax`; 1, which is none, for the others.
-      options: of the drafters.
     """
 
     drafter: str = "none"

@@ -16,7 +16,7 @@ import hashlib
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 from jspec.common.errors import WorkdirError
 from jspec.common.journal import Journal, Record
@@ -32,7 +32,7 @@ def is_begun(folder: str) -> bool:
     return (pathlib.Path(folder) / _CONFIG).exists()
 
 
-class Store:
+class Store(contextlib.AbstractContextManager):
     """A workdir in use.
 
     Attributes:
@@ -62,11 +62,7 @@ class Store:
         self.runs = self._runs.read()
 
     def add(self, record: Record) -> None:
-        """Appends the result of a cell.
-
-        Raises:
-          WorkdirError: it cannot be written.
-        """
+        """Appends the result of a cell; a `WorkdirError` says that it cannot be written."""
         self._note(self._results.append(record))
 
     def add_run(self, record: Record) -> None:
@@ -101,9 +97,6 @@ class Store:
                   flush=True)  # fmt: skip
         with self._locks.hold(_SETUP_BYTE):
             yield
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._locks.close()

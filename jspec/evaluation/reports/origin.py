@@ -16,7 +16,6 @@ class View(NamedTuple):
     """What pictures name, and how their files are told apart.
 
     Attributes:
-      title: of the experiment.
       model: the target and its dtype; "" where none was run.
       machine: processor, cores and device.
       date: of the last run.
@@ -60,8 +59,7 @@ def _machine(own: Mapping[str, Any]) -> str:
 
 def origin_blocks(workdir: Workdir) -> list[Block]:
     """Returns the chapter."""
-    commands = [shlex.join(portable(list(map(str, run["argv"])))) for run in workdir.runs
-                if run.get("argv")]  # fmt: skip
+    commands = [shlex.join(portable(run["argv"])) for run in workdir.runs]
     commands = [*dict.fromkeys(commands), "python scripts/summarize.py DIR"]
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
     counts = [f"{len(workdir.done)}{of_all} cells done, {len(workdir.failed)} failed."]
@@ -78,15 +76,13 @@ def _environments(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns when and on what it ran, a line for each different machine or set of versions."""
     dates: dict[str, list[str]] = {}
     for run in runs:
-        own, git = run.get("environment") or {}, run.get("git") or {}
-        versions = {"python": own.get("python"), **(own.get("versions") or {})}
+        own, git = run["environment"], run["git"] or {}
+        versions = {"python": own["python"], **own["versions"]}
         parts = [_machine(own), *(f"{name} {one}" for name, one in versions.items() if one)]
-        if git.get("commit"):
-            changed = ", with changes that are not committed" if git.get("is_dirty") else ""
-            parts.append(f"git commit {code(str(git['commit'])[:12])}{changed}")
-        dates.setdefault(", ".join(filter(None, parts)), []).append(
-            str(run.get("started", ""))[:10]
-        )
+        if git:
+            changed = ", with changes that are not committed" if git["is_dirty"] else ""
+            parts.append(f"git commit {code(git['commit'][:12])}{changed}")
+        dates.setdefault(", ".join(filter(None, parts)), []).append(run["started"][:10])
     return [f"{' to '.join(sorted({min(own), max(own)}))}: {text}" for text, own in dates.items()]
 
 

@@ -38,7 +38,7 @@ def make_report(workdir: Workdir) -> list[Block]:
     view = view_of(workdir)
     blocks: list[Block] = [Heading(view.title, 1)]
     done, failed = len(workdir.done), len(workdir.failed)
-    num_cells = max(workdir.num_cells or 0, done + failed)
+    num_cells = max(workdir.num_cells, done + failed)
     if done < num_cells:
         blocks.append(f"{done} of {num_cells} cells are finished, {failed} failed.")
     if not done:

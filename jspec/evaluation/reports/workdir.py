@@ -21,11 +21,10 @@ class Workdir(NamedTuple):
     """What a folder holds.
 
     Attributes:
-      config: of the experiment, plain values.
       runs: one for each process that worked on it: when, where, with which versions.
       done: finished cells, each once, in the order in which they were finished.
       failed: cells that failed and were not done later, each once.
-      traces: of single generations, as `scripts/trace.py` writes them.
+      traces: of single generations; see `jspec.evaluation.analysis.trace`.
       notes: what was left out while reading.
       costs: of rounds, measured separately from the answers, by method and batch size.
     """
@@ -39,10 +38,9 @@ class Workdir(NamedTuple):
     costs: Mapping[str, Mapping[int, RoundCosts]]
 
     @property
-    def num_cells(self) -> int | None:
-        """How many cells the experiment has; None where its runs do not say."""
-        counts = [run.get("num_cells") for run in self.runs]
-        return max((one for one in counts if isinstance(one, int)), default=None)
+    def num_cells(self) -> int:
+        """How many cells the experiment has; 0 where its runs do not say."""
+        return max((run.get("num_cells", 0) for run in self.runs), default=0)
 
 
 def read_workdir(folder: pathlib.Path) -> Workdir:
@@ -63,20 +61,12 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
     done = {cell["cell"]: cell for cell in cells if cell["status"] == "done"}
     failed = {cell["cell"]: cell for cell in cells if cell["cell"] not in done}
     traces = [_read_object(path) for path in sorted(folder.glob("trace*.json"))]
-    costs = _read_costs(folder / "costs.json", notes)
+    measured = _read_object(folder / "costs.json") if (folder / "costs.json").exists() else {}
+    costs = {
+        method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
+        for method, entries in measured.items()
+    }
     return Workdir(config, runs, list(done.values()), list(failed.values()), traces, notes, costs)
-
-
-def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, RoundCosts]]:
-    """Returns the costs in a file; none without the file, or if it is broken, which is noted."""
-    try:
-        return {
-            method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
-            for method, entries in (_read_object(path) if path.exists() else {}).items()
-        }
-    except (ValueError, AttributeError):
-        notes.append(f"{path.name} is broken and was left out")
-        return {}
 
 
 def _read_object(path: pathlib.Path) -> Record:
@@ -84,7 +74,7 @@ def _read_object(path: pathlib.Path) -> Record:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: expected an object, got broken JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected an object")
@@ -98,7 +88,7 @@ def _read_lines(
     found = []
     for number, line in enumerate(read_file(path).split(b"\n"), 1):
         value = None
-        with contextlib.suppress(ValueError, RecursionError):
+        with contextlib.suppress(ValueError):
             value = json.loads(line)
         if is_right(value):
             found.append(value)
