@@ -19,10 +19,7 @@ _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 
 
 def defaults() -> ConfigDict:
-    """Returns a config of every field's default; see `Experiment` for their meaning.
-
-    It has no methods, and one setting, "T=0".
-    """
+    """Returns a config of every field's default (see `Experiment`), with one setting, "T=0"."""
     return ordered(dataclasses.asdict(Experiment()) | {"settings": {"T=0": {"temperature": 0.0}}})
 
 

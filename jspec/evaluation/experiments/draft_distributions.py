@@ -31,12 +31,9 @@ from jspec.speculation.types import Drafter, RoundInputs, TargetView, observed_l
 
 
 class FirstDrafts(NamedTuple):
-    """What a drafter proposes first after each token of a chunk.
+    """What a drafter proposes first after each token: the distribution that it is drawn from.
 
-    Attributes:
-      probs: the distribution that the draft is drawn from; one-hot if the draft follows from the
-        text; 0 everywhere if there is no draft.
-      is_proposed: whether there is one.
+    It is one-hot if the draft follows from the text, and 0 everywhere if there is no draft.
     """
 
     probs: Float32[Array, "t v"]
@@ -67,10 +64,7 @@ class DraftDistribution:
     def read(
         self, state: list[Any], tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, list[Any]]:
-        """Returns what is proposed after each token of a chunk, and the state after them.
-
-        The state is consumed; the settings, of one row, have the drafter's own temperature.
-        """
+        """Returns what is proposed after each token of a chunk, and the state, consumed, after."""
         pairs = zip(self._members, state, strict=True)
         results = [read(own, tokens, settings) for (_, read), own in pairs]
         drafts = functools.reduce(_first_of, (drafts for drafts, _ in results))

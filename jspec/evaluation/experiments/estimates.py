@@ -78,10 +78,8 @@ class Estimator:
     ) -> None:
         """Prepares; nothing is compiled yet.
 
-        Args:
-          target: the model whose answers the texts are.
-          leniences: from 0 to 1, of the rule `lenient`; of `lenient_argmax` at temperature 0.
-          num_bins: of the entropy, from 0 to the logarithm of the vocabulary, equally wide.
+        The leniences are of the rule `lenient`; of `lenient_argmax` at temperature 0. The bins of
+        the entropy go from 0 to the logarithm of the vocabulary and are equally wide.
         """
         self._target, num_ids = target, used_vocab_size(target)
         self._pass = ForwardPass(target.config, num_ids, target.config.vocab_size)
@@ -113,12 +111,7 @@ class Estimator:
     ) -> dict[str, Any]:
         """Returns the sums over one answer, as plain values.
 
-        Args:
-          distribution: of `make_distribution`.
-          settings: how target and drafter are sampled from: temperatures and filters, without
-            processors.
-          prompt_ids: at least one.
-          answer_ids: the target's answer.
+        The settings are temperatures and filters, without processors; there is a prompt.
 
         Returns:
           `num_tokens`, the answer's but the first; `num_places`, how many of them the drafter

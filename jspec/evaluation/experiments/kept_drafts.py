@@ -17,7 +17,6 @@ from jspec.evaluation.analysis.intervals import mean_and_interval
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request
-from jspec.generation.stats import Stats
 from jspec.weights.resolver import LoadedModel
 
 _OTHER_SEEDS = 10**6
@@ -31,11 +30,8 @@ def measure_kept_drafts(
 ) -> dict[str, Any]:
     """Returns expected and observed acceptance of each drafter; intervals resample requests.
 
-    Args:
-      requests: with settings of temperature and filters only.
-      target: the model that answers.
-      drafters: names, of those without a draft model.
-      options: each drafter takes those that it reads.
+    The settings of requests are temperature and filters only. The drafters have no draft model, and
+    each takes the options that it reads.
 
     Returns:
       `num_answers`; `num_tokens`, all but the first of each answer; and `drafters`, by name:
@@ -65,21 +61,16 @@ def measure_kept_drafts(
         ]
         columns = (np.array([one[key] for one in sums]) for key in ("sum_overlap", "num_places"))
         alpha = mean_and_interval(*columns)
+        stats = [result.stats for result in generator.generate(again)]
+        kept, proposed, tokens, calls = (
+            np.array([getattr(one, key) for one in stats])
+            for key in ("num_accepted", "num_proposed", "num_round_tokens", "num_target_calls")
+        )
         found[name] = {
             "alpha": alpha._asdict(),
             "tokens_of_alpha": expected_tokens(min(alpha.value, 1.0), 1),
-            **_observed([result.stats for result in generator.generate(again)]),
+            "kept": mean_and_interval(kept, proposed)._asdict(),
+            "tokens_per_target_call": mean_and_interval(tokens, calls)._asdict(),
         }
     num_tokens = sum(max(len(answer.token_ids) - 1, 0) for answer in answers)
     return {"num_answers": len(answers), "num_tokens": num_tokens, "drafters": found}
-
-
-def _observed(stats: Sequence[Stats]) -> dict[str, Any]:
-    kept, proposed, tokens, calls = (
-        np.array([getattr(one, name) for one in stats])
-        for name in ("num_accepted", "num_proposed", "num_round_tokens", "num_target_calls")
-    )
-    return {
-        "kept": mean_and_interval(kept, proposed)._asdict(),
-        "tokens_per_target_call": mean_and_interval(tokens, calls)._asdict(),
-    }

@@ -13,11 +13,6 @@ from jspec.generation.request import Settings
 
 _GROUPS = {"table": TableSpec, "estimate": EstimateSpec}
 _LABELLED = {"methods": MethodSpec, "predict": PairSpec}
-_NEEDED = {
-    "generate": ("methods", "settings"),
-    "estimate": ("methods", "settings"),
-    "predict": ("predict",),
-}
 
 
 def read_experiment(plain: Mapping[str, Any]) -> Experiment:
@@ -39,7 +34,8 @@ def read_experiment(plain: Mapping[str, Any]) -> Experiment:
     for name in _GROUPS.keys() & fields.keys():
         fields[name] = _read_group(_GROUPS[name], name, fields[name])
     experiment = Experiment(**fields)
-    for name in _NEEDED.get(experiment.kind, ()):
+    needed = ("methods", "settings") if experiment.needs_prompts else ("predict",)
+    for name in () if experiment.kind == "theory" else needed:
         if not fields[name]:
             raise InputError(f"expected the config to have {name}, got none")
     if experiment.kind == "estimate":
@@ -58,20 +54,17 @@ def _read_group(kind: type, name: str, plain: Any) -> Any:
 
 def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
     plain = dict(cast(name, plain, Mapping))
-    bias = _read_bias(f"{name}.logit_bias", plain.pop("logit_bias", ()))
+    bias = _read_bias(f"{name}.logit_bias", plain.pop("logit_bias", {}))
     fields = read_fields(Settings, plain, f"{name}.", without=["seed"])
     with prefixed_errors(name):
         return Settings(**{"max_new_tokens": max_new_tokens, "logit_bias": bias} | fields)
 
 
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:
-    """Returns (token id, number) pairs from a list of them, or a group whose ids are texts."""
+    """Returns (token id, number) pairs from a group, whose ids are texts."""
     try:
-        pairs = plain.items() if isinstance(plain, Mapping) else [(one, two) for one, two in plain]
-        if any(isinstance(token_id, bool | float) for token_id, _ in pairs):
-            raise TypeError
-        return tuple((int(token_id), cast(name, number, float)) for token_id, number in pairs)
-    except (TypeError, ValueError):
+        return tuple((int(one), cast(name, bias, float)) for one, bias in plain.items())
+    except (AttributeError, ValueError):
         raise InputError(f"expected {name} to be numbers by token ids, got {plain!r}") from None
 
 

@@ -15,8 +15,14 @@ from jspec.common.journal import Record
 from jspec.common.progress import Progress, counted
 from jspec.evaluation.analysis import theory
 from jspec.evaluation.analysis.byte_model import predict_table
-from jspec.evaluation.experiments.cells import Cell, make_cells
-from jspec.evaluation.experiments.inputs import check_files, choose_prompts, digest, find_prompts
+from jspec.evaluation.experiments.cells import (
+    Cell,
+    check_files,
+    choose_prompts,
+    digest,
+    find_prompts,
+    make_cells,
+)
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
@@ -34,11 +40,7 @@ def run_experiment(
 ) -> int:
     """Measures the cells that a workdir lacks, and waits for those of other processes.
 
-    Args:
-      config: as plain JSON; see `config.to_plain`.
-      workdir: the folder of the results, which is made if it is missing.
-      argv: the command line, for the record.
-      base: where prompts files are looked for after the current folder.
+    The config is plain JSON. Prompts files are looked for in the current folder, then in `base`.
 
     Returns:
       How many cells have failed; the next run tries them again.

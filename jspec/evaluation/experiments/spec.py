@@ -105,7 +105,6 @@ class Experiment:
 
     Attributes:
       kind: one of `KINDS`.
-      title: a line for the report.
       dtype: "bfloat16" or "float32", of weights and caches.
       prompts_file: JSONL, see `read_prompts`.
       num_prompts: how many of them, evenly spaced over the file; 0 takes all.
@@ -121,7 +120,6 @@ class Experiment:
       max_seq_len: most tokens of prompt and answer together.
       measure_costs: whether the cost of a round is measured for each method, apart from its
         answers, so that the report can compute the expected speed-up; about a minute a method.
-      predict: pairs of models by their labels.
     """
 
     kind: str = "generate"

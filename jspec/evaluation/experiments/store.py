@@ -36,7 +36,6 @@ class Store(contextlib.AbstractContextManager):
     """A workdir in use.
 
     Attributes:
-      folder: where it is.
       outcomes: "done" or "failed" by the names of cells. A cell that had failed before the workdir
         was opened is missing: it is tried again.
       runs: the records of `runs.jsonl` when the workdir was opened.

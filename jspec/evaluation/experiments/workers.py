@@ -23,7 +23,6 @@ from jspec.generation.result import Result
 from jspec.generation.validate_options import settings_read_by
 
 _WARM_VISITS = 2  # of the host to each row, besides the prefill
-_ORDER = 4  # of the n-grams by which repetition is counted
 
 
 class GenerateWorker:
@@ -39,10 +38,7 @@ class GenerateWorker:
         return {method: self._models.describe(method) for method in self._experiment.methods}
 
     def run(self, cell: Cell) -> dict[str, Any]:
-        """Answers the cell's prompts together, turn after turn.
-
-        A conversation goes on with the model's own answers. Times are without compilation.
-        """
+        """Answers the cell's prompts together; a conversation goes on with the model's answers."""
         generator = self._models.generator(cell.key["method"], cell.key["batch_size"])
         said: dict[int, list[str]] = {index: [] for index in cell.key["prompts"]}
         seconds, answers = 0.0, []
@@ -52,7 +48,7 @@ class GenerateWorker:
             self._warm_up(generator, requests)
             begin = Instant()
             results = generator.generate(requests)
-            seconds += Instant().run_seconds_since(begin)
+            seconds += Instant().run_seconds_since(begin)  # without compilation
             for index, result in zip(going, results, strict=True):
                 said[index].append(result.text)
                 category = self._prompts[index].category
@@ -150,11 +146,4 @@ def answer_record(result: Result) -> dict[str, Any]:
         "decode_seconds": stats.decode_seconds,
         "device_seconds": stats.device_seconds,
         "rounds": [list(one) for one in stats.rounds],
-        "repetition": repetition([*result.prompt_token_ids, *result.token_ids]),
     }
-
-
-def repetition(token_ids: Sequence[int]) -> float:
-    """Returns the share of a text's 4-grams that repeat an earlier one; 0 if there are none."""
-    grams = [tuple(token_ids[i : i + _ORDER]) for i in range(len(token_ids) - _ORDER + 1)]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -14,9 +14,9 @@ from jspec.common.figures import Curves
 from jspec.evaluation.analysis.improvement import expected_tokens
 from jspec.evaluation.analysis.rates import alpha_of, tokens_by_position
 from jspec.evaluation.reports.document import Block, Heading, Table, code, number
-from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import Scene, families
 from jspec.evaluation.reports.timed import TimedAnswer, answers_by_prompt, compare, decoding
+from jspec.evaluation.reports.workdir import View
 from jspec.generation.capacity import capacity_for
 from jspec.generation.costs import RoundCosts
 from jspec.generation.stats import RoundCounts
@@ -96,15 +96,11 @@ def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> f
     A round costs what the smallest calibrated number of drafts costs that holds its own. All
     tokens of prompt and answer, `max_length`, decide on the cache's size.
     """
-    seconds = costs.at(_context(costs, max_length))
+    seconds = costs.at(capacity_for(max_length, costs.numbers[-1] + 1))
     if not a_round.num_proposed:
         return float(seconds[:, 0].min())
     own = seconds[costs.drafters.index(a_round.drafter)]
     return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
-
-
-def _context(costs: RoundCosts, max_length: int) -> int:
-    return capacity_for(max_length, costs.numbers[-1] + 1)
 
 
 def predict_by_position(seen: Answers, costs: RoundCosts) -> float:
@@ -145,8 +141,9 @@ def _cost(answers: Answers, costs: RoundCosts, reading: float = 0.0) -> float:
 def _reading(answer: TimedAnswer, costs: RoundCosts) -> float:
     """Returns the seconds in which the drafters of an answer's rounds read its prompt."""
     drafters = {one.drafter for one in answer.rounds if one.num_proposed}
-    seconds = zip(costs.drafters, costs.reading_at(_context(costs, answer.max_length)), strict=True)
-    return answer.num_prompt_tokens * sum(float(own) for name, own in seconds if name in drafters)
+    seconds = costs.reading_at(capacity_for(answer.max_length, costs.numbers[-1] + 1))
+    own = [one for name, one in zip(costs.drafters, seconds, strict=True) if name in drafters]
+    return answer.num_prompt_tokens * float(sum(own))
 
 
 def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) -> list[Block]:

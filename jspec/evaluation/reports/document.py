@@ -44,13 +44,7 @@ class Code(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table.
-
-    Attributes:
-      caption: what it shows, in a line; "" where the heading above says it.
-      rows: cells by column; all rows have the columns of the first.
-      note: below it.
-    """
+    """A table: rows of cells by column, a caption unless the heading above says it, a note below."""
 
     caption: str
     rows: Sequence[Mapping[str, str]]

@@ -8,7 +8,6 @@ from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position
 from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.costs import cost_blocks, prediction_blocks
 from jspec.evaluation.reports.document import BARS, Block, Glossary, Heading, Table, code, interval
-from jspec.evaluation.reports.origin import View
 from jspec.evaluation.reports.scene import SHOWN, Scene, by_length, make_scenes
 from jspec.evaluation.reports.tables import (
     category_tables,
@@ -17,7 +16,7 @@ from jspec.evaluation.reports.tables import (
     spec_bench_table,
 )
 from jspec.evaluation.reports.timed import answers_by_prompt, compare, parse_cells, whole
-from jspec.evaluation.reports.workdir import Workdir
+from jspec.evaluation.reports.workdir import View, Workdir
 
 _TIMED_BARS = "Bars: 95 % bootstrap interval over prompts and repeats."
 _DEFAULT_LENGTH = 64
@@ -77,10 +76,7 @@ def _asked(scene: Scene) -> str:
 
 
 def _growth(scenes: Mapping[int, Scene], shown: Scene, view: View, what: str) -> list[Block]:
-    """Returns the speed-up of whole answers, by batch size or by answer length, which rises.
-
-    The methods are those of the scene that is shown.
-    """
+    """Returns the speed-up of whole answers, by batch size or by answer length, which rises."""
     found = {
         method: [
             compare(scene.cells.get(method, ()), scene.cells[scene.baseline], whole)

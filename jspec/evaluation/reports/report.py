@@ -9,12 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
 from jspec.evaluation.analysis.trace import check_trace, timeline
-from jspec.evaluation.reports.curve_tables import predict_chapters, theory_chapters
+from jspec.evaluation.reports.computed import estimate_chapters, predict_chapters, theory_chapters
 from jspec.evaluation.reports.document import Block, Glossary, Heading, Walk, to_html, to_markdown
-from jspec.evaluation.reports.estimate import estimate_chapters
 from jspec.evaluation.reports.generate import generate_chapters
-from jspec.evaluation.reports.origin import View, origin_blocks, portable, view_of
-from jspec.evaluation.reports.workdir import PACKED, RESULTS, Workdir, read_file, read_workdir
+from jspec.evaluation.reports.workdir import (
+    PACKED,
+    RESULTS,
+    View,
+    Workdir,
+    origin_blocks,
+    portable,
+    read_file,
+    read_workdir,
+    view_of,
+)
 
 _CHAPTERS: Mapping[str, Callable[[Workdir, View], list[Block]]] = {
     "generate": generate_chapters,

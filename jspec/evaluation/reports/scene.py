@@ -18,11 +18,7 @@ SHOWN = f"At most {_MOST_SHOWN} methods: of the fastest drafters the fastest num
 class Scene:
     """The methods that were timed in turn, at one setting and batch size.
 
-    Attributes:
-      setting: its label.
-      settings: its fields.
-      methods: of the config, by label; the first is the baseline.
-      cells: of each method that has any.
+    The first is the baseline. `cells` has only methods with cells, `methods` all.
     """
 
     setting: str

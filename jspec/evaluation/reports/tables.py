@@ -9,7 +9,7 @@ import numpy as np
 from jspec.evaluation.analysis.spec_bench import TASKS
 from jspec.evaluation.reports.document import NOTHING, Table, code, interval, number, percent, plain
 from jspec.evaluation.reports.scene import SHOWN, Scene
-from jspec.evaluation.reports.timed import Timed, TimedCell
+from jspec.evaluation.reports.timed import Timed, TimedCell, whole
 
 _UNSAID = (None, "none", 1.0)  # of options: what they are without saying so
 _CATEGORIES = {category for members in TASKS.values() for category in members}
@@ -125,11 +125,7 @@ def _spec_bench_cell(
     num_rounds = sum(len(answer.rounds) for answer in answers)
     if not num_rounds:
         return NOTHING
-    speedups = [np.divide(*np.mean([list(map(_speed, pair)) for pair in run], 0)) for run in full]
+    rates = [[[tokens / s for s, tokens in map(whole, pair)] for pair in run] for run in full]
+    speedups = [np.divide(*np.mean(run, 0)) for run in rates]
     accepted = sum(one.num_round_tokens for one in answers) / num_rounds
     return f"{np.mean(speedups):.2f} / {accepted:.2f}"
-
-
-def _speed(cell: TimedCell) -> float:
-    """Returns tokens a second, all turns of a prompt together."""
-    return sum(len(answer.token_ids) for answer in cell.answers) / cell.seconds

@@ -12,14 +12,7 @@ from jspec.generation.stats import RoundCounts
 
 
 class TimedAnswer(NamedTuple):
-    """One answer.
-
-    Attributes:
-      category: of the prompt; "all" where it has none.
-      num_prompt_tokens: of the prompt; 0 where it is not known.
-      num_round_tokens: all but the first token, which reading the prompt gives.
-      decode_seconds: from the first token to the last.
-    """
+    """One answer; of its tokens, all but the first are those of rounds, which decoding gave."""
 
     category: str
     num_prompt_tokens: int
@@ -37,10 +30,7 @@ class TimedAnswer(NamedTuple):
 class TimedCell(NamedTuple):
     """Prompts that were answered together, once: a finished cell of kind "generate".
 
-    Attributes:
-      repeat: the same seed is timed several times.
-      seconds: for all of it, reading the prompts included.
-      answers: one a prompt and turn.
+    Its seconds are for all of it, reading the prompts included; each prompt and turn has an answer.
     """
 
     method: str
@@ -110,15 +100,11 @@ def calls(cell: TimedCell) -> tuple[float, float]:
 
 
 class Timed:
-    """What the cells of one method say beside the baseline's, at one setting and batch size.
-
-    Attributes:
-      rounds: of each prompt's answers, repeats left out.
-    """
+    """What the cells of one method say beside the baseline's, at one setting and batch size."""
 
     def __init__(self, own: Sequence[TimedCell], base: Sequence[TimedCell]) -> None:
         self.own, self.base = own, base
-        self._answers = answers_by_prompt(own)
+        self._answers = answers_by_prompt(own)  # repeats left out
         self.rounds = [[r for answer in group for r in answer.rounds] for group in self._answers]
         self._is_single = all(cell.batch_size == 1 for cell in own)
         self._clock = decoding if self._is_single else whole

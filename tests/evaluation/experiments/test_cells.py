@@ -5,8 +5,7 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.experiments.cells import make_cells
-from jspec.evaluation.experiments.inputs import choose_prompts, digest
+from jspec.evaluation.experiments.cells import choose_prompts, digest, make_cells
 from jspec.evaluation.experiments.read_spec import read_experiment
 from tests.evaluation.experiments.tiny import plain_config
 

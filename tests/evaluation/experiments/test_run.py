@@ -14,7 +14,6 @@ from tests.tiny_models import save_folder
 _ANSWER_FIELDS = {
     "prompt", "turn", "category", "num_prompt_tokens", "token_ids", "text", "finish_reason",
     "num_round_tokens", "prefill_seconds", "decode_seconds", "device_seconds", "rounds",
-    "repetition",
 }  # fmt: skip
 
 

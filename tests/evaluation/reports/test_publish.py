@@ -6,9 +6,8 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.origin import portable
 from jspec.evaluation.reports.report import publish
-from jspec.evaluation.reports.workdir import read_workdir
+from jspec.evaluation.reports.workdir import portable, read_workdir
 from tests.evaluation.reports.workdirs import RUN, cells, config, failed_cell, trace, write
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
