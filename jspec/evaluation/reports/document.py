@@ -44,7 +44,7 @@ class Code(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table: rows of cells by column, a caption unless the heading above says it, a note below."""
+    """A table: rows of cells by column, a caption unless a heading says it, and a note below."""
 
     caption: str
     rows: Sequence[Mapping[str, str]]
