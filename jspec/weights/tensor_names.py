@@ -26,13 +26,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """One Hugging Face tensor and its slice of a parameter.
-
-    Attributes:
-      name: the tensor's name in the checkpoint.
-      shape: the tensor's shape there.
-      index: the slice of the parameter that holds it, its elements in the same order.
-    """
+    """One Hugging Face tensor; `index` is the slice of a parameter that holds its elements."""
 
     name: str
     shape: Shape
@@ -41,13 +35,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """One parameter and the tensors that fill it; they set each element exactly once.
-
-    Attributes:
-      path: the keys that lead to the parameter in the nested dict.
-      shape: the parameter's shape.
-      parts: the tensors.
-    """
+    """One parameter, by its keys in the nested dict; its parts set each element exactly once."""
 
     path: Path
     shape: Shape
@@ -110,13 +98,7 @@ def gate_up_tensors(
 
 
 def bias_tensors(config: LlamaConfig, here: str, prefix: str) -> list[Parameter]:
-    """Returns the biases of a layer that the config asks for.
-
-    Args:
-      config: the model's.
-      here: the layer's key in the nested dict.
-      prefix: of the layer's tensors.
-    """
+    """Returns the biases that the config asks for, of the layer with the key `here`."""
     attention, mlp, wide = f"{prefix}.self_attn", f"{prefix}.mlp", (config.embed_dim,)
     found = []
     if config.attention_bias:

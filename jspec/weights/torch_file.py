@@ -94,7 +94,12 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
         with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{path}: {_refusal(str(error))}") from None
+        reason = "expected PyTorch's file of tensors, got something else or a damaged one"
+        if blocked := _GLOBAL.search(str(error)):
+            reason = (
+                f"expected tensors alone, but it asks for {blocked[1]}: refused, nothing was run"
+            )
+        raise InputError(f"{path}: {reason}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (RuntimeError, ValueError, EOFError, LookupError, AttributeError, TypeError) as error:
@@ -103,13 +108,6 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     if not isinstance(found, dict) or not found:
         raise InputError(f"{path}: expected tensors by name, got {type(found).__name__}")
     return {name: _to_numpy(path, name, value) for name, value in found.items()}
-
-
-def _refusal(message: str) -> str:
-    """Returns one line about what torch refused to build."""
-    if blocked := _GLOBAL.search(message):
-        return f"expected tensors alone, but it asks for {blocked[1]}: refused, nothing was run"
-    return "expected PyTorch's file of tensors, got something else or a damaged one"
 
 
 def _to_numpy(path: pathlib.Path, name: Any, value: Any) -> np.ndarray:

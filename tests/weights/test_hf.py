@@ -10,6 +10,7 @@ import safetensors.numpy
 
 from jspec.common.errors import InputError
 from jspec.models.hf_config import to_hf_config
+from jspec.weights import hf
 from jspec.weights.assemble import iterate_tensors
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.random_weights import random_params
@@ -26,19 +27,20 @@ def _write(folder, config, tensors):
 
 
 def _tensors(config, params):
-    return {part.name: tensor for part, tensor in iterate_tensors(config, params)}
+    return dict(iterate_tensors(config, params))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("max_shard_bytes", [5_000_000_000, 3_000])
-def test_loading_what_was_saved_is_identity(tmp_path, name, dtype, max_shard_bytes):
+@pytest.mark.parametrize("max_file_bytes", [5_000_000_000, 3_000])
+def test_loading_what_was_saved_is_identity(tmp_path, monkeypatch, name, dtype, max_file_bytes):
     """Guards against a tensor lost between shards and against silent changes of dtype."""
     config = CONFIGS[name]
     params = random_params(config, 7, dtype)
-    save_hf(tmp_path / "m", config, params, max_shard_bytes=max_shard_bytes)
+    monkeypatch.setattr(hf, "_MAX_FILE_BYTES", max_file_bytes)
+    save_hf(tmp_path / "m", config, params)
     num_files = len(list((tmp_path / "m").glob("*.safetensors")))
-    assert (num_files > 1) == (max_shard_bytes < 5_000)
+    assert (num_files > 1) == (max_file_bytes < 5_000)
     loaded_config, loaded = load_hf(tmp_path / "m", dtype)
     assert loaded_config == config
     jax.tree.map(np.testing.assert_array_equal, loaded, params)
@@ -59,7 +61,7 @@ def test_every_stored_dtype_is_rounded_once(tmp_path, stored, dtype):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", CONFIGS)
-def test_transformers_own_files_load_and_ours_load_there(tmp_path, name):
+def test_transformers_own_files_load_and_ours_load_there(tmp_path, monkeypatch, name):
     """Guards against names, layouts or config keys that only jspec itself would accept."""
     import torch
     import transformers
@@ -77,7 +79,8 @@ def test_transformers_own_files_load_and_ours_load_there(tmp_path, name):
     for key, tensor in found.items():
         np.testing.assert_array_equal(tensor, state[key].numpy())
 
-    save_hf(tmp_path / "ours", config, params, max_shard_bytes=3_000)
+    monkeypatch.setattr(hf, "_MAX_FILE_BYTES", 3_000)
+    save_hf(tmp_path / "ours", config, params)
     again = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "ours")
     for key, tensor in again.state_dict().items():
         assert torch.equal(tensor, state[key])
@@ -163,10 +166,11 @@ def test_missing_and_empty_folders_are_refused(tmp_path):
         load_hf(tmp_path, "float32")
 
 
-def test_shards_must_keep_what_the_index_promises(tmp_path):
+def test_shards_must_keep_what_the_index_promises(tmp_path, monkeypatch):
     """Guards against loading with one shard of several downloaded."""
     folder = tmp_path / "m"
-    save_hf(folder, _CONFIG, random_params(_CONFIG, 0, "float32"), max_shard_bytes=9_000)
+    monkeypatch.setattr(hf, "_MAX_FILE_BYTES", 9_000)
+    save_hf(folder, _CONFIG, random_params(_CONFIG, 0, "float32"))
     index = folder / "model.safetensors.index.json"
     shard = min(folder.glob("*.safetensors"))
     content = shard.read_bytes()

@@ -12,7 +12,7 @@
 ```
 
 What vLLM's `speculators` write is read as well; see `speculators`. A head whose matrices are
-int8 (see `int8_tensors`) runs in int8.
+int8 (see `safetensors_file`) runs in int8.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ from jspec.drafters.heads.folder import (
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.int8_tensors import FloatTensors
 from jspec.weights.quantize import quantize_head_leaf
+from jspec.weights.safetensors_file import FloatTensors
 from jspec.weights.tensor_names import (
     Parameter,
     bias_tensors,

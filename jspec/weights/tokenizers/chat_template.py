@@ -9,12 +9,6 @@ from typing import Any
 from jspec.common.errors import InputError
 
 
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.exceptions.TemplateError(message)
-
-
 @functools.cache
 def _environment() -> Any:
     """Returns the sandbox with the globals, filters and tags that templates rely on."""
@@ -30,12 +24,15 @@ def _environment() -> Any:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     # Unlike Jinja2's own filter, without HTML escapes.
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
     return environment
 
@@ -52,9 +49,9 @@ def render_chat(
     """Returns the prompt of a conversation, ready for the assistant's next words.
 
     Args:
-      template: the Jinja2 source.
+      template: the Jinja2 source; the special tokens are variables in it.
       messages: dicts with `role` and `content`.
-      special_tokens: `bos_token`, `eos_token` and the like, as the template's variables.
+      special_tokens: `bos_token`, `eos_token` and the like.
 
     Raises:
       InputError: the template is broken or refuses the messages.

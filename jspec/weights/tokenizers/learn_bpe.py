@@ -8,14 +8,10 @@ NUM_BYTES = 256
 
 
 def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> Tokenizer:
-    """Returns a tokenizer; the same texts give the same one.
+    """Returns a tokenizer of `vocab_size` ids, all bytes, `bos` and `eos` included.
 
-    Args:
-      texts: the texts to learn from.
-      vocab_size: number of ids, including all bytes, `bos` and `eos`. Short texts, with fewer pairs
-        of tokens, give fewer ids.
-      bos: the token that begins a text, put before every one.
-      eos: the token that ends one; it is not added.
+    The same texts give the same one; short texts, with fewer pairs of tokens, give fewer ids. Every
+    encoded text begins with `bos`; `eos` is not added.
     """
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers, trainers

@@ -16,12 +16,8 @@ def backend_token_bytes(backend: Any, vocab_size: int) -> list[bytes | None]:
 
     A space that a decoder strips from the beginning of a whole text is counted.
 
-    Args:
-      backend: a `tokenizers.Tokenizer`, byte-level or SentencePiece's.
-      vocab_size: number of ids.
-
     Raises:
-      InputError: another kind of tokenizer.
+      InputError: `backend` is neither byte-level nor SentencePiece's.
     """
     kinds = _decoder_kinds(json.loads(backend.decoder.__getstate__()) if backend.decoder else {})
     if "ByteLevel" in kinds:

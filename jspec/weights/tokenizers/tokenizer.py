@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.json_file import save_json
@@ -11,32 +11,13 @@ from jspec.weights.tokenizers.text_stream import TextStream
 from jspec.weights.tokenizers.token_bytes import backend_token_bytes
 
 
-@runtime_checkable
-class TokenizerLike(Protocol):
-    """What the programs need of a tokenizer; see `Tokenizer` for the meanings."""
-
-    @property
-    def vocab_size(self) -> int: ...  # noqa: D102
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def bos_id(self) -> int | None: ...  # noqa: D102
-    @property
-    def has_chat_template(self) -> bool: ...  # noqa: D102
-    def encode(self, text: str, add_bos: bool = True) -> list[int]: ...  # noqa: D102
-    def decode(self, ids: Sequence[int]) -> str: ...  # noqa: D102
-    def stream(self) -> TextStream: ...  # noqa: D102
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str: ...  # noqa: D102
-    def vocabulary(self) -> dict[str, int]: ...  # noqa: D102
-    def token_bytes(self) -> list[bytes | None]: ...  # noqa: D102
-
-
 class Tokenizer:
     """A `tokenizers.Tokenizer` with its special tokens, chat template and ids that end a text.
 
     Attributes:
-      eos_ids: the ids that end a text.
-      bos_id: the id that begins one, or None.
+      vocab_size: one more than the highest id in use; a model may have more rows (padding).
+      bos_id: the id that begins a text, or None.
+      eos_ids: the ids that end one.
       special_tokens: `bos_token`, `eos_token` and the like, by these names.
       chat_template: the Jinja2 source, or None.
     """
@@ -60,22 +41,15 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(self.vocabulary().values(), default=-1) + 1
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
-        self.bos_id = self._special_id("bos_token")
-        own_eos = self._special_id("eos_token")
+        self.bos_id, own_eos = (
+            backend.token_to_id(special_tokens[name]) if name in special_tokens else None
+            for name in ("bos_token", "eos_token")
+        )
         ids = [*eos_ids] if own_eos is None else [*eos_ids, own_eos]
         self.eos_ids = tuple(dict.fromkeys(ids))
-
-    def _special_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self._backend.token_to_id(token)
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest id in use; a model may have more rows (padding)."""
-        return self._vocab_size
 
     @property
     def has_chat_template(self) -> bool:
@@ -134,7 +108,7 @@ class Tokenizer:
 
     def token_bytes(self) -> list[bytes | None]:
         """Returns the bytes of every id, None where it has no text; see `backend_token_bytes`."""
-        return backend_token_bytes(self._backend, self._vocab_size)
+        return backend_token_bytes(self._backend, self.vocab_size)
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and generation_config.json into a folder."""

@@ -227,13 +227,6 @@ def test_first_difference_is_named():
             check_same_tokenizer(make_tokenizer(), other)
 
 
-def test_random_drafts_need_only_the_size():
-    """Guards against refusing random weights beside a real target of their shape."""
-    check_same_tokenizer(make_tokenizer(), ByteTokenizer(258))
-    with pytest.raises(InputError, match="258 tokens and 300"):
-        check_same_tokenizer(make_tokenizer(), ByteTokenizer(300))
-
-
 def test_stand_in_marks_ids_that_are_no_bytes():
     """Guards against random models that seem to print nothing."""
     tokenizer = ByteTokenizer(1000, bos_id=500, eos_ids=(501,))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.weights.gguf.reader import GgufFile
+from jspec.weights.gguf_file import GgufFile
 from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
