@@ -3,7 +3,7 @@
 import concurrent.futures
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -112,27 +112,24 @@ def load_params(
     return make_params(config, read, dtype, quantization)
 
 
-def _listed(names: Iterable[str]) -> str:
-    names = sorted(names)
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    return ", ".join(names[:_NUM_NAMED]) + more
-
-
 def _mismatch(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> str:
     """Returns what is missing, unknown or of another shape; an empty text if nothing is."""
-    problems = []
-    if missing := expected.keys() - found.keys():
-        problems.append(f"missing tensors: {_listed(missing)}")
-    if unknown := found.keys() - expected.keys():
-        problems.append(f"unknown tensors: {_listed(unknown)}")
     wrong = [
         f"{name}: expected shape {list(shape)}, found {list(found[name])}"
         for name, shape in expected.items()
         if found.get(name, shape) != shape
     ]
-    if len(wrong) > _NUM_NAMED:
-        wrong[_NUM_NAMED:] = [f"{len(wrong) - _NUM_NAMED} more of another shape"]
-    return "; ".join(problems + wrong)
+    problems = {
+        "missing tensors: ": sorted(expected.keys() - found.keys()),
+        "unknown tensors: ": sorted(found.keys() - expected.keys()),
+        "": wrong,
+    }
+    return "; ".join(text + _listed(names) for text, names in problems.items() if names)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
+    return ", ".join(names[:_NUM_NAMED]) + more
 
 
 def _check_tensors(config: LlamaConfig, source: TensorSource) -> None:

@@ -26,17 +26,11 @@ _CHUNK_BLOCKS = 8192
 
 
 class GgufTensor(NamedTuple):
-    """A tensor of an open file.
+    """A tensor of an open file."""
 
-    Attributes:
-      shape: outermost axis first (the file stores it innermost first).
-      kind: its storage type, a `gguf.GGMLQuantizationType`.
-      blocks: uint8 [num_blocks, block_bytes], a view of the file.
-    """
-
-    shape: tuple[int, ...]
-    kind: Any
-    blocks: np.ndarray
+    shape: tuple[int, ...]  # outermost axis first; the file stores it innermost first
+    kind: Any  # its storage type, a `gguf.GGMLQuantizationType`
+    blocks: np.ndarray  # uint8 [num_blocks, block_bytes], a view of the file
 
 
 def _take(data: mmap.mmap, size: int) -> bytes:
@@ -65,13 +59,7 @@ def _values(data: mmap.mmap, kind: int, length: int) -> list[Any]:
 
 
 class GgufFile:
-    """An open GGUF file.
-
-    Attributes:
-      path: the file.
-      metadata: its key-value pairs.
-      tensors: its tensors, by the file's own names.
-    """
+    """An open GGUF file: its `path`, `metadata` and `tensors` by the file's own names."""
 
     def __init__(self, path: pathlib.Path) -> None:
         """Reads the header and checks that every tensor lies inside the file.

@@ -83,13 +83,12 @@ def _add_special_tokens(file: GgufFile, backend: Any, tokens: list[str]) -> None
     from tokenizers import AddedToken
 
     types = _get(file, "token_type") or [1] * len(tokens)
-    backend.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-    )
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    backend.add_tokens(added)
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:

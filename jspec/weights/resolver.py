@@ -164,10 +164,7 @@ def load_model(
 def find_model(spec: str) -> pathlib.Path | None:
     """Returns the folder or file of a model, without loading it; None for random weights.
 
-    A hub model or the preset is downloaded unless it is there.
-
-    Args:
-      spec: see `load_model`.
+    A hub model or the preset is downloaded unless it is there; see `load_model` for `spec`.
 
     Raises:
       InputError: no such model; one line.

@@ -6,9 +6,9 @@
 ```
 """
 
-import contextlib
+import collections
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,20 +19,6 @@ from jspec.weights.assemble import as_dtype
 _SUFFIX = "_scale"
 
 
-@contextlib.contextmanager
-def _reading(path: pathlib.Path) -> Iterator[None]:
-    import safetensors
-
-    try:
-        path.open("rb").close()  # safetensors reports a folder, or no permission, as no such file
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        yield
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
-
-
 def open_safetensors(path: pathlib.Path) -> Any:
     """Returns the open file, memory-mapped; a tensor is read when it is asked for.
 
@@ -41,16 +27,19 @@ def open_safetensors(path: pathlib.Path) -> Any:
     """
     import safetensors
 
-    with _reading(path):
+    try:
+        path.open("rb").close()  # safetensors reports a folder, or no permission, as no such file
         return safetensors.safe_open(path, framework="np")
+    except safetensors.SafetensorError as error:
+        raise InputError(f"{path}: truncated or damaged safetensors ({error})") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def load_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns all tensors of a file by name; see `open_safetensors`."""
-    import safetensors.numpy
-
-    with _reading(path):
-        return safetensors.numpy.load_file(path)
+    file = open_safetensors(path)
+    return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
 
 
 def save_safetensors(path: pathlib.Path, tensors: Mapping[str, np.ndarray]) -> None:
@@ -83,20 +72,17 @@ def to_int8(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return stored
 
 
-class FloatTensors(Mapping[str, np.ndarray]):
+class FloatTensors(collections.UserDict[str, np.ndarray]):
     """Tensors as `to_int8` returns them; an int8 one becomes float32 only when it is asked for."""
 
     def __init__(self, stored: Mapping[str, np.ndarray]) -> None:
-        self._scales = {
-            name: stored.get(name + _SUFFIX)
-            for name, tensor in stored.items()
-            if tensor.dtype == np.int8
-        }
-        scale_names = {name + _SUFFIX for name in self._scales}
-        self._stored = {name: stored[name] for name in stored if name not in scale_names}
+        integers = [name for name, tensor in stored.items() if tensor.dtype == np.int8]
+        self._scales = {name: stored.get(name + _SUFFIX) for name in integers}
+        scale_names = {name + _SUFFIX for name in integers}
+        self.data = {name: stored[name] for name in stored if name not in scale_names}
 
     def __getitem__(self, name: str) -> np.ndarray:
-        values = self._stored[name]
+        values = self.data[name]
         if name not in self._scales:
             return values
         scale = self._scales[name]
@@ -104,15 +90,6 @@ class FloatTensors(Mapping[str, np.ndarray]):
             raise InputError(f"{name}: expected {name}{_SUFFIX} with a scale for each row of int8")
         return values.astype(np.float32) * scale.astype(np.float32)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._stored  # Mapping's own would make floats
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._stored)
-
-    def __len__(self) -> int:
-        return len(self._stored)
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Returns a tensor's shape; makes no floats."""
-        return self._stored[name].shape
+        return self.data[name].shape

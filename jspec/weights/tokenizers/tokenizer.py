@@ -1,14 +1,18 @@
 """A tokenizer: text to ids and back, with the chat template and the ids that end a text."""
 
+import functools
+import json
 import pathlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.json_file import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
-from jspec.weights.tokenizers.token_bytes import backend_token_bytes
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
@@ -107,8 +111,20 @@ class Tokenizer:
         return self._backend.get_vocab(with_added_tokens=True)
 
     def token_bytes(self) -> list[bytes | None]:
-        """Returns the bytes of every id, None where it has no text; see `backend_token_bytes`."""
-        return backend_token_bytes(self._backend, self.vocab_size)
+        """Returns the bytes of every id; None where it has no text, like a special token.
+
+        A space that a decoder strips from the beginning of a whole text is counted.
+
+        Raises:
+          InputError: the tokenizer is neither byte-level nor SentencePiece's.
+        """
+        to_bytes = _bytes_of_tokens(self._backend.decoder)
+        found: list[bytes | None] = [None] * self.vocab_size
+        for token, token_id in self.vocabulary().items():
+            found[token_id] = to_bytes(token)
+        for token_id, token in self._backend.get_added_tokens_decoder().items():
+            found[token_id] = None if token.special else token.content.encode()
+        return found
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and generation_config.json into a folder."""
@@ -131,3 +147,45 @@ def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[bos_token, "$A"] if is_wanted else ["$A"], special_tokens=[(bos_token, bos_id)]
         )
+
+
+def _bytes_of_tokens(decoder: Any) -> Callable[[str], bytes]:
+    """Returns a function from a token to its bytes, by the kind of the tokenizer's decoder."""
+    kinds = _decoder_kinds(json.loads(decoder.__getstate__()) if decoder else {})
+    if "ByteLevel" in kinds:
+        return _byte_level
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return _sentencepiece
+    names = ", ".join(sorted(kinds)) or "no decoder"
+    raise InputError(f"expected a byte-level or SentencePiece tokenizer, got one with {names}")
+
+
+def _decoder_kinds(decoder: Mapping[str, Any]) -> set[str]:
+    kinds = {decoder["type"]} if decoder else set()
+    return kinds.union(*(_decoder_kinds(inner) for inner in decoder.get("decoders", ())))
+
+
+@functools.cache
+def _letters() -> dict[str, int]:
+    """Returns the byte of each letter of byte-level vocabularies (GPT-2's table).
+
+    A printable byte is its own letter; the others take the letters from U+0100 on, in order.
+    """
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [ord(letter) for letter in letters if ord(letter) < 0x100]
+    others = sorted(set(range(0x100)) - set(printable))
+    return dict(zip(letters, printable + others, strict=True))
+
+
+def _byte_level(token: str) -> bytes:
+    letters = _letters()
+    if all(letter in letters for letter in token):
+        return bytes(letters[letter] for letter in token)
+    return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    match = _BYTE.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()
