@@ -1,10 +1,9 @@
-"""Parameters from Hugging Face tensors and back, strictly: nothing missing, nothing left over."""
+"""From Hugging Face tensors to parameters, strictly: nothing missing, nothing left over."""
 
 import concurrent.futures
-import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +23,12 @@ _DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": _FLOAT32}
 _NUM_NAMED = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class TensorSource:
-    """An open checkpoint, its tensors named and shaped as in Hugging Face's.
+class TensorSource(NamedTuple):
+    """An open checkpoint, its tensors named and shaped as in Hugging Face's."""
 
-    Attributes:
-      where: the checkpoint's path, for messages.
-      shapes: the shape of every tensor by name.
-      read: `(name, dtype) -> tensor`; called from several threads at once.
-    """
-
-    where: str
-    shapes: dict[str, Shape]
-    read: Callable[[str, np.dtype], np.ndarray]
+    where: str  # its path, for messages
+    shapes: dict[str, Shape]  # of every tensor, by name
+    read: Callable[[str, np.dtype], np.ndarray]  # called from several threads at once
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -71,14 +63,8 @@ def make_params(
 ) -> dict[str, Any]:
     """Returns the nested dict of `parameter_table`, on the default device.
 
-    A few threads make one parameter each, already in its final dtype, so the model is never held
-    twice. Kernels to be quantised are read in float32, so that they are rounded only once.
-
-    Args:
-      config: the model's.
-      read: `(parameter, dtype) -> array`; called from several threads at once.
-      dtype: of what stays floats.
-      quantization: of the kernels; see `quantize.KINDS`.
+    A few threads make one parameter each with `read`, in its final dtype, so the model is never
+    held twice. Kernels to be quantised are read in float32, so that they are rounded only once.
     """
 
     def make(parameter: Parameter) -> Any:
@@ -101,7 +87,18 @@ def load_params(
     Raises:
       InputError: tensors are missing, unknown or of another shape; or see `check_room`.
     """
-    _check_tensors(config, source)
+    expected = {part.name: part.shape for entry in parameter_table(config) for part in entry.parts}
+    # Old converters also saved a buffer that the config determines.
+    found = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
+    # They may hold the embedding a second time, as a head; the two must agree.
+    has_copy = config.tie_embeddings and found.pop(_HEAD, None) is not None
+    if problems := _mismatch(expected, found):
+        raise InputError(f"{source.where}: {problems}")
+    if has_copy and not np.array_equal(*(source.read(n, _FLOAT32) for n in (_EMBEDDING, _HEAD))):
+        raise InputError(
+            f"{source.where}: the config ties head and embedding, but {_HEAD} differs from "
+            f"{_EMBEDDING}"
+        )
     dtype = as_dtype(dtype)
     check_room(config, dtype, quantization)
 
@@ -132,23 +129,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NUM_NAMED]) + more
 
 
-def _check_tensors(config: LlamaConfig, source: TensorSource) -> None:
-    expected = {part.name: part.shape for entry in parameter_table(config) for part in entry.parts}
-    # Old converters also saved a buffer that the config determines.
-    found = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
-    # They may hold the embedding a second time, as a head; the two must agree.
-    has_copy = config.tie_embeddings and found.pop(_HEAD, None) is not None
-    if problems := _mismatch(expected, found):
-        raise InputError(f"{source.where}: {problems}")
-    if has_copy and not np.array_equal(
-        source.read(_HEAD, _FLOAT32), source.read(_EMBEDDING, _FLOAT32)
-    ):
-        raise InputError(
-            f"{source.where}: the config ties head and embedding, but {_HEAD} differs from "
-            f"{_EMBEDDING}"
-        )
-
-
 def check_params(config: LlamaConfig, params: dict[str, Any]) -> None:
     """Checks that a nested dict holds exactly the model's parameters.
 
@@ -160,12 +140,3 @@ def check_params(config: LlamaConfig, params: dict[str, Any]) -> None:
     found = {"/".join(path): tuple(leaf.shape) for path, leaf in leaves.items()}
     if problems := _mismatch(expected, found):
         raise ValueError(f"parameters do not fit the config: {problems}")
-
-
-def iterate_tensors(
-    config: LlamaConfig, params: dict[str, Any]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields every Hugging Face tensor of a model by name, one parameter on the host at a time."""
-    leaves = flatten_dict(params)
-    for parameter in parameter_table(config):
-        yield from parameter.unpack(np.asarray(leaves[parameter.path])).items()

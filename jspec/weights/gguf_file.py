@@ -33,31 +33,6 @@ class GgufTensor(NamedTuple):
     blocks: np.ndarray  # uint8 [num_blocks, block_bytes], a view of the file
 
 
-def _take(data: mmap.mmap, size: int) -> bytes:
-    if size > len(data) - data.tell():
-        raise EOFError
-    return data.read(size)
-
-
-def _number(data: mmap.mmap, size: int = 8) -> int:
-    return int.from_bytes(_take(data, size), "little")
-
-
-def _string(data: mmap.mmap) -> str:
-    return _take(data, _number(data)).decode("utf-8", errors="replace")
-
-
-def _values(data: mmap.mmap, kind: int, length: int) -> list[Any]:
-    if kind in _SCALARS:
-        dtype = np.dtype(_SCALARS[kind])
-        return np.frombuffer(_take(data, length * dtype.itemsize), dtype).tolist()
-    if kind == _STRING:
-        return [_string(data) for _ in range(length)]
-    if kind == _ARRAY:
-        return [_values(data, _number(data, 4), _number(data)) for _ in range(length)]
-    raise ValueError(f"unknown value type {kind}")
-
-
 class GgufFile:
     """An open GGUF file: its `path`, `metadata` and `tensors` by the file's own names."""
 
@@ -83,25 +58,45 @@ class GgufFile:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: truncated or damaged GGUF file ({error})") from None
 
+    def _take(self, size: int) -> bytes:
+        if size > len(self._map) - self._map.tell():
+            raise EOFError
+        return self._map.read(size)
+
+    def _number(self, size: int = 8) -> int:
+        return int.from_bytes(self._take(size), "little")
+
+    def _string(self) -> str:
+        return self._take(self._number()).decode("utf-8", errors="replace")
+
+    def _values(self, kind: int, length: int) -> list[Any]:
+        if kind in _SCALARS:
+            dtype = np.dtype(_SCALARS[kind])
+            return np.frombuffer(self._take(length * dtype.itemsize), dtype).tolist()
+        if kind == _STRING:
+            return [self._string() for _ in range(length)]
+        if kind == _ARRAY:
+            return [self._values(self._number(4), self._number()) for _ in range(length)]
+        raise ValueError(f"unknown value type {kind}")
+
     def _read_header(self) -> None:
-        data = self._map
-        if data.read(len(_MAGIC)) != _MAGIC:
+        if self._map.read(len(_MAGIC)) != _MAGIC:
             raise InputError(f"{self.path}: not a GGUF file (it does not begin with GGUF)")
-        if (version := _number(data, 4)) not in _VERSIONS:
+        if (version := self._number(4)) not in _VERSIONS:
             raise InputError(f"{self.path}: expected GGUF version 2 or 3, got {version}")
-        num_tensors, num_pairs = _number(data), _number(data)
+        num_tensors, num_pairs = self._number(), self._number()
         for _ in range(num_pairs):
-            key = _string(data)
-            self.metadata[key] = _values(data, _number(data, 4), 1)[0]
+            key = self._string()
+            self.metadata[key] = self._values(self._number(4), 1)[0]
         places = {}
         for _ in range(num_tensors):
-            name = _string(data)
-            shape = tuple(_number(data) for _ in range(_number(data, 4)))
-            places[name] = shape[::-1], _number(data, 4), _number(data)
+            name = self._string()
+            shape = tuple(self._number() for _ in range(self._number(4)))
+            places[name] = shape[::-1], self._number(4), self._number()
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"expected an alignment of at least 1, got {alignment!r}")
-        begin = -(-data.tell() // alignment) * alignment
+        begin = -(-self._map.tell() // alignment) * alignment
         for name, (shape, kind, offset) in places.items():
             self.tensors[name] = self._locate(name, shape, kind, begin + offset)
 

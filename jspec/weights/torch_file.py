@@ -30,9 +30,8 @@ _GLOBAL = re.compile(r"GLOBAL (\S+)")
 def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files of weights that a path means; none if it means something else.
 
-    Args:
-      source: a file, or a folder with `pytorch_model*.bin` or one single file, and without weights
-        that `load_model` reads.
+    It may be a file, or a folder with `pytorch_model*.bin` or one single file, and without weights
+    that `load_model` reads.
 
     Raises:
       InputError: a folder with several files, none of that name.
@@ -50,16 +49,12 @@ def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -> None:
-    """Writes the files' tensors as safetensors under their names, and copies the configs.
+    """Writes the tensors of one folder's files as safetensors, and copies the configs.
 
-    Args:
-      files: files of one folder, each with other tensors.
-      output: the folder, which appears when it is complete.
-      dtype: "bfloat16" or "float32", of every float; integers and flags stay as they are.
+    Every float becomes `dtype`, "bfloat16" or "float32"; integers and flags stay as they are.
 
     Raises:
-      InputError: see `read_torch`; a tensor in two files; or the folder exists or cannot be
-        written.
+      InputError: see `read_torch` and `new_folder`; or a tensor is in two files.
     """
     tensors: dict[str, np.ndarray] = {}
     for path in files:
@@ -87,8 +82,7 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
         import torch
     except ImportError:
         raise InputError(
-            f"{path}: reading PyTorch's files needs torch, which is not installed: "
-            "pip install torch"
+            f"{path}: reading it needs torch, which is not installed: pip install torch"
         ) from None
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses

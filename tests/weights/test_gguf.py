@@ -9,9 +9,8 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.models.config import RopeScaling
-from jspec.weights.assemble import iterate_tensors
 from jspec.weights.gguf_model import load_gguf
-from tests.weights.toys import GGUF_CONFIG, gguf_name, random_tensors, write_gguf
+from tests.weights.toys import GGUF_CONFIG, gguf_name, random_tensors, unpack, write_gguf
 
 _KINDS = gguf.GGMLQuantizationType
 _QUANTISED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
@@ -19,7 +18,7 @@ _QUANTISED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 
 def _load(path, dtype="float32"):
     config, params, _ = load_gguf(path, dtype)
-    return config, dict(iterate_tensors(config, params))
+    return config, unpack(config, params)
 
 
 def _write(path, **settings):

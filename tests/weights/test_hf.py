@@ -11,10 +11,9 @@ import safetensors.numpy
 from jspec.common.errors import InputError
 from jspec.models.hf_config import to_hf_config
 from jspec.weights import hf
-from jspec.weights.assemble import iterate_tensors
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.random_weights import random_params
-from tests.weights.toys import CONFIGS, random_tensors
+from tests.weights.toys import CONFIGS, random_tensors, unpack
 
 _CONFIG = CONFIGS["grouped"]
 _TIED = CONFIGS["multi-query"]
@@ -24,10 +23,6 @@ def _write(folder, config, tensors):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(to_hf_config(config)))
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
-
-
-def _tensors(config, params):
-    return dict(iterate_tensors(config, params))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -54,7 +49,7 @@ def test_every_stored_dtype_is_rounded_once(tmp_path, stored, dtype):
     """Guards against float16 checkpoints read as bfloat16 bits."""
     tensors = {k: v.astype(stored) for k, v in random_tensors(_CONFIG).items()}
     _write(tmp_path / "m", _CONFIG, tensors)
-    found = _tensors(*load_hf(tmp_path / "m", dtype))
+    found = unpack(*load_hf(tmp_path / "m", dtype))
     for name, tensor in tensors.items():
         np.testing.assert_array_equal(found[name], tensor.astype(jnp.dtype(dtype)))
 
@@ -74,7 +69,7 @@ def test_transformers_own_files_load_and_ours_load_there(tmp_path, monkeypatch, 
     loaded_config, params = load_hf(tmp_path / "theirs", "float32")
     assert loaded_config == config
     state = theirs.state_dict()
-    found = _tensors(config, params)
+    found = unpack(config, params)
     assert state.keys() - found.keys() <= {"lm_head.weight"}
     for key, tensor in found.items():
         np.testing.assert_array_equal(tensor, state[key].numpy())

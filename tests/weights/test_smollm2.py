@@ -12,8 +12,8 @@ from jspec.common.errors import InputError
 from jspec.common.user_cache import cache_dir
 from jspec.models.config import PRESETS
 from jspec.weights import load_model, smollm2
-from jspec.weights.assemble import iterate_tensors
 from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
+from tests.weights.toys import unpack
 
 _MODEL = b"the model"
 
@@ -156,5 +156,5 @@ def test_real_weights_are_what_transformers_reads(smollm):
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32
     ).state_dict()
-    for name, tensor in iterate_tensors(smollm.config, smollm.params):
+    for name, tensor in unpack(smollm.config, smollm.params).items():
         np.testing.assert_array_equal(tensor, theirs[name].numpy())

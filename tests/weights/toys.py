@@ -47,6 +47,13 @@ def random_tensors(config, seed=0):
     return {part.name: rng.normal(size=part.shape).astype(np.float32) for part in parts}
 
 
+def unpack(config, params):
+    """Returns a model's Hugging Face tensors by name."""
+    leaves = flatten_dict(params)
+    found = [entry.unpack(np.asarray(leaves[entry.path])) for entry in parameter_table(config)]
+    return {name: tensor for tensors in found for name, tensor in tensors.items()}
+
+
 def quantize_params(params, config, kind):
     """Returns float parameters with every kernel in integers."""
     leaves, dtype = flatten_dict(params), params["embedding"].dtype

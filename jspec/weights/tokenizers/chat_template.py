@@ -10,8 +10,11 @@ from jspec.common.errors import InputError
 
 
 @functools.cache
-def _environment() -> Any:
-    """Returns the sandbox with the globals, filters and tags that templates rely on."""
+def _compile(template: str) -> Any:
+    """Returns the compiled template, in a sandbox with the globals, filters and tags it relies on.
+
+    Compiling takes longer than running it.
+    """
     import jinja2.ext
     import jinja2.sandbox
 
@@ -34,13 +37,7 @@ def _environment() -> Any:
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
-
-
-@functools.cache
-def _compile(template: str) -> Any:
-    """Returns the compiled template; compiling takes longer than running it."""
-    return _environment().from_string(template)
+    return environment.from_string(template)
 
 
 def render_chat(
