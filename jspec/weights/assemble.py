@@ -95,10 +95,7 @@ def load_params(
     if problems := _mismatch(expected, found):
         raise InputError(f"{source.where}: {problems}")
     if has_copy and not np.array_equal(*(source.read(n, _FLOAT32) for n in (_EMBEDDING, _HEAD))):
-        raise InputError(
-            f"{source.where}: the config ties head and embedding, but {_HEAD} differs from "
-            f"{_EMBEDDING}"
-        )
+        raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
     dtype = as_dtype(dtype)
     check_room(config, dtype, quantization)
 

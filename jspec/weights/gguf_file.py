@@ -49,8 +49,6 @@ class GgufFile:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._read_header()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
         except InputError:
             raise
         except EOFError:
@@ -130,9 +128,7 @@ class GgufFile:
             try:
                 values = gguf.dequantize(chunk, kind)
             except NotImplementedError:
-                raise InputError(
-                    f"{self.path}: {name} is stored as {kind.name}, which cannot be dequantised"
-                ) from None
+                raise InputError(f"{self.path}: {name}: cannot dequantise {kind.name}") from None
             out[start : start + step] = values.reshape(-1, out.shape[1])
         if hasattr(mmap, "MADV_DONTNEED"):  # else the file's pages stay in memory with the tensors
             self._map.madvise(mmap.MADV_DONTNEED)

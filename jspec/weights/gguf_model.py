@@ -53,24 +53,25 @@ def load_gguf(
     return config, load_params(config, _open(file, config), dtype, quantization), file
 
 
+def _shortest(value: float) -> float:
+    """Returns the shortest decimal that is this float32: 1e-5, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
 def _read_config(file: GgufFile) -> LlamaConfig:
     raw = _read_keys(file)
-    num_heads = _uniform("attention.head_count", raw["attention.head_count"])
+    num_heads = raw["attention.head_count"]
     head_dim = raw.get("attention.key_length", raw["embedding_length"] // num_heads)
     for key in ("rope.dimension_count", "attention.value_length"):
         if raw.get(key, head_dim) != head_dim:
             raise ValueError(f"expected llama.{key} to be {head_dim}, got {raw[key]}")
-    kv_heads = raw.get("attention.head_count_kv", num_heads)
-    bos, *ends = (  # the ends of a text and of a turn
-        file.metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos", "eot", "eom")
-    )
     return LlamaConfig(
         vocab_size=file.tensors["token_embd.weight"].shape[0],
         embed_dim=raw["embedding_length"],
-        hidden_dim=_uniform("feed_forward_length", raw["feed_forward_length"]),
+        hidden_dim=raw["feed_forward_length"],
         num_layers=raw["block_count"],
         num_heads=num_heads,
-        num_kv_heads=_uniform("attention.head_count_kv", kv_heads),
+        num_kv_heads=raw.get("attention.head_count_kv", num_heads),
         head_dim=head_dim,
         max_seq_len=raw["context_length"],
         rope_theta=_shortest(raw.get("rope.freq_base", 10_000.0)),
@@ -78,8 +79,7 @@ def _read_config(file: GgufFile) -> LlamaConfig:
         tie_embeddings="output.weight" not in file.tensors,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
-        bos_id=bos,
-        eos_ids=tuple(dict.fromkeys(i for i in ends if i is not None)),
+        bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
     )
 
 
@@ -88,30 +88,19 @@ def _read_keys(file: GgufFile) -> dict[str, Any]:
     architecture = file.metadata.get("general.architecture")
     if architecture != "llama":
         raise ValueError(f"expected the architecture 'llama', got {architecture!r}")
-    raw = {
-        key.removeprefix("llama."): value
-        for key, value in file.metadata.items()
-        if key.startswith("llama.")
-    }
+    own = [key for key in file.metadata if key.startswith("llama.")]
+    raw = {key.removeprefix("llama."): file.metadata[key] for key in own}
     for key, value in _REQUIRED_VALUES.items():
         if (found := raw.pop(key, value)) != value:
             raise ValueError(f"expected llama.{key} to be {value!r}, got {found!r}")
     if strangers := sorted(raw.keys() - _KNOWN_KEYS):
         raise ValueError(f"unknown keys llama.{', llama.'.join(strangers)}")
+    for key, value in raw.items():
+        if isinstance(value, list):  # one for each layer
+            if len(set(value)) != 1:
+                raise ValueError(f"llama.{key} differs between layers, got {value}")
+            raw[key] = value[0]
     return raw
-
-
-def _shortest(value: float) -> float:
-    """Returns the shortest decimal that is this float32: 1e-5, not 9.999999747378752e-06."""
-    return float(str(np.float32(value)))
-
-
-def _uniform(key: str, value: Any) -> Any:
-    """Returns a number that the file may give once for each layer."""
-    values = set(value) if isinstance(value, list) else {value}
-    if len(values) != 1:
-        raise ValueError(f"llama.{key} differs between layers, got {value}")
-    return values.pop()
 
 
 def _with_rope_scaling(config: LlamaConfig, factors: np.ndarray) -> LlamaConfig:
@@ -122,10 +111,7 @@ def _with_rope_scaling(config: LlamaConfig, factors: np.ndarray) -> LlamaConfig:
     scaled = dataclasses.replace(config, rope_scaling=RopeScaling(_shortest(factors.max())))
     expected = rope_frequencies(config) / rope_frequencies(scaled)
     if factors.shape != expected.shape or not np.allclose(factors, expected, rtol=1e-4, atol=0):
-        raise ValueError(
-            f"expected {_ROPE_FACTORS} to hold Llama 3's scaling (low 1, high 4, original context "
-            "8192), got other factors"
-        )
+        raise ValueError(f"expected {_ROPE_FACTORS} to hold Llama 3's scaling, got other factors")
     return scaled
 
 

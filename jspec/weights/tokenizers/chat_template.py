@@ -45,10 +45,8 @@ def render_chat(
 ) -> str:
     """Returns the prompt of a conversation, ready for the assistant's next words.
 
-    Args:
-      template: the Jinja2 source; the special tokens are variables in it.
-      messages: dicts with `role` and `content`.
-      special_tokens: `bos_token`, `eos_token` and the like.
+    Messages have a `role` and a `content`. The special tokens, `bos_token` and the like, are
+    variables of the template, which is Jinja2's source.
 
     Raises:
       InputError: the template is broken or refuses the messages.

@@ -13,18 +13,12 @@ def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> T
     The same texts give the same one; short texts, with fewer pairs of tokens, give fewer ids. Every
     encoded text begins with `bos`; `eos` is not added.
     """
-    from tokenizers import Tokenizer as Backend
-    from tokenizers import decoders, models, pre_tokenizers, trainers
+    import tokenizers
 
-    backend = Backend(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[bos, eos],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train_from_iterator(
+        texts, vocab_size, min_frequency=0, special_tokens=[bos, eos], show_progress=False
     )
-    backend.train_from_iterator(texts, trainer)
+    backend = tokenizers.Tokenizer.from_str(learnt.to_str())
     add_bos(backend, bos, True)
     return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})

@@ -23,7 +23,7 @@ class Tokenizer:
       bos_id: the id that begins a text, or None.
       eos_ids: the ids that end one.
       special_tokens: `bos_token`, `eos_token` and the like, by these names.
-      chat_template: the Jinja2 source, or None.
+      chat_template: the Jinja2 source for `chat_prompt`, or None.
     """
 
     def __init__(
@@ -34,13 +34,9 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         chat_template: str | None = None,
     ) -> None:
-        """Wraps a tokenizer.
+        """Wraps a `tokenizers.Tokenizer`, whose post-processor adds BOS if the model wants one.
 
-        Args:
-          backend: a `tokenizers.Tokenizer`; its post-processor adds BOS if the model wants one.
-          special_tokens: see the attributes.
-          eos_ids: ids that end a text, besides that of `special_tokens["eos_token"]`.
-          chat_template: see the attributes.
+        `eos_ids` are ids that end a text, besides that of `special_tokens["eos_token"]`.
         """
         backend.no_truncation()
         backend.no_padding()
@@ -54,11 +50,6 @@ class Tokenizer:
         )
         ids = [*eos_ids] if own_eos is None else [*eos_ids, own_eos]
         self.eos_ids = tuple(dict.fromkeys(ids))
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `chat_prompt` works."""
-        return self.chat_template is not None
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Returns the ids of a text.

@@ -152,7 +152,6 @@ def test_chat_template_refusals_are_one_line():
     with pytest.raises(InputError, match="unsafe"):
         tokenizer.chat_prompt([])
     tokenizer.chat_template = None
-    assert not tokenizer.has_chat_template
     with pytest.raises(InputError, match="no chat template"):
         tokenizer.chat_prompt([])
 
@@ -231,7 +230,7 @@ def test_stand_in_marks_ids_that_are_no_bytes():
     """Guards against random models that seem to print nothing."""
     tokenizer = ByteTokenizer(1000, bos_id=500, eos_ids=(501,))
     assert tokenizer.decode([104, 105, 600, 501, 33]) == "hi<600>!"
-    assert not tokenizer.has_chat_template
+    assert tokenizer.chat_template is None
     with pytest.raises(InputError, match="no chat template"):
         tokenizer.chat_prompt([])
     with pytest.raises(InputError, match="beyond the vocabulary of 50"):
