@@ -2,8 +2,7 @@
 
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.tokenizers.byte_tokenizer import TokenizerLike
-from jspec.weights.tokenizers.learn_bpe import NUM_BYTES, learn_bpe
-from jspec.weights.tokenizers.tokenizer import Tokenizer
+from jspec.weights.tokenizers.tokenizer import NUM_BYTES, Tokenizer, learn_bpe
 from jspec.weights.vocabulary import vocabulary_digest
 
 __all__ = [

@@ -87,10 +87,9 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
     if not path.is_file():
         raise InputError(f"{folder}: neither {_FILE} nor {_INDEX} in the folder")
     weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path}: no weight_map")
-    if not all(isinstance(file, str) for file in weight_map.values()):
-        raise InputError(f"{path}: expected file names in weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{path}: no weight_map with the file of each tensor")
     return weight_map
 
 

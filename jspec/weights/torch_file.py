@@ -19,11 +19,9 @@ from jspec.weights.assemble import as_dtype
 from jspec.weights.safetensors_file import save_safetensors
 
 _SUFFIXES = (".bin", ".pt", ".pth")
-_SHARDS = "pytorch_model*.bin"
 _READABLE = ("model.safetensors", "model.safetensors.index.json", "params")
 _COPIED = (".json", ".txt", ".model", ".jinja")
-_INDEX = ".index.json"
-_MEDUSA = "medusa_lm_head"  # the file name of published Medusa heads, before the suffix
+_OWN_NAMES = ("medusa_lm_head",)  # of published Medusa heads
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
@@ -41,7 +39,7 @@ def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
     if any((source / name).exists() for name in _READABLE):
         return []
     found = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES)
-    shards = sorted(source.glob(_SHARDS))
+    shards = sorted(source.glob("pytorch_model*.bin"))
     if not shards and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InputError(f"{source}: expected one file of weights, found {names}: name one")
@@ -63,11 +61,11 @@ def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -
                 raise InputError(f"{path}: {name} is in two files")
             is_float = tensor.dtype == as_dtype("bfloat16") or tensor.dtype.kind == "f"
             tensors[name] = tensor.astype(as_dtype(dtype)) if is_float else tensor
-    name = f"{_MEDUSA if files[0].stem == _MEDUSA else 'model'}.safetensors"
+    name = files[0].stem if files[0].stem in _OWN_NAMES else "model"
     with new_folder(output) as partial:
-        save_safetensors(partial / name, tensors)
+        save_safetensors(partial / f"{name}.safetensors", tensors)
         for path in files[0].parent.iterdir():
-            if path.suffix in _COPIED and not path.name.endswith(_INDEX):
+            if path.suffix in _COPIED and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, partial / path.name)
 
 

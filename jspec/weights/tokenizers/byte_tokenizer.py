@@ -36,17 +36,14 @@ class ByteTokenizer:
             raise InputError(f"byte {max(ids)} is beyond the vocabulary of {self.vocab_size}")
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
-    def _is_silent(self, token_id: int) -> bool:
-        return token_id in self.eos_ids or token_id == self.bos_id
-
-    def _bytes(self, token_id: int) -> bytes | None:
-        return bytes([token_id]) if token_id < 256 and not self._is_silent(token_id) else None
+    def _text(self, token_id: int) -> bytes:
+        if token_id in (*self.eos_ids, self.bos_id):
+            return b""
+        return bytes([token_id]) if token_id < 256 else f"<{token_id}>".encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids, broken UTF-8 as U+FFFD."""
-        shown = (int(i) for i in ids if not self._is_silent(int(i)))
-        text = b"".join(self._bytes(i) or f"<{i}>".encode() for i in shown)
-        return text.decode("utf-8", errors="replace")
+        return b"".join(self._text(int(i)) for i in ids).decode("utf-8", errors="replace")
 
     def stream(self) -> TextStream:
         """Returns an empty stream: its `push(id)` and `flush()` add up to `decode`."""
@@ -62,7 +59,7 @@ class ByteTokenizer:
 
     def token_bytes(self) -> list[bytes | None]:
         """Returns the bytes of every id, None where it has no text."""
-        return [self._bytes(token_id) for token_id in range(self.vocab_size)]
+        return [self._text(i) or None if i < 256 else None for i in range(self.vocab_size)]
 
 
 TokenizerLike = Tokenizer | ByteTokenizer  # what the programs take

@@ -4,7 +4,7 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
@@ -12,6 +12,7 @@ from jspec.common.json_file import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
 
+NUM_BYTES = 256
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -138,6 +139,23 @@ def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[bos_token, "$A"] if is_wanted else ["$A"], special_tokens=[(bos_token, bos_id)]
         )
+
+
+def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> Tokenizer:
+    """Returns a tokenizer of `vocab_size` ids, all bytes, `bos` and `eos` included.
+
+    The same texts give the same one; short texts, with fewer pairs of tokens, give fewer ids. Every
+    encoded text begins with `bos`; `eos` is not added.
+    """
+    import tokenizers
+
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train_from_iterator(
+        texts, vocab_size, min_frequency=0, special_tokens=[bos, eos], show_progress=False
+    )
+    backend = tokenizers.Tokenizer.from_str(learnt.to_str())
+    add_bos(backend, bos, True)
+    return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
 
 
 def _bytes_of_tokens(decoder: Any) -> Callable[[str], bytes]:
