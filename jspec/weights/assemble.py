@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.common.memory import check_memory
+from jspec.common.typing import Params
 from jspec.models.config import LlamaConfig
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes, quantize
 from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table
@@ -21,6 +22,7 @@ _HEAD = "lm_head.weight"
 _FLOAT32 = np.dtype(np.float32)
 _DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": _FLOAT32}
 _NUM_NAMED = 4
+Read = Callable[[Parameter, np.dtype], Any]  # an array
 
 
 class TensorSource(NamedTuple):
@@ -32,11 +34,7 @@ class TensorSource(NamedTuple):
 
 
 def as_dtype(dtype: Any) -> np.dtype:
-    """Returns the numpy dtype for "bfloat16" or "float32", or for the dtypes themselves.
-
-    Raises:
-      InputError: any other dtype.
-    """
+    """Returns the numpy dtype of bfloat16 or float32; raises InputError for any other."""
     name = dtype if isinstance(dtype, str) else np.dtype(dtype).name
     if name not in _DTYPES:
         raise InputError(f"expected the dtype bfloat16 or float32, got {name}")
@@ -44,11 +42,7 @@ def as_dtype(dtype: Any) -> np.dtype:
 
 
 def check_room(config: LlamaConfig, dtype: np.dtype, quantization: str | None) -> None:
-    """Checks that the weights can be quantised in this way, and that the device has room for them.
-
-    Raises:
-      InputError: see `quantize.check_kind`; or too little memory is free.
-    """
+    """Checks that the device has room for the weights, after `check_kind`; raises InputError."""
     check_kind(config, quantization)
     table = parameter_table(config)
     size = sum(num_bytes(parameter, quantization, dtype.itemsize) for parameter in table)
@@ -56,11 +50,8 @@ def check_room(config: LlamaConfig, dtype: np.dtype, quantization: str | None) -
 
 
 def make_params(
-    config: LlamaConfig,
-    read: Callable[[Parameter, np.dtype], Any],
-    dtype: np.dtype,
-    quantization: str | None,
-) -> dict[str, Any]:
+    config: LlamaConfig, read: Read, dtype: np.dtype, quantization: str | None
+) -> Params:
     """Returns the nested dict of `parameter_table`, on the default device.
 
     A few threads make one parameter each with `read`, in its final dtype, so the model is never
@@ -81,7 +72,7 @@ def make_params(
 
 def load_params(
     config: LlamaConfig, source: TensorSource, dtype: Any, quantization: str | None = None
-) -> dict[str, Any]:
+) -> Params:
     """Reads a checkpoint into parameters; see `make_params`.
 
     Raises:
@@ -94,8 +85,10 @@ def load_params(
     has_copy = config.tie_embeddings and found.pop(_HEAD, None) is not None
     if problems := _mismatch(expected, found):
         raise InputError(f"{source.where}: {problems}")
-    if has_copy and not np.array_equal(*(source.read(n, _FLOAT32) for n in (_EMBEDDING, _HEAD))):
-        raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
+    if has_copy:
+        head, embedding = (source.read(name, _FLOAT32) for name in (_HEAD, _EMBEDDING))
+        if not np.array_equal(head, embedding):
+            raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
     dtype = as_dtype(dtype)
     check_room(config, dtype, quantization)
 
@@ -126,7 +119,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NUM_NAMED]) + more
 
 
-def check_params(config: LlamaConfig, params: dict[str, Any]) -> None:
+def check_params(config: LlamaConfig, params: Params) -> None:
     """Checks that a nested dict holds exactly the model's parameters.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
+from jspec.common.typing import Params
 from jspec.models.config import LlamaConfig, RopeScaling
 from jspec.models.rope import rope_frequencies
 from jspec.weights.assemble import TensorSource, load_params
@@ -29,7 +30,7 @@ _REQUIRED_VALUES = {
 
 def load_gguf(
     path: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, dict[str, Any], GgufFile]:
+) -> tuple[LlamaConfig, Params, GgufFile]:
     """Returns the config and the parameters of a GGUF Llama, and the open file.
 
     The file's own quantisation does not carry over: XLA has no fast product for its blocks of 32
@@ -38,8 +39,7 @@ def load_gguf(
     127 steps, int8 gives the same integers.
 
     Raises:
-      InputError: a damaged file, another architecture, an unknown key, a value that jspec cannot
-        honour, or tensors that do not fit.
+      InputError: a file that is damaged, of another architecture, or more than jspec can honour.
     """
     file = GgufFile(path)
     try:

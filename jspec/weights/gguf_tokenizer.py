@@ -46,12 +46,12 @@ def _byte_level(own: dict[str, Any], vocab: dict[str, int]) -> Any:
 
 def _merges_from_scores(own: dict[str, Any], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Returns every pair of pieces that makes a third piece, best scores first."""
-    scored = []
-    for (piece, token_id), score in zip(vocab.items(), own["scores"], strict=True):
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in vocab and right in vocab:
-                scored.append((-score, token_id, left, right))
+    scored = [
+        (-score, token_id, piece[:cut], piece[cut:])
+        for (piece, token_id), score in zip(vocab.items(), own["scores"], strict=True)
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
     return [(left, right) for _, _, left, right in sorted(scored)]
 
 

@@ -12,6 +12,7 @@ from flax.traverse_util import flatten_dict
 from jspec.common.errors import InputError
 from jspec.common.json_file import read_json, save_json
 from jspec.common.new_folder import new_folder
+from jspec.common.typing import Params
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
@@ -45,12 +46,8 @@ def read_config(folder: pathlib.Path) -> LlamaConfig:
 
 def load_hf(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, dict[str, Any]]:
-    """Returns the config and the parameters of a Hugging Face folder.
-
-    Raises:
-      InputError: anything missing, damaged, unknown or of another shape.
-    """
+) -> tuple[LlamaConfig, Params]:
+    """Returns the config and the parameters of a Hugging Face folder; see `load_params`."""
     config = read_config(folder)
     return config, load_params(config, _open(folder), dtype, quantization)
 
@@ -86,7 +83,7 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
     path = folder / _INDEX
     if not path.is_file():
         raise InputError(f"{folder}: neither {_FILE} nor {_INDEX} in the folder")
-    weight_map = read_json(path).get("weight_map")
+    weight_map: Any = read_json(path).get("weight_map")
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(f"{path}: no weight_map with the file of each tensor")
@@ -95,9 +92,11 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def new_model_folder(
-    folder: pathlib.Path, config: LlamaConfig, params: dict[str, Any], tokenizer: Tokenizer | None
+    folder: pathlib.Path, config: LlamaConfig, params: Params, tokenizer: Tokenizer | None
 ) -> Iterator[pathlib.Path]:
     """Yields a folder for a model's arrays; config.json and the tokenizer are put beside them.
+
+    The folder appears when it is complete.
 
     Raises:
       InputError: see `new_folder`; or the parameters are quantised.
@@ -115,17 +114,9 @@ def new_model_folder(
 
 
 def save_hf(
-    folder: pathlib.Path,
-    config: LlamaConfig,
-    params: dict[str, Any],
-    *,
-    tokenizer: Tokenizer | None = None,
+    folder: pathlib.Path, config: LlamaConfig, params: Params, *, tokenizer: Tokenizer | None = None
 ) -> None:
-    """Writes a Hugging Face folder, of floats in one dtype; it appears when it is complete.
-
-    Raises:
-      InputError, ValueError: see `new_model_folder`.
-    """
+    """Writes a Hugging Face folder of floats in one dtype; see `new_model_folder`."""
     import huggingface_hub
 
     leaves, itemsize = flatten_dict(params), params["embedding"].dtype.itemsize

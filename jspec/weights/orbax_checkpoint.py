@@ -16,6 +16,7 @@ import jax
 from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
+from jspec.common.typing import Params
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype, check_params, check_room, make_params
 from jspec.weights.hf import new_model_folder, read_config
@@ -26,13 +27,9 @@ PARAMS = "params"  # the subfolder that no other checkpoint has
 
 
 def save_orbax(
-    folder: pathlib.Path,
-    config: LlamaConfig,
-    params: dict[str, Any],
-    *,
-    tokenizer: Tokenizer | None = None,
+    folder: pathlib.Path, config: LlamaConfig, params: Params, *, tokenizer: Tokenizer | None = None
 ) -> None:
-    """Writes an Orbax folder; it appears when it is complete. See `hf.save_hf`."""
+    """Writes an Orbax folder of floats; see `new_model_folder`."""
     from orbax.checkpoint import v1 as ocp
 
     with new_model_folder(folder, config, params, tokenizer) as partial:
@@ -41,7 +38,7 @@ def save_orbax(
 
 def load_orbax(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, dict[str, Any]]:
+) -> tuple[LlamaConfig, Params]:
     """Returns the config and the parameters of a folder that `save_orbax` wrote.
 
     Orbax reads all parameters at once, in `dtype`. Kernels are then quantised from it one by one,

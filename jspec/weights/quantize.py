@@ -23,7 +23,6 @@ _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
 _NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1, "fc": 1}
 _LARGEST_MULTIPLIER = 18
-_SCALE_BYTES = 4
 
 
 def num_contracted(path: Path) -> int:
@@ -50,7 +49,7 @@ def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
     size = math.prod(parameter.shape)
     if kind is None or not is_quantizable(parameter):
         return size * float_bytes
-    scales = _SCALE_BYTES * size // _num_inputs(parameter)
+    scales = 4 * size // _num_inputs(parameter)  # float32, one an output
     return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
 
 

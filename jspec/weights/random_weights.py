@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.common.typing import Params
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype, check_room, make_params
 from jspec.weights.tensor_names import Parameter, Shape, parameter_table
@@ -41,14 +42,11 @@ def _draw(salt: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
 
 def random_params(
     config: LlamaConfig, seed: int, dtype: Any, quantization: str | None = None
-) -> dict[str, Any]:
+) -> Params:
     """Returns random parameters: bell-shaped values of standard deviation 0.02, and norms of 1.
 
     The same seed gives the same parameters. Each is made on the device, in `dtype`, and quantised
-    at once; see `assemble.make_params`.
-
-    Raises:
-      InputError: see `assemble.check_room`.
+    at once; see `assemble.make_params` and, for errors, `assemble.check_room`.
     """
     dtype = as_dtype(dtype)
     check_room(config, dtype, quantization)

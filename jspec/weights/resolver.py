@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.typing import Params
 from jspec.models.config import PRESETS, LlamaConfig
 from jspec.weights import gguf_model, hf, orbax_checkpoint, smollm2
 from jspec.weights.gguf_tokenizer import build_tokenizer
@@ -30,7 +31,7 @@ _HUB_ADVICE = {
     "LocalEntryNotFoundError": _NO_NETWORK,
 }
 
-_Loaded = tuple[LlamaConfig, dict[str, Any], TokenizerLike]
+_Loaded = tuple[LlamaConfig, Params, TokenizerLike]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +49,7 @@ class LoadedModel:
     """
 
     config: LlamaConfig
-    params: dict[str, Any]
+    params: Params
     tokenizer: TokenizerLike
     name: str
     is_random: bool = False
@@ -65,11 +66,8 @@ def _read(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
 
 
 def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
-    print(
-        f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",
-        file=sys.stderr,
-        flush=True,
-    )
+    warning = f"{name} has RANDOM WEIGHTS, its text is noise: good for timing only"
+    print(f"jspec: WARNING: {warning}", file=sys.stderr, flush=True)
     preset, seed = _parse_random(name)
     config = PRESETS[preset]
     params = random_params(config, seed, dtype, quantization)
@@ -80,10 +78,8 @@ def _parse_random(name: str) -> tuple[str, int]:
     """Returns the preset and the seed."""
     preset, _, seed = name.removeprefix(_RANDOM).partition(":")
     if preset not in PRESETS or not (seed == "" or seed.isdecimal()):
-        raise InputError(
-            f"expected random:<preset> or random:<preset>:<seed> with a preset among "
-            f"{', '.join(PRESETS)}; got {name!r}"
-        )
+        known = ", ".join(PRESETS)
+        raise InputError(f"expected random:<preset>[:<seed>], a preset of {known}; got {name!r}")
     return preset, int(seed or 0)
 
 
@@ -97,9 +93,8 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
         advice = advice or f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
-        raise InputError(
-            f"{name}: no such folder here, and not to be had from the hub: {advice}"
-        ) from None
+        where = f"{name}: no such folder here, and not to be had from the hub"
+        raise InputError(f"{where}: {advice}") from None
 
 
 def model_name(spec: str | os.PathLike[str]) -> str:

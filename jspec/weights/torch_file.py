@@ -28,8 +28,7 @@ _GLOBAL = re.compile(r"GLOBAL (\S+)")
 def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files of weights that a path means; none if it means something else.
 
-    It may be a file, or a folder with `pytorch_model*.bin` or one single file, and without weights
-    that `load_model` reads.
+    A folder means its `pytorch_model*.bin` or its single file, unless `load_model` can read it.
 
     Raises:
       InputError: a folder with several files, none of that name.
@@ -70,11 +69,7 @@ def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -
 
 
 def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file by name.
-
-    Raises:
-      InputError: no torch, no such file, or not one of named tensors alone.
-    """
+    """Returns the tensors of a file by name; InputError if it holds anything else."""
     try:
         import torch
     except ImportError:

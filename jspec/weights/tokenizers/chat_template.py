@@ -9,12 +9,9 @@ from typing import Any
 from jspec.common.errors import InputError
 
 
-@functools.cache
+@functools.cache  # compiling a template takes longer than running it
 def _compile(template: str) -> Any:
-    """Returns the compiled template, in a sandbox with the globals, filters and tags it relies on.
-
-    Compiling takes longer than running it.
-    """
+    """Returns the template, in a sandbox with the globals, filters and tags that it relies on."""
     import jinja2.ext
     import jinja2.sandbox
 

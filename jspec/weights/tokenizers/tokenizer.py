@@ -1,10 +1,9 @@
 """A tokenizer: text to ids and back, with the chat template and the ids that end a text."""
 
 import functools
-import json
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
@@ -55,10 +54,8 @@ class Tokenizer:
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Returns the ids of a text.
 
-        Args:
-          text: special tokens written out in it (a rendered chat prompt) become their ids.
-          add_bos: begin with BOS if the model wants one; a text that already begins with BOS does
-            not get a second.
+        Special tokens written out in it (a rendered chat prompt) become their ids. `add_bos`: begin
+        with BOS if the model wants one; a text that already does gets no second.
 
         Raises:
           InputError: the text is not valid Unicode.
@@ -110,7 +107,16 @@ class Tokenizer:
         Raises:
           InputError: the tokenizer is neither byte-level nor SentencePiece's.
         """
-        to_bytes = _bytes_of_tokens(self._backend.decoder)
+        decoder = self._backend.decoder
+        # Also of the decoders inside it, which it shows only in its JSON.
+        kinds = set(re.findall(rb'"type":"(\w+)"', decoder.__getstate__() if decoder else b""))
+        if b"ByteLevel" in kinds:
+            to_bytes = _byte_level
+        elif kinds & {b"ByteFallback", b"Metaspace"}:
+            to_bytes = _sentencepiece
+        else:
+            names = b", ".join(sorted(kinds)).decode() or "no decoder"
+            raise InputError(f"expected a byte-level or SentencePiece tokenizer, got {names}")
         found: list[bytes | None] = [None] * self.vocab_size
         for token, token_id in self.vocabulary().items():
             found[token_id] = to_bytes(token)
@@ -121,8 +127,7 @@ class Tokenizer:
     def save(self, folder: pathlib.Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and generation_config.json into a folder."""
         self._backend.save(str(folder / "tokenizer.json"))
-        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        settings |= self.special_tokens
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         generation = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
@@ -156,22 +161,6 @@ def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> T
     backend = tokenizers.Tokenizer.from_str(learnt.to_str())
     add_bos(backend, bos, True)
     return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
-
-
-def _bytes_of_tokens(decoder: Any) -> Callable[[str], bytes]:
-    """Returns a function from a token to its bytes, by the kind of the tokenizer's decoder."""
-    kinds = _decoder_kinds(json.loads(decoder.__getstate__()) if decoder else {})
-    if "ByteLevel" in kinds:
-        return _byte_level
-    if kinds & {"ByteFallback", "Metaspace"}:
-        return _sentencepiece
-    names = ", ".join(sorted(kinds)) or "no decoder"
-    raise InputError(f"expected a byte-level or SentencePiece tokenizer, got one with {names}")
-
-
-def _decoder_kinds(decoder: Mapping[str, Any]) -> set[str]:
-    kinds = {decoder["type"]} if decoder else set()
-    return kinds.union(*(_decoder_kinds(inner) for inner in decoder.get("decoders", ())))
 
 
 @functools.cache

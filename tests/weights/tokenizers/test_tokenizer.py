@@ -64,7 +64,7 @@ def test_bytes_of_tokens_add_up_to_the_text(tokenizer):
 def test_bytes_of_other_tokenizers_are_refused():
     """A word-level vocabulary says nothing about bytes."""
     backend = Backend(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-    with pytest.raises(InputError, match="SentencePiece tokenizer, got one with no decoder"):
+    with pytest.raises(InputError, match="SentencePiece tokenizer, got no decoder"):
         Tokenizer(backend, special_tokens={}).token_bytes()
 
 
