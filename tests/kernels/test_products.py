@@ -12,8 +12,9 @@ from jspec.kernels import build
 from jspec.kernels import library as native
 from jspec.kernels.product import float_product, prefill_widths
 from jspec.models.layers import linear
-from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
+from jspec.weights.quantize import KINDS, dequantize, quantize
 from tests import tiny_models
+from tests.weights.toys import quantize_params
 
 SHAPES = [
     (963, 576),

@@ -10,8 +10,9 @@ import pytest
 from jspec.kernels import library as native
 from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up
-from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
+from jspec.weights.quantize import KINDS, dequantize, quantize
 from tests import tiny_models
+from tests.weights.toys import quantize_params
 
 CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64)
 _SHAPES = {

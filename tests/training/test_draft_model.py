@@ -35,7 +35,7 @@ def learn(folder, **options):
     before = metrics_before(trainee, BATCH)
     params, after = train(trainee, *data, RECIPE, folder)
     config = draft_config(training, CONFIG)
-    model = LoadedModel(config, params, grammar_target().tokenizer, "draft", "hf")
+    model = LoadedModel(config, params, grammar_target().tokenizer, "draft")
     return model, after, before
 
 
@@ -157,6 +157,6 @@ def test_shapes_follow_the_target():
 
 def test_random_targets_teach_nothing():
     """Their weights are noise, and they have no tokenizer to save."""
-    noise = LoadedModel(CONFIG, target().params, target().tokenizer, "random:x", "random")
+    noise = LoadedModel(CONFIG, target().params, target().tokenizer, "random:x", is_random=True)
     with pytest.raises(InputError, match="nothing to teach"):
         DraftModelTraining(num_layers=1).make_trainee(noise, [])

@@ -187,6 +187,6 @@ def test_bad_fields_are_refused(folder, fields, message):
 @pytest.mark.slow
 def test_a_random_target_is_refused(folder):
     """Its distribution is worth nothing, and it has no tokenizer to save."""
-    noise = dataclasses.replace(grammar_target(), name="random:x", source="random")
+    noise = dataclasses.replace(grammar_target(), name="random:x", is_random=True)
     with pytest.raises(InputError, match="random:x: random weights"):
         joint_training(folder).make_trainee(noise, [])

@@ -13,7 +13,7 @@ from jspec.kernels import library as native
 from jspec.models import LlamaConfig, decoder, init_cache, init_params, make_apply
 from jspec.models.cache import TAIL
 from jspec.models.config import PRESETS
-from jspec.weights.quantize import quantize_params
+from tests.weights.toys import quantize_params
 
 CONFIG = LlamaConfig(
     vocab_size=96, embed_dim=64, hidden_dim=160, num_layers=2, num_heads=6, num_kv_heads=2,
