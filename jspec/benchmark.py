@@ -80,9 +80,7 @@ def _acceptance(asked: Measurement) -> Iterator[Outcome]:
         for seed, prompt in enumerate(choose_prompts(asked)[0])
     ]
     names = [method.drafter for method in asked.methods.values()]
-    report = measure_kept_drafts(
-        requests, asked.models()[0], None, names, asked.options, num_draft_tokens=1, batch_size=1
-    )
+    report = measure_kept_drafts(requests, asked.models()[0], names, asked.options)
     rows = [
         [name, *("{value:.4f} [{low:.4f}, {high:.4f}]".format(**one[key]) for key in _SHOWN)]
         for name, one in report["drafters"].items()

@@ -182,7 +182,7 @@ def opening_of(target: LoadedModel) -> list[int]:
     Raises:
       InputError: the model has no chat template, or one that does not repeat a user's words.
     """
-    if not target.tokenizer.has_chat_template:
+    if target.tokenizer.chat_template is None:
         raise InputError(f"expected a model with a chat template, {target.name} has none")
     text = target.tokenizer.chat_prompt([{"role": "user", "content": _MARK}])
     before, mark, _ = text.partition(_MARK)

@@ -201,7 +201,7 @@ def make_models() -> tuple[LoadedModel, LoadedModel]:
             values = _STD * (weights + disturbance * noise) + (rule.path[-1] == "scale")
             leaves[rule.path] = jnp.asarray(values, jnp.float32)
         own = unflatten_dict({rule.path: leaves[rule.path] for rule in parameter_table(config)})
-        models.append(LoadedModel(config, own, tokenizer, f"{num_layers} layers", "random"))
+        models.append(LoadedModel(config, own, tokenizer, f"{num_layers} layers", is_random=True))
     return models[0], models[1]
 
 

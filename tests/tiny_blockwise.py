@@ -10,7 +10,7 @@ from jspec.drafters.heads.blockwise_heads import (
     init_blockwise_params,
     save_blockwise,
 )
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel
 from tests import tiny
 
 NAME = "blockwise"

@@ -6,7 +6,7 @@ import numpy as np
 
 from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
 from jspec.drafters.medusa import MedusaDrafter
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel
 from tests import tiny
 
 NAME = "medusa"

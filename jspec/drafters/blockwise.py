@@ -27,8 +27,7 @@ from jspec.drafters.heads.blockwise_heads import (
 from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions
 from jspec.models import LlamaConfig
-from jspec.models.layers import linear
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel, linear
 from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal

@@ -12,8 +12,7 @@ from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowTokens, Tokens
 from jspec.models import LlamaConfig
-from jspec.models.layers import look_up
-from jspec.models.outputs import normed_outputs
+from jspec.models.layers import look_up, normed_outputs
 from jspec.speculation.acceptance.types import TargetPrefix
 from jspec.speculation.types import TargetView
 

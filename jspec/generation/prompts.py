@@ -107,14 +107,14 @@ def encode_conversation(
         raise InputError("expected a prompt, got an empty text")
     tokenizer = model.tokenizer
     if chat is None:
-        chat = tokenizer.has_chat_template
+        chat = tokenizer.chat_template is not None
     if not chat:
         if system is not None:
             raise InputError("a system message needs the chat template, which is off")
         before = zip(turns[:-1], answers, strict=True)
         said = "".join(turn + answer + _BETWEEN_TURNS for turn, answer in before)
         return tokenizer.encode(said + turns[-1])
-    if not tokenizer.has_chat_template:
+    if tokenizer.chat_template is None:
         raise InputError(
             f"{model.name} has no chat template: expected --nochat (in Python chat=False)"
         )

@@ -26,10 +26,7 @@ from jspec.speculation.logprobs import TokenLogprobs
 class TargetView(NamedTuple):
     """The target, read-only, for drafters that borrow from it.
 
-    Attributes:
-      params: the target's parameters.
-      apply: the target's ApplyFn.
-      cache: the target's cache, in which every token but the last one is committed.
+    Every token but the last one is committed in its cache.
     """
 
     params: Params
@@ -121,23 +118,13 @@ def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
     These are tokens that it was shown and did not consume, perhaps rounded up to whole calls. The
     number depends on the row's own history alone, since the row's choices follow from it. A drafter
     gives it in a method `lag(state, kind)`; a drafter without that method never lags.
-
-    Args:
-      drafter: the drafter.
-      state: its state.
-      kind: of each row's proposal, [b].
     """
     lag = getattr(drafter, "lag", None)
-    if lag is None:
-        return jnp.zeros_like(kind)
-    return lag(state, kind)
+    return jnp.zeros_like(kind) if lag is None else lag(state, kind)
 
 
 def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
-    """Returns the layers of the target whose outputs a drafter observes: its `hidden_layers`.
-
-    A drafter without that attribute is shown the normed output, which costs nothing.
-    """
+    """Returns the layers that a drafter observes, `hidden_layers`; () is the normed output."""
     return getattr(drafter, "hidden_layers", ())
 
 

@@ -82,7 +82,7 @@ class Case(NamedTuple):
 
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
-WAYS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
+METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
 QUICK = ("pattern", "first layers", "told", "medusa", "blockwise", "lookahead", "eagle")
 QUICK_GREEDY = ("first layers", "told", "medusa")
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
@@ -95,7 +95,7 @@ HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
 RIGHT = [
     (name, rule, method)
     for name, rule in [*RULES.items(), *MORE, *HEADS.items()]
-    for method in WAYS
+    for method in METHODS
 ]
 RULES |= HEADS
 FALSE_ALARM = 1e-5 / (len(RIGHT) * len(CONTEXTS))
@@ -258,7 +258,7 @@ def expected_distribution(index, method):
     """Returns the exact joint distribution of the tokens after a context."""
     target = make_model(CONFIG, params=models()[0])
     logits = path_logits(target, CONTEXTS[index], NUM_TOKENS)
-    return joint_distribution(logits, CONTEXTS[index], WAYS[method], NUM_TOKENS)
+    return joint_distribution(logits, CONTEXTS[index], METHODS[method], NUM_TOKENS)
 
 
 def smallest_p_value(all_infos, method):
@@ -275,7 +275,7 @@ def smallest_p_value(all_infos, method):
 def check_samples(name, rule, method, num_rows):
     """Asserts that the distribution is right, and that there was something to prove."""
     first_seed = NUM_ROWS * RIGHT.index((name, rule, method))
-    infos = list(sample(make_engine(name, rule), name, WAYS[method], first_seed, num_rows))
+    infos = list(sample(make_engine(name, rule), name, METHODS[method], first_seed, num_rows))
     assert smallest_p_value(infos, method) > FALSE_ALARM
     check_drafts(make_case(name), infos)
 

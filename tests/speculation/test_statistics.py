@@ -89,8 +89,8 @@ OTHERS = {
     ),  # rows with one-hot distributions beside rows with sampled ones
     "unsure model": (UNSURE, "block"),  # stops before it draws what it is not sure of
 }
-# Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all;
-# the other drafters meet one rule and two ways of sampling each, one of them with penalties.
+# Every pair of a drafter and a kind of sampling, with a rule such that each rule meets them all;
+# the other drafters meet one rule and two kinds of sampling each, one of them with penalties.
 RIGHT = [
     (tuple(RULES)[(i + j) % 3], drafter, settings)
     for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))

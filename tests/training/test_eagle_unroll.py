@@ -7,14 +7,16 @@ import pytest
 
 from jspec.drafters.heads.eagle_module import apply_head, fuse
 from jspec.models import init_cache
-from jspec.training.eagle_unroll import head_logits, unroll
+from jspec.models.layers import linear
+from jspec.training.eagle_unroll import unroll
 from jspec.training.packing import pack
+from jspec.training.target_states import TargetStates
 from jspec.training.texts import Text
 from tests import tiny_eagle
 
 STEPS = 3
 _apply_head = jax.jit(apply_head, static_argnums=0)
-_unroll = jax.jit(unroll, static_argnums=(0, 5))
+_unroll = jax.jit(unroll, static_argnums=(0, 4))
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +28,16 @@ def rows_of(texts):
     """Returns one row of texts, [1 t] each."""
     texts = [Text((), tuple(text[0].tolist())) for text in texts]
     return pack(texts, sum(len(text.ids) for text in texts))
+
+
+def states_of(pair, tokens, features):
+    """Returns what the target says of one row, as far as a head reads it."""
+    return TargetStates(pair.target["embedding"][tokens], features, None, None)
+
+
+def logits_of(head, outputs):
+    """Returns what the head says at its outputs."""
+    return linear(outputs, head["head"]["head"])
 
 
 def chain(pair, head, tokens, features, anchor):
@@ -50,11 +62,9 @@ def test_every_chain_is_what_drafting_computes(tiny_pair, head):
     texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, 12)]
     features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
     row = jnp.concatenate(texts, axis=1)
-    outputs = _unroll(
-        tiny_eagle.CONFIG, head, rows_of(texts), tiny_pair.target["embedding"][row],
-        jnp.concatenate(features, axis=1), STEPS,
-    )  # fmt: skip
-    logits = [head_logits(head, output)[0] for output in outputs]
+    states = states_of(tiny_pair, row, jnp.concatenate(features, axis=1))
+    outputs = _unroll(tiny_eagle.CONFIG, head, rows_of(texts), states, STEPS)
+    logits = [logits_of(head, output)[0] for output in outputs]
     for text, own, begin in zip(texts, features, (0, 9), strict=True):
         for anchor in (0, 3, 6):
             said = chain(tiny_pair, head, text, fuse(head, own), anchor)
@@ -71,11 +81,9 @@ def test_gradients_reach_every_parameter(tiny_pair, head):
     trained = {name: leaf for name, leaf in head.items() if name != "ids"}
 
     def loss(params):
-        outputs = unroll(
-            tiny_eagle.CONFIG, params, rows, tiny_pair.target["embedding"][tokens],
-            features, STEPS,
-        )  # fmt: skip
-        return jnp.sum(jax.nn.log_softmax(head_logits(params, outputs[-1]))[:, :, 0])
+        states = states_of(tiny_pair, tokens, features)
+        outputs = unroll(tiny_eagle.CONFIG, params, rows, states, STEPS)
+        return jnp.sum(jax.nn.log_softmax(logits_of(params, outputs[-1]))[:, :, 0])
 
     grads = jax.jit(jax.grad(loss))(trained)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training.packing import Batches, compute_by_text, iterate_rows, pack, take_by_text
+from jspec.training.packing import Batches, iterate_rows, pack
 from jspec.training.texts import Text
 
 TEXTS = [Text((1, 2, 3), (4, 5)), Text((6,), (7, 8, 9, 10)), Text((11, 12), (13,) * 9)]
@@ -75,13 +75,3 @@ def test_tokens_see_their_own_text_and_are_scored_in_it():
     np.testing.assert_array_equal(np.flatnonzero(visible[7]), [5, 6, 7])
     np.testing.assert_array_equal(np.flatnonzero(rows.is_scored(1)[0]), [2, 3, 5, 6, 7, 8])
     np.testing.assert_array_equal(np.flatnonzero(rows.is_scored(2)[0]), [1, 2, 5, 6, 7])
-
-
-def test_what_was_computed_once_is_found_wherever_a_text_is():
-    """Whatever the order and the rows; padding keeps what it had."""
-    found = compute_by_text(
-        lambda rows: rows.tokens * 2, [text.ids for text in TEXTS], seq_len=16, batch_size=3
-    )
-    rows = pack(TEXTS[::-1], 11)
-    taken = take_by_text(found, rows, np.full(rows.tokens.shape, -1))
-    np.testing.assert_array_equal(taken, np.where(rows.text > 0, rows.tokens * 2, -1))

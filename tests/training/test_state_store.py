@@ -1,9 +1,5 @@
 """What the target says, on disk: the same as when it is asked, computed once, or refused."""
 
-import os
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,18 +8,12 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.training import target_states
 from jspec.training.eagle import EagleTraining
-from jspec.training.packing import Batches, pack
-from jspec.training.target_states import StateStore, make_reader
+from jspec.training.packing import Batches, pack, packed_hidden
+from jspec.training.target_states import StateStore
 from jspec.training.texts import Text
 from tests.tiny_models import CONFIG, make_model, peaked_params, target
 
 SEQ_LEN, LAYERS = 32, (1, 2)
-
-
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch):
-    """Several of them, the last one not full."""
-    monkeypatch.setattr(target_states, "_TEXTS_A_FILE", 4)
 
 
 def make_texts(number, seed=0):
@@ -44,7 +34,7 @@ def test_rows_get_what_the_target_says(tmp_path):
     texts = make_texts(10)
     rows = pack(texts[::-1], SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
-    wanted = np.asarray(make_reader(CONFIG, LAYERS, jnp.float32)(target().params, rows))
+    wanted = np.asarray(packed_hidden(CONFIG, target().params, rows, jnp.float32, LAYERS))
     is_text = rows.text > 0
     assert 0 < is_text.sum() < is_text.size
     outputs = filled.outputs.astype(np.float32)
@@ -73,60 +63,51 @@ def test_a_head_learns_the_same_from_them(tmp_path):
 
 
 def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
-    """A second run reads; a longer list of texts adds shards; another target has its own."""
+    """A second run reads; a longer list of texts adds files; another target has its own."""
     texts = make_texts(8)
     first = open_store(tmp_path, texts)
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 2
+    assert len(list(tmp_path.iterdir())) == 8
     with monkeypatch.context() as patch:
-        patch.setattr(StateStore, "_write", None)
+        patch.setattr(target_states, "_write", None)
         again = open_store(tmp_path, texts)
     rows = pack(texts, SEQ_LEN)
     np.testing.assert_array_equal(again.fill(rows).outputs, first.fill(rows).outputs)
     open_store(tmp_path, texts + make_texts(3, seed=1))
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 11
     open_store(tmp_path, texts, make_model(params=peaked_params(CONFIG, seed=5)))
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 19
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
-    """The shard that it was at is made anew; nothing else stays of it."""
-    texts, compute = make_texts(8), target_states.compute_by_text
+    """After the last whole file; those of texts that are there stay as they are."""
+    texts, write = make_texts(8), target_states._write
 
-    def kill(*args, **options):
-        if len(list(tmp_path.iterdir())) == 1:
+    def kill(path, outputs):
+        if len(list(tmp_path.iterdir())) == 3:
             raise KeyboardInterrupt
-        return compute(*args, **options)
+        write(path, outputs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(target_states, "compute_by_text", kill)
+        patch.setattr(target_states, "_write", kill)
         with pytest.raises(KeyboardInterrupt):
             open_store(tmp_path, texts)
-    assert len(list(tmp_path.iterdir())) == 1
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(before) == 3
     open_store(tmp_path, texts)
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_what_a_killed_run_had_half_written_goes(tmp_path):
-    """Of processes that are no more; another run may be writing to the same folder."""
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    names = [f"a.{ended.pid}.partial", "b.partial", f"c.{os.getpid()}.partial"]
-    for name in names:
-        (tmp_path / name).write_bytes(b"half")
-    open_store(tmp_path, make_texts(2))
-    assert [path.name for path in tmp_path.glob("*.partial")] == names[2:]
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(after) == 8
+    assert before.items() <= after.items()
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])
-def test_a_damaged_shard_is_refused(tmp_path, content):
+def test_a_damaged_file_is_refused(tmp_path, content):
     """By name; None is one that was cut short."""
     texts = make_texts(3)
     open_store(tmp_path, texts)
-    (path,) = tmp_path.iterdir()
+    path = max(tmp_path.iterdir())
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
     with pytest.raises(InputError, match=r"cannot read .*\.npy: .*compute it anew"):
-        open_store(tmp_path, texts)
+        open_store(tmp_path, texts).fill(pack(texts, SEQ_LEN))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

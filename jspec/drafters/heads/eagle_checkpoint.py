@@ -12,11 +12,10 @@
 ```
 
 What vLLM's `speculators` write is read as well; see `speculators`. A head whose matrices are
-int8 (see `int8_tensors`) runs in int8.
+int8 (see `safetensors_file`) runs in int8.
 """
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
@@ -37,15 +36,9 @@ from jspec.drafters.heads.folder import (
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.int8_tensors import FloatTensors
-from jspec.weights.quantize import quantize_head_leaf
-from jspec.weights.tensor_names import (
-    Parameter,
-    bias_tensors,
-    gate_up_tensors,
-    one_tensor,
-    qkv_tensors,
-)
+from jspec.weights.quantize import num_contracted, quantize
+from jspec.weights.safetensors_file import FloatTensors
+from jspec.weights.tensor_names import Parameter, Path, attention_tensors, mlp_tensors, one_tensor
 
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -54,26 +47,19 @@ _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 def eagle_rules(config: EagleConfig) -> list[Parameter]:
     """Returns the table from a head's tensors to its parameters, `ids` apart."""
-    shape = config.layer
-    embed, heads = (shape.embed_dim,), ("head", "attention")
-    attention, mlp = "midlayer.self_attn", "midlayer.mlp"
-    out = (shape.embed_dim, shape.num_kv_heads, shape.num_groups, shape.head_dim)
-    flat_out = (shape.embed_dim, shape.num_heads * shape.head_dim)
+    shape, embed = config.layer, (config.layer.embed_dim,)
     return [
-        one_tensor(("fc",), "fc.weight", (shape.embed_dim, config.feature_dim)),
+        one_tensor(("fc",), "fc.weight", (*embed, config.feature_dim)),
         one_tensor(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
         one_tensor(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
         # Twice as wide as usual: the layer reads the embedding and the feature.
-        qkv_tensors(shape, (*heads, "qkv"), attention, "weight", (2 * shape.embed_dim,)),
-        one_tensor((*heads, "out"), f"{attention}.o_proj.weight", flat_out, out),
+        *attention_tensors(shape, ("head",), "midlayer", 2 * shape.embed_dim),
         one_tensor(
             ("head", "mlp_norm", "scale"), "midlayer.post_attention_layernorm.weight", embed
         ),
-        gate_up_tensors(shape, ("head", "mlp", "gate_up"), mlp, "weight", embed),
-        one_tensor(("head", "mlp", "down"), f"{mlp}.down_proj.weight", (*embed, shape.hidden_dim)),
+        *mlp_tensors(shape, ("head",), "midlayer"),
         one_tensor(("head", "final_norm", "scale"), "norm.weight", embed),
         one_tensor(("head", "head"), "lm_head.weight", (shape.vocab_size, *embed)),
-        *bias_tensors(shape, "head", "midlayer"),
     ]
 
 
@@ -88,8 +74,12 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
+
+        def finish(path: Path, leaf: jax.Array) -> Any:
+            is_kernel = num_contracted(path) > 0
+            return quantize(leaf, path, "int8", dtype) if is_kernel else leaf.astype(dtype)
+
         # One matrix at a time, so that the head is never whole in float32.
-        finish = functools.partial(quantize_head_leaf, dtype=dtype)
         params = pack_params(folder, tensors, rules, "float32", finish)
     else:
         params = pack_params(folder, tensors, rules, dtype)

@@ -17,8 +17,12 @@ from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
-from jspec.weights.int8_tensors import FloatTensors, to_int8
-from jspec.weights.safetensors_file import load_safetensors, save_safetensors
+from jspec.weights.safetensors_file import (
+    FloatTensors,
+    load_safetensors,
+    save_safetensors,
+    to_int8,
+)
 from jspec.weights.tensor_names import Parameter, Path
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
@@ -149,7 +153,7 @@ def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) ->
 
 
 def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file as they are; see `int8_tensors`.
+    """Returns the tensors of a safetensors file as they are; see `safetensors_file`.
 
     Raises:
       InputError: it is missing, truncated or damaged.

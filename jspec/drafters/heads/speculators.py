@@ -25,7 +25,7 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json
 from jspec.drafters.heads.folder import read_stored, write_head
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.int8_tensors import FloatTensors
+from jspec.weights.safetensors_file import FloatTensors
 
 _FILE = "model.safetensors"
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"

@@ -3,7 +3,6 @@
 import pathlib
 import re
 import sys
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
@@ -12,28 +11,17 @@ from jspec.common.dataclass_fields import check_known
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.config import load_config
 
-_OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)(?:=(.*))?", re.DOTALL)
-_NUMBERS = {
-    int: (flags.IntegerParser(), "a whole number"),
-    float: (flags.FloatParser(), "a number"),
-}
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
 
 
 class _ConfigParser(flags.ArgumentParser):
     """Loads a config file; any error is one line."""
 
     def parse(self, path: str) -> ConfigDict:
-        """Returns the config, after a look at the fields that the command line overrides.
-
-        Raises:
-          InputError: see `load_config`; or there is no such field, or it is of another type.
-        """
+        """Returns the config, after a look at the fields that the command line overrides."""
         config = load_config(path)
-        for argument in sys.argv[1:]:
-            if found := _OVERRIDE.match(argument):
-                _check_field(config, found[1].rstrip("."))
-            if (found := _OVERRIDE.fullmatch(argument)) and found[2] is not None:
-                _check_value(config, found[1], found[2])
+        for name in filter(None, map(_OVERRIDE.match, sys.argv[1:])):
+            _check_field(config, name[1].rstrip("."))
         return config.lock()
 
 
@@ -58,20 +46,3 @@ def _check_field(config: ConfigDict, name: str) -> None:
             raise InputError(f"the config has no field {name!r}; {prefix[:-1]!r} is no group")
         check_known(prefix, [part], list(group))
         group, prefix = group[part], f"{prefix}{part}."
-
-
-def _check_value(config: ConfigDict, name: str, text: str) -> None:
-    """Checks that a text of the command line fits a field that is a number or a group."""
-    *groups, field = name.split(".")
-    group: Any = config
-    for part in groups:
-        group = group[part]
-    kind = group.get_type(field)
-    if kind is ConfigDict and not text.startswith("{"):
-        raise InputError(f"expected {name} to be a group of fields, got {text!r}")
-    if kind in _NUMBERS:
-        parser, expected = _NUMBERS[kind]
-        try:
-            parser.parse(text)
-        except (TypeError, ValueError):
-            raise InputError(f"expected {name} to be {expected}, got {text!r}") from None

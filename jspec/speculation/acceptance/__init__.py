@@ -51,8 +51,7 @@ TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "synthetic": lambda options: synthetic.RULE,
 }
 
-
-_MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.accept, rejection.accept)
+_MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.RULE.accept, rejection.accept)
 
 
 def is_match_at_zero(rule: AcceptanceRule) -> bool:
@@ -63,18 +62,16 @@ def is_match_at_zero(rule: AcceptanceRule) -> bool:
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     """Returns the rule of that name; equal options give the same object.
 
-    Args:
-      name: one of `RULES` or `TIMING_RULES`.
-      options: for the rules that have any.
-
     Raises:
       InputError: no such rule, or an option of any rule is out of its range.
     """
     known = {**RULES, **TIMING_RULES}
     if name not in known:
         raise InputError(f"expected an acceptance rule among {', '.join(RULES)}; got {name!r}")
-    rules = {each: make(options) for each, make in known.items()}  # checks all the options
-    return rules[name]
+    for option, value in dataclasses.asdict(options).items():
+        if not 0 <= value <= 1:
+            raise InputError(f"expected a {option.replace('_', ' ')} from 0 to 1; got {value}")
+    return known[name](options)
 
 
 __all__ = ["RULES", "TIMING_RULES", "RuleOptions", "get_rule", "is_match_at_zero"]

@@ -85,7 +85,7 @@ def test_lenience_is_that_of_the_rule(lenience):
     """
 
     def keep(distributions, proposal):
-        return lenient.acceptance_probs(distributions, proposal, lenience=lenience)
+        return rejection.acceptance_probs(distributions, proposal, lenience=lenience)
 
     target, draft = (
         jnp.asarray(distribution.reshape(-1, VOCAB)) for distribution in random_distributions(3)

@@ -30,7 +30,6 @@ with Store(folder, json.loads(sys.argv[4])) as store:
                 if is_ours:
                     time.sleep(0.005)
                     store.add({"cell": name, "status": "done", "record": {"by": me}})
-        store.refresh()
 """
 _HOLD = """
 import json, sys, time

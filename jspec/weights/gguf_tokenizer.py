@@ -3,7 +3,7 @@
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.weights.gguf.reader import GgufFile
+from jspec.weights.gguf_file import GgufFile
 from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
@@ -21,16 +21,12 @@ _SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
 _GPT2 = frozenset({"gpt-2", "gpt2", "default"})
 
 
-def _get(file: GgufFile, key: str, default: Any = None) -> Any:
-    return file.metadata.get(f"tokenizer.ggml.{key}", default)
-
-
-def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Any:
-    """Returns byte-level BPE with the pre-tokenizer that the file names."""
+def _byte_level(own: dict[str, Any], vocab: dict[str, int]) -> Any:
+    """Returns byte-level BPE with the pre-tokenizer that the file's `own` metadata name."""
     from tokenizers import Regex, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    kind = _get(file, "pre", "default")
+    kind = own.get("pre", "default")
     if kind in _LLAMA3:
         words = [pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")]
     elif kind in _SINGLE_DIGITS:
@@ -39,8 +35,8 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Any:
         words = []
     else:
         known = ", ".join(sorted(_LLAMA3 | _SINGLE_DIGITS | _GPT2))
-        raise InputError(f"{file.path}: expected a pre-tokenizer among {known}; got {kind!r}")
-    merges = [tuple(merge.split(" ", 1)) for merge in _get(file, "merges")]
+        raise InputError(f"expected a pre-tokenizer among {known}; got {kind!r}")
+    merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
     backend = Backend(models.BPE(vocab, merges, ignore_merges=kind in _LLAMA3))
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind not in _LLAMA3)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*words, cut])
@@ -48,28 +44,28 @@ def _byte_level(file: GgufFile, vocab: dict[str, int]) -> Any:
     return backend
 
 
-def _merges_from_scores(file: GgufFile, vocab: dict[str, int]) -> list[tuple[str, str]]:
+def _merges_from_scores(own: dict[str, Any], vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Returns every pair of pieces that makes a third piece, best scores first."""
-    scored = []
-    for (piece, token_id), score in zip(vocab.items(), _get(file, "scores"), strict=True):
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in vocab and right in vocab:
-                scored.append((-score, token_id, left, right))
+    scored = [
+        (-score, token_id, piece[:cut], piece[cut:])
+        for (piece, token_id), score in zip(vocab.items(), own["scores"], strict=True)
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
+    ]
     return [(left, right) for _, _, left, right in sorted(scored)]
 
 
-def _sentencepiece(file: GgufFile, vocab: dict[str, int]) -> Any:
+def _sentencepiece(own: dict[str, Any], vocab: dict[str, int]) -> Any:
     """Returns SentencePiece's BPE: spaces as U+2581, unknown characters as bytes."""
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, normalizers
 
-    unknown = _get(file, "tokens")[_get(file, "unknown_token_id", 0)]
-    merges = _merges_from_scores(file, vocab)
+    unknown = own["tokens"][own.get("unknown_token_id", 0)]
+    merges = _merges_from_scores(own, vocab)
     backend = Backend(
         models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    has_prefix = _get(file, "add_space_prefix", True)
+    has_prefix = own.get("add_space_prefix", True)
     steps = [normalizers.Prepend("\u2581")] if has_prefix else []
     backend.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "\u2581")])
     back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -78,18 +74,17 @@ def _sentencepiece(file: GgufFile, vocab: dict[str, int]) -> Any:
     return backend
 
 
-def _add_special_tokens(file: GgufFile, backend: Any, tokens: list[str]) -> None:
+def _add_special_tokens(own: dict[str, Any], backend: Any, tokens: list[str]) -> None:
     """Adds the control tokens, which decoding skips, and the user-defined tokens."""
     from tokenizers import AddedToken
 
-    types = _get(file, "token_type") or [1] * len(tokens)
-    backend.add_tokens(
-        [
-            AddedToken(token, special=kind == _CONTROL, normalized=False)
-            for token, kind in zip(tokens, types, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ]
-    )
+    types = own.get("token_type") or [1] * len(tokens)
+    added = [
+        AddedToken(token, special=kind == _CONTROL, normalized=False)
+        for token, kind in zip(tokens, types, strict=True)
+        if kind in (_CONTROL, _USER_DEFINED)
+    ]
+    backend.add_tokens(added)
 
 
 def build_tokenizer(file: GgufFile) -> Tokenizer:
@@ -98,29 +93,31 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     Raises:
       InputError: no tokenizer in the file, or a kind that jspec cannot build.
     """
-    tokens, kind = _get(file, "tokens"), _get(file, "model")
+    prefix = "tokenizer.ggml."
+    own = {k.removeprefix(prefix): v for k, v in file.metadata.items() if k.startswith(prefix)}
+    tokens, kind = own.get("tokens"), own.get("model")
     if not tokens:
         raise InputError(f"{file.path}: no tokenizer in the file")
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     if kind not in builders:
         raise InputError(f"{file.path}: expected a gpt2 or llama tokenizer, got {kind!r}")
     try:
-        backend = builders[kind](file, {token: i for i, token in enumerate(tokens)})
-        _add_special_tokens(file, backend, tokens)
+        backend = builders[kind](own, {token: i for i, token in enumerate(tokens)})
+        _add_special_tokens(own, backend, tokens)
         special_tokens = {
             name: tokens[token_id]
             for name, key in _SPECIAL_TOKENS.items()
-            if (token_id := _get(file, f"{key}_token_id")) is not None
+            if (token_id := own.get(f"{key}_token_id")) is not None
         }
         # Where the file does not say whether to begin with BOS, its kind does.
-        by_default = kind == "llama" or _get(file, "pre") in _LLAMA3
-        if _get(file, "add_bos_token", by_default):
+        by_default = kind == "llama" or own.get("pre") in _LLAMA3
+        if own.get("add_bos_token", by_default):
             add_bos(backend, special_tokens.get("bos_token"), True)
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(f"{file.path}: {error}") from None
     except Exception as error:  # tokenizers raises Exception itself, damaged metadata any kind
         raise InputError(f"{file.path}: the tokenizer is damaged ({error})") from None
-    ends = [_get(file, f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [own.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     return Tokenizer(
         backend,
         special_tokens=special_tokens,

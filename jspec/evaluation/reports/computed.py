@@ -1,17 +1,23 @@
-"""The chapters of a report on an experiment of kind "estimate": how likely drafts are kept."""
+"""The chapters of a report on what was computed, not timed: "estimate", "theory" and "predict"."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.ratios import Ratio, share
-from jspec.evaluation.reports.document import Block, Glossary, Heading, Table, code, interval
-from jspec.evaluation.reports.figures import BARS
-from jspec.evaluation.reports.origin import View
+from jspec.evaluation.reports.document import (
+    BARS,
+    Block,
+    Glossary,
+    Heading,
+    Table,
+    code,
+    interval,
+    plain,
+)
 from jspec.evaluation.reports.tables import methods_table
-from jspec.evaluation.reports.workdir import Record, Workdir
+from jspec.evaluation.reports.workdir import Record, View, Workdir
 
 Lines = Iterable[Mapping[str, Any]]
 Groups = Mapping[str, Sequence[Mapping[str, Any]]]  # cells of one setting, by method
@@ -25,29 +31,33 @@ _WORDS = (
     ("total variation", "distance of the resulting distribution from the target's, 0 to 1."),
     ("[a, b]", "95 % bootstrap interval over prompts; a single prompt has none."),
 )  # fmt: skip
+_TITLES = {
+    "table1": "Table 1: operations and speed of free drafts",
+    "figure2": "Figure 2: tokens per target call",
+    "figure3": "Figure 3: the best number of drafts",
+    "figure4": "Figure 4: speed and arithmetic operations",
+}
+_PREDICT = (
+    "Computed from the bytes that the models read and the operations that they compute; nothing "
+    "was generated. These are limits: launches, sampling and unpacking come on top. Break-even "
+    "alpha: above it, drafting is faster than plain decoding."
+)
 
 
 def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
-    """Returns tables and figures.
-
-    Raises:
-      InputError: cells of another kind.
-    """
+    """Returns tables and figures."""
     config, settings = workdir.config, {}
-    try:
-        for label, method in itertools.product(config["settings"], config["methods"]):
-            keys = {"setting": label, "method": method}.items()
-            if own := [line for line in workdir.done if keys <= line["key"].items()]:
-                settings.setdefault(label, {})[method] = own
-        blocks: list[Block] = [methods_table(config["methods"]), *_alphas(settings, view)]
-        for index, (label, group) in enumerate(settings.items(), 1):
-            suffix = f"-{index}" if len(settings) > 1 else ""
-            at = config["settings"][label].get("temperature", 0.0)
-            blocks += _details(label, group, view._replace(temperature=at, suffix=suffix))
-        return [*blocks, Glossary(_WORDS)]
-    except (KeyError, TypeError, ValueError) as error:
-        name = workdir.done[0].get("cell")
-        raise InputError(f"expected a cell of kind estimate, got {name!r} ({error!r})") from None
+    for label, method in itertools.product(config["settings"], config["methods"]):
+        own = [one for one in workdir.done if one["key"]["setting"] == label
+               and one["key"]["method"] == method]  # fmt: skip
+        if own:
+            settings.setdefault(label, {})[method] = own
+    blocks: list[Block] = [methods_table(config["methods"]), *_alphas(settings, view)]
+    for index, (label, group) in enumerate(settings.items(), 1):
+        suffix = f"-{index}" if len(settings) > 1 else ""
+        at = config["settings"][label].get("temperature", 0.0)
+        blocks += _details(label, group, view._replace(temperature=at, suffix=suffix))
+    return [*blocks, Glossary(_WORDS)]
 
 
 def alpha(lines: Lines) -> Ratio | None:
@@ -68,25 +78,25 @@ def _ratio(lines: Lines, counts: Callable[[Record], tuple[float, float]]) -> Rat
 
 
 def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
-    rows, drawn = [], {}
-    for label, group in settings.items():
-        for method, own in group.items():
-            tokens = sum(line["record"]["num_tokens"] for line in own)
-            places = sum(line["record"]["num_places"] for line in own)
-            value = drawn.setdefault(label, {})[method] = alpha(own)
-            rows.append(
-                {
-                    "setting": label,
-                    "drafter": code(method),
-                    "its drafts": own[0]["record"]["distribution"],
-                    "alpha": interval(value, 3),
-                    "has a proposal (% of tokens)": f"{100 * places / tokens:.0f}",
-                    "tokens": str(tokens),
-                }
-            )
+    alphas = {label: {m: alpha(own) for m, own in group.items()}
+              for label, group in settings.items()}  # fmt: skip
+    rows = []
+    for label, method in ((label, method) for label, own in alphas.items() for method in own):
+        records = [line["record"] for line in settings[label][method]]
+        tokens, places = (sum(r[key] for r in records) for key in ("num_tokens", "num_places"))
+        rows.append(
+            {
+                "setting": label,
+                "drafter": code(method),
+                "its drafts": records[0]["distribution"],
+                "alpha": interval(alphas[label][method], 3),
+                "has a proposal (% of tokens)": f"{100 * places / tokens:.0f}",
+                "tokens": str(tokens),
+            }
+        )
     title = "Alpha of each drafter"
-    names = list(dict.fromkeys(method for own in drawn.values() for method in own))
-    lines = {label: [own.get(method) for method in names] for label, own in drawn.items()}
+    names = list(dict.fromkeys(method for own in alphas.values() for method in own))
+    lines = {label: [own.get(method) for method in names] for label, own in alphas.items()}
     figure = view.draw("alpha", [Curves(names, lines, "", "alpha")], title, BARS)
     return [Heading("Alpha"), Table(title, rows), figure]
 
@@ -155,3 +165,59 @@ def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> lis
     caption = f"Drafts kept (share) / total variation from the target, by lenience ({label})"
     title = "Drafts kept and distance, by lenience"
     return [Table(caption, rows), view.draw("lenience", panels, title, f"{BARS} {_DRAWN}")]
+
+
+def theory_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns a chapter for each table or figure of the paper."""
+    blocks: list[Block] = ["Formulas of arXiv 2211.17192; nothing was measured."]
+    for name, record in ((line["key"]["table"], line["record"]) for line in workdir.done):
+        title = _TITLES[name]
+        blocks += [Heading(title), record["notes"]]
+        is_figure = name.startswith("figure")
+        blocks.append(view.draw(name, curves_of(record), title) if is_figure else _table(record))
+    return blocks
+
+
+def predict_chapters(workdir: Workdir, view: View) -> list[Block]:
+    """Returns a chapter for each pair of models."""
+    blocks: list[Block] = [_PREDICT]
+    for name, record in ((line["key"]["pair"], line["record"]) for line in workdir.done):
+        notes = [note for note in record["notes"] if not note.startswith("alpha ")]
+        blocks += [Heading(name), notes, _table(record)]
+        speeds = [one for one in curves_of(record) if "plain decoding" in one.y_label]
+        if speeds and len(speeds[0].x) > 1:
+            file = "predict-" + "".join(c if c.isalnum() else "-" for c in name.lower())
+            panels = [one._replace(reference="plain decoding") for one in speeds]
+            pair = workdir.config.get("predict", {}).get(name, {})
+            models = " for ".join(pair[role] for role in ("draft", "target") if role in pair)
+            own = view._replace(model=models)
+            blocks.append(own.draw(file, panels, f"Limits of speed: {name}"))
+    return blocks
+
+
+def curves_of(record: Mapping[str, Any]) -> list[Curves]:
+    """Returns the curves of a table, those of each kind of value in a panel of their own.
+
+    Columns of one unit belong together; "speed, 3 drafts" (or "speed at 3 drafts") and
+    "operations, 3 drafts" do not.
+    """
+    columns, units = record["columns"], record["units"]
+    kinds: dict[str, dict[str, Sequence[float | None]]] = {}
+    for index, (name, unit) in enumerate(zip(columns, units, strict=True)):
+        values = [row[index] for row in record["rows"]]
+        if index and all(value is None or isinstance(value, int | float) for value in values):
+            kind, mark, rest = name.partition(", " if ", " in name else " at ")
+            own = kinds.setdefault(_label(kind if mark else "", unit), {})
+            own[rest if mark else name] = values
+    x = [row[0] for row in record["rows"]]
+    return [Curves(x, own, _label(columns[0], units[0]), label) for label, own in kinds.items()]
+
+
+def _label(name: str, unit: str) -> str:
+    return f"{name} ({unit})" if name and unit else name or unit
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    columns = list(map(_label, record["columns"], record["units"]))
+    rows = [dict(zip(columns, map(plain, row), strict=True)) for row in record["rows"]]
+    return Table("", rows)

@@ -1,5 +1,6 @@
 """GGUF files: the container, the config in it, the tensors."""
 
+import dataclasses
 import struct
 
 import gguf
@@ -9,10 +10,8 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.models.config import RopeScaling
-from jspec.weights.assemble import iterate_tensors
-from jspec.weights.gguf.config_json import rope_factors
-from jspec.weights.gguf_parameters import load_gguf
-from tests.weights.toys import GGUF_CONFIG, gguf_name, random_tensors, write_gguf
+from jspec.weights.gguf_model import load_gguf
+from tests.weights.toys import GGUF_CONFIG, gguf_name, random_tensors, unpack, write_gguf
 
 _KINDS = gguf.GGMLQuantizationType
 _QUANTISED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
@@ -20,7 +19,7 @@ _QUANTISED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 
 def _load(path, dtype="float32"):
     config, params, _ = load_gguf(path, dtype)
-    return config, {part.name: tensor for part, tensor in iterate_tensors(config, params)}
+    return config, unpack(config, params)
 
 
 def _write(path, **settings):
@@ -40,7 +39,7 @@ def _uninterleave(rows, head_dim):
 def test_unquantised_file_is_the_model(tmp_path):
     """Guards against the interleaved RoPE order of query and key rows being left in place."""
     config, tensors = _load(_write(tmp_path / "m.gguf"))
-    assert config == GGUF_CONFIG
+    assert config == dataclasses.replace(GGUF_CONFIG, eos_ids=())  # the tokenizer has the ends
     for name, tensor in random_tensors(GGUF_CONFIG).items():
         np.testing.assert_array_equal(tensors[name], tensor)
 
@@ -64,7 +63,7 @@ def test_long_tensors_are_read_in_chunks(tmp_path, monkeypatch):
     """Guards against an off-by-one at the seams: one chunk a few blocks, the last one short."""
     path = _write(tmp_path / "m.gguf", kinds={"": _KINDS.Q4_1})
     whole = _load(path)[1]
-    monkeypatch.setattr("jspec.weights.gguf.reader._CHUNK_BLOCKS", 7)
+    monkeypatch.setattr("jspec.weights.gguf_file._CHUNK_BLOCKS", 7)
     for name, tensor in _load(path)[1].items():
         np.testing.assert_array_equal(tensor, whole[name])
 
@@ -79,29 +78,26 @@ def test_metadata_equals_the_librarys(tmp_path):
     assert file.metadata == expected
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
-    """Guards against Llama 3.x files, which carry no scaling keys, running with plain RoPE."""
-    factors = rope_factors(factor, GGUF_CONFIG.head_dim, GGUF_CONFIG.rope_theta)
-    extra = {"rope_freqs.weight": factors.astype(np.float32)}
-    config, _ = _load(_write(tmp_path / "m.gguf", extra=extra))
-    assert config.rope_scaling == RopeScaling(factor)
+    """Guards against Llama 3.x files, which carry no scaling keys, running with plain RoPE.
 
-
-@pytest.mark.filterwarnings("ignore")
-def test_rope_factors_are_transformers_own():
-    """Guards against recognising factors by a formula that is wrong in the same way."""
+    The factors are transformers', as llama.cpp's converter computes them by the same formula.
+    """
     import transformers
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    parameters = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
-                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}  # fmt: skip
-    config = transformers.LlamaConfig(
-        hidden_size=256, num_attention_heads=4, rope_parameters=parameters
-    )
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    plain = 5e5 ** -(np.arange(0, 64, 2) / 64)
-    np.testing.assert_allclose(rope_factors(32.0, 64, 5e5), plain / scaled.numpy(), rtol=1e-5)
+    theta, head_dim = GGUF_CONFIG.rope_theta, GGUF_CONFIG.head_dim
+    parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": factor,
+                  "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 8192}  # fmt: skip
+    theirs = transformers.LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    factors = theta ** -(np.arange(0, head_dim, 2) / head_dim) / scaled.numpy()
+    extra = {"rope_freqs.weight": factors.astype(np.float32)}
+    config, _ = _load(_write(tmp_path / "m.gguf", extra=extra))
+    assert config.rope_scaling == RopeScaling(factor)
 
 
 def test_factors_of_one_mean_no_scaling(tmp_path):
@@ -179,5 +175,3 @@ def test_other_files_and_versions_are_refused(tmp_path):
     path.write_bytes(content[:4] + b"\x01" + content[5:])
     with pytest.raises(InputError, match="version 2 or 3, got 1"):
         _load(path)
-    with pytest.raises(InputError, match="absent"):
-        _load(tmp_path / "absent.gguf")

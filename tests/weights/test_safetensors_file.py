@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.weights.int8_tensors import FloatTensors, to_int8
+from jspec.weights.safetensors_file import FloatTensors, to_int8
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """The GGUF container: its metadata, and its tensors dequantised.
 
 `gguf.GGUFReader` needs two seconds for the hundred thousand strings of a vocabulary, because it
-wraps each in numpy arrays. This reader parses the same header in a tenth of a second and names what
-is broken in a damaged file. The types and the dequantisation are the `gguf` library's.
+wraps each in numpy arrays. This reader needs a tenth of a second and names what is broken in a
+damaged file. The types and the dequantisation are the `gguf` library's.
 """
 
 import math
@@ -26,57 +26,15 @@ _CHUNK_BLOCKS = 8192
 
 
 class GgufTensor(NamedTuple):
-    """A tensor of an open file.
+    """A tensor of an open file."""
 
-    Attributes:
-      shape: outermost axis first (the file stores it innermost first).
-      kind: its storage type, a `gguf.GGMLQuantizationType`.
-      blocks: uint8 [num_blocks, block_bytes], a view of the file.
-    """
-
-    shape: tuple[int, ...]
-    kind: Any
-    blocks: np.ndarray
-
-
-class _Cursor:
-    """Reads one value after the other; EOFError past the end of the data."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
-        self.offset = 0
-
-    def take(self, size: int) -> bytes:
-        begin, self.offset = self.offset, self.offset + size
-        if self.offset > len(self._data):
-            raise EOFError
-        return self._data[begin : self.offset]
-
-    def number(self, size: int = 8) -> int:
-        return int.from_bytes(self.take(size), "little")
-
-    def string(self) -> str:
-        return self.take(self.number()).decode("utf-8", errors="replace")
-
-    def values(self, kind: int, length: int) -> list[Any]:
-        if kind in _SCALARS:
-            dtype = np.dtype(_SCALARS[kind])
-            return np.frombuffer(self.take(length * dtype.itemsize), dtype).tolist()
-        if kind == _STRING:
-            return [self.string() for _ in range(length)]
-        if kind == _ARRAY:
-            return [self.values(self.number(4), self.number()) for _ in range(length)]
-        raise ValueError(f"unknown value type {kind}")
+    shape: tuple[int, ...]  # outermost axis first; the file stores it innermost first
+    kind: Any  # its storage type, a `gguf.GGMLQuantizationType`
+    blocks: np.ndarray  # uint8 [num_blocks, block_bytes], a view of the file
 
 
 class GgufFile:
-    """An open GGUF file.
-
-    Attributes:
-      path: the file.
-      metadata: its key-value pairs.
-      tensors: its tensors, by the file's own names.
-    """
+    """An open GGUF file: its `path`, `metadata` and `tensors` by the file's own names."""
 
     def __init__(self, path: pathlib.Path) -> None:
         """Reads the header and checks that every tensor lies inside the file.
@@ -91,8 +49,6 @@ class GgufFile:
             with path.open("rb") as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             self._read_header()
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
         except InputError:
             raise
         except EOFError:
@@ -100,27 +56,45 @@ class GgufFile:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: truncated or damaged GGUF file ({error})") from None
 
+    def _take(self, size: int) -> bytes:
+        if size > len(self._map) - self._map.tell():
+            raise EOFError
+        return self._map.read(size)
+
+    def _number(self, size: int = 8) -> int:
+        return int.from_bytes(self._take(size), "little")
+
+    def _string(self) -> str:
+        return self._take(self._number()).decode("utf-8", errors="replace")
+
+    def _values(self, kind: int, length: int) -> list[Any]:
+        if kind in _SCALARS:
+            dtype = np.dtype(_SCALARS[kind])
+            return np.frombuffer(self._take(length * dtype.itemsize), dtype).tolist()
+        if kind == _STRING:
+            return [self._string() for _ in range(length)]
+        if kind == _ARRAY:
+            return [self._values(self._number(4), self._number()) for _ in range(length)]
+        raise ValueError(f"unknown value type {kind}")
+
     def _read_header(self) -> None:
-        cursor = _Cursor(self._map)
-        if self._map[:4] != _MAGIC:
+        if self._map.read(len(_MAGIC)) != _MAGIC:
             raise InputError(f"{self.path}: not a GGUF file (it does not begin with GGUF)")
-        cursor.offset = len(_MAGIC)
-        version = cursor.number(4)
-        if version not in _VERSIONS:
+        if (version := self._number(4)) not in _VERSIONS:
             raise InputError(f"{self.path}: expected GGUF version 2 or 3, got {version}")
-        num_tensors, num_pairs = cursor.number(), cursor.number()
+        num_tensors, num_pairs = self._number(), self._number()
         for _ in range(num_pairs):
-            key = cursor.string()
-            self.metadata[key] = cursor.values(cursor.number(4), 1)[0]
+            key = self._string()
+            self.metadata[key] = self._values(self._number(4), 1)[0]
         places = {}
         for _ in range(num_tensors):
-            name = cursor.string()
-            shape = tuple(cursor.number() for _ in range(cursor.number(4)))
-            places[name] = shape[::-1], cursor.number(4), cursor.number()
+            name = self._string()
+            shape = tuple(self._number() for _ in range(self._number(4)))
+            places[name] = shape[::-1], self._number(4), self._number()
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"expected an alignment of at least 1, got {alignment!r}")
-        begin = -(-cursor.offset // alignment) * alignment
+        begin = -(-self._map.tell() // alignment) * alignment
         for name, (shape, kind, offset) in places.items():
             self.tensors[name] = self._locate(name, shape, kind, begin + offset)
 
@@ -154,9 +128,7 @@ class GgufFile:
             try:
                 values = gguf.dequantize(chunk, kind)
             except NotImplementedError:
-                raise InputError(
-                    f"{self.path}: {name} is stored as {kind.name}, which cannot be dequantised"
-                ) from None
+                raise InputError(f"{self.path}: {name}: cannot dequantise {kind.name}") from None
             out[start : start + step] = values.reshape(-1, out.shape[1])
         if hasattr(mmap, "MADV_DONTNEED"):  # else the file's pages stay in memory with the tensors
             self._map.madvise(mmap.MADV_DONTNEED)
