@@ -2,9 +2,9 @@
 
 For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
 bfloat16, the joint distribution of what the compiled rounds emit against the target's own
-probabilities, a negative control that must be refused, how many drafts were proposed and kept, the
-caches, the seeds, and the smallest uniform. Ends with status 0 only if all of it is as it should
-be, which for a lossy rule it is not.
+probabilities, a negative control that must be rejected, how many drafts were proposed and accepted,
+the caches, the seeds, and the smallest uniform. Ends with status 0 only if all of it is as it
+should be, which for a lossy rule it is not.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing import Check, Subject
+from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation import answer_flags, drafter_flags, provenance
 from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.request import Settings

@@ -11,8 +11,8 @@ import sys
 from absl import flags
 
 from jspec.common import cli
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, prefixed_errors
-from jspec.common.flag_help import list_flags
 from jspec.common.json_lines import JsonLinesWriter, title_of
 from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings

@@ -5,7 +5,7 @@
 A tiny random Llama that has opinions, and a draft that is its first layer disturbed. For every
 lossless rule, drafter and way of sampling, --num_rows rows with seeds of their own run through the
 rounds that the Generator runs. A chi-square compares the joint distribution of each row's first
-tokens with the distribution computed in float64 (`jspec.evaluation.auditing.reference`). At
+tokens with the distribution computed in float64 (`jspec.evaluation.auditing.distribution`). At
 temperature 0 every row has to take the one path. A right library fails somewhere in the table for
 one in a million choices of seeds. It takes 24 minutes on two cores.
 Then the same for rules, drafters and a target that are wrong on purpose: each has to be refused.
@@ -30,9 +30,13 @@ from jspec.common.timing import timed
 from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context, path_logits
-from jspec.evaluation.auditing.distribution import fit_rows, flattened, joint_distribution
-from jspec.evaluation.auditing.rows import Rows, build_drafter
+from jspec.evaluation.auditing.distribution import (
+    fit_rows,
+    flattened,
+    joint_distribution,
+    path_logits,
+)
+from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Settings
@@ -170,7 +174,7 @@ class Bench:
         self._num_runs, params = self._num_runs + 1, self._target.params
         return fit_rows(
             self._rows(cell.rule, cell.drafter, cell.change_rule, cell.change_drafter),
-            _CONTEXT, self._expected(cell.settings), num_rows, settings=settings,
+            self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )  # fmt: skip

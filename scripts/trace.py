@@ -1,4 +1,4 @@
-"""Shows one generation round by round: drafts kept, rejected, and the target's own tokens.
+"""Shows one generation round by round: drafts accepted, rejected, and the target's own tokens.
 
 `python scripts/trace.py --prompt="Count to ten." --drafter=prompt_lookup --workdir=DIR`
 
@@ -16,8 +16,7 @@ from absl import flags
 from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import check_output
-from jspec.evaluation.analysis.trace import to_terminal
-from jspec.evaluation.analysis.trace_svg import to_svg
+from jspec.evaluation.analysis.trace import to_svg, to_terminal
 from jspec.evaluation.benchmarking.tracing import record_trace
 from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings

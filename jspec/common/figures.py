@@ -48,8 +48,8 @@ class Picture(NamedTuple):
       name: of the files, without an ending.
       caption: how to read it.
       description: the same for readers who cannot see it.
-      svg: the picture; its ids are unique, so that several fit into one page.
-      png: the picture.
+      svg: with ids that are unique, so that several fit into one page.
+      png: the same picture.
     """
 
     name: str
@@ -86,11 +86,7 @@ class Curves(NamedTuple):
 def new_figure(
     num_panels: int = 1, *, title: str, subtitle: str, height: float = 4.0, share_y: bool = False
 ) -> "tuple[Figure, list[Axes]]":
-    """Returns a figure and its panels, side by side.
-
-    Raises:
-      InputError: matplotlib is not installed.
-    """
+    """Returns a figure and panels side by side; an `InputError` if matplotlib is missing."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -130,15 +126,10 @@ def draw(
     subtitle: str = "",
     share_y: bool = False,
 ) -> Picture:
-    """Returns a figure of one or more panels.
+    """Returns a figure of panels; a label has the same look in all of them.
 
-    Args:
-      name: of its files.
-      curves: the panels; a label has the same look in all of them.
-      caption: how to read it.
-      title: within the picture.
-      subtitle: after the title: what was measured where.
-      share_y: whether all panels have the same vertical axis.
+    The title and the subtitle, what was measured where, are within the picture. With `share_y` all
+    panels have the same vertical axis.
     """
     figure, panels = new_figure(len(curves), title=title, subtitle=subtitle, share_y=share_y)
     labels = dict.fromkeys(label for one in curves for label in one.lines)
@@ -227,24 +218,14 @@ def add_legend(figure: "Figure") -> None:
 def to_picture(figure: "Figure", name: str, *, caption: str, description: str) -> Picture:
     """Returns the figure as SVG and PNG; see `Picture`."""
     import matplotlib
-
-    files = {}
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
-        for kind in ("svg", "png"):
-            buffer = io.BytesIO()
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata, facecolor="white")
-            files[kind] = buffer.getvalue()
-    few = _with_few_colours(files["png"])
-    return Picture(name, caption, description, files["svg"].decode(), few)
-
-
-def _with_few_colours(png: bytes) -> bytes:
-    """Returns a smaller PNG that looks alike."""
     from PIL import Image
 
-    buffer = io.BytesIO()
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    few = image.quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)  # truest to thin lines
-    few.save(buffer, format="png", optimize=True)
-    return buffer.getvalue()
+    svg, png, few = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
+        figure.savefig(svg, format="svg", dpi=_DPI, metadata={"Date": None},
+                       facecolor="white")  # fmt: skip
+        figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    # With fewer colours the PNG is smaller and looks alike; this method is truest to thin lines.
+    image = Image.open(png).convert("RGB").quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)
+    image.save(few, format="png", optimize=True)
+    return Picture(name, caption, description, svg.getvalue().decode(), few.getvalue())

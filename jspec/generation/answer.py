@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jspec.common.compile_clock import Instant
 from jspec.common.errors import InputError
+from jspec.common.timing import Instant
 from jspec.generation.request import Request
 from jspec.generation.result import Piece, Result
 from jspec.generation.rows import Row

@@ -5,8 +5,8 @@ from typing import Any
 
 from absl import flags
 
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
-from jspec.common.flag_help import list_flags
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, choose_drafter
 from jspec.generation.drafter_flags import read_drafter
 from jspec.generation.flag_values import QUANTIZATIONS, parse_num_draft_tokens, parse_quantization

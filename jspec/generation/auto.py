@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.memory import tree_bytes
 from jspec.common.user_cache import cache_dir
 from jspec.generation.calibration import measure_costs

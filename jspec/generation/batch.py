@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from jspec.common.compile_clock import Instant
 from jspec.common.memory import Room, check_memory
+from jspec.common.timing import Instant
 from jspec.generation.answer import Round
 from jspec.generation.programs import Programs
 from jspec.generation.request import Settings

@@ -5,8 +5,8 @@ from typing import Any, cast
 
 from absl import flags
 
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
-from jspec.common.flag_help import list_flags
 from jspec.drafters import DRAFTERS, DrafterOptions
 
 _DRAFTER = flags.DEFINE_string(

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jspec.common.compile_cache import use_compile_cache
 from jspec.common.errors import check_count, check_range, whole_number
 from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
+from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DrafterOptions,

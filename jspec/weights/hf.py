@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
 from jspec.kernels.quantized import QuantizedKernel

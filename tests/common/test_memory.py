@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from jspec.common import memory
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, Settings
 from jspec.sampling.settings import Switches
 from jspec.weights.resolver import load_model

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from jspec.common.compile_clock import compile_clock
+from jspec.common.timing import compile_clock
 from jspec.generation.answer import Answer, Round
 from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row

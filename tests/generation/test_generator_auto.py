@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, Settings
 from tests import tiny_models
 from tests.tiny_models import make_generator, shared_generator

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.evaluation.analysis.acceptance import classical_acceptance
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance import chain
 from jspec.speculation.acceptance.candidates import candidate_probs
@@ -200,7 +199,7 @@ def test_a_candidate_that_the_target_does_not_lack_is_never_accepted():
 def test_classical_rejection_never_accepts_more(seed):
     """1 / M is a lower bound of what the iterative rules accept."""
     target, draft = distribution_pair(seed, 2, is_shared=True)
-    pair = jnp.asarray(target, jnp.float32)[None], jnp.asarray(draft[:1], jnp.float32)
-    rate = float(classical_acceptance(*pair)[0])
+    is_possible = target > 0
+    rate = np.min(draft[0][is_possible] / target[is_possible])
     for k, flag in itertools.product((1, 2), (True, False)):
         assert rate <= emitted_distribution(target, draft[:k], flag)[1] + TOLERANCE

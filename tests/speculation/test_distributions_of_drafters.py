@@ -28,9 +28,8 @@ from jspec.drafters.medusa import MedusaDrafter
 from jspec.drafters.tables import table_params
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context, path_logits
-from jspec.evaluation.auditing.distribution import joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.distribution import joint_distribution, path_logits
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.models import LlamaConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule

@@ -24,9 +24,8 @@ from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.tables import TableDrafter
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.distribution import joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 from jspec.sampling.noise import (

@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype

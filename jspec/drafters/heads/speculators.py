@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
+from jspec.common.json_lines import read_json
 from jspec.drafters.heads.folder import read_stored, write_head
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.safetensors_file import FloatTensors

@@ -13,8 +13,7 @@ from typing import Any
 
 from jspec.common.text_table import format_table, number_cell
 from jspec.common.timing import seconds_in_turn
-from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.evaluation.analysis.machine import Machine, measure_machine
+from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
 from jspec.evaluation.benchmarking.parts import (
     call_loop,

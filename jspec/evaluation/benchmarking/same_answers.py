@@ -16,9 +16,9 @@ from jspec.common.text_table import format_table
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.analysis.divergence import (
     EXCUSED_GAPS,
-    find_divergence,
     largest_gap_change,
     make_logits_after,
+    parting_gaps,
 )
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
@@ -52,9 +52,7 @@ def measure_parity(asked: Measurement) -> Iterator[Outcome]:
         return _answers(made, prompts, settings)
 
     def compare(name: str, answers: Answers, wanted: Answers, bound: float) -> Outcome:
-        pairs = zip(prompts, answers, wanted, strict=False)
-        parted = [find_divergence(*texts, logits_after) for texts in pairs]
-        gaps = [one.gap for one in parted if one is not None]
+        gaps = parting_gaps(prompts, answers, wanted, logits_after)
         found.append({
             "name": name, "num_equal": len(answers) - len(gaps), "num_answers": len(answers),
             "gaps": gaps, "is_excused": all(gap < bound for gap in gaps),

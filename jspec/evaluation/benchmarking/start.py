@@ -37,7 +37,7 @@ mark("Python")
 import jax
 mark("import jax")
 import jspec
-from jspec.common.compile_clock import compile_clock
+from jspec.common.timing import compile_clock
 mark("import jspec")
 clock = compile_clock()
 generator = jspec.Generator.load(target, drafter=drafter)

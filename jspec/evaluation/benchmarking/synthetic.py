@@ -5,8 +5,8 @@ from typing import Any
 
 from jspec.common.errors import InputError, check_range
 from jspec.common.text_table import format_table, number_cell
-from jspec.evaluation.analysis.improvement import expected_tokens, walltime_improvement
 from jspec.evaluation.analysis.ratios import speed_ratio
+from jspec.evaluation.analysis.theory import expected_tokens, walltime_improvement
 from jspec.evaluation.benchmarking.answers import (
     JSPEC_PLAIN,
     GenerateFn,

@@ -26,7 +26,7 @@ from jspec.evaluation.analysis.acceptance import (
     divergence,
     expected_acceptance,
     lenient_acceptance,
-    lenient_argmax_kept,
+    lenient_argmax_accepted,
     lenient_next_token_probs,
 )
 from jspec.evaluation.experiments.draft_distributions import (
@@ -227,6 +227,6 @@ def _lenient(
     if at_one is None:
         emitted = lenient_next_token_probs(target, draft, lenience)
         return lenient_acceptance(target, draft, lenience), divergence(target, emitted)
-    kept = lenient_argmax_kept(at_one, draft, lenience)
+    kept = lenient_argmax_accepted(at_one, draft, lenience)
     acceptance = jnp.sum(kept, axis=1)
     return acceptance, divergence(target, kept + (1 - acceptance[:, None]) * target)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jspec.drafters import DrafterOptions, without_unread
-from jspec.evaluation.analysis.improvement import expected_tokens
-from jspec.evaluation.analysis.intervals import mean_and_interval
+from jspec.evaluation.analysis.ratios import mean_and_interval
+from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.common.compile_clock import Instant
+from jspec.common.timing import Instant
 from jspec.evaluation.experiments.cells import Cell, settings_of
 from jspec.evaluation.experiments.draft_distributions import DraftDistribution
 from jspec.evaluation.experiments.estimates import Estimator

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.figures import Curves
-from jspec.evaluation.analysis.rates import share
-from jspec.evaluation.analysis.ratios import Ratio
+from jspec.evaluation.analysis.ratios import Ratio, share
 from jspec.evaluation.reports.document import (
     BARS,
     Block,

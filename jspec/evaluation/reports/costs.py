@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from jspec.common.figures import Curves
-from jspec.evaluation.analysis.improvement import expected_tokens
-from jspec.evaluation.analysis.rates import alpha_of, tokens_by_position
+from jspec.evaluation.analysis.ratios import alpha_of, tokens_by_position
+from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.evaluation.reports.document import Block, Heading, Table, code, number
 from jspec.evaluation.reports.scene import Scene, families
 from jspec.evaluation.reports.timed import TimedAnswer, answers_by_prompt, compare, decoding

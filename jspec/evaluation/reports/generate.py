@@ -4,8 +4,12 @@ import statistics
 from collections.abc import Mapping
 
 from jspec.common.figures import Curves, Picture
-from jspec.evaluation.analysis.rates import PromptRounds, acceptance_by_position, kept_in_rounds
-from jspec.evaluation.analysis.ratios import Ratio
+from jspec.evaluation.analysis.ratios import (
+    PromptRounds,
+    Ratio,
+    acceptance_by_position,
+    shares_by_accepted,
+)
 from jspec.evaluation.reports.costs import cost_blocks, prediction_blocks
 from jspec.evaluation.reports.document import BARS, Block, Glossary, Heading, Table, code, interval
 from jspec.evaluation.reports.scene import SHOWN, Scene, by_length, make_scenes
@@ -142,7 +146,7 @@ def _drafts_kept(scene: Scene, view: View) -> list[Picture]:
         }
         where = "position of the draft"
         panels.append(Curves(range(1, most + 1), lines, where, "share", title=title))
-    kept = {name: kept_in_rounds(own, most) for name, own in rounds.items()}
+    kept = {name: shares_by_accepted(own, most) for name, own in rounds.items()}
     title = "rounds that keep this many"
     panels.append(Curves(range(most + 1), kept, "drafts kept in a round", "share", title=title))
     caption = f"{BARS} Positions that fewer than {_FEWEST_ROUNDS} rounds examined are left out."

@@ -17,7 +17,7 @@ _CATEGORIES = {category for members in TASKS.values() for category in members}
 
 def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     """Returns what each method of a config is, and whether it keeps the target's distribution."""
-    from jspec.evaluation.analysis.rules import is_lossless_rule  # loads JAX
+    from jspec.speculation.acceptance import get_rule  # loads JAX
 
     rows = []
     for label, method in methods.items():
@@ -32,7 +32,7 @@ def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
                 "drafts a round, at most": "-" if is_plain else str(method["num_draft_tokens"]),
                 "options": ", ".join(said) or NOTHING,
                 "rule": NOTHING if is_plain else rule,
-                "lossless": "yes" if is_lossless_rule(rule) else "no",
+                "lossless": "yes" if get_rule(rule).is_lossless else "no",
             }
         )
     return Table("Methods of generating", rows)

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jspec.evaluation.analysis.rates import acceptance, observed_alpha
-from jspec.evaluation.analysis.ratios import Ratio, compare_amounts
+from jspec.evaluation.analysis.ratios import Ratio, acceptance, compare_amounts, observed_alpha
 from jspec.generation.stats import RoundCounts
 
 

@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
+from jspec.common.json_lines import read_json
 from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")

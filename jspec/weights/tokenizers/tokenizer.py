@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import save_json
+from jspec.common.json_lines import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
 

@@ -96,13 +96,11 @@ def test_the_presets_sizes():
 @pytest.mark.parametrize(
     "options",
     [
-        {"bytes_per_weight": 0.0},
-        {"bytes_per_weight": 1.0, "quantization": "int8"},
         {"quantization": "int3"},
         {"quantization": "int4", "config": dataclasses.replace(TIED, hidden_dim=100)},
     ],
 )
-def test_bad_bytes_are_refused(options):
+def test_what_cannot_be_quantized_is_refused(options):
     """One clear line."""
     with pytest.raises(InputError, match="expect"):
         CallCost(**{"config": TIED} | options)

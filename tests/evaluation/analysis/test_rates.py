@@ -1,20 +1,20 @@
-"""Rates of kept drafts, and the tokens that they let expect."""
+"""Rates of accepted drafts, and the tokens that they let expect."""
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.evaluation.analysis.improvement import expected_tokens
-from jspec.evaluation.analysis.rates import (
+from jspec.evaluation.analysis.ratios import (
     acceptance,
     acceptance_by_position,
     alpha_of,
-    kept_in_rounds,
     observed_alpha,
     share,
+    shares_by_accepted,
     tokens_by_position,
 )
+from jspec.evaluation.analysis.theory import expected_tokens
 from jspec.generation.stats import RoundCounts, acceptance_rate
 from jspec.generation.stats import acceptance_by_position as by_position
 
@@ -60,7 +60,7 @@ def test_rates_by_hand():
     assert (of_all[0].low, of_all[0].high) == (0, 1)
     examined = acceptance_by_position(ROUNDS, is_conditional=True)
     assert [rate.median for rate in examined] == pytest.approx([2 / 3, 1 / 2, 1])
-    shares = kept_in_rounds(ROUNDS, 3)
+    shares = shares_by_accepted(ROUNDS, 3)
     assert [one.median for one in shares] == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 

@@ -6,8 +6,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
-from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.evaluation.analysis.machine import Machine
+from jspec.evaluation.analysis.call_cost import CallCost, Machine
 from jspec.evaluation.benchmarking import parts, roofline
 from jspec.evaluation.benchmarking.parts import choice_lines, choose, round_lines
 from jspec.evaluation.benchmarking.roofline import (

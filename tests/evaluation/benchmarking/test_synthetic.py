@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.benchmarking import synthetic
 from jspec.evaluation.benchmarking.measurement import Measurement, Method, parse_methods

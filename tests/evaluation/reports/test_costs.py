@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jspec.evaluation.analysis.improvement import walltime_improvement
-from jspec.evaluation.analysis.rates import alpha_of
+from jspec.evaluation.analysis.ratios import alpha_of
+from jspec.evaluation.analysis.theory import walltime_improvement
 from jspec.evaluation.reports.costs import (
     cost_lines,
     predict_by_position,

@@ -12,7 +12,6 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
-from jspec.evaluation.analysis.rules import is_lossless_rule
 from jspec.evaluation.analysis.spec_bench import TASKS
 from jspec.evaluation.experiments.cells import make_cells
 from jspec.evaluation.experiments.spec import KINDS, Experiment
@@ -142,7 +141,6 @@ def test_a_rule_is_lossless_if_it_says_so(tmp_path, rule):
     assert row["rule"] == rule
     assert row["lossless"] == ("yes" if get_rule(rule).is_lossless else "no")
     assert (row["lossless"] == "no") == (rule in ("lenient", "lenient_argmax", "typical"))
-    assert is_lossless_rule(rule) == get_rule(rule).is_lossless
 
 
 def test_one_timing_has_no_interval(tmp_path):
