@@ -7,9 +7,8 @@ lossless rule, drafter and way of sampling, --num_rows rows with seeds of their 
 rounds that the Generator runs. A chi-square compares the joint distribution of each row's first
 tokens with the distribution computed in float64 (`jspec.evaluation.auditing.distribution`). At
 temperature 0 every row has to take the one path. A right library fails somewhere in the table for
-one in a million choices of seeds. It takes 24 minutes on two cores.
-Then the same for rules, drafters and a target that are wrong on purpose: each has to be refused.
-Exits with status 1 if a cell fails or a control passes.
+one in a million choices of seeds. Then the same for rules, drafters and a target that are wrong on
+purpose: each has to be rejected, else the status is 1. It takes 24 minutes on two cores.
 """
 
 import dataclasses
@@ -31,11 +30,8 @@ from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit
 from jspec.evaluation.auditing import controls
 from jspec.evaluation.auditing.distribution import (
-    fit_rows,
-    flattened,
-    joint_distribution,
-    path_logits,
-)
+    fit_rows, flattened, joint_distribution, path_logits,
+)  # fmt: skip
 from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
