@@ -30,8 +30,11 @@ from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit
 from jspec.evaluation.auditing import controls
 from jspec.evaluation.auditing.distribution import (
-    fit_rows, flattened, joint_distribution, path_logits,
-)  # fmt: skip
+    fit_rows,
+    flattened,
+    joint_distribution,
+    path_logits,
+)
 from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
@@ -55,9 +58,15 @@ _STD, _DISTURBANCE = 0.5, 0.2  # of the target's weights; of the draft's, as a s
 _CONTROL_SHARE = 4  # a control takes one row where a cell takes so many
 _OWN_TEMPERATURE = 0.5  # of the drafter, where it has one of its own
 _TARGET_CONFIG = LlamaConfig(
-    vocab_size=5, embed_dim=16, hidden_dim=16, num_layers=2, num_heads=2, num_kv_heads=1,
-    head_dim=8, max_seq_len=64,
-)  # fmt: skip
+    vocab_size=5,
+    embed_dim=16,
+    hidden_dim=16,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=8,
+    max_seq_len=64,
+)
 _CONTEXT = Context(prompt=[0, 1, 2, 0, 1, 3], first=0, alphabet=list(range(5)))
 
 SETTINGS = {
