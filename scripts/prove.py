@@ -28,13 +28,7 @@ from jspec.common import cli
 from jspec.common.timing import timed
 from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit
-from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.distribution import (
-    fit_rows,
-    flattened,
-    joint_distribution,
-    path_logits,
-)
+from jspec.evaluation.auditing import controls, distribution
 from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
@@ -58,15 +52,9 @@ _STD, _DISTURBANCE = 0.5, 0.2  # of the target's weights; of the draft's, as a s
 _CONTROL_SHARE = 4  # a control takes one row where a cell takes so many
 _OWN_TEMPERATURE = 0.5  # of the drafter, where it has one of its own
 _TARGET_CONFIG = LlamaConfig(
-    vocab_size=5,
-    embed_dim=16,
-    hidden_dim=16,
-    num_layers=2,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    max_seq_len=64,
-)
+    vocab_size=5, embed_dim=16, hidden_dim=16, num_layers=2, num_heads=2, num_kv_heads=1,
+    head_dim=8, max_seq_len=64,
+)  # fmt: skip
 _CONTEXT = Context(prompt=[0, 1, 2, 0, 1, 3], first=0, alphabet=list(range(5)))
 
 SETTINGS = {
@@ -118,10 +106,11 @@ def make_cells() -> list[Cell]:
 
 
 def make_controls() -> list[Cell]:
-    """Returns what has to be refused."""
+    """Returns what has to be rejected."""
     draw = functools.partial(functools.partial, controls.misreporting)
+    flattened = distribution.flattened
     flat: dict[str, Any] = {"wrong": "target with logits times 0.7", "change_target": flattened}
-    kept: dict[str, Any] = {"wrong": "every draft kept", "change_rule": controls.keeping_all}
+    kept: dict[str, Any] = {"wrong": "every draft accepted", "change_rule": controls.keeping_all}
     empty: dict[str, Any] = {"wrong": "no residual", "change_rule": controls.without_residual}
     found = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
              Cell("coupled", "model", **kept), Cell("greedy", "model", "T=0", **kept)]  # fmt: skip
@@ -158,7 +147,7 @@ class Bench:
         self._num_rows, self._rows_per_run, self._num_runs = num_rows, rows_per_run, 0
         self._target, self._draft = make_models()
         both = self._target, self._draft
-        logits, others = (path_logits(one, _CONTEXT, NUM_TOKENS) for one in both)
+        logits, others = (distribution.path_logits(one, _CONTEXT, NUM_TOKENS) for one in both)
         target, draft = (scipy.special.softmax(np.float64(x), axis=-1) for x in (logits, others))
         size = self._target.config.vocab_size
         self.entropy = float(-np.sum(target * np.log(target), axis=-1).mean() / np.log(size))
@@ -166,7 +155,9 @@ class Bench:
         assert self.entropy <= 0.7, self.entropy
         assert 0.2 <= self.distance <= 0.8, self.distance
         self._expected = functools.cache(
-            lambda settings: joint_distribution(logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS)
+            lambda settings: distribution.joint_distribution(
+                logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS
+            )
         )
         self._rows = functools.lru_cache(maxsize=1)(self._make_rows)
 
@@ -177,7 +168,7 @@ class Bench:
         num_rows = self._num_rows // (_CONTROL_SHARE if cell.wrong else 1)
         num_rows = num_rows if settings.temperature else self._rows_per_run  # at 0 all are alike
         self._num_runs, params = self._num_runs + 1, self._target.params
-        return fit_rows(
+        return distribution.fit_rows(
             self._rows(cell.rule, cell.drafter, cell.change_rule, cell.change_drafter),
             self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
