@@ -89,14 +89,14 @@ def test_failed_cells_are_the_status(experiment, folder, tmp_path):
 
 BAD_FLAGS = {
     "--config.max_new_token=3": "no field 'max_new_token'; did you mean 'max_new_tokens'?",
-    "--config.max_new_tokens=many": "--config.max_new_tokens=many: invalid literal for int()",
-    "--config.table.temperature=hot": "could not convert string to float: 'hot'",
+    "--config.max_new_tokens=many": "--config.max_new_tokens=many: expected a whole number",
+    "--config.table.temperature=hot": "expected a number, got 'hot'",
     "--config.methods=3": "--config.methods=3: Failed to parse '3' as a ConfigDict",
     "--config.methods.lookup.num_draft_token=3": "no field 'methods.lookup.num_draft_token'",
     "--config.methods.lookup.num_draft_tokens=many": "or 'auto', got 'many'",
     "--config.title.x=3": "no field 'title.x'; 'title' is no group",
     "--config.kind=magic": "expected kind among",
-    "--config.num_prompts=1.5": "--config.num_prompts=1.5: invalid literal for int()",
+    "--config.num_prompts=1.5": "--config.num_prompts=1.5: expected a whole number",
     "--config.seeds=(a b)": "seeds",
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
     "--config.target=nowhere": "target: no model 'nowhere'",

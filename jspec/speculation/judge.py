@@ -1,8 +1,11 @@
 """The verdict on a round: the acceptance rule applied to the target's logits."""
 
 import jax
+import jax.numpy as jnp
 
 from jspec.common.typing import Logits, RowCounts, RowSeeds, TargetProbs
+from jspec.sampling.distribution import sample
+from jspec.sampling.noise import AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import is_match_at_zero
 from jspec.speculation.acceptance.chain import match
@@ -28,7 +31,7 @@ def judge(
     def by_distribution() -> tuple[Verdict, TargetProbs | None]:
         probs = rule.distribution(logits, settings)
         noise = rule.noise.acceptance(seed, position, width, probs.shape[-1], settings.is_random)
-        return rule.accept(probs, proposal, noise), probs if has_logprobs else None
+        return _decide(rule, probs, proposal, noise), probs if has_logprobs else None
 
     def by_match() -> tuple[Verdict, TargetProbs | None]:
         probs = rule.distribution(logits, settings) if has_logprobs else None
@@ -39,3 +42,15 @@ def judge(
     # Where all temperatures are 0, comparing tokens decides the same, and no distribution over the
     # vocabulary need be computed.
     return jax.lax.cond(settings.is_random, by_distribution, by_match)
+
+
+def _decide(
+    rule: AcceptanceRule, probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
+) -> Verdict:
+    """Applies the rule; a proposal of width 0 leaves only the next token to draw."""
+    if proposal.width > 0:
+        return rule.accept(probs, proposal, noise)
+    # Rules may assume at least one draft; without any, all of them draw the next token alike.
+    none = jnp.zeros_like(proposal.num_tokens)
+    gumbel = noise.gumbel if noise.gumbel.ndim == 2 else noise.gumbel[:, 0]  # shared noise
+    return Verdict(none, sample(rule.next_token_probs(probs, proposal, none), gumbel))

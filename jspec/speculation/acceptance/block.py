@@ -108,7 +108,7 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     is_good = chain.uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
     lengths = jnp.arange(1, proposal.width + 1, dtype=jnp.int32)
     # The longest good prefix counts, even if a shorter one is not good.
-    num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1, initial=0)
+    num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1)
     distribution = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
