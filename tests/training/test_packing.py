@@ -40,7 +40,7 @@ def test_batches_follow_from_the_seed_and_their_number():
 
 
 def test_an_order_that_is_packed_more_tightly_is_not_cut_short():
-    """Where an epoch is one batch: it has every text once, in the first epoch's order if need be."""
+    """Where an epoch is one batch, it has every text once, if need be as the first epoch did."""
     texts = [Text((), (n,) * n) for n in (1, 2, 6, 7)]  # 2 rows of 8 tokens, or 3
     num_tried = 0
     for seed in range(20):
