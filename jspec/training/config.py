@@ -8,9 +8,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import jax
 
-from jspec.common.errors import check_among, check_range
+from jspec.common.errors import InputError, check_among, check_range
 from jspec.common.typing import Params
 from jspec.training.packing import Rows
+from jspec.training.target_states import StateStore
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
 
@@ -134,3 +135,14 @@ class TrainingConfig(abc.ABC):
         Raises:
           InputError: fields that do not fit each other or the target.
         """
+
+    def make_fill(
+        self, target: LoadedModel, layers: tuple[int, ...], texts: Sequence[Text]
+    ) -> Callable[[Rows], Rows]:
+        """Returns what adds to rows of the texts the stored states of these layers, if any."""
+        if not self.states:
+            return lambda rows: rows
+        if not layers:
+            raise InputError(f"expected no states with {self.drafter}: it runs the target itself")
+        sizes = {"batch_size": self.batch_size, "seq_len": self.seq_len}
+        return StateStore(pathlib.Path(self.states), target, layers, texts, **sizes).fill

@@ -1,18 +1,22 @@
 """A small Llama as a trainee, which drafts as `--draft=FOLDER --drafter=model`."""
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
 
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.common.typing import Params
 from jspec.models import LlamaConfig, init_params
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.model_loss import LOSSES, boosted_loss, chain_metrics, compare, lazy_logits
-from jspec.training.packing import Rows
+from jspec.training.packing import Rows, compute_by_text, take_by_text
 from jspec.training.texts import Text
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
@@ -86,37 +90,55 @@ class DraftModelTraining(TrainingConfig):
         if target.is_random:
             raise InputError(f"{target.name}: random weights have nothing to teach")
         config, size = draft_config(self, target.config), used_vocab_size(target)
-        earlier = [load_model(name, dtype=self.dtype) for name in self.earlier]
-        shared_sizes = [shared_vocab_size(target, draft) for draft in earlier]
         weights = {name: weight for name, weight in self.weights.items() if weight}
         outer = ("embedding", "final_norm", *([] if config.tie_embeddings else ["head"]))
 
-        def loss(params: Params, frozen: list[Params], rows: Rows) -> tuple[jax.Array, dict]:
-            of_target, *of_earlier = (
-                lazy_logits(model.config, one, rows, one["embedding"].dtype)
-                for model, one in zip((target, *earlier), frozen, strict=True)
-            )
-            tokens = jnp.asarray(rows.tokens)
-            whole = {name: frozen[0][name] for name in outer} | params
+        def loss(params: Params, frozen: Params, rows: Rows) -> tuple[jax.Array, dict]:
+            whole = {name: frozen[name] for name in outer} | params
             own = lazy_logits(config, whole, rows, jnp.float32)
-            found = compare(own, of_target, tokens, weights, size)
-            if not earlier:
+            of_target = lazy_logits(target.config, frozen, rows, frozen["embedding"].dtype)
+            found = compare(own, of_target, jnp.asarray(rows.tokens), weights, size)
+            if rows.is_known is None:
                 metrics = chain_metrics(found, rows.is_scored(1), self.chain_steps)
                 return metrics["losses"][0], metrics
-            is_known = jnp.zeros(tokens.shape, bool)
-            for logits, shared in zip(of_earlier, shared_sizes, strict=True):
-                is_known |= compare(logits, of_target, tokens, {"kl": 1.0}, shared).agreement
             options = {"known_weight": self.known_weight, "num_steps": self.chain_steps}
-            return boosted_loss(found, rows.is_scored(1), is_known, **options)
+            return boosted_loss(found, rows.is_scored(1), jnp.asarray(rows.is_known), **options)
 
         def save(params: Params, folder: pathlib.Path) -> None:
             assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
-            whole = {name: target.params[name] for name in outer} | params
-            stored = cast(whole, jnp.bfloat16)
+            stored = cast({name: target.params[name] for name in outer} | params, jnp.bfloat16)
             save_hf(folder, config, stored, tokenizer=target.tokenizer)
 
         first = cast(_first_params(self, config, target, outer), jnp.float32)
-        return Trainee(first, [target.params, *(draft.params for draft in earlier)], loss, save)
+        return Trainee(first, target.params, loss, save)
+
+    def make_fill(
+        self, target: LoadedModel, layers: tuple[int, ...], texts: Sequence[Text]
+    ) -> Callable[[Rows], Rows]:
+        """Returns what marks positions that earlier drafts know, once; see `TrainingConfig`."""
+        if self.states or not self.earlier:
+            return super().make_fill(target, layers, texts)
+        models = [target, *(load_model(name, dtype=self.dtype) for name in self.earlier)]
+        shared_sizes = [shared_vocab_size(target, draft) for draft in models[1:]]
+
+        @jax.jit
+        def agreement(params: Sequence[Params], rows: Rows) -> Bool[Array, "r t"]:
+            of_target, *of_drafts = (
+                lazy_logits(model.config, own, rows, own["embedding"].dtype)
+                for model, own in zip(models, params, strict=True)
+            )
+            is_known = [
+                compare(logits, of_target, jnp.asarray(rows.tokens), {"kl": 1.0}, size).agreement
+                for logits, size in zip(of_drafts, shared_sizes, strict=True)
+            ]
+            return jnp.any(jnp.stack(is_known), axis=0)
+
+        run = functools.partial(agreement, [model.params for model in models])
+        found = compute_by_text(run, texts, seq_len=self.seq_len, batch_size=self.batch_size)
+        share = np.concatenate([one[:-1] for one in found.values()]).mean()
+        print(f"earlier drafts agree with the target at {share:.1%} of the texts' positions",
+              file=sys.stderr, flush=True)  # fmt: skip
+        return lambda rows: rows._replace(is_known=take_by_text(found, rows))
 
 
 def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConfig:

@@ -5,13 +5,13 @@ text         1  1  1  1  2  2  2  0      which of them each token belongs to; 0 
 positions    0  1  2  3  0  1  2  0      of each token in its own text
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int, Int32, Shaped
+from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
@@ -29,6 +29,7 @@ class Rows(NamedTuple):
       is_answer: whether each token belongs to an answer, [r t].
       outputs: of some of the target's layers at the tokens, [r t l d], if they were computed
         before; see `StateStore`.
+      is_known: where an earlier draft agrees with the target, [r t]; see `boosted_loss`.
     """
 
     tokens: Int32[np.ndarray, "r t"]
@@ -36,8 +37,9 @@ class Rows(NamedTuple):
     positions: Int32[np.ndarray, "r t"]
     is_answer: Bool[np.ndarray, "r t"]
     outputs: Shaped[np.ndarray, "r t l d"] | None = None
+    is_known: Bool[np.ndarray, "r t"] | None = None
 
-    def pick(self, rows: slice | Int[np.ndarray, "n"]) -> "Rows":
+    def pick(self, rows: slice) -> "Rows":
         """Returns some of the rows."""
         return jax.tree.map(lambda leaf: leaf[rows], self)
 
@@ -113,10 +115,10 @@ class Batches:
         epoch, number = divmod(index, self.num_batches)
         if epoch != self._epoch:
             self._epoch, self._rows = epoch, self._pack(epoch)
-        # An order may be packed more tightly: then some rows come twice.
-        num_rows = len(self._rows.tokens)
-        begin = min(number * self._batch_size, num_rows - self._batch_size)
-        return self._fill(self._rows.pick(np.arange(begin, begin + self._batch_size) % num_rows))
+            if len(self._rows.tokens) < self._batch_size:  # an order that is packed more tightly
+                self._rows = self._pack(0)
+        begin = min(number * self._batch_size, len(self._rows.tokens) - self._batch_size)
+        return self._fill(self._rows.pick(slice(begin, begin + self._batch_size)))
 
     def _pack(self, epoch: int) -> Rows:
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._texts))
@@ -129,6 +131,36 @@ def iterate_rows(rows: Rows, batch_size: int) -> Iterator[Rows]:
     whole = jax.tree.map(lambda leaf: np.pad(leaf, missing), rows)
     for begin in range(0, len(whole.tokens), batch_size):
         yield whole.pick(slice(begin, begin + batch_size))
+
+
+def compute_by_text(
+    compute: Callable[[Rows], Array], texts: Sequence[Text], *, seq_len: int, batch_size: int
+) -> dict[tuple[int, ...], Shaped[np.ndarray, "t *rest"]]:
+    """Returns what `compute`, (rows) -> [r t ...], gives for each text, by its tokens."""
+    longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)  # packs tightly
+    found = {}
+    for batch in iterate_rows(pack(longest_first, seq_len), batch_size):
+        values = np.asarray(compute(batch))
+        found |= {ids: values[span] for span, ids in _spans(batch)}
+    return found
+
+
+def take_by_text(found: Mapping[tuple[int, ...], np.ndarray], rows: Rows) -> np.ndarray:
+    """Returns the values of `compute_by_text` for rows of the same texts; 0 where padded."""
+    some = next(iter(found.values()))
+    values = np.zeros([*rows.tokens.shape, *some.shape[1:]], some.dtype)
+    for span, ids in _spans(rows):
+        values[span] = found[ids]
+    return values
+
+
+def _spans(rows: Rows) -> Iterator[tuple[tuple[int, slice], tuple[int, ...]]]:
+    """Yields where each text is, as an index (row, tokens), and its tokens."""
+    for row, text in enumerate(rows.text):
+        for number in range(1, text.max() + 1):
+            first, last = np.flatnonzero(text == number)[[0, -1]]
+            span = row, slice(int(first), int(last) + 1)
+            yield span, tuple(rows.tokens[span].tolist())
 
 
 def packed_hidden(

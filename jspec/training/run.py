@@ -4,7 +4,7 @@ import hashlib
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.dataclass_fields import read_fields
@@ -18,10 +18,9 @@ from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
 from jspec.training.metrics import write_figures
-from jspec.training.packing import Batches, Rows, iterate_rows, pack
-from jspec.training.target_states import StateStore
+from jspec.training.packing import Batches, iterate_rows, pack
 from jspec.training.texts import Text, read_texts, split
-from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.resolver import load_model
 
 _ALL = BlockwiseTraining, DraftModelTraining, EagleTraining, LookaheadTraining, MedusaTraining
 KINDS: Mapping[str, type[TrainingConfig]] = {kind.drafter: kind for kind in _ALL}
@@ -61,7 +60,7 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
     num_answer_tokens = _count_answer_tokens(training, config.seq_len)
     _count_answer_tokens(held_out, config.seq_len)
     trainee = config.make_trainee(target, training)
-    fill = _make_fill(config, target, trainee.layers, texts)
+    fill = config.make_fill(target, trainee.layers, texts)
     sizes = {"batch_size": config.batch_size, "seq_len": config.seq_len}
     batches = Batches(training, **sizes, seed=config.recipe.seed, fill=fill)
     print(f"{len(training)} texts, {num_answer_tokens} tokens to predict, "
@@ -78,18 +77,6 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
 def has_begun(workdir: pathlib.Path) -> bool:
     """Returns whether a run got as far as its first step here, so that the workdir is its own."""
     return (workdir / _TEXTS).exists()
-
-
-def _make_fill(
-    config: TrainingConfig, target: LoadedModel, layers: tuple[int, ...], texts: Sequence[Text]
-) -> Callable[[Rows], Rows]:
-    """Returns what adds to rows of the texts the stored states of the target's layers, if any."""
-    if not config.states:
-        return lambda rows: rows
-    if not layers:
-        raise InputError(f"expected no states with {config.drafter}: it runs the target itself")
-    sizes = {"batch_size": config.batch_size, "seq_len": config.seq_len}
-    return StateStore(pathlib.Path(config.states), target, layers, texts, **sizes).fill
 
 
 def _digest(texts: Sequence[Text]) -> dict[str, Any]:

@@ -1,21 +1,23 @@
 """What a frozen target computes of packed texts, asked each time or once and kept on disk.
 
-A file of a store holds the outputs of some layers at the tokens of one text, [t l d], in bfloat16.
-It is named by a digest of all that it depends on: the target, the layers, the tokens. So one folder
+A file of a store holds outputs of some layers at the tokens of 128 texts, [n l d], in bfloat16. It
+is named by a digest of all that it depends on: the target, the layers, the tokens. So one folder
 serves many runs, a run that was killed goes on after the last whole file, and when texts are added
 only theirs are computed.
 """
 
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 from jaxtyping import Array, Float, Float32
 
 from jspec.common.errors import InputError
@@ -23,10 +25,11 @@ from jspec.common.progress import Progress
 from jspec.common.typing import Params
 from jspec.models import LlamaConfig
 from jspec.models.layers import head_kernel, linear, look_up, normed_outputs
-from jspec.training.packing import Rows, iterate_rows, pack, packed_hidden
+from jspec.training.packing import Rows, compute_by_text, packed_hidden, take_by_text
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
 
+_TEXTS_A_FILE = 128
 _SAMPLE = 1024  # numbers of each of the target's arrays that its digest is made of
 
 
@@ -81,56 +84,45 @@ class StateStore:
         `texts` are those of all rows to fill, cut to `seq_len` tokens.
 
         Raises:
-          InputError: the folder cannot be written.
+          InputError: the folder cannot be written, or a file in it is damaged.
         """
         config, dtype = target.config, target.params["embedding"].dtype
-        self._folder, self._shape = folder, (len(layers), config.embed_dim)
-        self._model = _digest_of(target, layers)
+        shape = len(layers), config.embed_dim
+        self._stored: dict[tuple[int, ...], np.ndarray] = {}  # a text's tokens -> [t l d]
 
         @jax.jit
         def run(params: Params, rows: Rows) -> Float[Array, "r t l d"]:
             return packed_hidden(config, params, rows, dtype, layers).astype(jnp.bfloat16)
 
-        # A text with no tokens has no outputs; longest first, so that rows are packed tightly.
-        cut = sorted({text.ids[:seq_len] for text in texts} - {()}, key=len, reverse=True)
-        missing = [ids for ids in cut if not self._path(np.array(ids, np.int32)).exists()]
-        num_done = len(cut) - len(missing)
-        progress = Progress(len(cut), num_done, "file of hidden states")
-        packed = pack([Text((), ids) for ids in missing], seq_len)
-        for rows in iterate_rows(packed, batch_size):
-            outputs = np.asarray(run(target.params, rows))
-            for span in _spans(rows):
-                _write(self._path(rows.tokens[span]), outputs[span])
+        cut = [Text((), text.ids[:seq_len]) for text in texts]
+        groups = [cut[first : first + _TEXTS_A_FILE] for first in range(0, len(cut), _TEXTS_A_FILE)]
+        model, sizes = _digest_of(target, layers), {"seq_len": seq_len, "batch_size": batch_size}
+        paths = [folder / f"{_digest_of_texts(model, group)}.npy" for group in groups]
+        num_done = sum(path.exists() for path in paths)
+        progress = Progress(len(paths), num_done, "file of hidden states")
+        nothing = np.zeros([0, *shape], jnp.bfloat16)  # of a text without tokens
+        for path, group in zip(paths, groups, strict=True):
+            if not path.exists():
+                found = compute_by_text(functools.partial(run, target.params), group, **sizes)
+                _write(path, np.concatenate([found.get(text.ids, nothing) for text in group]))
                 num_done += 1
-            progress.show(num_done)
+                progress.show(num_done)
+            ends = np.cumsum([len(text.ids) for text in group])
+            outputs = np.split(_open(path, (int(ends[-1]), *shape)), ends[:-1])
+            self._stored |= zip((text.ids for text in group), outputs, strict=True)
 
     def fill(self, rows: Rows) -> Rows:
-        """Returns rows of the texts with the target's outputs, [r t l d]; 0 where padded.
-
-        Raises:
-          InputError: a file is damaged.
-        """
-        outputs = np.zeros([*rows.tokens.shape, *self._shape], jnp.bfloat16)
-        for span in _spans(rows):
-            path = self._path(rows.tokens[span])
-            try:
-                outputs[span] = np.load(path).view(jnp.bfloat16).reshape(outputs[span].shape)
-            except (OSError, ValueError, EOFError) as error:
-                reason = f"{error}; delete it, to compute it anew"
-                raise InputError(f"cannot read {path}: {reason}") from None
-        return rows._replace(outputs=outputs)
-
-    def _path(self, ids: np.ndarray) -> pathlib.Path:
-        digest = hashlib.sha256(self._model.encode() + ids.tobytes())
-        return self._folder / f"{digest.hexdigest()[:32]}.npy"
+        """Returns rows of the texts with the target's outputs, [r t l d]; 0 where padded."""
+        return rows._replace(outputs=take_by_text(self._stored, rows))
 
 
-def _spans(rows: Rows) -> Iterator[tuple[int, slice]]:
-    """Yields where each text is, as an index (row, tokens)."""
-    for row, text in enumerate(rows.text):
-        for number in range(1, text.max() + 1):
-            first, last = np.flatnonzero(text == number)[[0, -1]]
-            yield row, slice(int(first), int(last) + 1)
+def _open(path: pathlib.Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the bfloat16 numbers of a file, which are read when they are used."""
+    try:
+        return np.load(path, mmap_mode="r").view(jnp.bfloat16).reshape(shape)
+    except (OSError, ValueError, EOFError) as error:
+        reason = f"{error}; delete it, to compute it anew"
+        raise InputError(f"cannot read {path}: {reason}") from None
 
 
 def _write(path: pathlib.Path, outputs: np.ndarray) -> None:
@@ -138,6 +130,10 @@ def _write(path: pathlib.Path, outputs: np.ndarray) -> None:
     partial = path.with_suffix(f".{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob("*.partial"):  # of processes that have ended
+            pid = leftover.stem.rpartition(".")[2]
+            if not (pid.isdigit() and psutil.pid_exists(int(pid))):
+                leftover.unlink(missing_ok=True)
         with partial.open("wb") as file:
             np.save(file, outputs.view(np.uint16))  # NumPy knows no bfloat16: the same bits
         partial.replace(path)
@@ -155,3 +151,9 @@ def _digest_of(target: LoadedModel, layers: tuple[int, ...]) -> str:
     for leaf in jax.tree.leaves(target.params):
         digest.update(np.asarray(leaf.reshape(-1)[:_SAMPLE]).tobytes())
     return digest.hexdigest()
+
+
+def _digest_of_texts(model: str, group: Sequence[Text]) -> str:
+    arrays = [np.array(text.ids, np.int32) for text in group]
+    parts = [len(ids).to_bytes(8, "little") + ids.tobytes() for ids in arrays]
+    return hashlib.sha256(model.encode() + b"".join(parts)).hexdigest()[:32]

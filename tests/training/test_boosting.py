@@ -21,7 +21,7 @@ from jspec.training.run import run_training
 from jspec.weights.resolver import load_model
 from tests.tiny_models import CONFIG, make_model, peaked_params
 from tests.training.folders import save_target, save_texts
-from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+from tests.training.grammar import PROMPT_LEN, SEQ_LEN, grammar_target, grammar_texts
 
 RECIPE = Recipe(
     num_steps=150, learning_rate=1e-2, warmup_steps=5, max_norm=5.0, log_every=50, evaluate_every=50
@@ -90,28 +90,31 @@ def test_the_score_is_what_the_folders_cover(outcomes):
     assert either == pytest.approx(found["boosted"][COVERED], abs=0.02)
 
 
-def test_marks_are_where_one_of_the_drafts_agrees(tmp_path):
-    """As counted on each row by itself; the drafts differ in how often they are right."""
+def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
+    """Wherever a text stands in a row, and cut where rows end; no draft runs after that."""
     drafts = [make_model(params=peaked_params(CONFIG, disturbance=noise)) for noise in (0.2, 0.1)]
-    target, *earlier = (
-        save_target(tmp_path / str(index), model)
-        for index, model in enumerate([make_model(), *drafts])
-    )
+    names = [save_target(tmp_path / str(i), one) for i, one in enumerate([make_model(), *drafts])]
+    models = [load_model(name, dtype="float32") for name in names]
     training = DraftModelTraining(
-        num_layers=1, dtype="float32", earlier=tuple(earlier), recipe=RECIPE
+        num_layers=1, dtype="float32", earlier=tuple(names[1:]), seq_len=36, recipe=RECIPE
     )
-    models = [load_model(name, dtype="float32") for name in (target, *earlier)]
-    trainee = training.make_trainee(models[0], [])
-    rows = pack(grammar_texts(6, 4, 36), 36)
-    _, metrics = jax.jit(trainee.loss)(trainee.params, trainee.frozen, rows)
+    texts = grammar_texts(6, 4, 40)
+    rows = training.make_fill(models[0], (), texts)(pack(texts[::-1], 36))
     cache = init_cache(CONFIG, batch_size=6, capacity=36, dtype=jnp.float32)
     best = [
         np.argmax(make_apply(CONFIG)(one.params, jnp.asarray(rows.tokens), cache)[0], axis=-1)
         for one in models
     ]
-    wanted = ((best[0] == best[1]) | (best[0] == best[2]))[:, 7:-1]  # what comes after the prompts
+    wanted = (best[0] == best[1]) | (best[0] == best[2])
     assert 0 < wanted.sum() < wanted.size
-    assert float(metrics[COVERED_BEFORE]) == pytest.approx(wanted.mean())
+    np.testing.assert_array_equal(rows.is_known, wanted)
+    share = f"earlier drafts agree with the target at {wanted[:, :-1].mean():.1%} of the texts'"
+    assert share in capsys.readouterr().err
+    trainee = training.make_trainee(models[0], texts)
+    assert trainee.frozen is models[0].params
+    _, metrics = jax.jit(trainee.loss)(trainee.params, trainee.frozen, rows)
+    scored = wanted[:, PROMPT_LEN - 1 : -1]  # what comes after the prompts
+    assert float(metrics[COVERED_BEFORE]) == pytest.approx(scored.mean())
 
 
 def test_marked_places_do_not_count():
@@ -140,7 +143,7 @@ def test_marked_places_do_not_count():
 def test_bad_fields_are_refused(fields, message):
     """In one line."""
     with pytest.raises(InputError, match=message):
-        DraftModelTraining(num_layers=1, **fields).make_trainee(grammar_target(), [])
+        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), (), [])
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
@@ -151,4 +154,4 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
     target = load_model(save_target(tmp_path / "target", make_model()), dtype="float32")
     training = DraftModelTraining(num_layers=1, earlier=(folder,))
     with pytest.raises(InputError, match="different tokenizers"):
-        training.make_trainee(target, [])
+        training.make_fill(target, (), grammar_texts(2, 5))

@@ -1,5 +1,9 @@
 """What the target says, on disk: the same as when it is asked, computed once, or refused."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +18,12 @@ from jspec.training.texts import Text
 from tests.tiny_models import CONFIG, make_model, peaked_params, target
 
 SEQ_LEN, LAYERS = 32, (1, 2)
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch):
+    """Several of them, the last one not full."""
+    monkeypatch.setattr(target_states, "_TEXTS_A_FILE", 4)
 
 
 def make_texts(number, seed=0):
@@ -66,24 +76,24 @@ def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
     """A second run reads; a longer list of texts adds files; another target has its own."""
     texts = make_texts(8)
     first = open_store(tmp_path, texts)
-    assert len(list(tmp_path.iterdir())) == 8
+    assert len(list(tmp_path.iterdir())) == 2
     with monkeypatch.context() as patch:
         patch.setattr(target_states, "_write", None)
         again = open_store(tmp_path, texts)
     rows = pack(texts, SEQ_LEN)
     np.testing.assert_array_equal(again.fill(rows).outputs, first.fill(rows).outputs)
     open_store(tmp_path, texts + make_texts(3, seed=1))
-    assert len(list(tmp_path.iterdir())) == 11
+    assert len(list(tmp_path.iterdir())) == 3
     open_store(tmp_path, texts, make_model(params=peaked_params(CONFIG, seed=5)))
-    assert len(list(tmp_path.iterdir())) == 19
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
-    """After the last whole file; those of texts that are there stay as they are."""
-    texts, write = make_texts(8), target_states._write
+    """After the last whole file; those that are there stay as they are."""
+    texts, write = make_texts(10), target_states._write
 
     def kill(path, outputs):
-        if len(list(tmp_path.iterdir())) == 3:
+        if len(list(tmp_path.iterdir())) == 2:
             raise KeyboardInterrupt
         write(path, outputs)
 
@@ -92,22 +102,47 @@ def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             open_store(tmp_path, texts)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(before) == 3
+    assert len(before) == 2
     open_store(tmp_path, texts)
     after = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(after) == 8
+    assert len(after) == 3
     assert before.items() <= after.items()
+
+
+def test_what_a_killed_run_had_half_written_goes(tmp_path):
+    """Of processes that are no more; another run may be writing to the same folder."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = [f"a.{ended.pid}.partial", "b.partial", f"c.{os.getpid()}.partial"]
+    for name in names:
+        (tmp_path / name).write_bytes(b"half")
+    open_store(tmp_path, make_texts(2))
+    assert [path.name for path in tmp_path.glob("*.partial")] == names[2:]
+
+
+def test_folders_of_earlier_versions_are_recognised():
+    """Guards against another digest of the same texts: all states would be computed again."""
+    name = target_states._digest_of_texts("model", [Text((), (1, 2)), Text((), ())])
+    assert name == "35b9aa180233e177a74d5483a248f91e"
+
+
+def test_a_text_without_tokens_has_no_states(tmp_path):
+    """Nor do the others lose theirs."""
+    texts = [Text((), ()), *make_texts(5)]
+    rows = pack(texts, SEQ_LEN)
+    filled = open_store(tmp_path, texts).fill(rows)
+    np.testing.assert_array_equal(filled.outputs.any(axis=(2, 3)), rows.text > 0)
 
 
 @pytest.mark.parametrize("content", [b"", b"no array", None])
 def test_a_damaged_file_is_refused(tmp_path, content):
-    """By name; None is one that was cut short."""
+    """By name, before the first step; None is one that was cut short."""
     texts = make_texts(3)
     open_store(tmp_path, texts)
-    path = max(tmp_path.iterdir())
+    (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-100] if content is None else content)
     with pytest.raises(InputError, match=r"cannot read .*\.npy: .*compute it anew"):
-        open_store(tmp_path, texts).fill(pack(texts, SEQ_LEN))
+        open_store(tmp_path, texts)
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
