@@ -1,10 +1,11 @@
 """Audits speculative decoding: `python -m jspec.audit --acceptance=block --temperature=0.8`.
 
 For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
-bfloat16, the joint distribution of what the compiled rounds emit against the target's own
-probabilities, a negative control that must be rejected, how many drafts were proposed and accepted,
-the caches, the seeds, and the smallest uniform. Ends with status 0 only if all of it is as it
-should be, which for a lossy rule it is not.
+bfloat16, the joint distribution of what the compiled rounds emit, of two drafts at most, against
+the target's own probabilities, a negative control that must be rejected, how many drafts were
+proposed and accepted, the caches, the seeds, and the smallest uniform. At temperature 0 the
+distribution is that of temperature 1, unless the rule knows 0 alone. Ends with status 0 only if all
+of it is as it should be, which for a lossy rule it is not.
 """
 
 import dataclasses
@@ -28,8 +29,15 @@ from jspec.weights.resolver import LoadedModel
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
-flags.FLAGS.set_default("dtype", "float32")  # of the models whose distribution is checked
-flags.FLAGS.set_default("max_new_tokens", 32)  # of an answer, for parity
+flags.FLAGS.set_default("dtype", "float32")
+flags.FLAGS.set_default("max_new_tokens", 32)
+for _name, _help in {
+    "dtype": "<bfloat16|float32>: Of the weights whose distribution and caches are checked.",
+    "logprobs": "Changes nothing here.",
+    "max_new_tokens": "Tokens of an answer, for parity and seeds.",
+    "seed": "Of the first answer whose seed is checked; rows of the distribution have their own.",
+}.items():
+    flags.FLAGS[_name].help = _help
 _NUM_ROWS = flags.DEFINE_integer(
     "num_rows", 1024, "Independent rows of the test of the distribution."
 )

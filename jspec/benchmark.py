@@ -8,9 +8,10 @@
 
 What is compared takes turns, repeat after repeat, after a warm-up: a machine that slows down slows
 everything. Beside jspec's methods stand those of transformers, if torch is installed, and with
---llama_cpp those of llama.cpp: plain decoding, prompt lookup and assisted generation with the same
-numbers of drafts. After the table of all ratios come Spec-Bench's columns by the prompts'
-`category`; see `evaluation.benchmarking.by_task`.
+--llama_cpp those of llama.cpp: plain decoding, prompt lookup, and drafts of a model. Their numbers
+of drafts are jspec's where those are fixed; with a model llama.cpp has its own. After the table of
+all ratios come Spec-Bench's columns by the prompts' `category`; see
+`evaluation.benchmarking.by_task`.
 
 The record is one JSON line with date, versions, hardware, flags and all that was measured; it is
 written as measuring goes on.

@@ -136,6 +136,9 @@ def draw(
     look_of = dict(zip(labels, looks(), strict=False))
     for axes, one in zip(panels, curves, strict=True):
         _draw_panel(axes, one, look_of)
+    step = len(panels) if share_y else 1
+    for first in range(0, len(panels), step):
+        _limit_height(panels[first : first + step], curves[first : first + step])
     for axes in panels[1:] if share_y else ():
         axes.set_ylabel("")
     add_legend(figure)
@@ -163,13 +166,18 @@ def _draw_panel(axes: "Axes", one: Curves, look_of: Mapping[str, dict[str, Any]]
     _draw_ticks(axes, one, x, names)
     if beside:
         axes.set_xlim(min(x) - 0.5, max(x) + 0.5)
-    if (top := _top(one)) is not None:
-        axes.set_ylim(top=top)
-    if one.begins_at_zero or (top is not None and axes.dataLim.y0 >= 0):
-        axes.set_ylim(bottom=0)
     axes.set_title(as_label(one.title), fontsize=9)
     axes.set_xlabel(as_label(one.x_label))
     axes.set_ylabel(as_label(one.y_label))
+
+
+def _limit_height(panels: "Sequence[Axes]", curves: Sequence[Curves]) -> None:
+    """Limits the vertical axis that panels share, all drawn before: it no longer fits itself."""
+    if (top := _top(curves)) is not None:
+        panels[0].set_ylim(top=top)
+    is_above = top is not None and all(axes.dataLim.y0 >= 0 for axes in panels)
+    if is_above or any(one.begins_at_zero for one in curves):
+        panels[0].set_ylim(bottom=0)
 
 
 def _draw_ticks(axes: "Axes", one: Curves, x: Sequence[float], names: Sequence[str]) -> None:
@@ -194,10 +202,16 @@ def _split(values: Sequence[Known]) -> tuple[list[float], list[list[float]] | No
     return [middle for middle, _, _ in triples], [below, above] if has_bars else None
 
 
-def _top(curves: Curves) -> float | None:
-    """Returns where to cut off a line that would press all others flat; None without one."""
-    tops = sorted(max(own) for line in curves.lines.values()
-                  if (own := [v for v in line if isinstance(v, int | float)]))  # fmt: skip
+def _top(curves: Sequence[Curves]) -> float | None:
+    """Returns where to cut off a line that would press all others flat; None without one.
+
+    Lines of one label in several panels are one.
+    """
+    highest: dict[str, float] = {}
+    for label, line in itertools.chain(*(one.lines.items() for one in curves)):
+        own = [v for v in line if isinstance(v, int | float)]
+        highest |= {label: max([*own, highest.get(label, -math.inf)])} if own else {}
+    tops = sorted(highest.values())
     return 1.1 * tops[-2] if len(tops) > 1 and tops[-1] > _FAR_APART * tops[-2] > 0 else None
 
 

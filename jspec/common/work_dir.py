@@ -35,6 +35,8 @@ def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
         theirs = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise WorkdirError(f"cannot read {path}: {error}") from None
+    if isinstance(theirs, dict):
+        theirs.pop("theory", None)  # a field of earlier experiments, of no effect today
     found = list(_differences(theirs, plain))
     if found:
         more = f", and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED)

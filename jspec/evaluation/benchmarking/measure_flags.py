@@ -48,13 +48,14 @@ _HOLDERS = [
         "draw", None, "Draw these records of rooflines or synthetic rates, beside them, instead."
     ),
     flags.DEFINE_string("target", DEFAULT_TARGET, "The model."),
-    flags.DEFINE_string("draft", None, "A draft model, for the drafter `model`."),
+    flags.DEFINE_string("draft", None, "A draft model, for the drafters model and hierarchical."),
     flags.DEFINE_list(
         "drafters",
         None,
-        "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto. One for "
-        "start, sampling and profile. Default: none, prompt_lookup, and what jspec.generate drafts "
-        "with if nothing is said, or what fits the mode.",
+        "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto, except "
+        "with start and acceptance. One for start, sampling and profile. Default: none, "
+        "prompt_lookup, and what jspec.generate drafts with if nothing is said, or what fits the "
+        "mode.",
     ),
     flags.DEFINE_string("num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."),
     flags.DEFINE_string(
@@ -67,7 +68,8 @@ _HOLDERS = [
     flags.DEFINE_integer("max_new_tokens", 128, "Tokens an answer may have."),
     flags.DEFINE_integer("max_seq_len", None, "Tokens of prompt and answer. Default: the model's."),
     flags.DEFINE_integer("repeats", 5, "Repeats of each measurement."),
-    flags.DEFINE_float("temperature", 0.0, "Prompt k of repeat r has the seed 1000 r + k."),
+    flags.DEFINE_float("temperature", 0.0, "Of answers; methods give prompt k of repeat r the "
+        "seed 1000 r + k."),
     flags.DEFINE_string("acceptance", "rejection", "The acceptance rule."),
     flags.DEFINE_bool("decoding", False, "Time decoding alone, without the prompt; of jspec only."),
     flags.DEFINE_enum(

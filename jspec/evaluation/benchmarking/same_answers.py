@@ -37,9 +37,10 @@ def measure_parity(asked: Measurement) -> Iterator[Outcome]:
     Yields:
       Records with `num_unexcused`, the methods whose answers differ without an excuse.
     """
+    texts = [prompt.text for prompt in choose_prompts(asked)[0]]
     (target, draft), settings = asked.models(), asked.settings()
     plain = Generator(target, drafter="none")
-    prompts = [plain.encode_prompt(prompt.text) for prompt in choose_prompts(asked)[0]]
+    prompts = list(map(plain.encode_prompt, texts))
     dtype = target.params["embedding"].dtype.name
     excused = EXCUSED_GAPS[dtype]
     expected = _answers(plain, prompts, settings)

@@ -20,7 +20,7 @@ from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
 
 _START = """
 import json, resource, sys, time
-begin, (target, drafter, max_new_tokens) = float(sys.argv[1]), sys.argv[2:]
+begin, (target, drafter, dtype, max_new_tokens) = float(sys.argv[1]), sys.argv[2:]
 stages = {}
 
 def mark(stage):
@@ -40,7 +40,7 @@ import jspec
 from jspec.common.timing import compile_clock
 mark("import jspec")
 clock = compile_clock()
-generator = jspec.Generator.load(target, drafter=drafter)
+generator = jspec.Generator.load(target, drafter=drafter, dtype=dtype)
 mark("weights and tokenizer")
 settings = jspec.Settings(max_new_tokens=int(max_new_tokens))
 pieces = generator.stream("Why is the sky blue?", settings)
@@ -65,7 +65,7 @@ def measure_start(asked: Measurement) -> Iterator[Outcome]:
       InputError: a start failed; its last word.
     """
     (method,) = asked.methods.values()
-    arguments = [asked.target, method.drafter, str(asked.max_new_tokens)]
+    arguments = [asked.target, method.drafter, asked.dtype, str(asked.max_new_tokens)]
     with tempfile.TemporaryDirectory() as cache:
         cold, warm = _start(cache, arguments), []
         for _ in range(asked.repeats):

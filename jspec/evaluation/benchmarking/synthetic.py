@@ -66,6 +66,7 @@ def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
     for name, (_, number) in methods.items():
         if not isinstance(number, int):
             raise InputError(f"expected a fixed number of drafts of {name}, got auto")
+    texts = [prompt.text for prompt in choose_prompts(asked)[0]]
     target, draft = asked.models()
     generators = asked.generators(target, draft, *methods, acceptance="synthetic")
     costs = {
@@ -82,7 +83,7 @@ def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
     cells = {f"{name} at {rate:g}": (name, rate) for rate in rates for name in methods}
     runs = {cell: _at_rate(answers[name], rate) for cell, (name, rate) in cells.items()}
     runs[JSPEC_PLAIN] = answers[JSPEC_PLAIN]
-    prompts = [plain.encode_prompt(prompt.text) for prompt in choose_prompts(asked)[0]]
+    prompts = list(map(plain.encode_prompt, texts))
     warm_up(answers, prompts)  # one program serves all rates
     for timings in measure(runs, prompts, asked.repeats):
         lines = []

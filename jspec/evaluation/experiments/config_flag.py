@@ -11,7 +11,7 @@ from jspec.common.dataclass_fields import check_known
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.config import load_config
 
-_OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)")
+_OVERRIDE = re.compile(r"--?(?:no)?config\.([\w.]+)(?:=(.*))?", re.DOTALL)
 
 
 class _ConfigParser(flags.ArgumentParser):
@@ -20,8 +20,8 @@ class _ConfigParser(flags.ArgumentParser):
     def parse(self, path: str) -> ConfigDict:
         """Returns the config, after a look at the fields that the command line overrides."""
         config = load_config(path)
-        for name in filter(None, map(_OVERRIDE.match, sys.argv[1:])):
-            _check_field(config, name[1].rstrip("."))
+        for found in filter(None, map(_OVERRIDE.match, sys.argv[1:])):
+            _check_field(config, found[1].rstrip("."), found[2])
         return config.lock()
 
 
@@ -38,11 +38,13 @@ def config_file() -> pathlib.Path:
     return pathlib.Path(given.partition(":")[0])
 
 
-def _check_field(config: ConfigDict, name: str) -> None:
-    """Checks that a config has a field, "FIELD" or "GROUP.FIELD"."""
+def _check_field(config: ConfigDict, name: str, text: str | None) -> None:
+    """Checks that a config has a field, "FIELD" or "GROUP.FIELD", and no text for a group."""
     group, prefix = config, ""
     for part in name.split("."):
         if not isinstance(group, ConfigDict):
             raise InputError(f"the config has no field {name!r}; {prefix[:-1]!r} is no group")
         check_known(prefix, [part], list(group))
         group, prefix = group[part], f"{prefix}{part}."
+    if isinstance(group, ConfigDict) and text is not None and not text.startswith("{"):
+        raise InputError(f"expected {name} to be a group of fields, got {text!r}")

@@ -61,10 +61,13 @@ def _read_settings(name: str, plain: Any, max_new_tokens: int) -> Settings:
 
 
 def _read_bias(name: str, plain: Any) -> tuple[tuple[int, float], ...]:
-    """Returns (token id, number) pairs from a group, whose ids are texts."""
+    """Returns (token id, number) pairs from a list of them, or a group whose ids are texts."""
     try:
-        return tuple((int(one), cast(name, bias, float)) for one, bias in plain.items())
-    except (AttributeError, ValueError):
+        pairs = plain.items() if isinstance(plain, Mapping) else [(one, two) for one, two in plain]
+        if any(isinstance(token_id, bool | float) for token_id, _ in pairs):
+            raise TypeError
+        return tuple((int(token_id), cast(name, number, float)) for token_id, number in pairs)
+    except (TypeError, ValueError):
         raise InputError(f"expected {name} to be numbers by token ids, got {plain!r}") from None
 
 

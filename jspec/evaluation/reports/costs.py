@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.ratios import alpha_of, tokens_by_position
 from jspec.evaluation.analysis.theory import expected_tokens
@@ -95,10 +96,18 @@ def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> f
 
     A round costs what the smallest calibrated number of drafts costs that holds its own. All
     tokens of prompt and answer, `max_length`, decide on the cache's size.
+
+    Raises:
+      InputError: such a round was not calibrated.
     """
     seconds = costs.at(capacity_for(max_length, costs.numbers[-1] + 1))
     if not a_round.num_proposed:
         return float(seconds[:, 0].min())
+    if a_round.drafter not in costs.drafters or a_round.num_proposed > costs.numbers[-1]:
+        raise InputError(
+            f"expected costs of rounds with {a_round.num_proposed} drafts by "
+            f"{a_round.drafter!r}, got {list(costs.numbers)} by {list(costs.drafters)}"
+        )
     own = seconds[costs.drafters.index(a_round.drafter)]
     return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
 

@@ -66,12 +66,20 @@ def read_workdir(folder: pathlib.Path) -> Workdir:
     done = {cell["cell"]: cell for cell in cells if cell["status"] == "done"}
     failed = {cell["cell"]: cell for cell in cells if cell["cell"] not in done}
     traces = [_read_object(path) for path in sorted(folder.glob("trace*.json"))]
-    measured = _read_object(folder / "costs.json") if (folder / "costs.json").exists() else {}
-    costs = {
-        method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
-        for method, entries in measured.items()
-    }
+    costs = _read_costs(folder / "costs.json", notes)
     return Workdir(config, runs, list(done.values()), list(failed.values()), traces, notes, costs)
+
+
+def _read_costs(path: pathlib.Path, notes: list[str]) -> dict[str, dict[int, RoundCosts]]:
+    """Returns the costs in a file; none without the file, or if it is broken, which is noted."""
+    try:
+        return {
+            method: {int(size): RoundCosts.from_json(entry) for size, entry in entries.items()}
+            for method, entries in (_read_object(path) if path.exists() else {}).items()
+        }
+    except (InputError, ValueError, AttributeError):
+        notes.append(f"{path.name} is broken and was left out")
+        return {}
 
 
 def _read_object(path: pathlib.Path) -> Record:
@@ -79,7 +87,7 @@ def _read_object(path: pathlib.Path) -> Record:
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected an object, got broken JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"{path}: expected an object")
@@ -93,7 +101,7 @@ def _read_lines(
     found = []
     for number, line in enumerate(read_file(path).split(b"\n"), 1):
         value = None
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(line)
         if is_right(value):
             found.append(value)
@@ -166,7 +174,8 @@ def _machine(own: Mapping[str, Any]) -> str:
 
 def origin_blocks(workdir: Workdir) -> list[Block]:
     """Returns the chapter."""
-    commands = [shlex.join(portable(run["argv"])) for run in workdir.runs]
+    argvs = filter(None, (run.get("argv") for run in workdir.runs))
+    commands = [shlex.join(portable(list(map(str, argv)))) for argv in argvs]
     commands = [*dict.fromkeys(commands), "python scripts/summarize.py DIR"]
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
     counts = [f"{len(workdir.done)}{of_all} cells done, {len(workdir.failed)} failed."]
@@ -183,13 +192,14 @@ def _environments(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Returns when and on what it ran, a line for each different machine or set of versions."""
     dates: dict[str, list[str]] = {}
     for run in runs:
-        own, git = run["environment"], run["git"] or {}
-        versions = {"python": own["python"], **own["versions"]}
+        own, git = run.get("environment") or {}, run.get("git") or {}
+        versions = {"python": own.get("python"), **(own.get("versions") or {})}
         parts = [_machine(own), *(f"{name} {one}" for name, one in versions.items() if one)]
-        if git:
-            changed = ", with changes that are not committed" if git["is_dirty"] else ""
-            parts.append(f"git commit {code(git['commit'][:12])}{changed}")
-        dates.setdefault(", ".join(filter(None, parts)), []).append(run["started"][:10])
+        if git.get("commit"):
+            changed = ", with changes that are not committed" if git.get("is_dirty") else ""
+            parts.append(f"git commit {code(str(git['commit'])[:12])}{changed}")
+        date = str(run.get("started", ""))[:10]
+        dates.setdefault(", ".join(filter(None, parts)), []).append(date)
     return [f"{' to '.join(sorted({min(own), max(own)}))}: {text}" for text, own in dates.items()]
 
 

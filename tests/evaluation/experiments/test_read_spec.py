@@ -104,6 +104,7 @@ BAD = [
     ("settings.a.logit_bias", {"5": "x"}, "settings.a.logit_bias to be numbers by"),
     ("settings.a.logit_bias", 3, "settings.a.logit_bias to be numbers by token ids"),
     ("settings.a.logit_bias", [5], "settings.a.logit_bias to be numbers by token ids"),
+    ("settings.a.logit_bias", [[1.5, 2]], "settings.a.logit_bias to be numbers by token"),
 ]  # fmt: skip
 
 
@@ -156,11 +157,11 @@ def test_defaults_and_settings():
     assert experiment.seeds == (0,)
 
 
-def test_token_ids_are_numbers_again():
-    """Guards against JSON's keys, which are texts."""
-    settings = {"a": {"logit_bias": {"5": 1.0}}}
-    experiment = read_experiment(PLAIN | {"settings": settings})
-    assert experiment.settings["a"].logit_bias == ((5, 1.0),)
+@pytest.mark.parametrize("bias", [{"5": 1}, [[5, 1]], {}, []])
+def test_token_ids_are_numbers_again(bias):
+    """Guards against JSON's keys, which are texts; pairs are the form that `Settings` have."""
+    experiment = read_experiment(PLAIN | {"settings": {"a": {"logit_bias": bias}}})
+    assert experiment.settings["a"].logit_bias == (((5, 1.0),) if bias else ())
 
 
 def test_every_field_of_an_experiment_can_be_said():

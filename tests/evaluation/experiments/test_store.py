@@ -139,6 +139,13 @@ def test_a_workdir_of_another_config_is_refused(tmp_path, change, named):
         pass
 
 
+def test_a_workdir_that_names_tables_of_theory_goes_on(tmp_path):
+    """Guards against a workdir that nobody can resume because a field without effect is gone."""
+    (tmp_path / "config.json").write_text(json.dumps({"theory": {"tables": ["table1"]}} | CONFIG))
+    with Store(str(tmp_path), CONFIG) as store:
+        assert store.outcomes == {}
+
+
 def test_results_without_their_config_are_refused(tmp_path):
     """Guards against results of nobody knows what mixed with ours."""
     (tmp_path / "results.jsonl").write_text('{"cell": "x", "status": "done"}\n')

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jspec.common.errors import InputError
 from jspec.evaluation.analysis.ratios import alpha_of
 from jspec.evaluation.analysis.theory import walltime_improvement
 from jspec.evaluation.reports.costs import (
@@ -50,6 +51,13 @@ def test_a_round_costs_what_its_drafter_and_context_cost():
     assert round_seconds(costs, 1500, a_round(2)) == pytest.approx(4.0)
     assert round_seconds(costs, 1500, a_round(3, drafter="model")) == pytest.approx(8.0)
     assert round_seconds(costs, 1500, a_round(0)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("unknown", [a_round(8), a_round(1, drafter="eagle")])
+def test_a_round_that_was_not_calibrated_is_refused(unknown):
+    """Guards against a traceback, and against the cost of another round."""
+    with pytest.raises(InputError, match="expected costs of rounds with"):
+        round_seconds(COSTS, LENGTH, unknown)
 
 
 def test_a_speedup_by_hand():

@@ -6,8 +6,8 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.reports.timed import answers_by_prompt, parse_cells
-from jspec.evaluation.reports.workdir import read_workdir
-from tests.evaluation.reports.workdirs import cell, cells, failed_cell, trace, write
+from jspec.evaluation.reports.workdir import origin_blocks, read_workdir
+from tests.evaluation.reports.workdirs import RUN, cell, cells, failed_cell, trace, write
 
 
 def test_a_workdir_is_read(tmp_path):
@@ -29,7 +29,10 @@ def test_a_torn_last_line_is_left_out_and_noted(tmp_path):
     assert workdir.notes == ["line 73 of results.jsonl is torn or broken and was left out"]
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"cell": 3}', '{"cell": "a", "status": "done"}', "{" * 9])
+_NO_CELLS = "[1]", '{"cell": 3}', '{"cell": "a", "status": "done"}', "{" * 9, "[" * 100_000
+
+
+@pytest.mark.parametrize("line", _NO_CELLS, ids=range(len(_NO_CELLS)))
 def test_a_line_that_is_no_cell_is_left_out(tmp_path, line):
     """Guards against a crash on what another program has written."""
     workdir = read_workdir(write(tmp_path, cells(), tail=line + "\n"))
@@ -74,8 +77,8 @@ def test_repeats_do_not_count_twice():
     assert [len(group) for group in answers_by_prompt(seeds)] == [2]
 
 
-def test_costs_are_read_and_broken_ones_refused(tmp_path):
-    """Guards against costs of another batch size."""
+def test_costs_are_read_and_broken_ones_noted(tmp_path):
+    """Guards against a report that costs.json makes impossible, or costs of another batch size."""
     folder = write(tmp_path, cells())
     assert read_workdir(folder).costs == {}
     seconds = {"contexts": [512], "numbers": [0, 3], "drafters": ["x"], "seconds": [[[0.1, 0.2]]]}
@@ -83,10 +86,20 @@ def test_costs_are_read_and_broken_ones_refused(tmp_path):
     (folder / "costs.json").write_text(json.dumps(entries))
     costs = read_workdir(folder).costs["lookup:3"]
     assert [costs[size].seconds[0][0] for size in (1, 8)] == [(0.1, 0.2), (0.3, 0.4)]
-    for broken in ("{", "[]", '{"a": {"1": {}}}'):
+    for broken in ("{", "[]", '{"a": 3}', '{"a": {"1": {}}}', '{"a": {"x": {}}}', "[" * 100_000):
         (folder / "costs.json").write_text(broken)
-        with pytest.raises(InputError):
-            read_workdir(folder)
+        workdir = read_workdir(folder)
+        assert workdir.costs == {}
+        assert workdir.notes == ["costs.json is broken and was left out"]
+
+
+def test_the_origin_of_a_run_may_be_unknown(tmp_path):
+    """Guards against a report that a line without a field makes impossible."""
+    workdir = read_workdir(write(tmp_path, cells(), runs=[{}, RUN | {"environment": {}}]))
+    _, commands, (*dates, _, _) = origin_blocks(workdir)
+    assert "--workdir=DIR" in commands.text
+    assert dates == [": ", "2026-11-22: git commit `0123456789ab`, with changes that are not "
+                     "committed"]  # fmt: skip
 
 
 def test_the_number_of_cells_is_what_a_run_says(tmp_path):
