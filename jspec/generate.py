@@ -78,7 +78,8 @@ def main() -> None:
         )
         requests, problem = split_at_problem(loaded, requests)
         if requests:
-            answer(loaded, requests, output)
+            failed = answer(loaded, requests, output)
+            problem = problem or failed
         has_categories = any(request.category is not None for request in requests)
         if _STATS.value and has_categories and loaded.num_draft_tokens:
             for recommendation in monitor.recommend(loaded.costs):
@@ -132,8 +133,15 @@ def split_at_problem(
     return requests, None
 
 
-def answer(loaded: Generator, requests: list[Request], output: JsonLinesWriter | None) -> None:
-    """Answers the requests, writes what is finished, and shows what comes."""
+def answer(
+    loaded: Generator, requests: list[Request], output: JsonLinesWriter | None
+) -> InputError | None:
+    """Answers the requests, writes what is finished, and shows what comes.
+
+    Returns:
+      What was wrong with the first answer that failed, if any did; the others are whole.
+    """
+    failed = None
     is_stream = _STREAM.value and _BATCH_SIZE.value == 1
     has_titles = _PROMPTS_FILE.value is not None
     notes, begun = list_notes(loaded), set[int]()
@@ -152,9 +160,12 @@ def answer(loaded: Generator, requests: list[Request], output: JsonLinesWriter |
         print(piece.text if is_stream or result is None else result.text, end="", flush=True)
         if result is not None:
             print(flush=True)
+            title = f"prompt {piece.index}: " if has_titles else ""
+            if result.error is not None:
+                failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:
-                title = f"prompt {piece.index}: " if has_titles else ""
                 say(title + format_stats(result))
+    return failed
 
 
 def say(text: object) -> None:

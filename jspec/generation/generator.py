@@ -3,7 +3,7 @@
 import collections
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from typing import Any, Self, overload
 
@@ -14,7 +14,7 @@ from jspec.generation.batch import Batch
 from jspec.generation.programs import Programs
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, Settings
-from jspec.generation.result import Piece, Result
+from jspec.generation.result import Piece, Result, check_answered
 from jspec.weights.resolver import load_model
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
@@ -137,14 +137,23 @@ class Generator(Programs):
 
         Raises:
           InputError: if a prompt is empty or longer than the context, if a token id or setting does
-            not fit the model, or if there is not enough memory.
+            not fit the model, or if there is not enough memory. One prompt also raises if its
+            answer fails; of several, a failed answer says so in `Result.error`.
         """
+        if isinstance(prompts, Mapping | bytes | Set):
+            raise InputError(
+                "expected a prompt as a text or a Request, or a list of them, got "
+                f"{type(prompts).__name__}"
+            )
         is_one = isinstance(prompts, str | Request) or not isinstance(prompts, Iterable)
         listed: Sequence[str | Request] = [prompts] if is_one else prompts  # type: ignore[assignment]
         requests = [p if isinstance(p, Request) else Request(p, settings) for p in listed]
         pieces = self.run(requests, chat=chat, system=system)
         results = {piece.index: piece.result for piece in pieces if piece.result is not None}
-        return results[0] if is_one else [results[index] for index in range(len(requests))]
+        if is_one:
+            check_answered([results[0]])
+            return results[0]
+        return [results[index] for index in range(len(requests))]
 
     def stream(
         self,

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jspec.common.errors import check_count, check_range, whole_number
+from jspec.common.errors import check_count, check_range, check_type, whole_number
 from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
@@ -71,6 +71,14 @@ class Programs:
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
+        for name, value, kind in (
+            ("drafter", drafter or "", str),
+            ("acceptance", acceptance, str),
+            ("drafter_options", drafter_options, DrafterOptions),
+            ("rule_options", rule_options, RuleOptions),
+            *(("each of processors", one, Processor) for one in processors),
+        ):
+            check_type(name, value, kind)
         has_draft, context = draft is not None, target.config.max_seq_len
         self.drafter = choose_drafter(
             drafter, has_draft=has_draft, target=target.name, options=drafter_options

@@ -17,6 +17,7 @@ from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
+from jspec.generation.result import check_answered
 from jspec.generation.validate_options import settings_read_by
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.noise import SHARED, AcceptanceNoise
@@ -94,7 +95,9 @@ def check_parity(
     )  # fmt: skip
     requests = [Request(prompt, settings) for prompt in prompts]
     speculative = subject.generator(dtype)
-    found = [result.token_ids for result in speculative.generate(requests)]
+    answers = speculative.generate(requests)
+    check_answered(answers)
+    found = [result.token_ids for result in answers]
     plain = subject.generator(dtype, drafter="none", acceptance="rejection")
     expected = [result.token_ids for result in plain.generate(requests)]
     gaps = parting_gaps(prompts, found, expected, make_logits_after(speculative.target))
