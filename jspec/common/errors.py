@@ -88,8 +88,9 @@ def check_among(name: str, value: object, known: Collection[object]) -> None:
         raise InputError(f"expected {name} among {', '.join(map(str, known))}; got {value!r}")
 
 
-def check_type(name: str, value: object, kind: type) -> None:
-    """Raises an `InputError` unless a value is of a class."""
+def check_type(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Raises an `InputError` unless a value is of a class, or of one of several."""
     if not isinstance(value, kind):
-        expected = "text" if kind is str else kind.__name__
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        expected = " or a ".join("text" if one is str else one.__name__ for one in kinds)
         raise InputError(f"expected {name} to be a {expected}, got {value!r}")

@@ -7,7 +7,7 @@ own, `DrafterOptions` inherits them.
 import dataclasses
 from collections.abc import Sequence
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, check_type
 from jspec.drafters import (
     blockwise,
     eagle,
@@ -63,11 +63,23 @@ _ENTRIES = (
     tables.RANDOM,
 )
 REGISTRY = {entry.name: entry for entry in _ENTRIES}
-DRAFTERS = tuple(REGISTRY)
-WITH_DRAFT_MODEL = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft")
-# From the entries themselves, so that a new drafter needs no second list.
-_WITH_HEAD = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft_head")
+DRAFTERS = REGISTRY.keys()  # grows with the registry
 _DEFAULTS = DrafterOptions()
+
+
+def register_drafter(entry: DrafterEntry) -> None:
+    """Makes a drafter of your own known by its entry's name, to every program and to `Generator`.
+
+    Example:
+      >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
+
+    Raises:
+      InputError: there is another drafter of that name, or the name has a "+".
+    """
+    check_type("a drafter's entry", entry, DrafterEntry)
+    if "+" in entry.name or REGISTRY.get(entry.name, entry) is not entry:
+        raise InputError(f"expected a new name without '+' for a drafter, got {entry.name!r}")
+    REGISTRY[entry.name] = entry
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -111,9 +123,10 @@ def member_names(name: str) -> list[str]:
     if len(set(names)) < len(names):
         raise InputError(f"expected each drafter of a cascade once, got {name!r}")
     # There is one --draft_head.
-    if len(set(names).intersection(_WITH_HEAD)) > 1:
+    with_head = drafters_needing("draft_head")
+    if len(set(names).intersection(with_head)) > 1:
         raise InputError(
-            f"expected at most one of {', '.join(_WITH_HEAD)} in a cascade, as draft_head is one "
+            f"expected at most one of {', '.join(with_head)} in a cascade, as draft_head is one "
             f"folder; got {name!r}"
         )
     return names
@@ -121,7 +134,13 @@ def member_names(name: str) -> list[str]:
 
 def needs_draft_model(name: str) -> bool:
     """Returns whether a drafter of that name drafts with a second model; see `member_names`."""
-    return not set(WITH_DRAFT_MODEL).isdisjoint(member_names(name))
+    return any(REGISTRY[member].needs == "draft" for member in member_names(name))
+
+
+def drafters_needing(what: str) -> list[str]:
+    """Returns the drafters whose entry's `needs` is this."""
+    # From the entries themselves, so that a new drafter needs no second list.
+    return [entry.name for entry in REGISTRY.values() if entry.needs == what]
 
 
 def options_read(name: str, options: DrafterOptions) -> set[str]:
@@ -198,7 +217,7 @@ def choose_drafter(
     if has_draft and not needs_draft_model(name):
         raise InputError(
             "a draft model (--draft, in Python draft) expects a drafter among "
-            f"{', '.join(WITH_DRAFT_MODEL)}; got {name!r}"
+            f"{', '.join(drafters_needing('draft'))}; got {name!r}"
         )
     check_options([name], options)
     return name

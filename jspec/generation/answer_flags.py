@@ -41,9 +41,9 @@ _LOGIT_BIAS = flags.DEFINE_list(
 )
 _ALLOWED_TOKEN_IDS = flags.DEFINE_list("allowed_token_ids", None, "No other token may come.")
 _FORBIDDEN_TOKEN_IDS = flags.DEFINE_list("forbidden_token_ids", [], "These tokens may not come.")
-_ACCEPTANCE = flags.DEFINE_enum(
-    "acceptance", "rejection", list(RULES), "The acceptance rule. lenient, lenient_argmax and "
-    "typical are lossy: they change what the model says."
+_ACCEPTANCE = flags.DEFINE_string(
+    "acceptance", "rejection", f"The acceptance rule: {', '.join(RULES)}. The last three are "
+    "lossy: they change what the model says."
 )  # fmt: skip
 
 

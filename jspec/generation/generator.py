@@ -39,12 +39,12 @@ class Generator(Programs):
       draft: a cheaper model with the same vocabulary, for the drafters "model" and "hierarchical".
       drafter: a name from `jspec.drafters.DRAFTERS`, or several joined by "+", of which the first
         that has a proposal makes it. None means "model" with a draft model and "prompt_lookup"
-        without, plus "+eagle" if jspec ships a head for the target.
+        without, plus "+eagle" if jspec ships a head for the target. Or your own `DrafterEntry`.
       num_draft_tokens: number of drafts a round; "auto" chooses it in every round.
       costs: costs of rounds, for "auto"; None measures them once on this machine.
       acceptance: the acceptance rule. "rejection", "block" and "coupled" keep the target's
         distribution, and so does "greedy", for temperature 0; "lenient", "lenient_argmax" and
-        "typical" do not.
+        "typical" do not. Or an `AcceptanceRule` of your own.
       rule_options: options of the last three rules.
       drafter_options: options of the drafters.
       batch_size: maximum number of requests answered together.

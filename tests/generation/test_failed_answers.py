@@ -73,8 +73,14 @@ def test_numbers_beyond_floats_are_refused(settings):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"drafter": ["model"]}, r"expected drafter to be a text, got \['model'\]"),
-        ({"acceptance": ["block"]}, r"expected acceptance to be a text, got \['block'\]"),
+        (
+            {"drafter": ["model"]},
+            r"expected drafter to be a text or a DrafterEntry, got \['model'\]",
+        ),
+        (
+            {"acceptance": ["block"]},
+            r"expected acceptance to be a text or a AcceptanceRule, got \['block'\]",
+        ),
         ({"processors": ("x",)}, "expected each of processors to be a Processor, got 'x'"),
         ({"drafter_options": {}}, "expected drafter_options to be a DrafterOptions, got {}"),
         ({"rule_options": {}}, "expected rule_options to be a RuleOptions, got {}"),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import WITH_DRAFT_MODEL, member_names
+from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
@@ -159,7 +159,7 @@ def check_caches(rows: Rows) -> Check:
     names = member_names(subject.drafter)
     members = state.draft if len(names) > 1 else (state.draft,)
     for name, own in zip(names, members, strict=True):
-        model, layers = (subject.draft if name in WITH_DRAFT_MODEL else None), None
+        model, layers = (subject.draft if needs_draft_model(name) else None), None
         if name == "layer_skip":
             model, asked_for = subject.target, subject.drafter_options.draft_layers
             layers = choose_layers(asked_for, model.config.num_layers)
