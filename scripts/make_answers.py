@@ -123,8 +123,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
         own = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
         requests = [Request(waiting[index], own[index]) for index in chunk]
         for piece in generator.run(requests):
-            if piece.result is not None:
-                result = piece.result
+            if (result := piece.result) is not None:
                 check_answered([result])
                 ids = {"prompt_token_ids": result.prompt_token_ids, "token_ids": result.token_ids}
                 journal.append(fixed | {"index": chunk[piece.index]} | ids)

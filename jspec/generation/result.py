@@ -8,7 +8,7 @@ from jspec.generation.request import Settings
 from jspec.generation.stats import Stats
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result:
     """One answer.
 
@@ -40,6 +40,11 @@ class Result:
     raw_logprobs: list[float] | None = None
     category: str | None = None
     error: str | None = None
+
+    def __repr__(self) -> str:
+        """Begins with the text; the whole is in the attributes."""
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"<Result {text!r}: {len(self.token_ids)} tokens, {self.finish_reason}>"
 
     def to_json(self) -> dict[str, object]:
         """Returns the result as plain values, ready for `json.dumps`."""

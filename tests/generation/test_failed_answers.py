@@ -1,5 +1,6 @@
 """An answer that fails, alone and beside others; arguments of another type, each in one line."""
 
+import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -98,3 +99,46 @@ def test_prompts_of_another_type_are_refused(prompts):
     message = f"list of them, got {type(prompts).__name__}"
     with pytest.raises(InputError, match=message):
         shared_generator("none").generate(prompts)
+
+
+def test_options_have_the_names_of_their_flags(monkeypatch):
+    """`Generator.load(draft_layers=1)` is `--draft_layers=1`; a wrong one loads no model."""
+    loaded = []
+    monkeypatch.setattr(
+        "jspec.generation.generator.load_model", lambda name, **_: loaded.append(name) or target()
+    )
+    generator = Generator.load("tiny", drafter="layer_skip", draft_layers=1)
+    assert generator.describe()["drafter_options"]["draft_layers"] == (0,)
+    rule = Generator.load("tiny", drafter="prompt_lookup", acceptance="lenient", lenience=0.25)
+    assert rule.describe()["rule_options"]["lenience"] == 0.25
+    loaded.clear()
+    with pytest.raises(InputError, match="expected a drafter among"):
+        Generator.load("tiny", drafter="modle")
+    with pytest.raises(InputError, match="--num_draft_tokens=auto chooses the number of drafts"):
+        Generator.load("tiny", drafter="auto")
+    with pytest.raises(InputError, match="draft_layers as a number or a list"):
+        Generator.load("tiny", drafter="layer_skip", draft_layers="x")
+    assert loaded == []
+
+
+def test_samples_have_seeds_of_their_own():
+    """Sample k is the answer with seed + k; equal requests have equal answers."""
+    generator = shared_generator("none")
+    settings = Settings(max_new_tokens=12, temperature=1.5, seed=5)
+    samples = generator.generate("abc", settings, num_samples=3)
+    alone = [generator.generate("abc", dataclasses.replace(settings, seed=5 + k)) for k in range(3)]
+    assert [s.token_ids for s in samples] == [a.token_ids for a in alone]
+    assert len({tuple(s.token_ids) for s in samples}) == 3
+    same = generator.generate(["abc", "abc"], settings)
+    assert same[0].token_ids == same[1].token_ids
+    with pytest.raises(InputError, match="expected num_samples from 1"):
+        generator.generate("abc", settings, num_samples=0)
+
+
+def test_what_is_printed_is_short():
+    """Guards against parameters or every round on the screen of a notebook."""
+    generator = make_generator("prompt_lookup")
+    result = generator.generate("abc" * 9, Settings(max_new_tokens=40))
+    for thing in (generator, result, result.stats, target()):
+        assert len(repr(thing)) < 600, repr(thing)
+    assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"

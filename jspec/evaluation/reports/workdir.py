@@ -167,7 +167,7 @@ def _machine(own: Mapping[str, Any]) -> str:
 def origin_blocks(workdir: Workdir) -> list[Block]:
     """Returns the chapter."""
     commands = [shlex.join(portable(run["argv"])) for run in workdir.runs]
-    commands = [*dict.fromkeys(commands), "python scripts/summarize.py DIR"]
+    commands = [*dict.fromkeys(commands), "python -m jspec.report DIR"]
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
     counts = [f"{len(workdir.done)}{of_all} cells done, {len(workdir.failed)} failed."]
     seconds = [line["record"].get("seconds") for line in workdir.done]
