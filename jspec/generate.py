@@ -3,6 +3,7 @@
 The text goes to standard output, everything else to standard error.
 """
 
+import collections
 import contextlib
 import dataclasses
 import statistics
@@ -13,7 +14,8 @@ from absl import flags
 from jspec.common import cli
 from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, prefixed_errors
-from jspec.common.json_lines import JsonLinesWriter, title_of
+from jspec.common.json_lines import JsonLinesWriter, check_unicode, title_of
+from jspec.common.timing import Instant
 from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.costs import read_costs
@@ -22,6 +24,7 @@ from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import Result
+from jspec.generation.stats import by_drafter
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -78,7 +81,8 @@ def main() -> None:
         )
         requests, problem = split_at_problem(loaded, requests)
         if requests:
-            answer(loaded, requests, output)
+            failed = answer(loaded, requests, output)
+            problem = problem or failed
         has_categories = any(request.category is not None for request in requests)
         if _STATS.value and has_categories and loaded.num_draft_tokens:
             for recommendation in monitor.recommend(loaded.costs):
@@ -91,13 +95,16 @@ def read_texts(prompt: str | None, prompts_file: str | None) -> list[Prompt]:
     """Returns the prompts.
 
     Raises:
-      InputError: no prompt at all, two sources of them, or a broken line anywhere in the file.
+      InputError: no prompt at all, two sources of them, an empty or broken text, or a broken
+        line anywhere in the file.
     """
     if (prompt is None) == (prompts_file is None):
         given = "neither" if prompt is None else "both"
         raise InputError(f"expected either --prompt or --prompts_file, got {given}")
     if prompts_file is None:
-        return [Prompt(prompt or "")]
+        if not prompt:
+            raise InputError("expected a text in --prompt, got an empty one")
+        return [Prompt(check_unicode(prompt, "--prompt"))]
     texts = list(read_prompts(prompts_file))
     if not texts:
         raise InputError(f"expected at least one prompt in {title_of(prompts_file)}, got none")
@@ -132,11 +139,19 @@ def split_at_problem(
     return requests, None
 
 
-def answer(loaded: Generator, requests: list[Request], output: JsonLinesWriter | None) -> None:
-    """Answers the requests, writes what is finished, and shows what comes."""
+def answer(
+    loaded: Generator, requests: list[Request], output: JsonLinesWriter | None
+) -> InputError | None:
+    """Answers the requests, writes what is finished, and shows what comes.
+
+    Returns:
+      What was wrong with the first answer that failed, if any did; the others are whole.
+    """
+    failed = None
     is_stream = _STREAM.value and _BATCH_SIZE.value == 1
     has_titles = _PROMPTS_FILE.value is not None
-    notes, begun = list_notes(loaded), set[int]()
+    notes, begun, number = list_notes(loaded), set[int](), loaded.describe()["num_draft_tokens"]
+    start, num_tokens = Instant(), 0
     for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
         while notes:
             say(f"note: {notes.pop(0)}")
@@ -149,12 +164,21 @@ def answer(loaded: Generator, requests: list[Request], output: JsonLinesWriter |
         if has_titles and piece.index not in begun:
             print(f"--- prompt {piece.index} ---")
             begun.add(piece.index)
+        num_tokens += len(piece.token_ids)
         print(piece.text if is_stream or result is None else result.text, end="", flush=True)
         if result is not None:
             print(flush=True)
+            title = f"prompt {piece.index}: " if has_titles else ""
+            if result.error is not None:
+                failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:
-                title = f"prompt {piece.index}: " if has_titles else ""
-                say(title + format_stats(result))
+                say(title + format_stats(result, number))
+    if _STATS.value and len(requests) > 1:
+        seconds = Instant().run_seconds_since(start)
+        rate = num_tokens / max(seconds, 1e-9)
+        say(f"{len(requests)} prompts: {num_tokens} tokens in {seconds:.1f} s without compilation, "
+            f"{rate:.1f} tokens/s")  # fmt: skip
+    return failed
 
 
 def say(text: object) -> None:
@@ -173,8 +197,8 @@ def list_notes(loaded: Generator) -> list[str]:
     return notes
 
 
-def format_stats(result: Result) -> str:
-    """Returns an answer's statistics in two lines, a third with log-probabilities."""
+def format_stats(result: Result, number: int | str) -> str:
+    """Returns an answer's statistics; `number` of drafts a round, or "auto"."""
     stats = result.stats
     rate = "-" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f}"
     line = (
@@ -184,13 +208,16 @@ def format_stats(result: Result) -> str:
     )
     accepted = "no drafts"
     if stats.acceptance_rate is not None:
-        accepted = (
-            f"acceptance {stats.acceptance_rate:.1%} ({stats.num_accepted} of "
-            f"{stats.num_proposed} drafts)"
-        )
+        members = by_drafter(stats.rounds).items()
+        shares = [f"{name} {own['num_accepted']} of {own['num_proposed']}" for name, own in members]
+        accepted = f"acceptance {stats.acceptance_rate:.1%} ({', '.join(shares)} drafts)"
     per_call = stats.tokens_per_target_call
     calls = "-" if per_call is None else f"{per_call:.2f}"
     text = f"{line}\n{accepted}, {calls} tokens per target call"
+    if isinstance(number, str):  # auto
+        chosen = collections.Counter(one.num_proposed for one in stats.rounds)
+        counts = ", ".join(f"{drafts} in {times}" for drafts, times in sorted(chosen.items()))
+        text += f"\nauto: drafts in rounds: {counts or 'no rounds'}"
     if result.logprobs is not None and result.raw_logprobs is not None:
         mean, raw = (statistics.fmean(own) for own in (result.logprobs, result.raw_logprobs))
         text += f"\nmean log-probability {mean:.4f} as sampled, {raw:.4f} raw"

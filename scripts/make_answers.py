@@ -33,6 +33,7 @@ from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
+from jspec.generation.result import check_answered
 from jspec.training.texts import read_token_texts
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
@@ -122,8 +123,8 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
         own = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
         requests = [Request(waiting[index], own[index]) for index in chunk]
         for piece in generator.run(requests):
-            if piece.result is not None:
-                result = piece.result
+            if (result := piece.result) is not None:
+                check_answered([result])
                 ids = {"prompt_token_ids": result.prompt_token_ids, "token_ids": result.token_ids}
                 journal.append(fixed | {"index": chunk[piece.index]} | ids)
 

@@ -3,7 +3,7 @@
 `python scripts/trace.py --prompt="Count to ten." --drafter=prompt_lookup --workdir=DIR`
 
 As Figure 1 of Leviathan et al. (arXiv 2211.17192), in the terminal. With --workdir the trace goes
-to DIR/trace.json too, and `python scripts/summarize.py DIR` puts it, and a timeline of the calls as
+to DIR/trace.json too, and `python -m jspec.report DIR` puts it, and a timeline of the calls as
 in Figure 5, into the report.
 """
 

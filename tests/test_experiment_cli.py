@@ -64,7 +64,10 @@ def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
     )  # fmt: skip
     assert status == 0, errors
     assert output == f"{work}: 16 of 16 cells are done\n"
-    assert errors.splitlines()[-1] == "16 of 16 cells"
+    assert errors.splitlines()[-2:] == [
+        "16 of 16 cells",
+        f"the report: python -m jspec.report {work}",
+    ]
     assert "Traceback" not in errors
     config = json.loads((work / "config.json").read_text())
     assert (config["num_prompts"], config["max_new_tokens"], config["seeds"]) == (2, 6, [0, 5])

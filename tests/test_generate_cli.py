@@ -14,6 +14,7 @@ from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
+    "error",
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
     "logprobs", "raw_logprobs", "category",
     "settings", "stats",

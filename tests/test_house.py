@@ -15,19 +15,20 @@ MAX_LINES_OF_A_FILE = 250
 MAX_README_CHARACTERS = 9_000
 MAX_ENTRIES = 12  # directly under jspec/, besides the programs
 PROGRAMS = {
-    "__main__.py", "audit.py", "benchmark.py", "experiment.py", "generate.py", "train.py",
+    "__main__.py", "audit.py", "benchmark.py", "experiment.py", "generate.py", "report.py",
+    "train.py",
 }  # fmt: skip
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_500,
+    "common": 1_520,
     "kernels": 2_680,
     "models": 800,
     "sampling": 630,
     "weights": 2_150,
-    "speculation": 1_700,
-    "drafters": 4_700,
-    "generation": 2_550,
+    "speculation": 1_720,
+    "drafters": 4_720,
+    "generation": 2_700,
     "training": 2_200,
     "evaluation": 7_350,
 }

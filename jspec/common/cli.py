@@ -6,8 +6,10 @@ all flags of the program.
 """
 
 import contextlib
+import importlib.util
 import io
 import os
+import pathlib
 import signal
 import sys
 import textwrap
@@ -19,12 +21,16 @@ from typing import Any
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, describe_error
 
 _INTERRUPTED = 130  # the exit status
 _MOMENT = 0.05  # seconds until an interrupt is sent again
 _WIDTH = 100
 _COLUMN = 28
+_IMPORTS = flags.DEFINE_multi_string(
+    "import", [], "A module, or a .py file, that registers drafters or rules of your own "
+    "(jspec.register_drafter, jspec.register_rule)."
+)  # fmt: skip
 _OWN = "This program"
 _ABSL = "absl's own: --flagfile, --logtostderr, --verbosity, --pdb and others of its modules."
 _ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"
@@ -53,6 +59,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
                 most = f"at most {max_arguments} besides flags"
                 allowed = most if max_arguments else "flags only"
                 raise InputError(f"expected {allowed}, got {argv[1 + max_arguments]!r}")
+            _import_all(_IMPORTS.value)
             main(*argv[1:])
             return 0
         except InputError as error:
@@ -80,6 +87,27 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
     app.run(guarded, flags_parser=_parse_flags)
 
 
+def _import_all(names: Sequence[str]) -> None:
+    """Imports modules by name, the current folder's among them, or files by path.
+
+    Raises:
+      InputError: one that cannot be imported, whatever it raises.
+    """
+    sys.path.append(os.getcwd())  # as `python -m` has it, and the console command has not
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                spec = importlib.util.spec_from_file_location(pathlib.Path(name).stem, name)
+                assert spec is not None  # a file's name always gives one
+                assert spec.loader is not None
+                module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+            else:
+                importlib.import_module(name)
+        except Exception as error:  # it is the user's code
+            raise InputError(f"--import={name}: {describe_error(error)}") from None
+
+
 def _hear_interrupts() -> None:
     """Makes Ctrl-C work at every moment."""
 
@@ -104,6 +132,7 @@ def _forget_output() -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
     define_help_flags()
+    flags.adopt_module_key_flags(sys.modules[__name__])
     try:
         return flags.FLAGS(argv)
     except BrokenPipeError:  # the reader of the help has closed the pipe

@@ -50,6 +50,8 @@ def check_number(name: str, value: Any) -> None:
         if isinstance(value, str | bytes):  # float() would parse them
             raise TypeError
         float(value)
+    except OverflowError:
+        raise InputError(f"expected {name} to be a number that a float can hold") from None
     except TypeError:
         raise InputError(f"expected {name} to be a number, got {value!r}") from None
 
@@ -84,3 +86,11 @@ def check_among(name: str, value: object, known: Collection[object]) -> None:
     """Raises an `InputError` unless a value is one of the known ones."""
     if value not in known:
         raise InputError(f"expected {name} among {', '.join(map(str, known))}; got {value!r}")
+
+
+def check_type(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Raises an `InputError` unless a value is of a class, or of one of several."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        expected = " or a ".join("text" if one is str else one.__name__ for one in kinds)
+        raise InputError(f"expected {name} to be a {expected}, got {value!r}")

@@ -1,35 +1,42 @@
 """Drafters by name."""
 
-from jspec.drafters.registry import (
-    DRAFTERS,
-    WITH_DRAFT_MODEL,
-    DrafterOptions,
+from jspec.drafters.options import (
     check_options,
     choose_drafter,
     draws_from_distribution,
+    options_read,
+    read_options,
+    without_unread,
+)
+from jspec.drafters.registry import (
+    DRAFTERS,
+    DrafterOptions,
+    drafters_needing,
     make_drafter,
     member_names,
     needs_draft_model,
-    options_read,
+    register_drafter,
     with_shipped_head,
-    without_unread,
 )
-from jspec.drafters.spec import DEFAULT_NUM_DRAFT_TOKENS, BuiltDrafter, DrafterSpec
+from jspec.drafters.spec import DEFAULT_NUM_DRAFT_TOKENS, BuiltDrafter, DrafterEntry, DrafterSpec
 
 __all__ = [
     "DEFAULT_NUM_DRAFT_TOKENS",
     "DRAFTERS",
-    "WITH_DRAFT_MODEL",
     "BuiltDrafter",
+    "DrafterEntry",
     "DrafterOptions",
     "DrafterSpec",
     "check_options",
     "choose_drafter",
+    "drafters_needing",
     "draws_from_distribution",
     "make_drafter",
     "member_names",
     "needs_draft_model",
     "options_read",
+    "read_options",
+    "register_drafter",
     "with_shipped_head",
     "without_unread",
 ]

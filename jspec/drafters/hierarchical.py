@@ -160,7 +160,7 @@ def _inner_name(options: HierarchicalOptions) -> str:
 
 
 def _options_read(options: HierarchicalOptions) -> set[str]:
-    from jspec.drafters.registry import options_read
+    from jspec.drafters.options import options_read  # which imports this file
 
     own = {field.name for field in dataclasses.fields(HierarchicalOptions)}
     return own | options_read(_inner_name(options), options)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jspec.common.errors import InputError
 from jspec.common.timing import Instant
 from jspec.generation.request import Request
 from jspec.generation.result import Piece, Result
@@ -33,6 +32,7 @@ class Answer:
 
     Attributes:
       finish_reason: why the answer ended, as in `Result`; None while it goes on.
+      error: what is wrong with a failed one.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Answer:
     ) -> None:
         """Starts the clocks: an answer is made just before its prefill."""
         self.finish_reason: str | None = None
+        self.error: str | None = None
         self._index, self._request, self._row = index, request, row
         self._eos_ids = frozenset(target.config.eos_ids)
         self._num_draft_tokens = num_draft_tokens
@@ -80,17 +81,20 @@ class Answer:
         for token_id in a_round.token_ids:
             if self.finish_reason is None:
                 self._push(token_id)
-                num_emitted += 1
+                num_emitted += self.error is None
         if a_round.logprobs is not None:
             self._logprobs += a_round.logprobs[:num_emitted]
         return num_emitted
 
     def _push(self, token_id: int) -> None:
         if token_id == NO_TOKEN:
-            raise InputError(
+            # The other rows of the batch go on.
+            self.finish_reason = "failed"
+            self.error = (
                 f"expected logits that are numbers; the model gave NaN, or forbade every token, at "
                 f"token {len(self._token_ids)} of the answer"
             )
+            return
         self._token_ids.append(token_id)
         self._text.push(token_id)
         if token_id in self._eos_ids:
@@ -122,7 +126,7 @@ class Answer:
         wants_logprobs = self._request.settings.logprobs
         stats = Stats(
             rounds=tuple(self._rounds),
-            num_round_tokens=len(self._token_ids) - 1,
+            num_round_tokens=max(len(self._token_ids) - 1, 0),
             prefill_seconds=self._prefilled.run_seconds_since(self._started),
             decode_seconds=now.run_seconds_since(self._prefilled),
             device_seconds=self._device_seconds,
@@ -138,6 +142,7 @@ class Answer:
             settings=self._request.settings,
             stats=stats,
             category=self._request.category,
+            error=self.error,
             raw_logprobs=[raw for raw, _ in self._logprobs] if wants_logprobs else None,
             logprobs=[processed for _, processed in self._logprobs] if wants_logprobs else None,
         )

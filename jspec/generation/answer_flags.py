@@ -24,26 +24,36 @@ TARGET = flags.DEFINE_string(
     "target", DEFAULT_TARGET, "The model whose answers are wanted: a Hugging Face folder or hub "
     "name, a .gguf file, an Orbax folder, smollm2-135m-instruct, or random:<preset>."
 )  # fmt: skip
-DRAFT = flags.DEFINE_string("draft", None, "A cheaper model of the same vocabulary; likewise.")
+DRAFT = flags.DEFINE_string(
+    "draft", None, "A cheaper model with the same vocabulary, named as --target is."
+)
 _NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round; auto chooses "
     "them, round by round, from what has been accepted and what rounds cost on this machine."
 )  # fmt: skip
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of weights and caches.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", "bfloat16", ["bfloat16", "float32"], "The type of weights and caches."
+)
 _TARGET_QUANTIZATION = flags.DEFINE_enum(
-    "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another model."
+    "target_quantization",
+    "none",
+    QUANTIZATIONS,
+    "Rounds the target's weights to integers, which makes it another model.",
 )
 _DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
+    "draft_quantization",
+    "none",
+    QUANTIZATIONS,
+    "Rounds the draft model's weights to integers, which changes no answer's distribution.",
 )
 _LOGIT_BIAS = flags.DEFINE_list(
     "logit_bias", [], "Numbers added to logits: ID:NUMBER, separated by commas."
 )
 _ALLOWED_TOKEN_IDS = flags.DEFINE_list("allowed_token_ids", None, "No other token may come.")
 _FORBIDDEN_TOKEN_IDS = flags.DEFINE_list("forbidden_token_ids", [], "These tokens may not come.")
-_ACCEPTANCE = flags.DEFINE_enum(
-    "acceptance", "rejection", list(RULES), "The acceptance rule. lenient, lenient_argmax and "
-    "typical are lossy: they change what the model says."
+_ACCEPTANCE = flags.DEFINE_string(
+    "acceptance", "rejection", f"The acceptance rule: {', '.join(RULES)}. The last three are "
+    "lossy: they change what the model says."
 )  # fmt: skip
 
 
@@ -67,17 +77,17 @@ _SETTINGS = _define(
     top_p="Keep the most likely tokens that reach this together.",
     min_p="Keep tokens at least this likely relative to the best.",
     repetition_penalty="Divides positive logits of tokens in prompt or output.",
-    presence_penalty="Taken off the logits of tokens in the output, -2 to 2.",
-    frequency_penalty="Likewise, times their count in the output, -2 to 2.",
+    presence_penalty="Subtracted from the logits of tokens in the output, -2 to 2.",
+    frequency_penalty="Subtracted from a token's logit for each time it is in the output, -2 to 2.",
     min_new_tokens="End-of-text and stop tokens are suppressed until then.",
     logprobs="Report each token's log-probability under the target.",
     seed="Seeds everything that is random.",
 )
 _RULE_OPTIONS = _define(
     RuleOptions,
-    lenience="Of lenient and lenient_argmax, from 0 to 1; 1 is none.",
-    typical_epsilon="Of typical: a probability always enough.",
-    typical_delta="Of typical: enough, times exp(-entropy).",
+    lenience="Of the rules lenient and lenient_argmax, from 0 to 1; 1 is no lenience.",
+    typical_epsilon="Of the rule typical: a probability that is always enough.",
+    typical_delta="Of the rule typical: this times exp(-entropy) is enough, too.",
 )
 
 list_flags("Models", "target draft dtype draft_quantization", "target_quantization max_seq_len")

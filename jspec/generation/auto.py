@@ -77,16 +77,20 @@ def recall_costs(
         "numbers": list(engine.numbers),
     }
     measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len)
-    return recall_or_measure(cache_dir() / "costs.json", key | machine, measure)
+    check = functools.partial(check_costs, engine=engine)
+    return recall_or_measure(cache_dir() / "costs.json", key | machine, measure, check)
 
 
 def recall_or_measure(
-    path: pathlib.Path, key: Mapping[str, Any], measure: Callable[[], RoundCosts]
+    path: pathlib.Path,
+    key: Mapping[str, Any],
+    measure: Callable[[], RoundCosts],
+    check: Callable[[RoundCosts], object] = lambda costs: None,
 ) -> RoundCosts:
     """Returns the costs that a file holds under a key; measures and adds them if they are missing.
 
-    A corrupt file is replaced, with a note on standard error. Where the file cannot be written,
-    every start measures again.
+    So it does where `check` raises an `InputError`. A corrupt file is replaced, with a note on
+    standard error. Where the file cannot be written, every start measures again.
     """
     name, entries = json.dumps(key, sort_keys=True), {}
     try:
@@ -95,7 +99,9 @@ def recall_or_measure(
         _note(f"note: {error}: begun anew")
     if name in entries:
         try:
-            return RoundCosts.from_json(entries[name])
+            costs = RoundCosts.from_json(entries[name])
+            check(costs)
+            return costs
         except InputError as error:
             _note(f"note: {path}: {error}: measuring anew")
     _note("measuring what rounds cost on this machine, once for these models and settings")
@@ -109,6 +115,8 @@ def recall_or_measure(
         temporary.replace(path)  # in one step, so that nobody reads half of it
     except OSError as error:
         _note(f"note: cannot keep costs in {path}: {error.strerror}")
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return costs
 
 

@@ -13,9 +13,10 @@ from jspec.generation.answer import Answer
 from jspec.generation.batch import Batch
 from jspec.generation.programs import Programs
 from jspec.generation.prompts import encode_prompt
-from jspec.generation.request import Request, Settings
-from jspec.generation.result import Piece, Result
-from jspec.weights.resolver import load_model
+from jspec.generation.request import Request, Settings, make_requests
+from jspec.generation.result import Piece, Result, check_answered
+from jspec.generation.validate_options import gather_options
+from jspec.weights.resolver import load_model, model_name
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
 _DEFAULTS = Settings()
@@ -39,12 +40,12 @@ class Generator(Programs):
       draft: a cheaper model with the same vocabulary, for the drafters "model" and "hierarchical".
       drafter: a name from `jspec.drafters.DRAFTERS`, or several joined by "+", of which the first
         that has a proposal makes it. None means "model" with a draft model and "prompt_lookup"
-        without, plus "+eagle" if jspec ships a head for the target.
+        without, plus "+eagle" if jspec ships a head for the target. Or your own `DrafterEntry`.
       num_draft_tokens: number of drafts a round; "auto" chooses it in every round.
       costs: costs of rounds, for "auto"; None measures them once on this machine.
       acceptance: the acceptance rule. "rejection", "block" and "coupled" keep the target's
         distribution, and so does "greedy", for temperature 0; "lenient", "lenient_argmax" and
-        "typical" do not.
+        "typical" do not. Or an `AcceptanceRule` of your own.
       rule_options: options of the last three rules.
       drafter_options: options of the drafters.
       batch_size: maximum number of requests answered together.
@@ -91,17 +92,24 @@ class Generator(Programs):
           target_quantization: "int8" or "int4" rounds the target's weights, which makes it another
             model: the answers follow the distribution of that model. None leaves them alone.
           draft_quantization: the same for the draft model, which changes no answer's distribution.
-          **options: keyword arguments of the constructor.
+          **options: keyword arguments of the constructor; and options of drafters and rules by the
+            names of their flags, such as `draft_layers=20` or `lenience=0.3`.
 
         Raises:
           InputError: if a model cannot be loaded, or an option is out of range.
         """
         if draft is None and draft_quantization is not None:
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
+        target = model_name(target)
+        options = gather_options(options, target, has_draft=draft is not None)
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
         return cls(loaded, loaded_draft, **options)
+
+    def __repr__(self) -> str:
+        number, rule = (self.describe()[key] for key in ("num_draft_tokens", "acceptance"))
+        return f"<Generator of {self.target.name}: {self.drafter}, {number} drafts, {rule}>"
 
     @overload
     def generate(
@@ -115,6 +123,12 @@ class Generator(Programs):
         chat: bool | None = ..., system: str | None = ...,
     ) -> list[Result]: ...  # fmt: skip
 
+    @overload
+    def generate(
+        self, prompts: str | Request | Sequence[str | Request], settings: Settings = ..., *,
+        chat: bool | None = ..., system: str | None = ..., num_samples: int,
+    ) -> list[Result]: ...  # fmt: skip
+
     def generate(
         self,
         prompts: str | Request | Sequence[str | Request],
@@ -122,6 +136,7 @@ class Generator(Programs):
         *,
         chat: bool | None = None,
         system: str | None = None,
+        num_samples: int | None = None,
     ) -> Result | list[Result]:
         """Returns the whole answer to one prompt, or a list of those to several, in their order.
 
@@ -134,17 +149,22 @@ class Generator(Programs):
           settings: the settings of prompts that are texts.
           chat: whether to put texts into the model's chat template; None does so if it has one.
           system: a system message for the template.
+          num_samples: answers to each prompt, in a list, with the seeds `seed`, `seed + 1` and so
+            on. Without it, equal prompts with equal settings have equal answers.
 
         Raises:
           InputError: if a prompt is empty or longer than the context, if a token id or setting does
-            not fit the model, or if there is not enough memory.
+            not fit the model, or if there is not enough memory; or if the answer to one prompt
+            fails. Of several, a failed one says so in `Result.error`.
         """
         is_one = isinstance(prompts, str | Request) or not isinstance(prompts, Iterable)
-        listed: Sequence[str | Request] = [prompts] if is_one else prompts  # type: ignore[assignment]
-        requests = [p if isinstance(p, Request) else Request(p, settings) for p in listed]
+        requests = make_requests([prompts] if is_one else prompts, settings, num_samples)
         pieces = self.run(requests, chat=chat, system=system)
         results = {piece.index: piece.result for piece in pieces if piece.result is not None}
-        return results[0] if is_one else [results[index] for index in range(len(requests))]
+        if is_one and num_samples is None:
+            check_answered([results[0]])
+            return results[0]
+        return [results[index] for index in range(len(requests))]
 
     def stream(
         self,
@@ -160,8 +180,7 @@ class Generator(Programs):
           >>> for piece in generator.stream("Tell me a story."):
           ...     print(piece.text, end="", flush=True)
         """
-        request = prompt if isinstance(prompt, Request) else Request(prompt, settings)
-        return self.run([request], chat=chat, system=system)
+        return self.run(make_requests([prompt], settings), chat=chat, system=system)
 
     def run(
         self, requests: Sequence[Request], *, chat: bool | None = None, system: str | None = None
@@ -215,7 +234,7 @@ class Generator(Programs):
         """Returns the token ids that the model is given for a prompt; see `generate`.
 
         Raises:
-          InputError: if the prompt is empty, or a chat template is needed and there is none.
+          InputError: if the prompt is empty, or a needed chat template is missing.
         """
         return encode_prompt(self.target, prompt, chat=chat, system=system)
 

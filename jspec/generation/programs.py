@@ -7,15 +7,17 @@ from typing import Any
 
 import jax
 
-from jspec.common.errors import check_count, check_range, whole_number
+from jspec.common.errors import check_count, check_range, check_type, whole_number
 from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterEntry,
     DrafterOptions,
     DrafterSpec,
     choose_drafter,
     make_drafter,
+    register_drafter,
     with_shipped_head,
 )
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
@@ -34,12 +36,14 @@ from jspec.generation.validate_options import (
 )
 from jspec.sampling.processor import Processor
 from jspec.speculation.acceptance import RuleOptions, get_rule
+from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import ModelParams
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import shared_vocab_size
 
 RULE_DEFAULTS = RuleOptions()
 DRAFTER_DEFAULTS = DrafterOptions()
+_OWN_RULE = "own rule"  # the name of a rule that was given as an object
 
 
 class Programs:
@@ -56,10 +60,10 @@ class Programs:
         target: LoadedModel,
         draft: LoadedModel | None = None,
         *,
-        drafter: str | None = None,
+        drafter: str | DrafterEntry | None = None,
         num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS,
         costs: RoundCosts | None = None,
-        acceptance: str = "rejection",
+        acceptance: str | AcceptanceRule = "rejection",
         rule_options: RuleOptions = RULE_DEFAULTS,
         drafter_options: DrafterOptions = DRAFTER_DEFAULTS,
         batch_size: int = 1,
@@ -71,6 +75,17 @@ class Programs:
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
+        for name, value, kind in (
+            ("drafter", drafter or "", (str, DrafterEntry)),
+            ("acceptance", acceptance, (str, AcceptanceRule)),
+            ("drafter_options", drafter_options, DrafterOptions),
+            ("rule_options", rule_options, RuleOptions),
+            *(("each of processors", one, Processor) for one in processors),
+        ):
+            check_type(name, value, kind)
+        if isinstance(drafter, DrafterEntry):
+            register_drafter(drafter)
+            drafter = drafter.name
         has_draft, context = draft is not None, target.config.max_seq_len
         self.drafter = choose_drafter(
             drafter, has_draft=has_draft, target=target.name, options=drafter_options
@@ -80,7 +95,9 @@ class Programs:
         check_count("max_seq_len", self.max_seq_len, 2, context)
         check_count("batch_size", batch_size, 1, 4096)
         check_count("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
-        self.rule = get_rule(acceptance, rule_options)
+        is_own = isinstance(acceptance, AcceptanceRule)
+        self.rule = acceptance if is_own else get_rule(acceptance, rule_options)
+        acceptance = _OWN_RULE if is_own else acceptance
         check_rule_options(rule_options, acceptance, self.drafter)
         self.target, self._draft, self.batch_size = target, draft, batch_size
         self._acceptance, self._rule_options = acceptance, rule_options

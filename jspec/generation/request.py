@@ -1,10 +1,10 @@
 """What a user asks for: a prompt, and the settings with which it is answered."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from jspec.common.errors import InputError, check_number, check_numbers, whole_number
+from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
 
 MAX_SEED = 2**32 - 1
 _FLOAT32_MAX = 2.0**127
@@ -168,3 +168,26 @@ class Request:
     def __post_init__(self) -> None:
         is_settings = isinstance(self.settings, Settings)
         _expect(is_settings, "settings as jspec.Settings", repr(self.settings))
+
+
+def make_requests(
+    prompts: Any, settings: Settings, num_samples: int | None = None
+) -> list[Request]:
+    """Returns a request for each prompt, a text or a request; or `num_samples` with rising seeds.
+
+    Raises:
+      InputError: no list of prompts, or a seed above the largest.
+    """
+    if isinstance(prompts, Mapping | bytes | Set):
+        kind = type(prompts).__name__
+        raise InputError(f"expected a prompt as a text or a Request, or a list of them, got {kind}")
+    requests = [p if isinstance(p, Request) else Request(p, settings) for p in prompts]
+    if num_samples is None:
+        return requests
+    check_count("num_samples", num_samples, 1, 10**6)
+    return [_with_seed(request, k) for request in requests for k in range(num_samples)]
+
+
+def _with_seed(request: Request, number: int) -> Request:
+    settings = dataclasses.replace(request.settings, seed=request.settings.seed + number)
+    return dataclasses.replace(request, settings=settings)

@@ -21,7 +21,7 @@ class RoundCounts(NamedTuple):
     drafter: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Stats:
     """Counts and times of one request.
 
@@ -97,6 +97,11 @@ class Stats:
     def accepted_histogram(self) -> list[int]:
         """How many rounds accepted 0, 1, ... `num_draft_tokens` drafts."""
         return [self.accepted_per_round.count(n) for n in range(self.num_draft_tokens + 1)]
+
+    def __repr__(self) -> str:
+        """Gives the counts; the whole is in the attributes."""
+        drafts = f"{self.num_accepted} of {self.num_proposed} drafts accepted"
+        return f"<Stats: {self.num_round_tokens} tokens in {self.num_rounds} rounds, {drafts}>"
 
     def to_json(self) -> dict[str, object]:
         """Returns counts, rates and times as plain values, ready for `json.dumps`."""

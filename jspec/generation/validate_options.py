@@ -2,17 +2,40 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFTERS,
     DrafterOptions,
+    choose_drafter,
     draws_from_distribution,
+    read_options,
 )
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import Temperatures
+
+
+def gather_options(options: dict[str, Any], target: str, *, has_draft: bool) -> dict[str, Any]:
+    """Returns a `Generator`'s options, with those of drafters and rules in their dataclasses.
+
+    They may be given by the names of their flags. All is checked before models are loaded.
+
+    Raises:
+      InputError: a drafter or an option that does not fit.
+    """
+    options = dict(options)
+    given = options.pop("drafter_options", DrafterOptions())
+    drafter_options = read_options(options, given)
+    given = options.pop("rule_options", RuleOptions())
+    own = {name: options.pop(name) for name in vars(given).keys() & options.keys()}
+    drafter = options.get("drafter")
+    if drafter is None or isinstance(drafter, str):
+        choose_drafter(drafter, has_draft=has_draft, target=target, options=drafter_options)
+    rule_options = dataclasses.replace(given, **own)
+    return options | {"drafter_options": drafter_options, "rule_options": rule_options}
 
 
 def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:

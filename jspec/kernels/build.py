@@ -1,6 +1,7 @@
 """Compiles the C++ sources for this processor, once, into a library in the user's cache."""
 
 import concurrent.futures
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -44,10 +45,22 @@ def load_library() -> ctypes.CDLL:
       OSError: the library cannot be built or loaded; the text says why.
     """
     path = cache_dir() / "native" / f"jspec-{fingerprint()}.so"
+    if _is_whole(path):
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(str(path))
+    return _build(path)
+
+
+def _is_whole(path: pathlib.Path) -> bool:
+    """Returns whether a library is as it was built; loading a damaged one crashes the process."""
     try:
-        return ctypes.CDLL(str(path))
+        return path.with_suffix(".sha256").read_text() == _digest(path)
     except OSError:
-        return _build(path)
+        return False
+
+
+def _digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _compiler() -> str | None:
@@ -81,8 +94,11 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(run, commands))
         run(["-shared", *map(str, goals.values()), "-o", str(built)])
+        library, digest = ctypes.CDLL(str(built)), built.with_suffix(".sha256")
+        digest.write_text(_digest(built))
         built.replace(path)
-    return ctypes.CDLL(str(path))
+        digest.replace(path.with_suffix(".sha256"))  # last: without it the library is built again
+    return library
 
 
 def _run(compiler: str, arguments: Sequence[str]) -> None:

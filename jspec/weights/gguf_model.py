@@ -46,6 +46,8 @@ def load_gguf(
         config = _read_config(file)
         if _ROPE_FACTORS in file.tensors:
             config = _with_rope_scaling(config, file.read(_ROPE_FACTORS, np.dtype(np.float32)))
+    except InputError:  # names the path already
+        raise
     except KeyError as error:
         raise InputError(f"{path}: the file lacks {error}") from None
     except (ValueError, TypeError, ZeroDivisionError) as error:

@@ -49,7 +49,7 @@ class LoadedModel:
     """
 
     config: LlamaConfig
-    params: Params
+    params: Params = dataclasses.field(repr=False)
     tokenizer: TokenizerLike
     name: str
     is_random: bool = False

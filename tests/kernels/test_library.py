@@ -1,4 +1,4 @@
-"""The library: built once, and done without where it cannot be built."""
+"""The library: built once, built again when damaged, and done without where it cannot be built."""
 
 import logging
 import subprocess
@@ -17,7 +17,8 @@ def cache(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_it_is_compiled_once(library, cache, monkeypatch):
+@pytest.mark.parametrize("damaged", [False, True])
+def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, damaged):
     runs = []
     run = subprocess.run
 
@@ -27,11 +28,18 @@ def test_it_is_compiled_once(library, cache, monkeypatch):
 
     monkeypatch.setattr(subprocess, "run", counted)
     monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))  # soon done
+    path = cache / "native" / f"jspec-{build.fingerprint()}.so"
+    if damaged:
+        build.load_library()
+        runs.clear()
+        whole = path.read_bytes()
+        path.unlink()  # the one that is loaded lives on
+        path.write_bytes(whole[:5000])  # of a killed process, say: to load it would end this one
     for _ in range(2):
         build.load_library()
     assert sum(runs) == 1
-    path = cache / "native" / f"jspec-{build.fingerprint()}.so"
-    assert list(path.parent.iterdir()) == [path]  # nothing besides
+    assert path.stat().st_size > 10_000
+    assert sorted(path.parent.iterdir()) == [path.with_suffix(".sha256"), path]  # nothing besides
 
 
 def test_another_processor_gets_a_library_of_its_own(monkeypatch):

@@ -1,4 +1,4 @@
-"""Trained heads that come with jspec, each for one target; `jspec/heads/` holds their folders."""
+"""Trained heads that come with jspec, each for one target; `shipped_heads/` holds their folders."""
 
 import pathlib
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import WITH_DRAFT_MODEL, member_names
+from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
 from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
@@ -17,6 +17,7 @@ from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
+from jspec.generation.result import check_answered
 from jspec.generation.validate_options import settings_read_by
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.noise import SHARED, AcceptanceNoise
@@ -94,7 +95,9 @@ def check_parity(
     )  # fmt: skip
     requests = [Request(prompt, settings) for prompt in prompts]
     speculative = subject.generator(dtype)
-    found = [result.token_ids for result in speculative.generate(requests)]
+    answers = speculative.generate(requests)
+    check_answered(answers)
+    found = [result.token_ids for result in answers]
     plain = subject.generator(dtype, drafter="none", acceptance="rejection")
     expected = [result.token_ids for result in plain.generate(requests)]
     gaps = parting_gaps(prompts, found, expected, make_logits_after(speculative.target))
@@ -156,7 +159,7 @@ def check_caches(rows: Rows) -> Check:
     names = member_names(subject.drafter)
     members = state.draft if len(names) > 1 else (state.draft,)
     for name, own in zip(names, members, strict=True):
-        model, layers = (subject.draft if name in WITH_DRAFT_MODEL else None), None
+        model, layers = (subject.draft if needs_draft_model(name) else None), None
         if name == "layer_skip":
             model, asked_for = subject.target, subject.drafter_options.draft_layers
             layers = choose_layers(asked_for, model.config.num_layers)

@@ -12,10 +12,10 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import title_of
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
-    WITH_DRAFT_MODEL,
     DrafterOptions,
     check_options,
     choose_drafter,
+    drafters_needing,
     member_names,
     needs_draft_model,
     without_unread,
@@ -134,7 +134,7 @@ def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dic
     methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
     drafters = [method.drafter for method in methods.values()]
     if any(map(needs_draft_model, drafters)) != has_draft:
-        names = ", ".join(WITH_DRAFT_MODEL)
+        names = ", ".join(drafters_needing("draft"))
         raise InputError(f"expected --draft with a drafter among {names}, and only with one")
     check_options(drafters, options)  # some method has to read each
     if mode in ("start", "sampling", "profile") and len(methods) > 1:

@@ -17,11 +17,11 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.drafters import (
-    WITH_DRAFT_MODEL,
     DrafterSpec,
     draws_from_distribution,
     make_drafter,
     member_names,
+    needs_draft_model,
 )
 from jspec.drafters.layer_skip import choose_layers
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
@@ -85,7 +85,7 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         raise InputError(f"expected a drafter that drafts, got {name!r}")
     if observed_layers(drafter):
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
-    if name in WITH_DRAFT_MODEL and spec.draft_config is not None:
+    if needs_draft_model(name) and spec.draft_config is not None:
         model = ForwardPass(spec.draft_config, spec.vocab_size, width)
         return _of_model(model, spec.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":

@@ -22,6 +22,7 @@ from jspec.generation.flag_values import parse_quantization
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
+from jspec.generation.result import check_answered
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
 
@@ -155,6 +156,7 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) ->
             for n in numbers
         ]
         results = generator.generate(requests, chat=experiment.wants_chat)
+        check_answered(results)
         for number, result in zip(numbers, results, strict=True):
             if _total(answers) < spec.num_tokens:
                 journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})

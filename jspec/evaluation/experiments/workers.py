@@ -19,7 +19,7 @@ from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import Prompt, encode_conversation
 from jspec.generation.request import Request
-from jspec.generation.result import Result
+from jspec.generation.result import Result, check_answered
 from jspec.generation.validate_options import settings_read_by
 
 _WARM_VISITS = 2  # of the host to each row, besides the prefill
@@ -49,6 +49,7 @@ class GenerateWorker:
             begin = Instant()
             results = generator.generate(requests)
             seconds += Instant().run_seconds_since(begin)  # without compilation
+            check_answered(results)
             for index, result in zip(going, results, strict=True):
                 said[index].append(result.text)
                 category = self._prompts[index].category

@@ -176,7 +176,7 @@ def origin_blocks(workdir: Workdir) -> list[Block]:
     """Returns the chapter."""
     argvs = filter(None, (run.get("argv") for run in workdir.runs))
     commands = [shlex.join(portable(list(map(str, argv)))) for argv in argvs]
-    commands = [*dict.fromkeys(commands), "python scripts/summarize.py DIR"]
+    commands = [*dict.fromkeys(commands), "python -m jspec.report DIR"]
     of_all = f" of {workdir.num_cells}" if workdir.num_cells else ""
     counts = [f"{len(workdir.done)}{of_all} cells done, {len(workdir.failed)} failed."]
     seconds = [line["record"].get("seconds") for line in workdir.done]

@@ -58,7 +58,8 @@ ffi::Error SmallestRanks(Threads pool, ffi::BufferR3<ffi::S32> ranks,
   int32_t* to = results->typed_data();
   ShareOut(pool, rows, [=](int64_t row) {
     std::vector<double> sums(uint64_t{1} << kBits[0]);
-    to[row] = SmallestRank(keys + row * count, from + row * count, wanted[row / sharing], count, sums);
+    to[row] =
+        SmallestRank(keys + row * count, from + row * count, wanted[row / sharing], count, sums);
   });
   return ffi::Error::Success();
 }

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jspec.common.errors import InputError, check_numbers
+from jspec.common.errors import InputError, check_numbers, check_type
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import (
     block,
@@ -36,7 +36,7 @@ class RuleOptions:
         check_numbers(self)
 
 
-RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
+RULES: dict[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "greedy": lambda options: greedy.RULE,
     "rejection": lambda options: rejection.RULE,
     "block": lambda options: block.RULE,
@@ -50,6 +50,22 @@ RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
 TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "synthetic": lambda options: synthetic.RULE,
 }
+
+
+def register_rule(name: str, rule: AcceptanceRule) -> None:
+    """Makes a rule of your own known by name, to every program and to `Generator`.
+
+    Example:
+      >>> jspec.register_rule("my_rule", RULE)
+
+    Raises:
+      InputError: there is another rule of that name, or it is no `AcceptanceRule`.
+    """
+    check_type("rule", rule, AcceptanceRule)
+    if name in {**RULES, **TIMING_RULES} and get_rule(name) is not rule:
+        raise InputError(f"expected a new name for an acceptance rule, got {name!r}")
+    RULES[name] = lambda options: rule
+
 
 _MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.RULE.accept, rejection.accept)
 
@@ -74,4 +90,11 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     return known[name](options)
 
 
-__all__ = ["RULES", "TIMING_RULES", "RuleOptions", "get_rule", "is_match_at_zero"]
+__all__ = [
+    "RULES",
+    "TIMING_RULES",
+    "RuleOptions",
+    "get_rule",
+    "is_match_at_zero",
+    "register_rule",
+]

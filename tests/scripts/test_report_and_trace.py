@@ -1,4 +1,4 @@
-"""scripts/summarize.py and scripts/trace.py, as a user runs them."""
+"""jspec.report and scripts/trace.py, as a user runs them."""
 
 import json
 
@@ -19,7 +19,7 @@ def test_a_folder_becomes_a_report(tmp_path, env):
     """The folder is an argument, or a flag."""
     folder = write(tmp_path / "run", cells(), traces=[trace()], tail='{"torn')
     for argument in (str(folder), f"--workdir={folder}"):
-        status, output, errors = run("scripts.summarize", argument, env=env)
+        status, output, errors = run("jspec.report", argument, env=env)
         assert (status, errors) == (0, "")
         written = output.splitlines()
         assert written[:2] == [str(folder / "report.md"), str(folder / "report.html")]
@@ -31,7 +31,7 @@ def test_what_is_worth_committing_is_published(tmp_path, env):
     """The folder of the run is left as it is."""
     folder, out = write(tmp_path / "run", cells()), tmp_path / "out"
     before = sorted(folder.iterdir())
-    status, output, errors = run("scripts.summarize", str(folder), f"--publish={out}", env=env)
+    status, output, errors = run("jspec.report", str(folder), f"--publish={out}", env=env)
     assert (status, errors) == (0, "")
     assert sorted(folder.iterdir()) == before
     written = {str(path) for path in out.rglob("*") if path.is_file()}
@@ -53,7 +53,7 @@ def test_bad_input_is_one_line(tmp_path, env):
         ([folder, f"--publish={folder}"], "got that of a run"),
     )
     lines = [arguments for arguments, _ in cases]
-    outcomes = run_many("scripts.summarize", lines, env=env, max_arguments=1)
+    outcomes = run_many("jspec.report", lines, env=env, max_arguments=1)
     for outcome, (_, message) in zip(outcomes, cases, strict=True):
         assert message in check_refusal(*outcome)
 
@@ -86,6 +86,6 @@ def test_a_generation_is_shown_round_by_round(tmp_path, env):
     assert json.loads((folder / "trace.json").read_text())["drafter"] == "prompt_lookup"
     for outcome, (_, message) in zip(refused, cases, strict=True):
         assert message in check_refusal(*outcome)
-    status, _, errors = run("scripts.summarize", str(folder), env=env)
+    status, _, errors = run("jspec.report", str(folder), env=env)
     assert status == 0, errors
     assert "One generation, round by round" in (folder / "report.md").read_text()

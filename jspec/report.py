@@ -1,4 +1,4 @@
-"""Makes the report of an experiment: `python scripts/summarize.py DIR`.
+"""Makes the report of an experiment: `python -m jspec.report DIR`.
 
 DIR is the --workdir of `python -m jspec.experiment`, whose run may still be going on. Into it go
 report.md, report.html, which is one file that needs nothing else, and the figures as PNG and SVG.
@@ -29,7 +29,7 @@ _PUBLISH = flags.DEFINE_string(
 def main(folder: str | None = None) -> None:
     """Reads the folder and writes the report."""
     if (folder is None) == (_WORKDIR.value is None):
-        raise InputError("expected one folder: python scripts/summarize.py DIR")
+        raise InputError("expected one folder: python -m jspec.report DIR")
     if _PUBLISH.value == "":
         raise InputError("expected a folder: --publish=FOLDER")
     path = pathlib.Path(folder or _WORKDIR.value or "")
