@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -367,3 +368,12 @@ def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():
     )
     assert done.returncode in (0, 1)
     assert done.stderr == b""
+
+
+def test_a_closed_standard_output_is_an_error(folder):
+    """Guards against a text that is lost with status 0."""
+    command = f"{sys.executable} -m jspec.generate --target={folder} --prompt=a >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2, "error: expected an open standard output, got a closed one\n",
+    )  # fmt: skip

@@ -55,6 +55,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
         try:
+            _check_output()
             if len(argv) > 1 + max_arguments:
                 most = f"at most {max_arguments} besides flags"
                 allowed = most if max_arguments else "flags only"
@@ -121,6 +122,11 @@ def _hear_interrupts() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
+
+
+def _check_output() -> None:
+    if sys.stdout is None:  # closed by the shell: what is printed would be lost
+        raise InputError("expected an open standard output, got a closed one")
 
 
 def _forget_output() -> None:
