@@ -377,3 +377,12 @@ def test_a_closed_standard_output_is_an_error(folder):
     assert (done.returncode, done.stderr) == (
         2, "error: expected an open standard output, got a closed one\n",
     )  # fmt: skip
+
+
+def test_a_closed_standard_error_leaves_the_text_alone(folder):
+    """Guards against statistics in the text."""
+    flags = f"--target={folder} --prompt=a --max_new_tokens=2"
+    command = f"{sys.executable} -m jspec.generate {flags} 2>&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "tokens/s" not in done.stdout

@@ -52,6 +52,8 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
         _hear_interrupts()
+        if sys.stderr is None:  # closed by the shell: print() would take standard output
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
         try:

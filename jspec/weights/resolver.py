@@ -93,7 +93,7 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
         advice = advice or f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
-        where = f"{name}: no such folder here, and not to be had from the hub"
+        where = f"{name}: no such folder here, and the hub does not give it"
         raise InputError(f"{where}: {advice}") from None
 
 
