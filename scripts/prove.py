@@ -33,7 +33,7 @@ from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Settings
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import Drafter
@@ -51,7 +51,7 @@ _NUM_DRAFT_TOKENS = 2
 _STD, _DISTURBANCE = 0.5, 0.2  # of the target's weights; of the draft's, as a share of it
 _CONTROL_SHARE = 4  # a cell takes this many rows for one of a control
 _OWN_TEMPERATURE = 0.5  # of the drafter, where it has one of its own
-_TARGET_CONFIG = LlamaConfig(
+_TARGET_CONFIG = DecoderConfig(
     vocab_size=5, embed_dim=16, hidden_dim=16, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=8, max_seq_len=64,
 )  # fmt: skip
