@@ -26,7 +26,10 @@ _FUNCTIONS: dict[str, int | None] = {
     "product": None, "int8_product": None, "int4_product": None, "attention": None,
     "rms_norm": None, "rotate_heads": None, "swiglu": None, "smallest_rank": None,
     "first_argmax": None, "write_rows": 0,
-}  # fmt: skip
+}
+_PACKED = {f"{kind}_product": None for kind in (
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",
+)}  # fmt: skip
 Result: TypeAlias = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
 
@@ -37,11 +40,13 @@ class _Library(NamedTuple):
       name: its fingerprint.
       has_pairs: whether the processor multiplies pairs of bfloat16 numbers (AVX-512 BF16).
       has_tiles: whether it multiplies tiles of them (AMX).
+      has_packed: whether packed kernels are multiplied in C++ (AVX-512).
     """
 
     name: str
     has_pairs: bool
     has_tiles: bool
+    has_packed: bool
 
 
 def is_available() -> bool:
@@ -71,6 +76,12 @@ def has_tiles() -> bool:
     return library is not None and library.has_tiles
 
 
+def has_packed() -> bool:
+    """Returns whether packed kernels are multiplied in C++ (AVX-512)."""
+    library = _load()
+    return library is not None and library.has_packed
+
+
 def _load() -> _Library | None:
     with _LOCK:
         return _prepare()
@@ -86,12 +97,14 @@ def _prepare() -> _Library | None:
         message = "jspec: %s; XLA computes everything, and decoding takes longer"
         logging.getLogger("jspec").warning(message, error)
         return None
-    for function in _FUNCTIONS:
+    library.jspec_has_packed.restype = ctypes.c_bool
+    has_packed = library.jspec_has_packed()
+    for function in _FUNCTIONS | (_PACKED if has_packed else {}):
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
         jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")
     for has in (library.jspec_has_pairs, library.jspec_has_tiles):
         has.restype = ctypes.c_bool
-    return _Library(name, library.jspec_has_pairs(), library.jspec_has_tiles())
+    return _Library(name, library.jspec_has_pairs(), library.jspec_has_tiles(), has_packed)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
@@ -114,7 +127,7 @@ def call(name: str, reference: Callable[..., Any], result: Result, *operands: Ar
 # array, XLA would lose the call's interface.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _call(name: str, result: Result, *operands: Array) -> Any:
-    changed = _FUNCTIONS[name]
+    changed = _FUNCTIONS.get(name)
     aliases = None if changed is None else {changed: 0}
     function = jax.ffi.ffi_call(
         f"jspec_{name}", result, vmap_method="sequential", input_output_aliases=aliases
