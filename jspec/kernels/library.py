@@ -23,9 +23,17 @@ from jspec.kernels.build import fingerprint, load_library
 _LOCK = threading.Lock()  # so that the library is built and loaded once
 # The functions of the library, and which operand each returns after changing it in place.
 _FUNCTIONS: dict[str, int | None] = {
-    "product": None, "int8_product": None, "int4_product": None, "attention": None,
-    "rms_norm": None, "rotate_heads": None, "swiglu": None, "smallest_rank": None,
-    "first_argmax": None, "write_rows": 0,
+    "product": None,
+    "int8_product": None,
+    "int4_product": None,
+    "attention": None,
+    "rms_norm": None,
+    "rotate_heads": None,
+    "swiglu": None,
+    "smallest_rank": None,
+    "first_argmax": None,
+    "write_rows": 0,
+    "pack": None,
 }
 _PACKED = {f"{kind}_product": None for kind in (
     "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k",

@@ -64,31 +64,36 @@ class PackedKernel(struct.PyTreeNode):
         return self.replace(dtype=jnp.dtype(dtype))
 
 
-def pack(blocks: np.ndarray, kind: str) -> np.ndarray:
+def pack(blocks: UInt8[Array, "o bytes"] | np.ndarray, kind: str) -> UInt8[Array, "s bytes16"]:
     """Lays a file's blocks out in strips.
 
     Args:
-      blocks: uint8 [o blocks bytes], those of each output.
+      blocks: those of each output, [o bytes].
       kind: the format, a key of `FORMATS`.
-
-    Returns:
-      uint8 [s blocks·16·bytes].
     """
-    num_outputs, num_blocks, num_bytes = blocks.shape
-    missing = -num_outputs % STRIP
-    if missing:
-        blocks = np.concatenate([blocks, np.zeros((missing, num_blocks, num_bytes), np.uint8)])
-    strips = np.empty((len(blocks) // STRIP, num_blocks, STRIP * num_bytes), np.uint8)
-    grouped, begin = blocks.reshape(-1, STRIP, num_blocks, num_bytes), 0
-    for size, count in FORMATS[kind].fields:
-        end = begin + size * count
-        element = np.dtype(f"V{size}")
-        source = np.ascontiguousarray(grouped[..., begin:end]).view(element)
-        target = strips[..., STRIP * begin : STRIP * end].reshape(-1, num_blocks, count, STRIP, size)
-        target[...] = source.transpose(0, 2, 3, 1)[..., None].view(np.uint8)
-        strips[..., STRIP * begin : STRIP * end] = target.reshape(len(strips), num_blocks, -1)
-        begin = end
-    return strips.reshape(len(strips), -1)
+    fields = np.array(FORMATS[kind].fields, np.int32)
+    if not library.is_available():
+        return _pack_by_xla(jnp.asarray(blocks), fields)
+    shape = -(-blocks.shape[0] // STRIP), STRIP * blocks.shape[1]
+    result = jax.ShapeDtypeStruct(shape, jnp.uint8)
+    return library.call("pack", _pack_by_xla, result, jnp.asarray(blocks), jnp.asarray(fields))
+
+
+def _pack_by_xla(blocks: Array, fields: np.ndarray) -> Array:
+    """Does the same in JAX."""
+    blocks = jnp.pad(blocks, [(0, -len(blocks) % STRIP), (0, 0)])
+    num_bytes = int((fields[:, 0] * fields[:, 1]).sum())
+    grouped, parts, begin = (
+        blocks.reshape(-1, STRIP, blocks.shape[1] // num_bytes, num_bytes),
+        [],
+        0,
+    )
+    for size, count in fields.tolist():
+        part = grouped[..., begin : begin + size * count]
+        part = part.reshape(*part.shape[:3], count, size).transpose(0, 2, 3, 1, 4)
+        parts.append(part.reshape(*part.shape[:2], -1))
+        begin += size * count
+    return jnp.concatenate(parts, axis=-1).reshape(len(grouped), -1)
 
 
 def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[Array, "r o"]:

@@ -400,6 +400,60 @@ JSPEC_PACKED(q6_k, Q6K);
 
 #endif
 
+namespace {
+
+constexpr int64_t kSide = 16;  // outputs of a strip
+
+// Lays elements of one field of 16 outputs side by side. Outputs past the last are zeros.
+template <typename Element>
+void Interleave(const uint8_t* from, int64_t stride, int64_t outputs, int64_t count, uint8_t* to) {
+  for (int64_t o = 0; o < outputs; ++o) {
+    for (int64_t e = 0; e < count; ++e) {
+      std::memcpy(to + (e * kSide + o) * sizeof(Element), from + o * stride + e * sizeof(Element),
+                  sizeof(Element));
+    }
+  }
+}
+
+xla::ffi::Error Pack(xla::ffi::ThreadPool pool, xla::ffi::BufferR2<xla::ffi::U8> rows,
+                     xla::ffi::BufferR2<xla::ffi::S32> fields,
+                     xla::ffi::Result<xla::ffi::BufferR2<xla::ffi::U8>> strips) {
+  const int64_t num_rows = rows.dimensions()[0], row_bytes = rows.dimensions()[1];
+  const int64_t num_fields = fields.dimensions()[0];
+  const int32_t* field = fields.typed_data();
+  int64_t block_bytes = 0;
+  for (int64_t f = 0; f < num_fields; ++f) block_bytes += field[2 * f] * field[2 * f + 1];
+  const uint8_t* from = rows.typed_data();
+  uint8_t* to = strips->typed_data();
+  jspec::ShareOut(pool, strips->dimensions()[0], [=](int64_t strip) {
+    const int64_t outputs = std::min(kSide, num_rows - strip * kSide);
+    uint8_t* out = to + strip * kSide * row_bytes;
+    if (outputs < kSide) std::memset(out, 0, kSide * row_bytes);
+    for (int64_t byte = 0; byte < row_bytes; byte += block_bytes) {
+      const uint8_t* in = from + strip * kSide * row_bytes + byte;
+      for (int64_t f = 0; f < num_fields; ++f) {
+        const int64_t size = field[2 * f], count = field[2 * f + 1];
+        const auto interleave = size == 1   ? Interleave<uint8_t>
+                                : size == 2 ? Interleave<uint16_t>
+                                            : Interleave<uint32_t>;
+        interleave(in, row_bytes, outputs, count, out);
+        in += size * count;
+        out += kSide * size * count;
+      }
+    }
+  });
+  return xla::ffi::Error::Success();
+}
+
+}  // namespace
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_pack, Pack,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::S32>>()
+                                  .Ret<xla::ffi::BufferR2<xla::ffi::U8>>());
+
 extern "C" bool jspec_has_packed() {
 #ifdef JSPEC_HAS_PACKED
   return true;
