@@ -59,7 +59,7 @@ FAMILIES = {
                 "long_factor": [2.0, 3.0, 5.0],
             },
         },
-    ),  # fmt: skip
+    ),
     "olmo2": ("Olmo2", {}),
     "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "attention_bias": True}),
     "granite": (
@@ -72,7 +72,7 @@ FAMILIES = {
             "attention_bias": True,
             "mlp_bias": True,
         },
-    ),  # fmt: skip
+    ),
     "mixtral": ("Mixtral", _EXPERTS | {"sliding_window": WINDOW}),
     "qwen3 moe": (
         "Qwen3Moe",
@@ -88,7 +88,7 @@ FAMILIES = {
                 "original_max_position_embeddings": 64,
             },
         },
-    ),  # fmt: skip
+    ),
     "linear rope": (
         "Llama",
         {"rope_parameters": {"rope_type": "linear", "rope_theta": 777.0, "factor": 4.0}},
