@@ -1,7 +1,7 @@
 """Latency against throughput as the batch grows: where speculation stops paying.
 
     python -m jspec.experiment --config=configs/batch_size.py --workdir=runs/batch_size
-    python scripts/summarize.py runs/batch_size
+    python -m jspec.report runs/batch_size
 
 The number of prompts is a multiple of all batch sizes, so that every batch is full at its start.
 The costs that `auto` chooses by are measured for each batch size.

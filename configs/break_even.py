@@ -1,7 +1,7 @@
 """The length of answer below which speculation does not pay.
 
     python -m jspec.experiment --config=configs/break_even.py --workdir=runs/break_even
-    python scripts/summarize.py runs/break_even
+    python -m jspec.report runs/break_even
 
 The same greedy answers, cut after 8 to 256 tokens. The time of the whole answer counts: its prefill
 costs all methods the same, and the text has less to repeat at its beginning.

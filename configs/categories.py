@@ -1,7 +1,7 @@
 """Acceptance and speed by category of prompt, and against how much a text repeats itself.
 
     python -m jspec.experiment --config=configs/categories.py --workdir=runs/categories
-    python scripts/summarize.py runs/categories
+    python -m jspec.report runs/categories
 
 Lines of the prompts file have a `category`; `--config.prompts_file=FILE` takes another one,
 `--config.per_category=5` the first five prompts of each category.

@@ -4,7 +4,7 @@
       python -m jspec.train --config=configs/train_$kind.py --workdir=runs/trained/$kind
     done
     python -m jspec.experiment --config=configs/compare_trained.py --workdir=runs/compare_trained
-    python scripts/summarize.py runs/compare_trained
+    python -m jspec.report runs/compare_trained
 
 The loop trains each drafter (for --config.texts and --config.recipe see
 docs/train_a_drafter.md). Another folder than `runs/trained` is given after a colon:

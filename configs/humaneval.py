@@ -2,7 +2,7 @@
 
     python -m jspec.experiment --config=configs/humaneval.py --workdir=runs/humaneval \\
       --config.prompts_file=HumanEval.jsonl
-    python scripts/summarize.py runs/humaneval
+    python -m jspec.report runs/humaneval
 
 `HumanEval.jsonl` is that of github.com/openai/human-eval (arXiv 2107.03374); only its prompts are
 used. Without it the 12 stubs of configs/code_prompts.jsonl are completed. Answers are not cut where

@@ -1,7 +1,7 @@
 """Acceptance against lenience, and how far the distribution then is from the target's.
 
     python -m jspec.experiment --config=configs/lenience.py --workdir=runs/lenience
-    python scripts/summarize.py runs/lenience
+    python -m jspec.report runs/lenience
 
 Like Table 5 of arXiv 2211.17192: lenience 1 (none), 0.5, 0.3 and 0.1, at temperature 1, for
 drafts that are drawn from a distribution. The total variation is exact, summed over the vocabulary

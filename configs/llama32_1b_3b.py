@@ -2,7 +2,7 @@
 
     hf auth login   # the weights need Meta's licence
     python -m jspec.experiment --config=configs/llama32_1b_3b.py --workdir=runs/llama32_1b_3b
-    python scripts/summarize.py runs/llama32_1b_3b
+    python -m jspec.report runs/llama32_1b_3b
 
 With weights that are on this machine already, or another pair (folders, or any `--target`):
 

@@ -1,7 +1,7 @@
 """How often each drafter's tokens would be accepted: alpha = E[Σ min(target, draft)].
 
     python -m jspec.experiment --config=configs/paper_alpha.py --workdir=runs/paper_alpha
-    python scripts/summarize.py runs/paper_alpha
+    python -m jspec.report runs/paper_alpha
 
 Like Table 3 of arXiv 2211.17192, at temperatures 0 and 1, at every token of the target's own
 answers. Tables of unigrams and bigrams are counted first, on 10,000 tokens of the target's answers

@@ -1,7 +1,7 @@
 """Table 1 and the curves of Figures 2, 3 and 4 of Leviathan et al. (arXiv 2211.17192).
 
     python -m jspec.experiment --config=configs/paper_table1.py --workdir=runs/paper_table1
-    python scripts/summarize.py runs/paper_table1
+    python -m jspec.report runs/paper_table1
 
 Formulas alone: no model is loaded. The paper prints, for free drafts (c = ĉ = 0):
 

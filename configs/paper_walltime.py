@@ -1,7 +1,7 @@
 """Expected and measured speed-up of every drafter, at T = 0 and T = 1.
 
     python -m jspec.experiment --config=configs/paper_walltime.py --workdir=runs/paper_walltime
-    python scripts/summarize.py runs/paper_walltime
+    python -m jspec.report runs/paper_walltime
 
 Like Tables 2 and 4 of arXiv 2211.17192. The expected speed-up follows from the acceptance on one
 half of the prompts and from the costs of rounds, which are measured before anything is answered; it

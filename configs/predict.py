@@ -2,7 +2,7 @@
 
     python -m jspec.experiment --config=configs/predict.py --workdir=runs/predict
     python -m jspec.experiment --config=configs/predict.py:TARGET,DRAFT --workdir=runs/predict_mine
-    python scripts/summarize.py runs/predict
+    python -m jspec.report runs/predict
 
 TARGET and DRAFT are presets (llama3.2-1b, llama3.2-3b, llama3.1-8b, llama3.1-70b, smollm2-135m) or
 Hugging Face folders, of which only config.json is read. How fast this machine reads weights and

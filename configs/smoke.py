@@ -1,7 +1,7 @@
 """A look at everything in about a minute: three methods, two temperatures, four short answers.
 
     python -m jspec.experiment --config=configs/smoke.py --workdir=runs/smoke
-    python scripts/summarize.py runs/smoke
+    python -m jspec.report runs/smoke
 
 Expected of bfloat16 on two cores of an AMD EPYC (2026-11-22): 24 cells in 27 s, start and warm-up
 included; only one program had been compiled before. Of the drafts of both drafters 22 % are

@@ -2,7 +2,7 @@
 
     python -m jspec.experiment --config=configs/spec_bench.py --workdir=runs/spec_bench \\
       --config.prompts_file=question.jsonl
-    python scripts/summarize.py runs/spec_bench
+    python -m jspec.report runs/spec_bench
 
 `question.jsonl` is data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench. Without it the
 13 prompts of configs/prompts.jsonl are answered, which are of the same kinds. Spec-Bench itself

@@ -1,7 +1,7 @@
 """Speed against the number of draft tokens, and with the number that adapts.
 
     python -m jspec.experiment --config=configs/sweep_num_draft_tokens.py --workdir=runs/sweep
-    python scripts/summarize.py runs/sweep
+    python -m jspec.report runs/sweep
 
 The report has the measured speed-ups with the line of Theorem 3.8 (arXiv 2211.17192) over them, and
 what a verify call costs by its width.

@@ -11,7 +11,7 @@ import dataclasses
 from ml_collections import ConfigDict
 
 from jspec.evaluation.experiments.config import ordered
-from jspec.training.blockwise import BlockwiseTraining
+from jspec.training.heads import BlockwiseTraining
 
 
 def get_config() -> ConfigDict:

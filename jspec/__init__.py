@@ -8,25 +8,67 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jspec.common.errors import InputError
+    from jspec.drafters import (
+        BuiltDrafter,
+        DrafterEntry,
+        DrafterOptions,
+        DrafterSpec,
+        register_drafter,
+    )
     from jspec.generation.generator import Generator
     from jspec.generation.request import Request, Settings
     from jspec.generation.result import Piece, Result
     from jspec.generation.stats import Stats
+    from jspec.sampling.processor import Processor
+    from jspec.speculation.acceptance import RuleOptions, register_rule
+    from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 _HOMES = {
+    "AcceptanceRule": "jspec.speculation.acceptance.types",
+    "BuiltDrafter": "jspec.drafters",
+    "DrafterEntry": "jspec.drafters",
+    "DrafterOptions": "jspec.drafters",
+    "DrafterSpec": "jspec.drafters",
     "Generator": "jspec.generation.generator",
     "InputError": "jspec.common.errors",
     "Piece": "jspec.generation.result",
+    "Processor": "jspec.sampling.processor",
+    "Proposal": "jspec.speculation.acceptance.types",
     "Request": "jspec.generation.request",
     "Result": "jspec.generation.result",
+    "RuleOptions": "jspec.speculation.acceptance",
     "Settings": "jspec.generation.request",
     "Stats": "jspec.generation.stats",
+    "Verdict": "jspec.speculation.acceptance.types",
+    "register_drafter": "jspec.drafters",
+    "register_rule": "jspec.speculation.acceptance",
 }
 
-__all__ = ["Generator", "InputError", "Piece", "Request", "Result", "Settings", "Stats"]
+__all__ = [
+    "AcceptanceRule",
+    "BuiltDrafter",
+    "DrafterEntry",
+    "DrafterOptions",
+    "DrafterSpec",
+    "Generator",
+    "InputError",
+    "Piece",
+    "Processor",
+    "Proposal",
+    "Request",
+    "Result",
+    "RuleOptions",
+    "Settings",
+    "Stats",
+    "Verdict",
+    "register_drafter",
+    "register_rule",
+]
 
 
 def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("jspec")
     if name not in _HOMES:
         raise AttributeError(f"module 'jspec' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,58 +1,46 @@
 """Audits speculative decoding: `python -m jspec.audit --acceptance=block --temperature=0.8`.
 
 For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
-bfloat16, the joint distribution of what the compiled rounds emit against the target's own
-probabilities, a negative control that must be refused, how many drafts were proposed and kept, the
-caches, the seeds, and the smallest uniform. Ends with status 0 only if all of it is as it should
-be, which for a lossy rule it is not.
+bfloat16, the joint distribution of what the compiled rounds emit, of two drafts at most, against
+the target's own probabilities, a negative control that must be rejected, how many drafts were
+proposed and accepted, the caches, the seeds, and the smallest uniform. At temperature 0 the
+distribution is that of temperature 1, unless the rule knows 0 alone. Ends with status 0 only if all
+of it is as it should be, which for a lossy rule it is not.
 """
 
 import dataclasses
 import sys
 import time
-from typing import Any
 
 from absl import flags
 
 from jspec.common import cli
 from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
-from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.evaluation.auditing import Check, Subject
-from jspec.generation import drafter_flags, generator, provenance, settings_flags
-from jspec.generation.drafter_flags import read_drafter
-from jspec.generation.flag_values import QUANTIZATIONS, parse_num_draft_tokens, parse_quantization
+from jspec.drafters import DrafterOptions
+from jspec.evaluation.auditing.subject import Check, Subject
+from jspec.generation import answer_flags, drafter_flags, provenance
+from jspec.generation.answer_flags import load_models, read_method, read_settings
 from jspec.generation.request import Settings
-from jspec.generation.rows import check_temperature
-from jspec.generation.settings_flags import read_rule, read_settings
-from jspec.generation.validate_options import check_read
+from jspec.generation.validate_options import check_temperature
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.types import Temperatures
-from jspec.weights.resolver import LoadedModel, load_model
+from jspec.weights.resolver import LoadedModel
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
-flags.adopt_module_key_flags(settings_flags)
-_TARGET = flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The target; see jspec.generate.")
-_DRAFT = flags.DEFINE_string("draft", None, "A draft model; likewise.")
-_NUM_DRAFT_TOKENS = flags.DEFINE_string(
-    "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
-)
-_TARGET_QUANTIZATION = flags.DEFINE_enum(
-    "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another model."
-)
-_DRAFT_QUANTIZATION = flags.DEFINE_enum(
-    "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
-)
-_DTYPE = flags.DEFINE_enum(
-    "dtype",
-    "float32",
-    ["float32", "bfloat16"],
-    "Of the weights whose distribution and caches are checked.",
-)
+flags.adopt_module_key_flags(answer_flags)
+flags.FLAGS.set_default("dtype", "float32")
+flags.FLAGS.set_default("max_new_tokens", 32)
+for _name, _help in {
+    "dtype": "<bfloat16|float32>: Of the weights whose distribution and caches are checked.",
+    "logprobs": "Changes nothing here.",
+    "max_new_tokens": "Tokens of an answer, for parity and seeds.",
+    "seed": "Of the first answer whose seed is checked; rows of the distribution have their own.",
+}.items():
+    flags.FLAGS[_name].help = _help
 _NUM_ROWS = flags.DEFINE_integer(
     "num_rows", 1024, "Independent rows of the test of the distribution."
 )
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 32, "Tokens of an answer, for parity.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
 
 # a check that says nothing of the distribution when it fails, and what to do then
@@ -75,15 +63,15 @@ def main() -> None:
     checks = []
     begin = time.perf_counter()
     for check in run_checks(
-        subject, num_rows=_NUM_ROWS.value, max_new_tokens=_MAX_NEW_TOKENS.value
+        subject, num_rows=_NUM_ROWS.value, max_new_tokens=subject.settings.max_new_tokens
     ):
         checks.append(check)
         failure = "weak" if check.name in _INCONCLUSIVE else "FAIL"
         outcome = "pass" if check.has_passed else failure
         print(f"{outcome}  {check.name}: {check.detail}", flush=True)
     seconds = time.perf_counter() - begin
-    has_passed = subject.rule.is_lossless and all(check.has_passed for check in checks)
     failed = {check.name for check in checks if not check.has_passed}
+    has_passed = subject.rule.is_lossless and not failed
     verdict = "lossless" if has_passed else "NOT lossless"
     if failed and failed <= _INCONCLUSIVE.keys():
         reasons = " and ".join(_INCONCLUSIVE[name] for name in sorted(failed))
@@ -98,69 +86,33 @@ def main() -> None:
 
 def make_subject() -> Subject:
     """Returns what the flags ask to audit."""
-    settings = read_settings(max_new_tokens=_MAX_NEW_TOKENS.value)
-    acceptance, rule_options = read_rule()
-    rule = get_rule(acceptance, rule_options)
+    settings = read_settings()
+    method = read_method(settings)
+    rule = get_rule(method["acceptance"], method["rule_options"])
     if settings.temperature > 0:
-        check_temperature(acceptance, rule.temperatures, settings.temperature)
-    if settings.temperature == 0 and rule.temperatures is not Temperatures.ZERO:
+        check_temperature(method["acceptance"], rule.temperatures, settings.temperature)
+    elif rule.temperatures is not Temperatures.ZERO:
         print("note: the distribution is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
-    drafter, drafter_options = read_drafter()
-    if _DRAFT.value is None and _DRAFT_QUANTIZATION.value != "none":
-        raise InputError("expected --draft with --draft_quantization")
-    drafter = choose_drafter(
-        drafter,
-        has_draft=_DRAFT.value is not None,
-        target=_TARGET.value,
-        options=drafter_options,
-    )
-    num_draft_tokens = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value)
-    check_read(
-        drafter,
-        drafter_options,
-        settings,
-        num_draft_tokens=num_draft_tokens,
-        acceptance=acceptance,
-        rule_options=rule_options,
-    )
-    draft = None if _DRAFT.value is None else _load(_DRAFT.value, _DRAFT_QUANTIZATION.value)
-    return Subject(
-        target=_load(_TARGET.value, _TARGET_QUANTIZATION.value),
-        draft=draft,
-        drafter=drafter,
-        drafter_options=drafter_options,
-        num_draft_tokens=num_draft_tokens,
-        acceptance=acceptance,
-        rule_options=rule_options,
-        settings=settings,
-    )
-
-
-def _load(name: str, quantization: str) -> LoadedModel:
-    return load_model(name, dtype=_DTYPE.value, quantization=parse_quantization(quantization))
+    target, draft = load_models()
+    return Subject(target=target, draft=draft, settings=settings, **method)
 
 
 def describe(subject: Subject) -> str:
     """Returns what was audited, in one line."""
-    changed = _changed(subject.settings)
-    changed.pop("max_new_tokens", None)
-    options = _list(_changed(subject.drafter_options))
+    settings, options = _changed(subject.settings), _changed(subject.drafter_options)
     drafter = f"drafter {subject.drafter}" + (f" ({options})" if options else "")
     if subject.draft is not None:
         drafter += f" with {_title(subject.draft)}"
-    rule, settings = f"rule {subject.acceptance}", _list(changed) or "default settings"
-    return ", ".join([_title(subject.target), subject.dtype, drafter, rule, settings])
+    models = _title(subject.target), subject.dtype, drafter
+    return ", ".join([*models, f"rule {subject.acceptance}", settings or "default settings"])
 
 
-def _changed(values: Settings | DrafterOptions) -> dict[str, Any]:
-    """Returns the fields that are not at their defaults."""
-    pairs = {field.name: field.default for field in dataclasses.fields(values)}
-    return {name: getattr(values, name) for name in pairs if getattr(values, name) != pairs[name]}
-
-
-def _list(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values.items())
+def _changed(values: Settings | DrafterOptions) -> str:
+    """Returns the fields that are not at their defaults, without the length of answers."""
+    names = (field.name for field in dataclasses.fields(values) if field.name != "max_new_tokens")
+    usual, found = vars(type(values)()), vars(values)
+    return ", ".join(f"{name}={found[name]}" for name in names if found[name] != usual[name])
 
 
 def _title(model: LoadedModel) -> str:

@@ -5,9 +5,10 @@ current folder, then in the one above the config's. Every finished cell is appen
 DIR/results.jsonl at once: a killed run is resumed by the same command, and several processes may
 work in one DIR, where each cell is measured once (but the processes slow each other down). Failed
 cells are recorded, and tried again by the next run; the status is 1 if there are any. Progress goes
-to standard error. `python scripts/summarize.py DIR` makes the report.
+to standard error. `python -m jspec.report DIR` makes the report.
 """
 
+import shlex
 import sys
 
 from absl import flags
@@ -28,7 +29,10 @@ def main() -> None:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
     base = config_file().resolve().parent.parent
-    if run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv, base):
+    num_failed = run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv, base)
+    say = f"the report: python -m jspec.report {shlex.quote(WORKDIR.value)}"
+    print(say, file=sys.stderr, flush=True)
+    if num_failed:
         sys.exit(1)
 
 

@@ -19,8 +19,8 @@ from jspec.common.work_dir import check_or_write_config, make_workdir, write_jso
 from jspec.evaluation.experiments import config_flag
 from jspec.evaluation.experiments.config import to_plain
 from jspec.evaluation.experiments.config_flag import CONFIG, WORKDIR
+from jspec.training.loop import describe
 from jspec.training.run import has_begun, read_config, run_training
-from jspec.training.trainee import describe
 
 flags.adopt_module_key_flags(config_flag)  # so that --help lists them
 

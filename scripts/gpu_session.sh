@@ -218,7 +218,7 @@ options() { # what XLA's options change; +WHILE puts whole loops into one launch
 
 profile() {
   benchmark --measure=profile --target="${pairs##*,}" --drafters=prompt_lookup:5 \
-    --max_new_tokens=32 --output_json="$out/profile.jsonl"
+    --max_new_tokens=32 --trace_folder="$out/profile" --output_json="$out/profile.jsonl"
 }
 
 head=${HEAD:-}

@@ -29,11 +29,11 @@ from jspec.common.errors import InputError, check_range
 from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
 from jspec.common.progress import format_seconds
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.generator import DEFAULT_TARGET, Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
+from jspec.generation.result import check_answered
 from jspec.training.texts import read_token_texts
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
@@ -75,20 +75,31 @@ def main() -> None:
         return make_table()
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
-    if _OUTPUT_JSON.value is None:
-        raise InputError("expected --output_json")
     if _WHAT.value == "prompts":
-        return make_prompts(check_output(_OUTPUT_JSON.value))
-    if _PROMPTS_FILE.value is None:
-        raise InputError("expected --prompts_file")
-    make_answers(check_output(_OUTPUT_JSON.value, _PROMPTS_FILE.value), _PROMPTS_FILE.value)
+        (output,) = _required(_OUTPUT_JSON)
+        return make_prompts(check_output(output))
+    source, output = _required(_PROMPTS_FILE, _OUTPUT_JSON)
+    make_answers(check_output(output, source), source)
+
+
+def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
+    """Returns the values of flags.
+
+    Raises:
+      InputError: some are missing; the message names all of them.
+    """
+    values = [holder.value for holder in holders if holder.value]
+    if len(values) < len(holders):
+        missing = [f"--{holder.name}" for holder in holders if not holder.value]
+        raise InputError(f"expected {' and '.join(missing)}")
+    return values
 
 
 def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     """Answers the prompts that have no answer yet; the answers are added to `path`."""
     settings = settings_by_default(max_new_tokens=192, temperature=0.0)
     journal = Journal(path)
-    done = {int(record["index"]): record for record in _read(path, journal, "index", "an answer")}
+    done = {record["index"]: record for record in _read(path, journal, "an answer", index=int)}
     texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value or None]
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     length, context = _MAX_PROMPT_TOKENS.value + settings.max_new_tokens, target.config.max_seq_len
@@ -103,7 +114,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     for index, text in enumerate(texts):
         ids = generator.encode_prompt(text)
         if index in done:
-            check_same(path, index, done[index], fixed | {"prompt_token_ids": ids})
+            _check_same(f"{path}: prompt {index}", done[index], fixed | {"prompt_token_ids": ids})
         elif len(ids) <= _MAX_PROMPT_TOKENS.value:
             waiting[index] = ids
     if not waiting:
@@ -112,8 +123,8 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
         own = {index: dataclasses.replace(settings, seed=_SEED.value + index) for index in chunk}
         requests = [Request(waiting[index], own[index]) for index in chunk]
         for piece in generator.run(requests):
-            if piece.result is not None:
-                result = piece.result
+            if (result := piece.result) is not None:
+                check_answered([result])
                 ids = {"prompt_token_ids": result.prompt_token_ids, "token_ids": result.token_ids}
                 journal.append(fixed | {"index": chunk[piece.index]} | ids)
 
@@ -126,13 +137,10 @@ def make_prompts(path: pathlib.Path) -> None:
     journal = Journal(path)
     fixed = _decisive(settings) | {"top_p": settings.top_p}
     seen, first = set(), _SEED.value
-    for line, record in enumerate(_read(path, journal, "seed", "a prompt"), 1):
-        for name, value in fixed.items():
-            if record.get(name) != value:
-                raise InputError(f"{path}:{line}: made with {name} {record.get(name)!r}, not "
-                                 f"{value!r}; take another --output_json")  # fmt: skip
+    for line, record in enumerate(_read(path, journal, "a prompt", seed=int, prompt=str), 1):
+        _check_same(f"{path}:{line}", record, fixed)
         seen.add(record["prompt"])
-        first = max(first, int(record["seed"]) + 1)
+        first = max(first, record["seed"] + 1)
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     opening = opening_of(target)
     length = min(len(opening) + settings.max_new_tokens, target.config.max_seq_len)
@@ -150,21 +158,16 @@ def make_prompts(path: pathlib.Path) -> None:
 
 def make_table() -> None:
     """Counts n-grams and writes the table, which appears when it is complete."""
-    if not _INPUT.value or not _OUTPUT.value:
-        raise InputError("expected --input and --output")
+    source, goal = _required(_INPUT, _OUTPUT)
     check_range("order", _ORDER.value, 1, 2)
     check_range("num_continuations", _NUM_CONTINUATIONS.value, 1, 4096)
-    output = check_output(_OUTPUT.value, _INPUT.value)
+    output = check_output(goal, source)
     model = load_model(_TARGET.value)
-    texts = read_token_texts(_INPUT.value, model.tokenizer, with_prompts=_COUNT_PROMPTS.value)
-    table = count_ngrams(
-        texts,
-        used_vocab_size(model),
-        order=_ORDER.value,
-        num_continuations=_NUM_CONTINUATIONS.value,
-    )
+    texts = read_token_texts(source, model.tokenizer, with_prompts=_COUNT_PROMPTS.value)
+    most = _NUM_CONTINUATIONS.value
+    table = count_ngrams(texts, used_vocab_size(model), order=_ORDER.value, num_continuations=most)
     save_table(table, output, model.tokenizer)
-    print(f"wrote {_OUTPUT.value}: {table.num_tokens} tokens counted")
+    print(f"wrote {goal}: {table.num_tokens} tokens counted")
 
 
 def settings_by_default(**default: Any) -> Settings:
@@ -180,7 +183,7 @@ def opening_of(target: LoadedModel) -> list[int]:
     Raises:
       InputError: the model has no chat template, or one that does not repeat a user's words.
     """
-    if not target.tokenizer.has_chat_template:
+    if target.tokenizer.chat_template is None:
         raise InputError(f"expected a model with a chat template, {target.name} has none")
     text = target.tokenizer.chat_prompt([{"role": "user", "content": _MARK}])
     before, mark, _ = text.partition(_MARK)
@@ -189,20 +192,18 @@ def opening_of(target: LoadedModel) -> list[int]:
     return target.tokenizer.encode(before, add_bos=False)
 
 
-def check_same(
-    path: pathlib.Path, index: int, theirs: Mapping[str, Any], ours: Mapping[str, Any]
-) -> None:
-    """Checks that an answer in the file is one to our prompt, drawn as we would.
+def _check_same(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Checks that a line of the file was made as we would make it.
 
     Raises:
-      InputError: it is not; the message names what differs.
+      InputError: it was not; the message names what differs.
     """
     for name, value in ours.items():
         if theirs.get(name) != value:
-            what = f"{theirs.get(name)!r} there and {value!r} here"
+            how = f"with {name} {theirs.get(name)!r}, not {value!r}"
             if name == "prompt_token_ids":
-                what = "another there"
-            raise InputError(f"{path} has other answers: {name} of prompt {index} is {what}")
+                how = "for another prompt"
+            raise InputError(f"{where}: made {how}; take another --output_json")
 
 
 def _plain(target: LoadedModel, max_seq_len: int) -> Generator:
@@ -232,16 +233,15 @@ def _chunks(items: Iterable[int]) -> Iterator[list[int]]:
               file=sys.stderr, flush=True)  # fmt: skip
 
 
-def _read(path: pathlib.Path, journal: Journal, key: str, what: str) -> list[Record]:
+def _read(path: pathlib.Path, journal: Journal, what: str, **kinds: type) -> list[Record]:
     """Returns the records of a file; a line that was torn at its end is cut off.
 
     Raises:
-      InputError: a line that is not one of this script's.
+      InputError: a line that is not one of this script's, with values of these kinds.
     """
     records = journal.read() if path.exists() else []
     for number, record in enumerate(records, 1):
-        is_own = isinstance(record.get(key), int)
-        if not is_own or (what == "a prompt" and not isinstance(record.get("prompt"), str)):
+        if not all(isinstance(record.get(key), kind) for key, kind in kinds.items()):
             raise InputError(f"{path}:{number}: expected {what} of this script")
     return records
 

@@ -5,11 +5,10 @@
 A tiny random Llama that has opinions, and a draft that is its first layer disturbed. For every
 lossless rule, drafter and way of sampling, --num_rows rows with seeds of their own run through the
 rounds that the Generator runs. A chi-square compares the joint distribution of each row's first
-tokens with the distribution computed in float64 (`jspec.evaluation.auditing.reference`). At
+tokens with the distribution computed in float64 (`jspec.evaluation.auditing.distribution`). At
 temperature 0 every row has to take the one path. A right library fails somewhere in the table for
-one in a million choices of seeds. It takes 24 minutes on two cores.
-Then the same for rules, drafters and a target that are wrong on purpose: each has to be refused.
-Exits with status 1 if a cell fails or a control passes.
+one in a million choices of seeds. Then the same for rules, drafters and a target that are wrong on
+purpose: each has to be rejected, else the status is 1. It takes 24 minutes on two cores.
 """
 
 import dataclasses
@@ -29,10 +28,8 @@ from jspec.common import cli
 from jspec.common.timing import timed
 from jspec.common.typing import Params
 from jspec.evaluation.analysis.goodness import Fit
-from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context, path_logits
-from jspec.evaluation.auditing.distribution import fit_rows, flattened, joint_distribution
-from jspec.evaluation.auditing.rows import Rows, build_drafter
+from jspec.evaluation.auditing import controls, distribution
+from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Settings
@@ -109,10 +106,11 @@ def make_cells() -> list[Cell]:
 
 
 def make_controls() -> list[Cell]:
-    """Returns what has to be refused."""
+    """Returns what has to be rejected."""
     draw = functools.partial(functools.partial, controls.misreporting)
+    flattened = distribution.flattened
     flat: dict[str, Any] = {"wrong": "target with logits times 0.7", "change_target": flattened}
-    kept: dict[str, Any] = {"wrong": "every draft kept", "change_rule": controls.keeping_all}
+    kept: dict[str, Any] = {"wrong": "every draft accepted", "change_rule": controls.keeping_all}
     empty: dict[str, Any] = {"wrong": "no residual", "change_rule": controls.without_residual}
     found = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
              Cell("coupled", "model", **kept), Cell("greedy", "model", "T=0", **kept)]  # fmt: skip
@@ -149,7 +147,7 @@ class Bench:
         self._num_rows, self._rows_per_run, self._num_runs = num_rows, rows_per_run, 0
         self._target, self._draft = make_models()
         both = self._target, self._draft
-        logits, others = (path_logits(one, _CONTEXT, NUM_TOKENS) for one in both)
+        logits, others = (distribution.path_logits(one, _CONTEXT, NUM_TOKENS) for one in both)
         target, draft = (scipy.special.softmax(np.float64(x), axis=-1) for x in (logits, others))
         size = self._target.config.vocab_size
         self.entropy = float(-np.sum(target * np.log(target), axis=-1).mean() / np.log(size))
@@ -157,7 +155,9 @@ class Bench:
         assert self.entropy <= 0.7, self.entropy
         assert 0.2 <= self.distance <= 0.8, self.distance
         self._expected = functools.cache(
-            lambda settings: joint_distribution(logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS)
+            lambda settings: distribution.joint_distribution(
+                logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS
+            )
         )
         self._rows = functools.lru_cache(maxsize=1)(self._make_rows)
 
@@ -168,9 +168,9 @@ class Bench:
         num_rows = self._num_rows // (_CONTROL_SHARE if cell.wrong else 1)
         num_rows = num_rows if settings.temperature else self._rows_per_run  # at 0 all are alike
         self._num_runs, params = self._num_runs + 1, self._target.params
-        return fit_rows(
+        return distribution.fit_rows(
             self._rows(cell.rule, cell.drafter, cell.change_rule, cell.change_drafter),
-            _CONTEXT, self._expected(cell.settings), num_rows, settings=settings,
+            self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )  # fmt: skip
@@ -197,7 +197,7 @@ def make_models() -> tuple[LoadedModel, LoadedModel]:
             values = _STD * (weights + disturbance * noise) + (rule.path[-1] == "scale")
             leaves[rule.path] = jnp.asarray(values, jnp.float32)
         own = unflatten_dict({rule.path: leaves[rule.path] for rule in parameter_table(config)})
-        models.append(LoadedModel(config, own, tokenizer, f"{num_layers} layers", "random"))
+        models.append(LoadedModel(config, own, tokenizer, f"{num_layers} layers", is_random=True))
     return models[0], models[1]
 
 

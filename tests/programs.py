@@ -1,5 +1,6 @@
 """Runs the programs: in a process of their own, or in this one where that is too slow."""
 
+import json
 import os
 import subprocess
 import sys
@@ -40,6 +41,38 @@ def run(module, *flags, env, stdin=None, timeout=120):
         command(module, *flags), env=env, input=stdin, capture_output=True, timeout=timeout
     )
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+# A program's main with each command line in turn, in one process; JSON on standard output.
+_MANY = """
+import contextlib, importlib, io, json, sys
+from absl.testing import flagsaver
+from jspec.common import cli
+program = importlib.import_module(sys.argv[1])
+lines, max_arguments, before = json.loads(sys.argv[2])
+exec(before)
+outcomes = []
+for line in lines:
+    sys.argv, out, err, status = [program.__name__, *line], io.StringIO(), io.StringIO(), 0
+    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.run_main(program.main, max_arguments=max_arguments)
+        except SystemExit as error:
+            status = error.code or 0
+    outcomes.append([status, out.getvalue(), err.getvalue()])
+print(json.dumps(outcomes))
+"""
+
+
+def run_many(module, lines, *, env, max_arguments=0, before=""):
+    """Runs a program with several command lines; returns status, output and errors of each.
+
+    All in one process, after the statements `before`: starting one takes seconds.
+    """
+    arguments = [module, json.dumps([lines, max_arguments, before])]
+    done = subprocess.run([sys.executable, "-c", _MANY, *arguments], env=env, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return json.loads(done.stdout)
 
 
 def call_generate(monkeypatch, capsys, *flags):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from tests.programs import call_generate, check_refusal, command, environment, run
 from tests.tiny_models import save_folder
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
@@ -59,8 +58,8 @@ def spoil(tmp_path):
     ("flag", "message"),
     [
         ("--max_new_tokens=0", "max_new_tokens of at least 1, got 0"),
-        ("--max_new_tokens=x", "max_new_tokens"),
-        ("--acceptance=zebra", "<greedy|rejection|block|coupled|lenient"),
+        ("--max_new_tokens=x", "flag --max_new_tokens=x: expected a whole number, got 'x'"),
+        ("--acceptance=zebra", "expected an acceptance rule among greedy, rejection, block"),
         ("--acceptance=lenient", "'lenient' expects temperature above 0, got 0.0"),
         ("--lenience=1.5", "lenience from 0 to 1; got 1.5"),
         ("--typical_delta=-1", "typical delta from 0 to 1; got -1.0"),
@@ -78,6 +77,7 @@ def spoil(tmp_path):
         ("--num_draft_tokens=2.5", "num_draft_tokens to be a whole number or auto, got '2.5'"),
         ("--temperature=-1", "temperature of at least 0, got -1.0"),
         ("--temperature=nan", "temperature"),
+        ("--temperature=hot", "flag --temperature=hot: expected a number, got 'hot'"),
         ("--draft_temperature=-1", "draft_temperature"),
         ("--top_p=0", "top_p in (0, 1], got 0.0"),
         ("--top_p=1.5", "top_p in (0, 1], got 1.5"),
@@ -170,7 +170,7 @@ def test_draft_tables(refuse, folder, tmp_path):
     ("prompt", "message"),
     [
         ("--prompt=", "empty"),
-        ("--prompt=\udcff\udcfe", "UTF-8, got invalid bytes"),
+        ("--prompt=\udcff\udcfe", "expected UTF-8, got invalid bytes"),
         (f"--prompt={'x' * 200}", "fewer tokens than the context's 200, got 200"),
         ("--prompts_file=missing.jsonl", "missing.jsonl: No such file"),
         ("--nostats", "either --prompt or --prompts_file, got neither"),
@@ -188,11 +188,11 @@ def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
     found = refuse(folder, prompt=f"--prompts_file={path}")
     assert f"prompt 0 of {path}: expected a prompt of fewer" in found
     found = refuse(folder, "--seed=4294967295", prompt=f"--prompts_file={path}")
-    assert "a seed of at most 4294967294, as prompt k uses seed + k and the last is" in found
+    assert "prompt 1 uses seed + 1: expected a seed from 0 to 4294967295, got 4294967296" in found
     path.write_text("\n")
     assert "at least one prompt" in refuse(folder, prompt=f"--prompts_file={path}")
-    path.write_text("{")
-    assert f"{path}:1: " in refuse(folder, prompt=f"--prompts_file={path}")
+    path.write_text('{"prompt": "a"}\n{')  # found before anything is loaded, or answered
+    assert f"{path}:2: expected a JSON" in refuse("nowhere", prompt=f"--prompts_file={path}")
 
 
 @pytest.mark.parametrize(
@@ -356,7 +356,7 @@ def test_bytes_that_are_no_text_from_a_shell(folder, compile_cache, tmp_path):
     """Guards against a prompt's broken bytes ending in a traceback of the real program."""
     flags = (b"--prompt=a\xff", f"--target={folder}")
     line = check_refusal(*run("jspec.generate", *flags, env=environment(compile_cache, tmp_path)))
-    assert "expected the prompt to be UTF-8" in line
+    assert "expected UTF-8, got invalid bytes" in line
 
 
 def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():

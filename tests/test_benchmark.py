@@ -1,32 +1,20 @@
 """python -m jspec.benchmark. In processes of its own: its flags have names of jspec.generate's."""
 
 import json
+import math
+import pathlib
 import subprocess
 import sys
 
+import jax
 import pytest
 
-from tests.programs import check_refusal, command, environment, run
+from tests.programs import check_refusal, command, environment, run, run_many
 from tests.tiny_models import save_folder
 
-# The program's main with each command line in turn, in one process; JSON on standard output.
-_MANY = """
-import contextlib, io, json, sys
-from absl.testing import flagsaver
-from jspec import benchmark
-from jspec.common import cli
+_WITHOUT_TORCH = """
 from jspec.evaluation.benchmarking import measurement
-outcomes = []
 measurement.has_transformers = lambda: False
-for line in json.loads(sys.argv[1]):
-    sys.argv, out, err, status = ["benchmark", *line], io.StringIO(), io.StringIO(), 0
-    with flagsaver.flagsaver(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            cli.run_main(benchmark.main)
-        except SystemExit as error:
-            status = error.code
-    outcomes.append([status, out.getvalue(), err.getvalue()])
-print(json.dumps(outcomes))
 """
 
 
@@ -70,7 +58,7 @@ _FAILING = """
 import sys
 from jspec import benchmark
 from jspec.common import cli
-from jspec.evaluation.benchmarking import answers, baselines, measurement
+from jspec.evaluation.benchmarking import answers, compare, measurement
 
 class Models:
     def __init__(self, target, draft):
@@ -85,7 +73,7 @@ class Models:
         return generate
 
 measurement.has_transformers = lambda: True
-baselines.TransformersModels = Models
+compare.TransformersModels = Models
 cli.run_main(lambda _: benchmark.main(), max_arguments=1)
 """
 
@@ -134,13 +122,14 @@ def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, 
 _MODES = {  # flags of each mode, and a word of its table
     "methods": ("--decoding --temperature=1 --acceptance=coupled --drafters=none,prompt_lookup:2 "
                 "--per_category=1 --repeats=1 --max_new_tokens=4", "per call"),
+    "roofline": ("--quick --drafters=none", "least ms"),
     "synthetic": ("--drafters=prompt_lookup:2 --synthetic_acceptance=0.5 --repeats=1 "
                   "--num_prompts=1 --max_new_tokens=4", "Eq. 1"),
     "sampling": ("--max_new_tokens=4 --repeats=1", "processors"),
     "drafting": ("--context=80 --repeats=1", "ngram, sampled"),
     "quantization": ("--context=8 --repeats=2", "int4"),
     "acceptance": ("--drafters=random --max_new_tokens=4 --num_prompts=1", "observed"),
-    "profile": ("--drafters=prompt_lookup:2 --context=8 --max_new_tokens=4", "own ms"),
+    "profile": ("--drafters=prompt_lookup:2 --context=8 --max_new_tokens=4", "xprof"),
     "parity": ("--drafters=prompt_lookup:2 --max_new_tokens=4 --num_prompts=2 --batch_size=2",
                "sampled, batch against alone"),
     "start": ("--drafters=prompt_lookup:2 --repeats=1 --max_new_tokens=4", "first token"),
@@ -149,7 +138,7 @@ _MODES = {  # flags of each mode, and a word of its table
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory, compile_cache):
-    """Returns what every mode but the roofline writes and prints, on a tiny model."""
+    """Returns what every mode writes and prints, on a tiny model."""
     work = tmp_path_factory.mktemp("modes")
     template = "{{ messages[0]['content'] }}"
     folder = save_folder(work / "tiny", hidden_dim=64, template=template)  # whole groups of 32
@@ -158,17 +147,15 @@ def records(tmp_path_factory, compile_cache):
     prompts.write_text("".join(f'{{"prompt": "abcabc {i}", "category": "x"}}\n' for i in range(3)))
     lines = []
     for mode, (flags, _) in _MODES.items():
+        flags += f" --trace_folder={work / 'trace'}" * (mode == "profile")
         lines.append([f"--measure={mode}", f"--target={folder}", "--dtype=float32", *flags.split(),
                       f"--output_json={work / mode}"])  # fmt: skip
         if mode in ("methods", "synthetic", "acceptance", "parity"):
             lines[-1].append(f"--prompts_file={prompts}")
-    done = subprocess.run(
-        [sys.executable, "-c", _MANY, json.dumps(lines)], env=env, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    outcomes = run_many("jspec.benchmark", lines, env=env, before=_WITHOUT_TORCH)
     found = {}
-    for mode, (status, output, errors) in zip(_MODES, json.loads(done.stdout), strict=True):
-        assert status in (0, None), errors
+    for mode, (status, output, errors) in zip(_MODES, outcomes, strict=True):
+        assert status == 0, errors
         found[mode] = (json.loads((work / mode).read_text()), output)
     return found
 
@@ -193,18 +180,40 @@ def test_a_second_start_finds_what_the_first_one_compiled(records):
         peaks = [stage["peak_bytes"] for stage in one["stages"].values()]
         assert seconds == sorted(seconds)
         assert peaks == sorted(peaks)
-        assert 0 < one["array_bytes"] < peaks[-1]
+        weights = records["quantization"][0]["loops"]["float32"]["megabytes"]
+        assert 1e6 * weights < one["array_bytes"] < peaks[-1]
     assert cold["compile_seconds"]["answer"] > warm["compile_seconds"]["answer"]
+
+
+def test_a_roofline_is_of_calls_rounds_and_choices(records):
+    """And of the machine, without any prompt."""
+    record, output = records["roofline"]
+    assert record["machine"]["bandwidth"] > 1e8
+    names = [line["name"] for line in record["lines"]]
+    assert "call on" in names[0]
+    assert "jspec plain: the host, a round" in names
+    assert "choice" in names[-1]
+    # No more than that: a difference of two times of a tiny model, on a busy machine.
+    assert all(math.isfinite(line["seconds"]) for line in record["lines"])
+    assert names[0] in output
+
+
+def test_a_profile_leaves_a_trace_of_its_operations(records):
+    """Guards against a trace of Python alone, or of nothing."""
+    (path,) = pathlib.Path(records["profile"][0]["trace_folder"]).rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(path)).planes
+    names = {event.name for plane in planes for line in plane.lines for event in line.events}
+    assert any("dot" in name or "fusion" in name for name in names)
 
 
 def test_every_kind_of_weights_has_its_bytes_and_steps(records):
     """Ratios are those to the first kind; no repeat is lost."""
-    kinds = records["quantization"][0]["kinds"]
+    kinds = records["quantization"][0]["loops"]
     assert list(kinds) == ["float32", "int8", "int4"]
     assert all(len(kind["all_milliseconds"]) == 2 for kind in kinds.values())
-    ratios = [kind["bytes_ratio"] for kind in kinds.values()]
-    assert ratios == sorted(ratios, reverse=True)
-    assert ratios[0] == 1
+    sizes = [kind["megabytes"] for kind in kinds.values()]
+    assert sizes == sorted(sizes, reverse=True)
+    assert kinds["float32"]["ratio"] == 1
 
 
 def test_parity_compares_every_answer(records):
@@ -295,20 +304,19 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "quantization --draft_layers=2": "options of drafters without --measure=quantization",
         "start --drafters=none,ngram": "expected one drafter with --measure=start, got 2",
         "drafting --context=10": "expected context from 66",
+        f"parity --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
+        f"synthetic --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
         "profile --repeats=3": "expected --repeats with --measure=methods or synthetic or",
     }
     cases |= {f"--measure={line}": message for line, message in modes.items()}
     base = {True: [f"--target={folder}"]}  # where a mode is named
     base[False] = [*base[True], "--notransformers", f"--prompts_file={good}"]
     few = ["--num_prompts=2", "--target=nowhere", f"--prompts_file={good}"]
-    lines = json.dumps([*([*base["--measure" in flags], *flags.split()] for flags in cases), few])
-    done = subprocess.run(
-        [sys.executable, "-c", _MANY, lines],
-        env=environment(compile_cache, tmp_path / "home"),
-        capture_output=True,
+    lines = [[*base["--measure" in flags], *flags.split()] for flags in cases]
+    env = environment(compile_cache, tmp_path / "home")
+    *outcomes, (_, _, errors) = run_many(
+        "jspec.benchmark", [*lines, few], env=env, before=_WITHOUT_TORCH
     )
-    assert done.returncode == 0, done.stderr.decode()
-    *outcomes, (_, _, errors) = json.loads(done.stdout)
     notes = errors.splitlines()[:2]
     assert notes[0].startswith("note: transformers is not measured: torch is not installed")
     assert notes[1] == f"note: {good} has 1 of 2 prompts"

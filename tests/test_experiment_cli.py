@@ -64,7 +64,10 @@ def test_a_process_of_its_own(config_file, compile_cache, tmp_path):
     )  # fmt: skip
     assert status == 0, errors
     assert output == f"{work}: 16 of 16 cells are done\n"
-    assert errors.splitlines()[-1] == "16 of 16 cells"
+    assert errors.splitlines()[-2:] == [
+        "16 of 16 cells",
+        f"the report: python -m jspec.report {work}",
+    ]
     assert "Traceback" not in errors
     config = json.loads((work / "config.json").read_text())
     assert (config["num_prompts"], config["max_new_tokens"], config["seeds"]) == (2, 6, [0, 5])
@@ -89,14 +92,15 @@ def test_failed_cells_are_the_status(experiment, folder, tmp_path):
 
 BAD_FLAGS = {
     "--config.max_new_token=3": "no field 'max_new_token'; did you mean 'max_new_tokens'?",
-    "--config.max_new_tokens=many": "expected max_new_tokens to be a whole number, got 'many'",
-    "--config.table.temperature=hot": "expected table.temperature to be a number, got 'hot'",
+    "--config.max_new_tokens=many": "--config.max_new_tokens=many: expected a whole number",
+    "--config.table.temperature=hot": "expected a number, got 'hot'",
     "--config.methods=3": "expected methods to be a group of fields, got '3'",
+    "--config.table=5": "expected table to be a group of fields, got '5'",
     "--config.methods.lookup.num_draft_token=3": "no field 'methods.lookup.num_draft_token'",
     "--config.methods.lookup.num_draft_tokens=many": "or 'auto', got 'many'",
     "--config.title.x=3": "no field 'title.x'; 'title' is no group",
     "--config.kind=magic": "expected kind among",
-    "--config.num_prompts=1.5": "expected num_prompts to be a whole number, got '1.5'",
+    "--config.num_prompts=1.5": "--config.num_prompts=1.5: expected a whole number",
     "--config.seeds=(a b)": "seeds",
     "--config.prompts_file=question.jsonl": "cannot read the prompts file question.jsonl: No such",
     "--config.target=nowhere": "target: no model 'nowhere'",

@@ -14,6 +14,7 @@ from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
+    "error",
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
     "logprobs", "raw_logprobs", "category",
     "settings", "stats",
@@ -153,21 +154,6 @@ def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
     assert cut["settings"]["stop"] == ["never", stop]
     assert output == cut["text"] + "\n"
     assert cut["text"] == whole["text"][: whole["text"].index(stop)]
-
-
-def test_what_comes_before_a_broken_line_is_answered(folder, env, tmp_path):
-    """Guards against two good answers lost to a broken third line, here of standard input."""
-    path = tmp_path / "out.jsonl"
-    status, output, errors = run(
-        "jspec.generate", f"--target={folder}", "--prompts_file=-", f"--output_json={path}",
-        "--max_new_tokens=5", "--dtype=float32", "--drafter=none", "--nostats", env=env,
-        stdin=b'{"prompt": "a"}\n{"turns": ["b"]}\n{"prompt": \n{"prompt": "d"}\n',
-    )  # fmt: skip
-    assert status != 0
-    assert [record["prompt"] for record in read(path)] == ["a", "b"]
-    assert output.count("--- prompt") == 2
-    assert errors.startswith("error: standard input:3: expected a JSON object")
-    assert errors.count("\n") == 1
 
 
 def test_what_comes_before_a_long_prompt_is_answered(folder, tmp_path, monkeypatch, capsys):

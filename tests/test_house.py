@@ -14,23 +14,26 @@ ROOT = pathlib.Path(__file__).parents[1]
 MAX_LINES_OF_A_FILE = 250
 MAX_README_CHARACTERS = 9_000
 MAX_ENTRIES = 12  # directly under jspec/, besides the programs
-PROGRAMS = {"audit.py", "benchmark.py", "experiment.py", "generate.py", "train.py"}
+PROGRAMS = {
+    "__main__.py", "audit.py", "benchmark.py", "experiment.py", "generate.py", "report.py",
+    "train.py",
+}  # fmt: skip
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_750,
-    "kernels": 3_000,
-    "models": 950,
-    "sampling": 750,
-    "weights": 2_700,
-    "speculation": 2_000,
-    "drafters": 5_750,
-    "generation": 3_200,
-    "training": 2_800,
-    "evaluation": 9_650,
+    "common": 1_520,
+    "kernels": 2_680,
+    "models": 800,
+    "sampling": 630,
+    "weights": 2_150,
+    "speculation": 1_720,
+    "drafters": 4_720,
+    "generation": 2_700,
+    "training": 2_200,
+    "evaluation": 7_350,
 }
-MAX_LINES = 32_900  # on the way to 27,000
-MAX_REPORT_LINES = 1_800
+MAX_LINES = 27_000
+MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
 COMMENTED_ROOMS = ("kernels", "models", "speculation", "drafters")

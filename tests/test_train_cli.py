@@ -10,10 +10,11 @@ from absl.testing import flagsaver
 from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
-from jspec.training.texts import Text, write_texts
+from jspec.training.texts import Text
 from jspec.weights.resolver import load_model
 from tests.programs import check_refusal
 from tests.tiny_models import save_folder
+from tests.training.folders import save_texts
 
 _CONFIG = "--config=configs/train_eagle.py"
 _SMALL = ["--config.num_held_out=4", "--config.seq_len=48", "--config.batch_size=2",
@@ -59,7 +60,7 @@ def answered(folder, tmp_path_factory):
     answers = plain.generate(requests)
     path = tmp_path_factory.mktemp("answers") / "answers.jsonl"
     texts = [Text(tuple(one.prompt_token_ids), tuple(one.token_ids)) for one in answers]
-    write_texts(path, texts)
+    save_texts(path, texts)
     return model, requests, answers, path
 
 

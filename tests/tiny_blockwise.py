@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import BlockwiseDrafter
-from jspec.drafters.heads.blockwise_checkpoint import save_blockwise
-from jspec.drafters.heads.blockwise_module import BlockwiseConfig, init_blockwise_params
-from jspec.models.outputs import head_kernel
+from jspec.drafters.blockwise import BlockwiseDrafter
+from jspec.drafters.heads.blockwise_heads import (
+    BlockwiseConfig,
+    init_blockwise_params,
+    save_blockwise,
+)
+from jspec.models.layers import head_kernel
 from tests import tiny
 
 NAME = "blockwise"
@@ -38,7 +41,9 @@ def save_head(folder, target_config, **options):
 
 def drafter(width):
     """Returns the drafter of the heads."""
-    return BlockwiseDrafter(CONFIG, tiny.CONFIG, width, tiny.CONFIG.vocab_size)
+    return BlockwiseDrafter(
+        width, tiny.CONFIG.vocab_size, tiny.CONFIG.vocab_size, config=CONFIG, target=tiny.CONFIG
+    )
 
 
 def logits_of(pair, heads, hidden):

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import EagleDrafter
+from jspec.drafters.eagle import EagleDrafter
 from jspec.drafters.heads.eagle_checkpoint import save_eagle
 from jspec.drafters.heads.eagle_module import (
     EagleConfig,
     apply_head,
     fuse,
-    init_eagle_cache,
     init_eagle_params,
 )
+from jspec.models import init_cache
 from tests import tiny
 
 _LONGEST = 160  # text of a chain
@@ -52,7 +52,7 @@ def params_for(pair):
     layer = dataclasses.replace(CONFIG.layer, vocab_size=dim)
     reading = {"head": head["head"] | {"head": jnp.eye(dim)}}
     pairs = pair.target["embedding"][tokens[:, 1:]], fuse(head, features_of(pair, tokens)[:, :-1])
-    empty = init_eagle_cache(CONFIG, batch_size=32, capacity=23, dtype=jnp.float32)
+    empty = init_cache(CONFIG.layer, batch_size=32, capacity=23, dtype=jnp.float32)
     read = apply_head(dataclasses.replace(CONFIG, layer=layer), reading, *pairs, empty)[0]
     fitted = np.linalg.lstsq(np.reshape(read, (-1, dim)), np.reshape(wanted, (-1, NUM_IDS)))[0]
     return head | {"head": head["head"] | {"head": jnp.asarray(fitted.T)}}
@@ -69,7 +69,14 @@ def save_head(folder, target_config, **options):
 
 def drafter(width, **options):
     """Returns the drafter of the head."""
-    return EagleDrafter(CONFIG, width, tiny.CONFIG.vocab_size, jnp.float32, **options)
+    return EagleDrafter(
+        width,
+        tiny.CONFIG.vocab_size,
+        CONFIG.target_vocab_size,
+        config=CONFIG,
+        dtype=jnp.float32,
+        **options,
+    )
 
 
 def features_of(pair, tokens):
@@ -99,7 +106,7 @@ def chain_logits(pair, head, text, num_drafts):
         embedded = pair.target["embedding"][later]
         last = later.shape[1] - 1
         room = ((0, 0), (0, _LONGEST - last - 1), (0, 0))
-        empty = init_eagle_cache(CONFIG, batch_size=1, capacity=_LONGEST, dtype=jnp.float32)
+        empty = init_cache(CONFIG.layer, batch_size=1, capacity=_LONGEST, dtype=jnp.float32)
         said, hidden, _ = _apply_head(
             CONFIG, head, jnp.pad(embedded, room), jnp.pad(features, room), empty,
             logits_at=jnp.array([last]),

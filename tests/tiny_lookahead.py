@@ -3,9 +3,8 @@
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import LookaheadDrafter
-from jspec.drafters.heads.lookahead_checkpoint import save_lookahead
-from jspec.drafters.heads.lookahead_module import LookaheadConfig
+from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig, save_lookahead
+from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.models import init_cache, make_apply
 from tests import tiny
 

@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters import MedusaDrafter
-from jspec.drafters.heads.medusa_checkpoint import save_medusa
-from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params
-from jspec.models.outputs import head_kernel
+from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
+from jspec.drafters.medusa import MedusaDrafter
+from jspec.models.layers import head_kernel
 from tests import tiny
 
 NAME = "medusa"
@@ -42,7 +41,9 @@ def save_head(folder, target_config, **options):
 def drafter(width, **options):
     """Returns the drafter of the heads."""
     vocab_size = tiny.CONFIG.vocab_size
-    return MedusaDrafter(CONFIG, tiny.CONFIG, width, vocab_size, **options)
+    return MedusaDrafter(
+        width, vocab_size, tiny.CONFIG.vocab_size, config=CONFIG, target=tiny.CONFIG, **options
+    )
 
 
 def logits_of(pair, heads, hidden):

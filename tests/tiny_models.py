@@ -47,13 +47,13 @@ def peaked_params(config, seed=0, disturbance=0.0):
     return unflatten_dict(leaves)
 
 
-def make_model(config=CONFIG, *, params=None, tokenizer=None, name="tiny", source="hf"):
+def make_model(config=CONFIG, *, params=None, tokenizer=None, name="tiny", is_random=False):
     """Returns a model in memory, of the target's weights and a byte tokenizer by default."""
     if params is None:
         params = peaked_params(config)
     if tokenizer is None:
         tokenizer = ByteTokenizer(config.vocab_size, eos_ids=config.eos_ids)
-    return LoadedModel(config, params, tokenizer, name, source)
+    return LoadedModel(config, params, tokenizer, name, is_random)
 
 
 @functools.cache

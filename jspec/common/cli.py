@@ -1,31 +1,52 @@
-"""Runs a program's main function: flags, and errors of the user in one line."""
+"""Runs a program's main function: flags, and errors of the user in one line.
+
+absl lists flags by module. Here modules put their flags under a topic with `list_flags`; flags
+without a topic are the program's own. `--help` prints the flags that most people need, `--helpfull`
+all flags of the program.
+"""
 
 import contextlib
+import importlib.util
 import io
 import os
+import pathlib
 import signal
 import sys
+import textwrap
 import threading
 import types
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any
 
 from absl import app, flags, logging
 from jax.errors import JaxRuntimeError
 
-from jspec.common.errors import InputError
-from jspec.common.flag_help import define_help_flags
+from jspec.common.errors import InputError, describe_error
 
-INTERRUPTED = 130
+_INTERRUPTED = 130  # the exit status
 _MOMENT = 0.05  # seconds until an interrupt is sent again
+_WIDTH = 100
+_COLUMN = 28
+_IMPORTS = flags.DEFINE_multi_string(
+    "import", [], "A module, or a .py file, that registers drafters or rules of your own "
+    "(jspec.register_drafter, jspec.register_rule)."
+)  # fmt: skip
+_OWN = "This program"
+_ABSL = "absl's own: --flagfile, --logtostderr, --verbosity, --pdb and others of its modules."
+_ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"
+_REPEAT = "; repeat this option to specify a list of values"
+_TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in _ORDER}
+# What Python says of a flag that is no number, and what a user understands.
+_PLAIN = {
+    "could not convert string to float: ": "expected a number, got ",
+    "invalid literal for int() with base 10: ": "expected a whole number, got ",
+}
 
 
 def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
     """Runs a program's main function under absl; bad input and Ctrl-C end it without a traceback.
 
-    Args:
-      main: the function; it gets the command line's arguments that are not flags.
-      max_arguments: the largest number of such arguments.
+    The function gets the command line's arguments that are not flags, at most `max_arguments`.
     """
 
     def guarded(argv: Sequence[str]) -> int:
@@ -38,39 +59,60 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
                 most = f"at most {max_arguments} besides flags"
                 allowed = most if max_arguments else "flags only"
                 raise InputError(f"expected {allowed}, got {argv[1 + max_arguments]!r}")
+            _import_all(_IMPORTS.value)
             main(*argv[1:])
+            return 0
         except InputError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+            said = str(error)
         except KeyboardInterrupt:
             print("\ninterrupted", file=sys.stderr)
-            _leave_at_once(INTERRUPTED)
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(_INTERRUPTED)  # Python's cleanup would free memory that the device uses
         except (JaxRuntimeError, MemoryError) as error:
             if isinstance(error, JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            said = str(error).strip().splitlines() or ["none is left"]
-            print(f"error: not enough memory: {said[0]}; fewer rows, shorter texts or quantised "
-                  "weights take less", file=sys.stderr)  # fmt: skip
-            return 2
+            (first, *_) = str(error).strip().splitlines() or ["none is left"]
+            less = "fewer rows, shorter texts or quantised weights take less"
+            said = f"not enough memory: {first}; {less}"
         except OSError as error:  # of the system: a closed pipe, a full disk
             _forget_output()
             if isinstance(error, BrokenPipeError):
                 return 1
-            print(f"error: {error}", file=sys.stderr)
-            return 2
-        return 0
+            said = str(error)
+        print(f"error: {said}", file=sys.stderr)
+        return 2
 
     app.run(guarded, flags_parser=_parse_flags)
 
 
-def _hear_interrupts() -> None:
-    """Makes Ctrl-C work at every moment.
+def _import_all(names: Sequence[str]) -> None:
+    """Imports modules by name, the current folder's among them, or files by path.
 
-    Python drops an exception that is raised while the garbage collector calls JAX. In that case the
-    signal is sent again a moment later.
+    Raises:
+      InputError: one that cannot be imported, whatever it raises.
     """
+    sys.path.append(os.getcwd())  # as `python -m` has it, and the console command has not
+    for name in names:
+        try:
+            if name.endswith(".py"):
+                spec = importlib.util.spec_from_file_location(pathlib.Path(name).stem, name)
+                assert spec is not None  # a file's name always gives one
+                assert spec.loader is not None
+                module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+            else:
+                importlib.import_module(name)
+        except Exception as error:  # it is the user's code
+            raise InputError(f"--import={name}: {describe_error(error)}") from None
+
+
+def _hear_interrupts() -> None:
+    """Makes Ctrl-C work at every moment."""
 
     def on_interrupt(number: int, frame: types.FrameType | None) -> None:
+        # Python drops an exception that is raised while the garbage collector calls JAX.
         if frame is not None and frame.f_code.co_name == "_xla_gc_callback":
             own = threading.main_thread().ident, number
             threading.Timer(_MOMENT, signal.pthread_kill, own).start()
@@ -79,14 +121,6 @@ def _hear_interrupts() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
-
-
-def _leave_at_once(status: int) -> NoReturn:
-    """Ends the process without Python's cleanup, which would free memory that the device uses."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):
-            stream.flush()
-    os._exit(status)
 
 
 def _forget_output() -> None:
@@ -98,6 +132,7 @@ def _forget_output() -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
     define_help_flags()
+    flags.adopt_module_key_flags(sys.modules[__name__])
     try:
         return flags.FLAGS(argv)
     except BrokenPipeError:  # the reader of the help has closed the pipe
@@ -106,5 +141,53 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
-        print(f"error: {' '.join(str(said).split())}", file=sys.stderr)
+        text = " ".join(str(said).split())
+        for spoken, expected in _PLAIN.items():
+            text = text.replace(spoken, expected)
+        print(f"error: {text}", file=sys.stderr)
         sys.exit(2)
+
+
+def list_flags(topic: str, usual: str = "", other: str = "") -> None:
+    """Puts the usual flags, separated by spaces, and others of `--helpfull` only under a topic."""
+    _TOPICS[topic][0].extend(usual.split())
+    _TOPICS[topic][1].extend(other.split())
+
+
+def define_help_flags() -> None:
+    """Replaces absl's help flags; absl must have defined them."""
+    for name, short_name in (("help", "?"), ("helpshort", None), ("helpfull", None)):
+        flag = _HelpFlag(name, False, f"see --{name}", short_name=short_name, allow_override=True)
+        flags.DEFINE_flag(flag)
+
+
+class _HelpFlag(flags.BooleanFlag):
+    def parse(self, arg: Any) -> None:
+        if self._parse(arg):
+            print(_format_help(is_full=self.name == "helpfull"), flush=True)
+            sys.exit(0)
+
+
+def _format_help(*, is_full: bool) -> str:
+    """Returns what the program does, and all its flags by topic or the usual ones."""
+    own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    listed = {name for names in _TOPICS.values() for one in names for name in one}
+    topics = {topic: usual + other * is_full for topic, (usual, other) in _TOPICS.items()}
+    topics[_OWN] = [name for name in own if name not in listed]
+    parts = [(sys.modules["__main__"].__doc__ or "").strip()]
+    for topic, names in topics.items():
+        lines = [_format_flag(own[name]) for name in dict.fromkeys(names) if name in own]
+        if lines:
+            parts.append("\n".join([f"{topic}:", *lines]))
+    parts.append(_ABSL if is_full else "--helpfull lists all flags.")
+    return "\n\n".join(parts)
+
+
+def _format_flag(flag: flags.Flag) -> str:
+    name = f"  --[no]{flag.name} " if flag.boolean else f"  --{flag.name} "
+    # absl adds the choices in front and, to a flag that may come twice, a sentence of its own.
+    text = " ".join((flag.help or "").split()).removesuffix(_REPEAT)
+    if flag.default_as_str and flag.default not in ("", []):
+        text += f" [{flag.default_as_str.strip(chr(39))}]"
+    lines = textwrap.wrap(text, _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
+    return "\n".join([name.ljust(_COLUMN) + lines[0], *(" " * _COLUMN + x for x in lines[1:])])

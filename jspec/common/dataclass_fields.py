@@ -29,7 +29,7 @@ def read_fields(
       kind: the dataclass.
       plain: the values by field, as JSON has them.
       prefix: comes before the fields' names in messages, such as "estimate.".
-      without: fields of the dataclass that may not be given.
+      without: fields that may not be given.
 
     Raises:
       InputError: no group of fields, an unknown field, or a value of another type.
@@ -42,16 +42,7 @@ def read_fields(
 
 
 def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Checks names of fields.
-
-    Args:
-      prefix: comes before the names in messages, such as "estimate.".
-      names: to check.
-      known: those that there are.
-
-    Raises:
-      InputError: there is no such field; the message suggests another one.
-    """
+    """Raises an `InputError` for the first name that is not known; it suggests another one."""
     for name in names:
         if name not in known:
             close = difflib.get_close_matches(name, known, 1)
@@ -62,13 +53,10 @@ def check_known(prefix: str, names: Sequence[str], known: Sequence[str]) -> None
 def cast(name: str, value: Any, kind: Any) -> Any:
     """Returns a plain value as an annotation wants it: lists become tuples, whole numbers floats.
 
-    Args:
-      name: of the field, for messages.
-      value: as JSON has it.
-      kind: the annotation; of a union the first type that the value fits.
+    Of a union that is the first type that the value fits.
 
     Raises:
-      InputError: a value of another type.
+      InputError: a value of another type; `name` is the field's.
     """
     kinds = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     origins = [typing.get_origin(one) or one for one in kinds]
@@ -76,16 +64,11 @@ def cast(name: str, value: Any, kind: Any) -> Any:
         if origin is tuple and isinstance(value, list | tuple):
             (item_kind, *_) = typing.get_args(one)
             return tuple(cast(name, item, item_kind) for item in value)
-        if origin in _NAMES and _is_of(value, origin):
+        fits = int | float if origin is float else origin
+        is_bool = isinstance(value, bool)  # as people see it, 1 is a number, and True is none
+        if origin in _NAMES and is_bool == (origin is bool) and isinstance(value, fits):
             return float(value) if origin is float else value
         if origin not in _NAMES and isinstance(value, Mapping):  # a dataclass, or a mapping
             return value
     expected = " or ".join(_NAMES.get(origin, _GROUP) for origin in origins)
     raise InputError(f"expected {name} to be {expected}, got {value!r}")
-
-
-def _is_of(value: Any, kind: type) -> bool:
-    """Whether a value is of a type, as people see it: 1 is a number, and True is none."""
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, int | float if kind is float else kind)

@@ -33,41 +33,31 @@ def prefixed_errors(name: str) -> Iterator[None]:
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:
-    """Checks that a value is a number from `low` to `high`, both included.
-
-    Raises:
-      InputError: it is not.
-    """
+    """Raises an `InputError` unless a value is a number from `low` to `high`, both included."""
     check_number(name, value)
     if not low <= value <= high:
         raise InputError(f"expected {name} from {low} to {high}, got {value}")
 
 
 def check_count(name: str, value: int, low: int, high: int) -> None:
-    """Checks that a value is a whole number from `low` to `high`; see `check_range`."""
+    """Raises an `InputError` unless a value is a whole number from `low` to `high`."""
     check_range(name, whole_number(name, value), low, high)
 
 
 def check_number(name: str, value: Any) -> None:
-    """Checks that a value is a number, of any type.
-
-    Raises:
-      InputError: it is not.
-    """
+    """Raises an `InputError` unless a value is a number, of any type."""
     try:
         if isinstance(value, str | bytes):  # float() would parse them
             raise TypeError
         float(value)
+    except OverflowError:
+        raise InputError(f"expected {name} to be a number that a float can hold") from None
     except TypeError:
         raise InputError(f"expected {name} to be a number, got {value!r}") from None
 
 
 def check_numbers(options: Any) -> None:
-    """Checks each field of a dataclass whose type is `int`, `float` or `float | None`.
-
-    Raises:
-      InputError: such a field holds something else.
-    """
+    """Raises an `InputError` if a field of type `int`, `float` or `float | None` holds another."""
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
         if field.type is int:
@@ -77,15 +67,10 @@ def check_numbers(options: Any) -> None:
 
 
 def whole_number(name: str, value: object, otherwise: str = "") -> int:
-    """Returns a whole number of any integer type as an int.
-
-    Args:
-      name: what the number means, for the message.
-      value: the number; bool is refused.
-      otherwise: what else would have been accepted, for the message.
+    """Returns a whole number of any integer type but bool as an int.
 
     Raises:
-      InputError: the value is not a whole number.
+      InputError: it is none; `otherwise` says what else would have been accepted.
     """
     try:
         if isinstance(value, bool):
@@ -98,10 +83,14 @@ def whole_number(name: str, value: object, otherwise: str = "") -> int:
 
 
 def check_among(name: str, value: object, known: Collection[object]) -> None:
-    """Checks that a value is one of the known ones.
-
-    Raises:
-      InputError: it is not.
-    """
+    """Raises an `InputError` unless a value is one of the known ones."""
     if value not in known:
         raise InputError(f"expected {name} among {', '.join(map(str, known))}; got {value!r}")
+
+
+def check_type(name: str, value: object, kind: type | tuple[type, ...]) -> None:
+    """Raises an `InputError` unless a value is of a class, or of one of several."""
+    if not isinstance(value, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        expected = " or a ".join("text" if one is str else one.__name__ for one in kinds)
+        raise InputError(f"expected {name} to be a {expected}, got {value!r}")

@@ -48,8 +48,8 @@ class Picture(NamedTuple):
       name: of the files, without an ending.
       caption: how to read it.
       description: the same for readers who cannot see it.
-      svg: the picture; its ids are unique, so that several fit into one page.
-      png: the picture.
+      svg: with ids that are unique, so that several fit into one page.
+      png: the same picture.
     """
 
     name: str
@@ -86,11 +86,7 @@ class Curves(NamedTuple):
 def new_figure(
     num_panels: int = 1, *, title: str, subtitle: str, height: float = 4.0, share_y: bool = False
 ) -> "tuple[Figure, list[Axes]]":
-    """Returns a figure and its panels, side by side.
-
-    Raises:
-      InputError: matplotlib is not installed.
-    """
+    """Returns a figure and panels side by side; an `InputError` if matplotlib is missing."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -130,21 +126,19 @@ def draw(
     subtitle: str = "",
     share_y: bool = False,
 ) -> Picture:
-    """Returns a figure of one or more panels.
+    """Returns a figure of panels; a label has the same look in all of them.
 
-    Args:
-      name: of its files.
-      curves: the panels; a label has the same look in all of them.
-      caption: how to read it.
-      title: within the picture.
-      subtitle: after the title: what was measured where.
-      share_y: whether all panels have the same vertical axis.
+    The title and the subtitle, what was measured where, are within the picture. With `share_y` all
+    panels have the same vertical axis.
     """
     figure, panels = new_figure(len(curves), title=title, subtitle=subtitle, share_y=share_y)
     labels = dict.fromkeys(label for one in curves for label in one.lines)
     look_of = dict(zip(labels, looks(), strict=False))
     for axes, one in zip(panels, curves, strict=True):
         _draw_panel(axes, one, look_of)
+    step = len(panels) if share_y else 1
+    for first in range(0, len(panels), step):
+        _limit_height(panels[first : first + step], curves[first : first + step])
     for axes in panels[1:] if share_y else ():
         axes.set_ylabel("")
     add_legend(figure)
@@ -172,13 +166,18 @@ def _draw_panel(axes: "Axes", one: Curves, look_of: Mapping[str, dict[str, Any]]
     _draw_ticks(axes, one, x, names)
     if beside:
         axes.set_xlim(min(x) - 0.5, max(x) + 0.5)
-    if (top := _top(one)) is not None:
-        axes.set_ylim(top=top)
-    if one.begins_at_zero or (top is not None and axes.dataLim.y0 >= 0):
-        axes.set_ylim(bottom=0)
     axes.set_title(as_label(one.title), fontsize=9)
     axes.set_xlabel(as_label(one.x_label))
     axes.set_ylabel(as_label(one.y_label))
+
+
+def _limit_height(panels: "Sequence[Axes]", curves: Sequence[Curves]) -> None:
+    """Limits the vertical axis that panels share, all drawn before: it no longer fits itself."""
+    if (top := _top(curves)) is not None:
+        panels[0].set_ylim(top=top)
+    is_above = top is not None and all(axes.dataLim.y0 >= 0 for axes in panels)
+    if is_above or any(one.begins_at_zero for one in curves):
+        panels[0].set_ylim(bottom=0)
 
 
 def _draw_ticks(axes: "Axes", one: Curves, x: Sequence[float], names: Sequence[str]) -> None:
@@ -203,10 +202,16 @@ def _split(values: Sequence[Known]) -> tuple[list[float], list[list[float]] | No
     return [middle for middle, _, _ in triples], [below, above] if has_bars else None
 
 
-def _top(curves: Curves) -> float | None:
-    """Returns where to cut off a line that would press all others flat; None without one."""
-    tops = sorted(max(own) for line in curves.lines.values()
-                  if (own := [v for v in line if isinstance(v, int | float)]))  # fmt: skip
+def _top(curves: Sequence[Curves]) -> float | None:
+    """Returns where to cut off a line that would press all others flat; None without one.
+
+    Lines of one label in several panels are one.
+    """
+    highest: dict[str, float] = {}
+    for label, line in itertools.chain(*(one.lines.items() for one in curves)):
+        own = [v for v in line if isinstance(v, int | float)]
+        highest |= {label: max([*own, highest.get(label, -math.inf)])} if own else {}
+    tops = sorted(highest.values())
     return 1.1 * tops[-2] if len(tops) > 1 and tops[-1] > _FAR_APART * tops[-2] > 0 else None
 
 
@@ -227,24 +232,14 @@ def add_legend(figure: "Figure") -> None:
 def to_picture(figure: "Figure", name: str, *, caption: str, description: str) -> Picture:
     """Returns the figure as SVG and PNG; see `Picture`."""
     import matplotlib
-
-    files = {}
-    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
-        for kind in ("svg", "png"):
-            buffer = io.BytesIO()
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata, facecolor="white")
-            files[kind] = buffer.getvalue()
-    few = _with_few_colours(files["png"])
-    return Picture(name, caption, description, files["svg"].decode(), few)
-
-
-def _with_few_colours(png: bytes) -> bytes:
-    """Returns a smaller PNG that looks alike."""
     from PIL import Image
 
-    buffer = io.BytesIO()
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    few = image.quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)  # truest to thin lines
-    few.save(buffer, format="png", optimize=True)
-    return buffer.getvalue()
+    svg, png, few = io.BytesIO(), io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
+        figure.savefig(svg, format="svg", dpi=_DPI, metadata={"Date": None},
+                       facecolor="white")  # fmt: skip
+        figure.savefig(png, format="png", dpi=_DPI, facecolor="white")
+    # With fewer colours the PNG is smaller and looks alike; this method is truest to thin lines.
+    image = Image.open(png).convert("RGB").quantize(_NUM_COLOURS, Image.Quantize.FASTOCTREE)
+    image.save(few, format="png", optimize=True)
+    return Picture(name, caption, description, svg.getvalue().decode(), few.getvalue())

@@ -18,9 +18,10 @@ Record = dict[str, Any]
 class Journal:
     """Appends whole records to a file and reads the new ones, under a lock on the file.
 
-    A line is in the file or it is not. What a killed process left of a line, at the end of the
-    file, is cut off by the next process that looks; what a full disk left of one is cut off at
-    once. The file is made when it is first needed.
+    What a killed process left of a line, at the end of the file, is cut off by the next process
+    that looks; what a full disk left of one is cut off at once. The file is made when it is first
+    needed. Every method raises a `WorkdirError` if the file cannot be read or written, or a line
+    before the last one is no record.
     """
 
     def __init__(self, path: pathlib.Path) -> None:
@@ -28,23 +29,12 @@ class Journal:
         self._offset = self._num_lines = 0  # of the part that has been read
 
     def read(self) -> list[Record]:
-        """Returns the records that are new since the last call.
-
-        Raises:
-          WorkdirError: a line before the last one is no record, or the file cannot be read.
-        """
+        """Returns the records that are new since the last call."""
         with self._open() as file:
             return self._read(file)
 
     def append(self, record: Record) -> list[Record]:
-        """Appends a record; it is on the disk when this returns.
-
-        Returns:
-          The records that are new since the last call, this one included.
-
-        Raises:
-          WorkdirError: the record cannot be written; then nothing of it is in the file.
-        """
+        """Appends a record, which is then on the disk; returns the new ones, this one included."""
         line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         with self._open() as file:
             records = self._read(file)
@@ -52,7 +42,7 @@ class Journal:
         return [*records, record]
 
     def cut(self, num_records: int) -> None:
-        """Cuts off all but the first records; see `read` for the errors."""
+        """Cuts off all but the first records."""
         with self._open() as file:
             self._read(file)
             file.seek(0)
@@ -74,25 +64,24 @@ class Journal:
         if os.fstat(file.fileno()).st_size < self._offset:
             raise WorkdirError(f"{self._path} has been cut off by someone else")
         file.seek(self._offset)
-        *lines, rest = file.read().split(b"\n")
-        records = [_parse(line) for line in lines]
-        is_torn = bool(rest)
-        if records and records[-1] is None and not is_torn:
-            is_torn = True
-            records.pop()
-        whole = [record for record in records if record is not None]
-        if len(whole) < len(records):
+        lines = io.BytesIO(file.read()).readlines()
+        records: list[Record] = []
+        for record in map(_parse, lines):
+            if record is None:
+                break
+            records.append(record)
+        self._offset += sum(map(len, lines[: len(records)]))
+        self._num_lines += len(records)
+        if len(records) < len(lines) - 1:
+            where = f"{self._path}:{self._num_lines + 1}"
             raise WorkdirError(
-                f"{self._path}:{self._num_lines + records.index(None) + 1}: expected a JSON "
-                f"object, got a broken line; only the last one may be"
+                f"{where}: expected a JSON object, got a broken line; only the last one may be"
             )
-        self._offset += sum(len(line) + 1 for line in lines[: len(whole)])
-        self._num_lines += len(whole)
-        if is_torn:
+        if len(records) < len(lines):
             print(f"note: {self._path}: its last line is torn, and cut off",
                   file=sys.stderr, flush=True)  # fmt: skip
             os.ftruncate(file.fileno(), self._offset)
-        return whole
+        return records
 
     def _write(self, file: io.FileIO, line: bytes) -> None:
         rest = memoryview(line)
@@ -112,9 +101,9 @@ class Journal:
 
 
 def _parse(line: bytes) -> Record | None:
-    """Returns the record in a line; None if there is none."""
+    """Returns the record in a whole line; None if there is none."""
     try:
-        record = json.loads(line)
+        record = json.loads(line) if line.endswith(b"\n") else None
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

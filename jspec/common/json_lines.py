@@ -1,4 +1,4 @@
-"""JSON Lines: one object a line, read one by one and written as results are finished."""
+"""JSON files of one object, and JSON Lines: read one by one, written as results are finished."""
 
 import contextlib
 import json
@@ -19,20 +19,17 @@ def title_of(path: str) -> str:
 def read_json_lines(path: str, what: str) -> Iterator[tuple[str, Any]]:
     """Yields the position "file:line" and the value of each line; empty lines are skipped.
 
-    Args:
-      path: the file, or "-" for standard input.
-      what: what the file is to the user, for messages.
-
     Raises:
-      InputError: the file cannot be read, or a line is not JSON.
+      InputError: the file, "-" for standard input, cannot be read, or a line is not JSON; `what` is
+        what the file is to the user.
     """
-    name = title_of(path)
     try:
         file = sys.stdin.buffer if path == "-" else open(path, "rb")  # noqa: SIM115
         with file:
             for number, line in enumerate(file, 1):
+                where = f"{title_of(path)}:{number}"
                 if line.strip():
-                    yield f"{name}:{number}", _parse(line, f"{name}:{number}")
+                    yield where, _parse(line, where)
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror}") from None
 
@@ -52,11 +49,7 @@ def _parse(line: bytes, where: str) -> Any:
 
 
 def check_unicode(text: str, where: str) -> str:
-    """Returns a text that was read from JSON.
-
-    Raises:
-      InputError: it holds half of a surrogate pair, which JSON can spell but UTF-8 cannot.
-    """
+    """Returns a text from JSON; raises an `InputError` for the half of a surrogate pair."""
     try:
         text.encode("utf-8")
     except UnicodeError:
@@ -67,12 +60,8 @@ def check_unicode(text: str, where: str) -> str:
 def check_output(path: str, *inputs: str | None) -> pathlib.Path:
     """Returns the path of a file that is to be written.
 
-    Args:
-      path: the file.
-      *inputs: files that the program reads, "-" for standard input; None is skipped.
-
     Raises:
-      InputError: the file cannot be written, or is one of the inputs.
+      InputError: it cannot be written, or is one of the inputs, "-" for standard input.
     """
     if not path:
         raise InputError("expected a file to write to, got an empty path")
@@ -87,19 +76,14 @@ def check_output(path: str, *inputs: str | None) -> pathlib.Path:
         raise InputError(f"cannot write {path}: it is a folder")
     if not os.access(file if file.exists() else file.parent, os.W_OK):
         raise InputError(f"cannot write {path}: permission denied")
-    for source in inputs:
-        if source is not None and _is_same_file(source, file):
-            raise InputError(f"expected another file to write to than is read, got {path} for both")
+    for source in filter(None, inputs if file.is_file() else ()):
+        with contextlib.suppress(OSError):  # no such input: the code that reads it will say so
+            # Descriptor 0 stays open when `sys.stdin` is closed.
+            if os.path.samefile(0 if source == "-" else source, file):
+                raise InputError(
+                    f"expected another file to write to than is read, got {path} for both"
+                )
     return file
-
-
-def _is_same_file(source: str, file: pathlib.Path) -> bool:
-    """Returns whether an input, "-" for standard input, is the file, under any name."""
-    try:
-        descriptor = 0  # stays open when `sys.stdin` is closed
-        return file.is_file() and os.path.samefile(descriptor if source == "-" else source, file)
-    except OSError:  # no such input: the code that reads it will say so
-        return False
 
 
 class JsonLinesWriter:
@@ -114,31 +98,23 @@ class JsonLinesWriter:
         self._file: TextIO | None = None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record and flushes it to the system.
-
-        Raises:
-          InputError: the file cannot be written, for example because the disk is full.
-        """
+        """Appends a record and flushes it; raises an `InputError` if the disk is full, say."""
         try:
             if self._file is None:
                 self._file = self._path.open("w", encoding="utf-8")
             self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
             self._file.flush()
         except OSError as error:
-            if self._file is not None:  # closed here, or its end would try to write once more
-                with contextlib.suppress(OSError):
-                    self._file.close()
+            with contextlib.suppress(OSError):
+                self.__exit__()  # or the end of the program would try to write once more
             raise InputError(f"cannot write {self._path}: {error.strerror}") from None
 
     def rewrite(self, record: dict[str, Any], *, is_complete: bool) -> None:
         """Replaces the whole content by one record, with `is_complete` in it.
 
-        The replacement is atomic: a reader finds the old record or the new one, whole, even if the
-        program is killed. An output that is not a regular file, such as a pipe, gets only the
-        complete record.
-
-        Raises:
-          InputError: the file cannot be written, for example because the disk is full.
+        A reader finds the old record or the new one, whole, even if the program is killed. An
+        output that is not a regular file, such as a pipe, gets only the complete record. Raises as
+        `write` does.
         """
         record = record | {"is_complete": is_complete}
         if self._path.exists() and not self._path.is_file():
@@ -160,3 +136,24 @@ class JsonLinesWriter:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the object in a JSON file, an empty one if it is missing; else an `InputError`."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path}: damaged JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def save_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes an object to a file, indented."""
+    text = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    path.write_text(text, encoding="utf-8")

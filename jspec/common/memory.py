@@ -13,21 +13,17 @@ from typing import Any, NamedTuple
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.timing import COMPILE_EVENTS
 
 _OWN_GROUP = pathlib.Path("/proc/self/cgroup")
 _GROUPS = pathlib.Path("/sys/fs/cgroup")
-_COMPILING = "/jax/core/compile/"  # the prefix of JAX's events, one for each stage of a compilation
 _LONG_COMPILATION = 0.1  # seconds; a shorter stage frees too little to give back
 
 
 class Room(NamedTuple):
-    """The memory of a batch's caches and of the rest of its rows' states.
+    """The bytes of a batch's caches and of the rest of its rows' states, of `capacity` slots each.
 
-    Attributes:
-      num_rows: rows of the batch. A batch of several rows needs memory for one more, whose prompt
-        is being read.
-      capacity: slots of each row, in tokens.
-      num_bytes: bytes of all rows.
+    A batch of several rows needs memory for one more, whose prompt is being read.
     """
 
     num_rows: int
@@ -40,13 +36,7 @@ class Room(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """The device that computes the answers, and the memory that they need there.
-
-    Attributes:
-      device: the device's name.
-      weights: bytes of the parameters of all models.
-      room: memory of the caches.
-    """
+    """A device by name, and the bytes that its models' parameters and their caches need there."""
 
     device: str
     weights: int
@@ -59,55 +49,46 @@ class Budget(NamedTuple):
 
 def device_name() -> str:
     """Returns the default device's kind: cpu, or gpu (NVIDIA H100 80GB HBM3)."""
-    device = jax.devices()[0]
-    platform, kind = device.platform, device.device_kind
+    platform, kind = jax.devices()[0].platform, jax.devices()[0].device_kind
     return platform if kind == platform else f"{platform} ({kind})"
 
 
 def check_memory(needs: Mapping[str, int], advice: str) -> None:
-    """Checks that the default device has enough free memory.
-
-    Args:
-      needs: bytes by what they are needed for.
-      advice: what the user could reduce.
+    """Checks that the default device has enough free memory for needs, bytes by their names.
 
     Raises:
-      InputError: it has not; the message holds the needs and the advice.
+      InputError: it has not; the message holds the needs, and advice what to reduce.
     """
     available, needed = available_bytes(), sum(needs.values())
     if available is None or needed <= available:
         return
-    parts = ", ".join(f"{name} {_gigabytes(size)}" for name, size in needs.items())
+    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in needs.items())
     raise InputError(
-        f"not enough memory: expected {_gigabytes(needed)} to be free ({parts}), got "
-        f"{_gigabytes(available)}; {advice}"
+        f"not enough memory: expected {needed / 1e9:.3g} GB to be free ({parts}), got "
+        f"{available / 1e9:.3g} GB; {advice}"
     )
 
 
 def give_back_freed() -> None:
     """Returns freed memory to the system; glibc would keep it for later."""
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # another C library, or system
+    with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @functools.cache
 def give_back_after_compiling() -> None:
     """From now on returns the memory that tracing and compiling have freed, which is a lot."""
-    jax.monitoring.register_event_duration_secs_listener(_on_event)
 
+    def on_event(event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith(COMPILE_EVENTS) and duration_secs > _LONG_COMPILATION:
+            give_back_freed()
 
-def _on_event(event: str, duration_secs: float, **_: str | int) -> None:
-    if event.startswith(_COMPILING) and duration_secs > _LONG_COMPILATION:
-        give_back_freed()
+    jax.monitoring.register_event_duration_secs_listener(on_event)
 
 
 def tree_bytes(tree: Any) -> int:
     """Returns the bytes of a pytree's arrays, or of arrays with the shapes in it."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB"
 
 
 def available_bytes() -> int | None:
@@ -125,17 +106,10 @@ def available_bytes() -> int | None:
 
 
 def _group_bytes() -> list[int]:
-    """Returns what the process's control group, and each group around it, may still take.
-
-    psutil does not read control groups, in which a container's limit is written. A group without a
-    limit is left out.
-    """
-    try:
-        lines = [line.split(":", 2) for line in _OWN_GROUP.read_text().splitlines()]
-    except OSError:
-        return []
+    """Returns what the process's control group, a container's say, and those around it may take."""
     free = []
-    for _, controllers, path in lines:
+    lines = _OWN_GROUP.read_text().splitlines() if _OWN_GROUP.exists() else []
+    for _, controllers, path in (line.split(":", 2) for line in lines):
         if controllers == "":  # cgroup v2
             base, limit, used = _GROUPS, "memory.max", "memory.current"
         elif "memory" in controllers.split(","):  # cgroup v1
@@ -146,13 +120,9 @@ def _group_bytes() -> list[int]:
         own = base / path.strip("/")
         for folder in (own, *own.parents)[: len(own.parts) - len(base.parts) + 1]:
             with contextlib.suppress(OSError, ValueError):  # no such file; "max": no limit
-                free.append(_free_in_group(folder, limit, used))
+                most, now = (int((folder / name).read_text()) for name in (limit, used))
+                stats = dict(map(str.split, (folder / "memory.stat").read_text().splitlines()))
+                # Cached files count as free: they can be read again.
+                files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
+                free.append(most - now + files)
     return free
-
-
-def _free_in_group(folder: pathlib.Path, limit: str, used: str) -> int:
-    """Returns what one group may still take; cached files count as free: they can be read again."""
-    most = int((folder / limit).read_text())
-    stats = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-    files = sum(int(stats.get(name, 0)) for name in ("inactive_file", "active_file"))
-    return most - int((folder / used).read_text()) + files

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 
@@ -11,20 +10,14 @@ from jspec.common.errors import InputError
 
 
 def check_new(path: pathlib.Path) -> None:
-    """Checks that writing to `path` overwrites nothing.
-
-    Raises:
-      InputError: `path` exists and is not an empty folder.
-    """
+    """Raises an `InputError` if `path` exists and is not an empty folder."""
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise InputError(f"{path} exists: it is not overwritten")
 
 
 @contextlib.contextmanager
 def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a temporary folder next to `path`; it is renamed to `path` at the end.
-
-    On failure the temporary folder is removed and `path` does not appear.
+    """Yields a temporary folder next to `path`, which is renamed to it at the end or removed.
 
     Raises:
       InputError: `path` exists and is not an empty folder, or cannot be written.
@@ -33,14 +26,12 @@ def new_folder(path: pathlib.Path) -> Iterator[pathlib.Path]:
     check_new(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    try:
-        yield partial
-        partial.chmod(0o755)  # mkdtemp lets only the owner in
-        os.replace(partial, path)
+        with tempfile.TemporaryDirectory(
+            prefix=f".{path.name}.", dir=path.parent, ignore_cleanup_errors=True
+        ) as name:
+            partial = pathlib.Path(name)
+            yield partial
+            partial.chmod(0o755)  # tempfile lets only the owner in
+            os.replace(partial, path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

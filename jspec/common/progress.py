@@ -19,13 +19,7 @@ class Progress:
     """
 
     def __init__(self, num_all: int, num_before: int, unit: str = "cell") -> None:
-        """Begins.
-
-        Args:
-          num_all: units of work in all.
-          num_before: units finished already.
-          unit: what one of them is called.
-        """
+        """Begins a job of `num_all` units of work, of which `num_before` are finished already."""
         self._num_all, self._num_before, self._unit = num_all, num_before, unit
         self._begun = time.monotonic()
         self._printed = -_SECONDS_APART

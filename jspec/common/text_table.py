@@ -7,12 +7,7 @@ NOTHING = "-"
 
 
 def format_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table: the first column aligned left, the others right.
-
-    Args:
-      columns: their titles.
-      rows: cells, one for each column.
-    """
+    """Returns a table with titles of columns: the first column aligned left, the others right."""
     lines = [columns, *rows]
     first, *others = (max(map(len, cells)) for cells in zip(*lines, strict=True))
     return "\n".join(

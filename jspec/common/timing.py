@@ -1,4 +1,4 @@
-"""The one way to time: what a call takes, and what a turn of a compiled loop takes.
+"""The one way to time: a call, a turn of a compiled loop, and compiling, which never counts.
 
 JAX returns before the device has finished, so `timed` waits for the result. What is too short to be
 timed once runs many times inside one compiled loop (`make_loop`); a run of the loop with a single
@@ -6,14 +6,16 @@ turn is taken off, so that neither the host's call nor its waiting counts. What 
 turns: a machine that slows down for a while slows all alike.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+COMPILE_EVENTS = "/jax/core/compile/"  # prefix of JAX's events, one a stage of a compilation
 _USUAL_TURNS = 32  # of one measurement
 _MOST_SECONDS = 0.12  # of one, about: of turns that take longer there are fewer
 _LEAST_SECONDS = 0.005  # of one: of turns that take less there are more
@@ -59,10 +61,8 @@ def seconds_each(loop: Loop, repeats: int = 5) -> float:
 
 
 def least_seconds(loop: Loop, repeats: int = 6) -> float:
-    """Returns the seconds of one turn of a loop, by the fastest of several runs.
-
-    That is for a machine's limits, of which other work on the machine can only take away.
-    """
+    """Returns the seconds of one turn of a loop, by the fastest of several runs."""
+    # For a machine's limits, of which other work on the machine can only take away.
     count = _enough_turns(loop)
     runs = [(_run(loop, 1 + count), _run(loop, 1)) for _ in range(repeats)]
     many, one = map(min, zip(*runs, strict=True))
@@ -70,13 +70,10 @@ def least_seconds(loop: Loop, repeats: int = 6) -> float:
 
 
 def seconds_in_turn(loops: Mapping[_Key, Loop], repeats: int = 15) -> Iterator[dict[_Key, float]]:
-    """Yields the seconds of a turn of each loop, measurement after measurement.
-
-    Every other time the order is reversed, because a loop also pays for what the one before it has
-    left in the processor's caches.
-    """
+    """Yields the seconds of a turn of each loop, measurement after measurement."""
     counts = {key: _enough_turns(loop) for key, loop in loops.items()}
     for repeat in range(repeats):
+        # A loop also pays for what the one before it has left in the processor's caches.
         order = list(loops)[:: -1 if repeat % 2 else 1]
         seconds = {key: _seconds(loops[key], counts[key]) / counts[key] for key in order}
         yield {key: seconds[key] for key in loops}
@@ -103,3 +100,36 @@ def _run(loop: Loop, count: int) -> float:
 def with_first(array: jax.Array, number: jax.Array) -> jax.Array:
     """Replaces an array's first number, in place: one turn of a loop then waits for another."""
     return jax.lax.dynamic_update_slice(array, number.reshape([1] * array.ndim), [0] * array.ndim)
+
+
+class CompileClock:
+    """Seconds spent on tracing, lowering and compiling, and programs compiled or fetched."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.num_programs = 0
+        jax.monitoring.register_event_duration_secs_listener(self._on_event)
+
+    def _on_event(self, event: str, duration_secs: float, **_: str | int) -> None:
+        if event.startswith(COMPILE_EVENTS):
+            self.seconds += duration_secs
+            self.num_programs += event.endswith("backend_compile_duration")
+
+
+@functools.cache
+def compile_clock() -> CompileClock:
+    """Returns the one clock of the process: JAX's listeners cannot be removed."""
+    return CompileClock()
+
+
+class Instant:
+    """A moment on the wall clock and on the compile clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = time.perf_counter()
+        self.compile_seconds = compile_clock().seconds
+
+    def run_seconds_since(self, earlier: Self) -> float:
+        """Returns the seconds between two moments, without those spent on compiling."""
+        compiled = self.compile_seconds - earlier.compile_seconds
+        return max(self.seconds - earlier.seconds - compiled, 0.0)

@@ -23,6 +23,7 @@ RowTokens: TypeAlias = Int32[Array, "b"]
 RowCounts: TypeAlias = Int32[Array, "b"]
 RowFlags: TypeAlias = Bool[Array, "b"]
 RowSeeds: TypeAlias = UInt32[Array, "b"]
+BlockFlags: TypeAlias = Bool[Array, "b t"]
 BlockMask: TypeAlias = Bool[Array, "b t u"]
 
 Logits: TypeAlias = Float32[Array, "b t v"]
@@ -48,11 +49,11 @@ class ApplyFn(Protocol):
         logits_at: Int[Array, "b"] | None = None,
         first_layer: int = 0,
     ) -> tuple[Float32[Array, "b l v"], Array, Any]:
-        """Runs one block of tokens through the model.
+        """Runs one block of tokens, ids or embeddings, through the model.
 
         Args:
           params: the model's parameters.
-          tokens: ids, or embeddings instead of ids.
+          tokens: the block.
           cache: a KVCache with the tokens before. The block is written after its committed slots.
           positions: position of each token; None for a chain, which follows `cache.length`.
           block_mask: which slots of the block each token sees; None for a chain. With u > t the

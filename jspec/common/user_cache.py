@@ -1,21 +1,20 @@
-"""The user's cache folder, where downloads and compiled programs are kept."""
+"""The user's cache folder, and XLA's persistent compilation cache in it."""
 
 import contextlib
+import functools
+import logging
 import os
 import pathlib
-from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax._src import compilation_cache  # JAX has no public hook for a damaged entry
 
 from jspec.common.errors import InputError
 
 
 def cache_dir() -> pathlib.Path:
-    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the system's cache folder.
-
-    On Linux the system's cache folder is `~/.cache`. The returned folder may not exist.
-
-    Raises:
-      InputError: there is no home folder.
-    """
+    """Returns `$JSPEC_CACHE`, or `jspec` in `$XDG_CACHE_HOME` or in the home's cache folder."""
     import platformdirs
 
     if own := os.environ.get("JSPEC_CACHE"):
@@ -27,18 +26,46 @@ def cache_dir() -> pathlib.Path:
     raise InputError("no home folder is known: expected $JSPEC_CACHE or $HOME to be set")
 
 
-@contextlib.contextmanager
-def exclusive(path: pathlib.Path) -> Iterator[None]:
-    """Holds the lock file at `path`, after waiting for other processes that hold it.
-
-    On a system without `flock` nothing is locked. Files are put in place by renaming them, so two
-    processes at once cost a second download and break nothing.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        yield
+def use_compile_cache() -> None:
+    """Keeps compiled programs for a second start, unless JAX was given another folder for them."""
+    if jax.config.values["jax_compilation_cache_dir"]:
         return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    jax.config.update("jax_compilation_cache_dir", str(_folder()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    _rebuild_damaged_entries()
+
+
+def _folder() -> pathlib.Path:
+    return cache_dir() / "xla"
+
+
+def _rebuild_damaged_entries() -> None:
+    """From now on removes an entry that cannot be read, so that it is written again.
+
+    JAX does not write entries atomically: a killed process leaves part of one. JAX alone would
+    then warn and compile at every start, and never write the entry, because a file is there. With a
+    version of JAX that lacks the function wrapped here, it still does.
+    """
+    read = getattr(compilation_cache, "get_executable_and_time", None)
+    if read is None or hasattr(read, "__wrapped__"):
+        return
+
+    @functools.wraps(read)
+    def read_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
+        try:
+            return read(cache_key, *args, **kwargs)
+        except Exception:  # of zlib, zstd or XLA, depending on the damage
+            if jax.config.values["jax_compilation_cache_dir"] != str(_folder()):
+                raise  # not jspec's own folder
+            with contextlib.suppress(OSError):
+                (_folder() / f"{cache_key}-cache").unlink()
+            _warn_once()
+            return None, None  # what JAX returns for a missing entry
+
+    compilation_cache.get_executable_and_time = read_or_remove
+
+
+@functools.cache
+def _warn_once() -> None:
+    message = "jspec: the cache of compiled programs is damaged; what is missing is compiled again"
+    logging.getLogger("jspec").warning(message)

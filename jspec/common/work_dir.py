@@ -1,7 +1,6 @@
 """Work directories: the config that one belongs to, and locks between the processes in it."""
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -16,11 +15,7 @@ _ABSENT = "absent"
 
 
 def make_workdir(path: pathlib.Path) -> None:
-    """Makes a work directory, and those above it, unless it is there.
-
-    Raises:
-      WorkdirError: it cannot be made.
-    """
+    """Makes a work directory unless it is there; raises a `WorkdirError` if that cannot be."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -28,14 +23,10 @@ def make_workdir(path: pathlib.Path) -> None:
 
 
 def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
-    """Writes a config to a file, or checks that the file holds this very config.
-
-    Args:
-      path: of the file.
-      plain: the config as JSON values.
+    """Writes a config, as JSON values, to a file, or checks that the file holds this very config.
 
     Raises:
-      WorkdirError: the file holds another config; the message names the fields that differ.
+      WorkdirError: it cannot be written, or holds another config; then it names what differs.
     """
     if not path.exists():
         write_json(path, plain)
@@ -44,6 +35,8 @@ def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
         theirs = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise WorkdirError(f"cannot read {path}: {error}") from None
+    if isinstance(theirs, dict):
+        theirs.pop("theory", None)  # a field of earlier experiments, of no effect today
     found = list(_differences(theirs, plain))
     if found:
         more = f", and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED)
@@ -71,11 +64,7 @@ def _show(value: Any) -> str:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-    """Writes a JSON file, which appears, or replaces an older one, when it is complete.
-
-    Raises:
-      WorkdirError: the file cannot be written.
-    """
+    """Writes a JSON file, which appears, or replaces an older one, when it is complete."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -99,11 +88,7 @@ class ByteLocks:
     """
 
     def __init__(self, path: pathlib.Path) -> None:
-        """Opens the file, or makes it.
-
-        Raises:
-          WorkdirError: it cannot be opened.
-        """
+        """Opens the file, or makes it; raises a `WorkdirError` if that cannot be."""
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -113,10 +98,8 @@ class ByteLocks:
         """Takes a byte's lock unless another process has it; returns whether it did."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                return False
-            raise
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, by the system
+            return False
         return True
 
     def release(self, byte: int) -> None:

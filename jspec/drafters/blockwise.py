@@ -17,81 +17,63 @@ from flax import struct
 from jaxtyping import Array, Float32, Int32, Key
 
 from jspec.common.typing import Params, RowTokens
-from jspec.drafters.chain import draw_chain
-from jspec.drafters.heads.blockwise_checkpoint import load_blockwise
-from jspec.drafters.heads.blockwise_module import BlockwiseConfig, inner_layer, place_output
-from jspec.drafters.memory import ReadingLastOutput
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    HeadOptions,
-    required_head,
+from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.heads.blockwise_heads import (
+    BlockwiseConfig,
+    inner_layer,
+    load_blockwise,
+    place_output,
 )
+from jspec.drafters.memory import ReadingLastOutput
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions
 from jspec.models import LlamaConfig
-from jspec.models.layers import linear
-from jspec.models.outputs import head_kernel
+from jspec.models.layers import head_kernel, linear
 from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
-
-_ASSUMED = 0.5, 0.4  # acceptance, before it is known
+from jspec.speculation.types import Kind, RoundInputs
 
 
 class _Asking(struct.PyTreeNode):
-    """The heads in the middle of a chain.
+    """The heads in the middle of a chain."""
 
-    Attributes:
-      inner: of the layer that they share, [b 1 h·f].
-      index: whose turn it is.
+    inner: Float32[Array, "b 1 f"]  # output of the layer that they share, [b 1 h·f]
+    index: Int32[Array, ""]  # of the head whose turn it is
+
+
+def take_best(
+    logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
+) -> tuple[RowTokens, Float32[Array, "b v"]]:
+    """Takes each row's most likely token, whatever its temperature; see `draw_from_distribution`.
+
+    The distribution has all probability on it. Where every token is forbidden it is `NO_TOKEN`.
     """
-
-    inner: Float32[Array, "b 1 f"]
-    index: Int32[Array, ""]
+    # With processors, so that a token they forbid is never proposed.
+    best = best_token(settings.process(logits))
+    return best, jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockwiseDrafter(ReadingLastOutput):
+class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
     """Proposes every head's most likely token.
 
     Attributes:
-      config: of the heads.
+      config: of the heads, of which there are at least as many as drafts.
       target: the target's shape.
-      num_draft_tokens: drafts a round, at most one a head.
-      vocab_size: ids that are really used; the padding beyond them is cut.
     """
 
-    config: BlockwiseConfig
-    target: LlamaConfig
-    num_draft_tokens: int
-    vocab_size: int
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One: a chain with at most one draft a head."""
-        return (Kind("blockwise", *_ASSUMED, most=self.num_draft_tokens),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """It always has a draft."""
-        return False
+    config: BlockwiseConfig = dataclasses.field(kw_only=True)
+    target: LlamaConfig = dataclasses.field(kw_only=True)
+    kind = Kind("blockwise", 0.5, 0.4)
 
     def propose(
-        self,
-        params: Params,
-        state: Float32[Array, "b d"],
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs
     ) -> tuple[Proposal, Float32[Array, "b d"]]:
         """Asks one head after the other, in a loop on the device, for as long as any is wanted."""
-        hidden = self.read(view.params, state)
+        target_params = inputs.view.params
+        hidden = self.read(target_params, state)
         # The target's own kernel, tied or not: the heads have no vocabulary matrix.
-        head = head_kernel(self.target, view.params)
+        head = head_kernel(self.target, target_params)
 
         def place(index: int) -> Callable[[Array], Array]:
             return lambda inner: place_output(params, index, inner, hidden)
@@ -103,64 +85,32 @@ class BlockwiseDrafter(ReadingLastOutput):
             return later(asking.replace(inner=inner_layer(params, hidden)), token)
 
         def later(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
-            del token
             # Only the head whose turn it is goes through the projection, the expensive part.
             logits = linear(jax.lax.switch(asking.index, places, asking.inner), head)
             return logits[:, 0, : self.vocab_size], asking.replace(index=asking.index + 1)
 
         # The loop's state needs the shape of the inner layer before it has run.
         width = self.config.num_heads * self.config.hidden_dim
-        nothing = jnp.zeros([last_token.shape[0], 1, width], jnp.float32)
-        proposal, _, _ = draw_chain(
-            first,
-            later,
-            _Asking(nothing, jnp.int32(0)),
-            last_token,
-            limit=limit(jnp.zeros_like(last_token)),
-            rng_keys=rng_keys,
-            settings=settings,
-            vocab_size=self.target.vocab_size,
-            draw=take_best,
-        )
+        nothing = jnp.zeros([state.shape[0], 1, width], jnp.float32)
+        asking = _Asking(nothing, jnp.int32(0))
+        proposal, _, _ = self.draw_chain(first, later, asking, inputs, draw=take_best)
         # None stands for certain drafts: no [b w v] array goes to the verify call.
         return proposal.replace(probs=None), state
 
 
-def take_best(
-    logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
-) -> tuple[RowTokens, Float32[Array, "b v"]]:
-    """Takes each row's most likely token, whatever its temperature; see `draw_from_distribution`.
-
-    Returns:
-      The tokens, `NO_TOKEN` where every one is forbidden; the distributions, all probability on the
-      token.
-    """
-    del rng_keys
-    # With processors, so that a token they forbid is never proposed.
-    best = best_token(settings.process(logits))
-    return best, jax.nn.one_hot(best, logits.shape[-1], dtype=jnp.float32)
-
-
-def build_blockwise(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter over the heads in `spec.options.draft_head`.
-
-    Raises:
-      InputError: there are none, or they are another target's.
-    """
-    folder = required_head(spec, "blockwise")
-    heads = load_blockwise(folder, spec.target_config, spec.dtype)
-    drafter = BlockwiseDrafter(
-        config=heads.config,
-        target=spec.target_config,
-        num_draft_tokens=min(spec.num_draft_tokens, heads.config.num_heads),
-        vocab_size=spec.vocab_size,
-    )
+def _build(spec: DrafterSpec) -> BuiltDrafter:
+    target = spec.target_config
+    heads = load_blockwise(spec.head_folder("blockwise"), target, spec.dtype)
+    fields = spec.with_at_most(heads.config.num_heads).chain_fields
+    # `draft_confidence` is another member's, if it is set: certain drafts are never unsure.
+    fields["min_confidence"] = 0.0
+    drafter = BlockwiseDrafter(config=heads.config, target=target, **fields)
     return BuiltDrafter(drafter, heads.params)
 
 
 ENTRY = DrafterEntry(
     name="blockwise",
-    build=build_blockwise,
+    build=_build,
     proposes="the most likely tokens, by smaller heads that share the target's vocabulary matrix",
     source="1811.03115",
     options=HeadOptions,

@@ -17,32 +17,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array
 
-from jspec.common.typing import (
-    DraftProbs,
-    DraftTokens,
-    Params,
-    RowCounts,
-    RowFlags,
-    RowTokens,
-    Tokens,
-)
+from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
-from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView, lag_of, observed_layers
+from jspec.speculation.types import Drafter, Kind, LimitFn, RoundInputs, lag_of, observed_layers
+
+_States = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class CascadeDrafter:
-    """Asks its members in order. Its parameters and its state are tuples, one entry a member.
-
-    Attributes:
-      members: the drafters.
-    """
+    """Asks its members in order. Its parameters and its state are tuples, one entry a member."""
 
     members: tuple[Drafter, ...]
 
@@ -66,7 +54,7 @@ class CascadeDrafter:
         """The target's layers that the members observe, one member after another."""
         return tuple(i for member in self.members for i in observed_layers(member))
 
-    def lag(self, state: tuple[Any, ...], kind: RowCounts) -> RowCounts:
+    def lag(self, state: _States, kind: RowCounts) -> RowCounts:
         """Returns what the member of each row's kind has yet to read, [b]; see `lag_of`."""
         lag, first_kind = jnp.zeros_like(kind), 0
         for member, own in zip(self.members, state, strict=True):
@@ -77,18 +65,13 @@ class CascadeDrafter:
             first_kind += len(member.kinds)
         return lag
 
-    def init(self, batch_size: int, capacity: int) -> tuple[Any, ...]:
+    def init(self, batch_size: int, capacity: int) -> _States:
         """Returns the state of rows that have seen nothing."""
         return tuple(member.init(batch_size, capacity) for member in self.members)
 
     def observe(
-        self,
-        params: Params,
-        state: tuple[Any, ...],
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> tuple[Any, ...]:
+        self, params: Params, state: _States, tokens: Tokens, hidden: Array, valid: BlockFlags
+    ) -> _States:
         """Shows every member the committed tokens, and the hidden states that it asked for."""
         states, first = [], 0
         for member, own_params, own in zip(self.members, params, state, strict=True):
@@ -100,32 +83,20 @@ class CascadeDrafter:
         return tuple(states)
 
     def propose(
-        self,
-        params: Params,
-        state: tuple[Any, ...],
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
-    ) -> tuple[Proposal, tuple[Any, ...]]:
+        self, params: Params, state: _States, inputs: RoundInputs
+    ) -> tuple[Proposal, _States]:
         """Asks each member for the rows in which no earlier member had a draft."""
+        last_token, view = inputs.last_token, inputs.view
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
-        # Compared by identity below: a member that wrote to the cache leaves another object.
-        before = view.cache
         for member, own_params, own in zip(self.members, params, state, strict=True):
-            proposal, new = member.propose(
-                own_params,
-                own,
-                last_token,
-                limit=_limit_of(member, limit, first_kind, is_open),
+            own_inputs = inputs._replace(
+                limit=functools.partial(_own_limit, member, inputs.limit, first_kind, is_open),
                 # A member's drafts take the keys of their own offsets, whichever member proposes.
-                rng_keys=rng_keys[:, : member.num_draft_tokens],
-                settings=settings,
+                rng_keys=inputs.rng_keys[:, : member.num_draft_tokens],
                 view=view,
             )
+            proposal, new = member.propose(own_params, own, own_inputs)
             kind = jnp.zeros_like(last_token) if proposal.kind is None else proposal.kind
             # The first member with a draft has the row; later ones are asked for none.
             is_turn = is_open & (proposal.num_tokens > 0)
@@ -138,29 +109,23 @@ class CascadeDrafter:
             is_open &= ~is_turn
             first_kind += len(member.kinds)
         merged = self._merge(proposals, turns)
-        if view.cache is not before:
+        # By identity: a member that wrote to the cache has left another view.
+        if view is not inputs.view:
             merged = merged.replace(prefix=hand_on(view, last_token, merged.tokens))
         return merged, tuple(states)
 
     def _merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
         """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""
-        merged = None
-        for proposal, is_turn in zip(proposals, turns, strict=True):
-            tokens = self._widen(proposal.tokens)
-            own = Proposal(tokens, proposal.num_tokens, kind=proposal.kind)
-            if merged is None:
-                merged = own
-            else:
-                merged = jax.tree.map(functools.partial(_choose, is_turn), own, merged)
-        assert merged is not None
-        return merged.replace(probs=self._merge_distributions(proposals, merged.tokens))
+        first = proposals[0]
+        tokens, num_tokens, kind = self._widen(first.tokens), first.num_tokens, first.kind
+        for proposal, is_turn in zip(proposals[1:], turns[1:], strict=True):
+            tokens = jnp.where(is_turn[:, None], self._widen(proposal.tokens), tokens)
+            num_tokens = jnp.where(is_turn, proposal.num_tokens, num_tokens)
+            kind = jnp.where(is_turn, proposal.kind, kind)  # type: ignore[arg-type]
+        probs = self._merge_distributions(proposals, tokens)
+        return Proposal(tokens, num_tokens, probs, kind)
 
-    def _merge_distributions(
-        self, proposals: Sequence[Proposal], tokens: DraftTokens
-    ) -> DraftProbs | None:
-        """Adds the distributions up: one member alone proposes for a row, and those of padding are
-        zeros.
-        """
+    def _merge_distributions(self, proposals: Sequence[Proposal], tokens: Tokens) -> Array | None:
         # Only one member proposes for a row, and the others' rows are zeros: a sum merges them.
         distributions = [self._widen(p.probs) for p in proposals if p.probs is not None]
         if not distributions:
@@ -183,17 +148,10 @@ class CascadeDrafter:
         return jnp.pad(leaf, [(0, 0), (0, missing), *[(0, 0)] * (leaf.ndim - 2)])
 
 
-def _choose(is_turn: RowFlags, new: Array, old: Array) -> Array:
-    # Leaves have 1 to 3 axes, of which the first is the row.
-    return jnp.where(is_turn.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-
-def _limit_of(member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags) -> LimitFn:
+def _own_limit(
+    member: Drafter, limit: LimitFn, first_kind: int, is_open: RowFlags, kind: RowCounts
+) -> RowCounts:
     """Returns a member's limit: its kinds are counted from 0, and it may not be its turn."""
-
-    def own(kind: RowCounts) -> RowCounts:
-        wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
-        # 0 for a row that is taken: a draft model then lags there and need not catch up.
-        return jnp.where(is_open, wanted, 0)
-
-    return own
+    wanted = jnp.minimum(limit(kind + first_kind), member.num_draft_tokens)
+    # 0 for a row that is taken: a draft model then lags there and need not catch up.
+    return jnp.where(is_open, wanted, 0)

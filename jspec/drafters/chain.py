@@ -7,132 +7,147 @@ the distribution is looked at *before* it is drawn from. (To take back a token t
 because it looks unlikely would bias the output.)
 """
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float32, Int32, Key
+from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, RowCounts, RowFlags, RowTokens
-from jspec.drafters.draw import DrawFn, Drawing, draw_from_distribution, draw_one
+from jspec.drafters.draw import DrawFn, Drawing, Drawn, draw_from_distribution, draw_one
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, RoundInputs
 
 LogitsFn = Callable[[Any, RowTokens], tuple[Float32[Array, "b v"], Any]]
 
 
-class _Drafting(struct.PyTreeNode):
-    """A chain in the making.
+class _Chain(struct.PyTreeNode):
+    """A chain in the making."""
 
-    Attributes:
-      memory: what the next distribution follows from, besides the token.
-      token: the newest, [b].
-      settings: at its position.
-      count: calls made so far.
-      tokens: drawn so far, [b w].
-      probs: their distributions, [b w v].
-      num_tokens: of each row's that are meant, [b].
-      is_going: rows that want more, [b].
-    """
-
-    memory: Any
-    token: RowTokens
-    settings: SamplingSettings
-    count: Int32[Array, ""]
-    tokens: DraftTokens
+    memory: Any  # what the next distribution follows from, besides the token
+    token: RowTokens  # the newest
+    settings: SamplingSettings  # at its position
+    count: Int32[Array, ""]  # calls made so far
+    tokens: DraftTokens  # drawn so far
     probs: DraftProbs
-    num_tokens: RowCounts
-    is_going: RowFlags
+    num_tokens: RowCounts  # those that are meant
+    is_going: RowFlags  # rows that want more
 
-
-def draw_chain(
-    first: LogitsFn,
-    later: LogitsFn,
-    memory: Any,
-    last_token: RowTokens,
-    *,
-    limit: RowCounts,
-    rng_keys: Key[Array, "b w"],
-    settings: SamplingSettings,
-    vocab_size: int,
-    ids: Int32[Array, "u"] | None = None,
-    min_confidence: float = 0.0,
-    draw: DrawFn = draw_from_distribution,
-) -> tuple[Proposal, Any, Int32[Array, ""]]:
-    """Draws a chain of drafts in loops that stop when no row wants more.
-
-    Args:
-      first: (memory, last token [b]) -> the logits of the first draft [b u], and the memory.
-      later: likewise for every other draft.
-      memory: a pytree, such as a cache.
-      last_token: what the chain follows, [b].
-      limit: drafts wanted of each row, [b]; where it is 0 for all, no call is made.
-      rng_keys: one for each draft; consumed.
-      settings: how to draw; the processors have seen `last_token`.
-      vocab_size: of the distributions, v >= u.
-      ids: of the tokens that the logits are of, rising; None for 0 to u-1. The others have
-        probability 0.
-      min_confidence: see the module.
-      draw: draws a token and returns the distribution it was drawn from.
-
-    Returns:
-      The proposal; the memory; how many calls were made, which fed the last token and then drafts.
-    """
-    batch_size, width = rng_keys.shape
-    drawing = Drawing(vocab_size, ids, min_confidence, draw)
-    drafting = _Drafting(
-        memory,
-        last_token,
-        settings,
-        count=jnp.int32(0),
-        tokens=jnp.zeros([batch_size, width], jnp.int32),
-        # Zeros stand for drafts that are not put forward; verification ignores their slots.
-        probs=jnp.zeros([batch_size, width, vocab_size], jnp.float32),
-        num_tokens=jnp.zeros([batch_size], jnp.int32),
-        # With no row going, neither loop below makes a trip and no model is called.
-        is_going=limit > 0,
-    )
-
-    def grow(call: LogitsFn, drafting: _Drafting) -> _Drafting:
-        logits, memory = call(drafting.memory, drafting.token)
-        index = drafting.count
-        drawn = draw_one(
-            drawing,
-            logits,
-            drafting.settings,
-            rng_keys,
-            index,
-            drafting.is_going,
-            drafting.probs,
+    @classmethod
+    def begin(cls, memory: Any, inputs: RoundInputs, wanted: RowCounts, size: int) -> Self:
+        """Returns a chain without drafts, whose distributions will have `size` tokens."""
+        shape = inputs.rng_keys.shape
+        return cls(
+            memory,
+            inputs.last_token,
+            inputs.settings,
+            count=jnp.int32(0),
+            tokens=jnp.zeros(shape, jnp.int32),
+            # Zeros stand for drafts that are not put forward; verification ignores their slots.
+            probs=jnp.zeros([*shape, size], jnp.float32),
+            num_tokens=jnp.zeros_like(wanted),
+            # With no row going, no loop makes a trip and no model is called.
+            is_going=wanted > 0,
         )
-        num_tokens = drafting.num_tokens + drawn.is_meant.astype(jnp.int32)
+
+    def lengthen(self, drawn: Drawn, wanted: RowCounts) -> Self:
+        """Returns the chain with one more draft of the rows that put one forward."""
+        num_tokens = self.num_tokens + drawn.is_meant.astype(jnp.int32)
         # NO_TOKEN is negative: a row that has stopped still needs an id that can be looked up.
         token = jnp.maximum(drawn.token, 0)
-        return drafting.replace(
-            memory=memory,
+        return self.replace(
             token=token,
             # Penalties and the like see the drafts before the next one.
-            settings=drafting.settings.after(token),
-            count=index + 1,
-            tokens=drafting.tokens.at[:, index].set(token),
+            settings=self.settings.after(token),
+            count=self.count + 1,
+            tokens=self.tokens.at[:, self.count].set(token),
             probs=drawn.probs,
             num_tokens=num_tokens,
             # A row stops for good: drafts after a gap would have no meaning.
-            is_going=drawn.is_meant & (num_tokens < limit),
+            is_going=drawn.is_meant & (num_tokens < wanted),
         )
 
-    def is_first(drafting: _Drafting) -> Bool[Array, ""]:
-        # The count makes this loop end after one trip.
-        return drafting.is_going.any() & (drafting.count == 0)
 
-    def is_wanted(drafting: _Drafting) -> Bool[Array, ""]:
-        return drafting.is_going.any()
+@dataclasses.dataclass(frozen=True)
+class ChainDrafter:
+    """Base of the drafters that draw one draft after another.
 
-    # Loops of no trips leave the memory where it is; a `lax.cond` would copy a cache.
-    if first is not later:
-        drafting = jax.lax.while_loop(is_first, lambda now: grow(first, now), drafting)
-    drafting = jax.lax.while_loop(is_wanted, lambda now: grow(later, now), drafting)
-    proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
-    return proposal, drafting.memory, drafting.count
+    Attributes:
+      num_draft_tokens: drafts a round.
+      vocab_size: ids that are really used; the padding beyond them is cut.
+      target_vocab_size: width of the target's distributions, and so of those that are reported.
+      min_confidence: no draft follows where no token is this likely; 0 never stops it.
+      draw: draws a token and returns the distribution it was drawn from; None is as usual.
+      kind: of its proposals, with the acceptance assumed before it is known.
+    """
+
+    num_draft_tokens: int
+    vocab_size: int
+    target_vocab_size: int
+    min_confidence: float = 0.0
+    draw: DrawFn | None = None
+    kind: ClassVar[Kind]
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: the drafts of a chain are all alike."""
+        return (self.kind._replace(most=self.num_draft_tokens),)
+
+    @property
+    def may_be_silent(self) -> bool:
+        """Whether being unsure may stop it."""
+        return self.min_confidence > 0
+
+    def draw_chain(
+        self,
+        first: LogitsFn,
+        later: LogitsFn,
+        memory: Any,
+        inputs: RoundInputs,
+        *,
+        wanted: RowCounts | None = None,
+        ids: Int32[Array, "u"] | None = None,
+        draw: DrawFn = draw_from_distribution,
+    ) -> tuple[Proposal, Any, Int32[Array, ""]]:
+        """Draws a chain of drafts in loops that stop when no row wants more.
+
+        Args:
+          first: (memory, last token [b]) -> the logits of the first draft [b u], and the memory.
+          later: likewise for every other draft.
+          memory: a pytree, such as a cache.
+          inputs: of the round.
+          wanted: drafts of each row, [b], if they are known already.
+          ids: of the tokens that the logits are of, rising; None for 0 to u-1.
+          draw: for a drafter that has no `draw` of its own.
+
+        Returns:
+          The proposal, the memory, and how many calls were made: none where nothing is wanted.
+        """
+        size = self.target_vocab_size
+        drawing = Drawing(size, ids, self.min_confidence, self.draw or draw)
+        wanted = inputs.wanted() if wanted is None else wanted
+
+        def grow(call: LogitsFn, chain: _Chain) -> _Chain:
+            logits, memory = call(chain.memory, chain.token)
+            # `count` is also the index of the draft that is drawn now.
+            state = chain.count, chain.is_going, chain.probs
+            drawn = draw_one(drawing, logits, chain.settings, inputs.rng_keys, *state)
+            return chain.replace(memory=memory).lengthen(drawn, wanted)
+
+        chain = _Chain.begin(memory, inputs, wanted, size)
+        # Loops of no trips leave the memory where it is; a `lax.cond` would copy a cache.
+        if first is not later:
+            # The count makes this loop end after one trip.
+            chain = jax.lax.while_loop(
+                lambda now: now.is_going.any() & (now.count == 0),
+                lambda now: grow(first, now),
+                chain,
+            )
+        chain = jax.lax.while_loop(
+            lambda now: now.is_going.any(), lambda now: grow(later, now), chain
+        )
+        return Proposal(chain.tokens, chain.num_tokens, chain.probs), chain.memory, chain.count

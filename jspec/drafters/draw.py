@@ -26,13 +26,7 @@ DrawFn = Callable[
 def draw_from_distribution(
     logits: Float32[Array, "b v"], settings: SamplingSettings, rng_keys: Key[Array, "b"]
 ) -> tuple[RowTokens, Float32[Array, "b v"]]:
-    """Draws one token a row; returns it with the distribution it was drawn from.
-
-    Args:
-      logits: of the position.
-      settings: at the position.
-      rng_keys: consumed.
-    """
+    """Draws one token a row; returns it with its distribution. The keys are consumed."""
     # `sampling_probs` works on [b t v]; t is 1 here.
     probs = sampling_probs(logits[:, None], settings)[:, 0]
     noise = gumbel_noise(rng_keys, probs.shape[-1], settings.is_random)
@@ -40,35 +34,21 @@ def draw_from_distribution(
 
 
 class Drawing(NamedTuple):
-    """How the drafts of a chain are drawn; see `chain.draw_chain`.
+    """How the drafts of a chain are drawn."""
 
-    Attributes:
-      vocab_size: of the distributions.
-      ids: of the tokens that the logits are of, rising; None for the first ones.
-      min_confidence: a draft is put forward where its distribution is at least this sure.
-      draw: draws a token and returns the distribution it was drawn from.
-    """
-
-    vocab_size: int
-    ids: Int32[Array, "u"] | None
-    min_confidence: float
+    vocab_size: int  # width of the distributions
+    ids: Int32[Array, "u"] | None  # of the tokens that the logits are of; None for the first ones
+    min_confidence: float  # a draft is put forward where its distribution is at least this sure
     draw: DrawFn
 
 
 class Drawn(NamedTuple):
-    """One more draft of each row.
+    """One more draft of each row."""
 
-    Attributes:
-      is_open: whether it is still to be drawn by its distribution, [].
-      token: the draft, [b].
-      is_meant: rows that put it forward, [b].
-      probs: the chain's distributions, [b w v].
-    """
-
-    is_open: Bool[Array, ""]
+    is_open: Bool[Array, ""]  # whether it is still to be drawn by its distribution
     token: RowTokens
-    is_meant: RowFlags
-    probs: DraftProbs
+    is_meant: RowFlags  # rows that put it forward
+    probs: DraftProbs  # the chain's
 
 
 def draw_one(
@@ -80,17 +60,7 @@ def draw_one(
     is_going: RowFlags,
     probs: DraftProbs,
 ) -> Drawn:
-    """Draws one draft of each row.
-
-    Args:
-      drawing: how.
-      logits: of the position.
-      settings: at the position.
-      rng_keys: one for each draft; the one at `index` is consumed.
-      index: of the draft.
-      is_going: rows that want it.
-      probs: distributions so far, zeros at `index`.
-    """
+    """Draws draft `index` of the rows that are going; `probs` is zero there and elsewhere kept."""
     # Of as many numbers in either way: a row's choice does not depend on its neighbours.
     likely = likeliest(logits[:, None]) if drawing.min_confidence > 0 else None
 
@@ -127,15 +97,18 @@ def draw_one(
     if drawing.draw is draw_from_distribution and not settings.switches.processors:
         # A loop of zero or one trips: a `lax.cond` would copy the distributions.
         return jax.lax.while_loop(lambda drawn: drawn.is_open, by_distribution, by_best())
-    return by_distribution(
-        Drawn(jnp.array(True), jnp.zeros_like(is_going, jnp.int32), is_going, probs)
-    )
+    nothing = jnp.zeros_like(is_going, jnp.int32)
+    return by_distribution(Drawn(jnp.array(True), nothing, is_going, probs))
 
 
 def _spread(drawing: Drawing, logits: Float32[Array, "b u"]) -> Float32[Array, "b v"]:
-    """Returns logits of all tokens, -inf of those that there are none of."""
     if drawing.ids is None:
-        padding = ((0, 0), (0, drawing.vocab_size - logits.shape[1]))
-        return jnp.pad(logits, padding, constant_values=-jnp.inf)
+        return widen(logits, drawing.vocab_size)
     none = jnp.full([logits.shape[0], drawing.vocab_size], -jnp.inf, jnp.float32)
     return none.at[:, drawing.ids].set(logits)
+
+
+def widen(logits: Float32[Array, "*b u"], vocab_size: int) -> Float32[Array, "*b v"]:
+    """Returns logits of all tokens, -inf of those that there are none of."""
+    padding = [(0, 0)] * (logits.ndim - 1) + [(0, vocab_size - logits.shape[-1])]
+    return jnp.pad(logits, padding, constant_values=-jnp.inf)

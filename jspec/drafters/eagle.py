@@ -15,79 +15,50 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Float32, Key
+from jaxtyping import Array, Float, Float32
 
-from jspec.common.typing import Params, RowCounts, RowTokens, Tokens
-from jspec.drafters.chain import draw_chain
+from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
+from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
-from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse, init_eagle_cache
-from jspec.drafters.memory import History, StopsUnsure
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    DrafterEntry,
-    DrafterSpec,
-    DrawnHeadOptions,
-    required_head,
-)
+from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse
+from jspec.drafters.memory import History
+from jspec.drafters.model import empty_caches
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
-from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 
 _CATCH_UP_WIDTH = 64
-_KINDS = (Kind("eagle", 0.6, 0.6),)  # acceptance before it is known, for first and later drafts
 
 
 class EagleState(struct.PyTreeNode):
-    """The drafter's memory.
-
-    Attributes:
-      history: the committed tokens.
-      features: the target's fused features at them, with room for a block after the last,
-        [b 1 s d].
-      cache: the head's; its committed slots hold pairs of real features.
-    """
+    """The drafter's memory of the committed tokens."""
 
     history: History
-    features: Float[Array, "b 1 s d"]
-    cache: KVCache
+    features: Float[Array, "b 1 s d"]  # the target's, fused, with room for a block after the last
+    cache: KVCache  # the head's; its committed slots hold pairs of real features
 
 
 class _Drafting(struct.PyTreeNode):
-    """The head in the middle of a chain.
+    """The head in the middle of a chain."""
 
-    Attributes:
-      cache: the head's.
-      hidden: what stands for the newest token's feature, [b d].
-    """
-
-    cache: KVCache
-    hidden: Float32[Array, "b d"]
+    cache: KVCache  # the head's
+    hidden: Float32[Array, "b d"]  # stands for the newest token's feature
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleDrafter(StopsUnsure):
+class EagleDrafter(ChainDrafter):
     """Proposes a chain sampled from a head.
 
     Attributes:
       config: the head's.
-      num_draft_tokens: drafts a round.
-      vocab_size: ids that are really used; the padding beyond them is cut.
       dtype: of its cache and of the features that it remembers.
-      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
     """
 
-    config: EagleConfig
-    num_draft_tokens: int
-    vocab_size: int
-    dtype: jax.typing.DTypeLike
-    min_confidence: float = 0.0
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One: its drafts are all alike."""
-        return _KINDS
+    config: EagleConfig = dataclasses.field(kw_only=True)
+    dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
+    kind = Kind("eagle", 0.6, 0.6)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -96,7 +67,6 @@ class EagleDrafter(StopsUnsure):
 
     def lag(self, state: EagleState, kind: RowCounts) -> RowCounts:
         """Returns the committed tokens to be read beyond those that a round reads anyway, [b]."""
-        del kind
         num_missed = state.history.length - state.cache.length
         return jnp.maximum(num_missed - (self.num_draft_tokens + 1), 0)
 
@@ -107,18 +77,11 @@ class EagleDrafter(StopsUnsure):
         return EagleState(
             history=History.init(batch_size, capacity),
             features=jnp.zeros(shape, self.dtype),
-            cache=init_eagle_cache(
-                self.config, batch_size=batch_size, capacity=capacity, dtype=self.dtype
-            ),
+            cache=empty_caches(self.config.layer, self.dtype)(batch_size, capacity),
         )
 
     def observe(
-        self,
-        params: Params,
-        state: EagleState,
-        tokens: Tokens,
-        hidden: Float[Array, "b t l d"],
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: EagleState, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> EagleState:
         """Remembers committed tokens and their features; the head runs when drafts are wanted."""
         features = fuse(params, hidden)[:, :, None]
@@ -129,23 +92,14 @@ class EagleDrafter(StopsUnsure):
         )
 
     def propose(
-        self,
-        params: Params,
-        state: EagleState,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: EagleState, inputs: RoundInputs
     ) -> tuple[Proposal, EagleState]:
         """Drafts one token after another, in a loop on the device."""
-        wanted = limit(jnp.zeros_like(last_token))
+        wanted, num_pairs = inputs.wanted(), state.history.length
         # `last` is not committed yet, but it is half of the newest pair.
-        text = state.history.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
-        num_pairs = state.history.length
+        text = state.history.append_one(inputs.last_token)
         width = self.num_draft_tokens + 1
-        feed = functools.partial(self._feed, params, view.params["embedding"])
+        feed = functools.partial(self._feed, params, inputs.view.params["embedding"])
 
         def missing(cache: KVCache) -> RowCounts:
             return jnp.where(wanted > 0, num_pairs - cache.length, 0)
@@ -153,13 +107,8 @@ class EagleDrafter(StopsUnsure):
         def feed_pairs(
             cache: KVCache, num: int, at: RowCounts
         ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
-            size = state.features.shape[2]
-            # Rows that miss fewer pairs read the last ones again, and do not commit them.
-            slots = jnp.minimum(cache.length[:, None] + jnp.arange(num), size - 1)
-            rows = jnp.arange(slots.shape[0])[:, None]
-            table = state.features.reshape(-1, state.features.shape[-1])
-            features = look_up(table, rows * size + slots)
             # A pair joins a feature with the token after it.
+            features = _window(state.features, cache.length, num)
             return feed(text.window(cache.length + 1, num), features, cache, at)
 
         def catch_up(cache: KVCache) -> KVCache:
@@ -185,18 +134,9 @@ class EagleDrafter(StopsUnsure):
             catch_up,
             state.cache,
         )
-        b, d = last_token.shape[0], self.config.layer.embed_dim
-        proposal, drafting, _ = draw_chain(
-            first,
-            later,
-            _Drafting(cache, jnp.zeros([b, d], jnp.float32)),
-            last_token,
-            limit=wanted,
-            rng_keys=rng_keys,
-            settings=settings,
-            vocab_size=self.config.target_vocab_size,
-            ids=params["ids"],
-            min_confidence=self.min_confidence,
+        nothing = jnp.zeros([wanted.shape[0], self.config.layer.embed_dim], jnp.float32)
+        proposal, drafting, _ = self.draw_chain(
+            first, later, _Drafting(cache, nothing), inputs, wanted=wanted, ids=params["ids"]
         )
         # Pairs with guessed features are dropped: the target's own replace them once committed.
         length = jnp.where(wanted > 0, num_pairs, cache.length)
@@ -216,31 +156,29 @@ class EagleDrafter(StopsUnsure):
             self.config, params, look_up(embedding, tokens), features, cache, logits_at=at
         )
         logits = logits[:, 0]
-        if self.vocab_size < self.config.target_vocab_size:
+        if self.vocab_size < self.target_vocab_size:
             logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
         return logits, hidden, cache
 
 
-def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter over the head in `spec.options.draft_head`.
+def _window(features: Float[Array, "b 1 s d"], start: RowCounts, num: int) -> Array:
+    """Returns the features from `start` on, [b num d]."""
+    size = features.shape[2]
+    # Rows that miss fewer pairs read the last ones again, and do not commit them.
+    slots = jnp.minimum(start[:, None] + jnp.arange(num), size - 1)
+    rows = jnp.arange(slots.shape[0])[:, None]
+    return look_up(features.reshape(-1, features.shape[-1]), rows * size + slots)
 
-    Raises:
-      InputError: there is none, or it is another target's.
-    """
-    head = load_eagle(required_head(spec, "eagle"), spec.target_config, spec.dtype)
-    drafter = EagleDrafter(
-        config=head.config,
-        num_draft_tokens=spec.num_draft_tokens,
-        vocab_size=spec.vocab_size,
-        dtype=spec.dtype,
-        min_confidence=spec.options.draft_confidence,
-    )
+
+def _build(spec: DrafterSpec) -> BuiltDrafter:
+    head = load_eagle(spec.head_folder("eagle"), spec.target_config, spec.dtype)
+    drafter = EagleDrafter(config=head.config, dtype=spec.dtype, **spec.chain_fields)
     return BuiltDrafter(drafter, head.params)
 
 
 ENTRY = DrafterEntry(
     name="eagle",
-    build=build_eagle,
+    build=_build,
     proposes="what a trained head draws from the target's hidden states; "
     "jspec has one for `smollm2-135m-instruct`",
     source="2503.01840",

@@ -15,30 +15,21 @@ more.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Key
+from jaxtyping import Array
 
 from jspec.common.errors import InputError
-from jspec.common.typing import RowCounts, RowTokens, Tokens
-from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Pair, Round, grow
+from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
+from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Round, grow
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    ConfidenceOptions,
-    DrafterEntry,
-    DrafterSpec,
-    option,
-)
-from jspec.models import KVCache
+from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.sampling.noise import gumbel_noise
-from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, Kind, LimitFn, TargetView
-
-_ASSUMED = 0.7, 0.7  # acceptance of a draft model, before it is known
+from jspec.speculation.types import Drafter, Kind, RoundInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +44,11 @@ class HierarchicalOptions(ConfidenceOptions):
     )
 
 
-class HierarchicalState(NamedTuple):
+class PairState(NamedTuple):
     """Memory of the draft model and of the inner drafter: both have seen what is committed."""
 
     model: ModelState
     inner: Any
-
-    @property
-    def cache(self) -> KVCache:
-        """The draft model's."""
-        return self.model.cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,98 +63,77 @@ class HierarchicalDrafter:
     model: ModelDrafter
     inner: Drafter
 
+    # One kind, as drafts of a model are all alike; acceptance before it is known.
+    kinds = (Kind("hierarchical", 0.7, 0.7),)
+
     @property
     def num_draft_tokens(self) -> int:
         """The draft model's."""
         return self.model.num_draft_tokens
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One: drafts of a model are all alike."""
-        return (Kind("hierarchical", *_ASSUMED),)
-
-    @property
     def may_be_silent(self) -> bool:
         """As the draft model: whether there was a guess makes no difference."""
         return self.model.may_be_silent
 
-    def lag(self, state: HierarchicalState, kind: RowCounts) -> RowCounts:
+    def lag(self, state: PairState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls by which the draft model catches up, [b]."""
         return self.model.lag(state.model, kind)
 
-    def init(self, batch_size: int, capacity: int) -> HierarchicalState:
+    def init(self, batch_size: int, capacity: int) -> PairState:
         """Returns the state of rows that have seen nothing."""
-        return HierarchicalState(
+        return PairState(
             self.model.init(batch_size, capacity), self.inner.init(batch_size, capacity)
         )
 
     def observe(
-        self,
-        params: HierarchicalParams,
-        state: HierarchicalState,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
-    ) -> HierarchicalState:
+        self, params: Params, state: PairState, tokens: Tokens, hidden: Array, valid: BlockFlags
+    ) -> PairState:
         """Shows both the committed tokens."""
-        return HierarchicalState(
+        return PairState(
             self.model.observe(params.draft, state.model, tokens, hidden, valid),
             self.inner.observe(params.inner, state.inner, tokens, hidden, valid),
         )
 
     def propose(
-        self,
-        params: HierarchicalParams,
-        state: HierarchicalState,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
-    ) -> tuple[Proposal, HierarchicalState]:
+        self, params: HierarchicalParams, state: PairState, inputs: RoundInputs
+    ) -> tuple[Proposal, PairState]:
         """Drafts as many tokens as guesses allow in each call of the draft model."""
-        # The view is the target's; the inner drafter gets one of the draft model instead.
-        del view
-        pair, wanted = Pair(self.model, self.inner), limit(jnp.zeros_like(last_token))
-        (batch_size, width), vocab_size = rng_keys.shape, self.model.target_vocab_size
+        wanted, vocab_size = inputs.wanted(), self.model.target_vocab_size
+        shape = inputs.rng_keys.shape
         is_wanted = wanted > 0
         # No row that drafts means no draw, so the costly noise can be left out.
-        is_random = settings.is_random & is_wanted.any()
+        is_random = inputs.settings.is_random & is_wanted.any()
         # All noise of the round at once: each offset has its own, whichever call draws there.
-        noise = gumbel_noise(rng_keys.reshape(-1), vocab_size, is_random)
-        a_round = Round(params, wanted, rng_keys, noise.reshape(batch_size, width, vocab_size))
+        noise = gumbel_noise(inputs.rng_keys.reshape(-1), vocab_size, is_random)
+        noise = noise.reshape(*shape, vocab_size)
         drafting = Drafting(
             cache=self.model.ready_cache(params.draft, state.model, is_wanted),
             inner=state.inner,
-            settings=settings,
+            settings=inputs.settings,
             # Two tokens: the slot of the older one may never have been written.
-            newest=jnp.stack([state.model.history.newest(), last_token], axis=1),
-            tokens=jnp.zeros([batch_size, width], jnp.int32),
+            newest=jnp.stack([state.model.history.newest(), inputs.last_token], axis=1),
+            tokens=jnp.zeros(shape, jnp.int32),
             # As wide as the target's distributions, which may have more ids than the draft model.
-            probs=jnp.zeros([batch_size, width, vocab_size], jnp.float32),
+            probs=jnp.zeros([*shape, vocab_size], jnp.float32),
             num_tokens=jnp.zeros_like(wanted),
             # No token is -1: a slot never fed can not pass for a committed one.
-            fed=jnp.full([batch_size, width], -1, jnp.int32),
+            fed=jnp.full(shape, -1, jnp.int32),
             is_going=is_wanted,
         )
+        a_round = Round(self.model, self.inner, params, wanted, inputs, noise)
         drafting = jax.lax.while_loop(
-            lambda now: now.is_going.any(), lambda now: grow(pair, a_round, now), drafting
+            lambda now: now.is_going.any(), functools.partial(grow, a_round), drafting
         )
         proposal = Proposal(drafting.tokens, drafting.num_tokens, drafting.probs)
         model = self.model.remember(
             state.model, drafting.cache, drafting.fed, drafting.num_tokens, is_wanted
         )
         # The inner drafter forgets the drafts that it has seen: they may be rejected.
-        return proposal, state._replace(model=model)  # what the inner one saw of drafts is dropped
+        return proposal, state._replace(model=model)
 
 
-def build_hierarchical(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter over the draft model and what guesses its tokens.
-
-    Raises:
-      InputError: there is no draft model, or the inner drafter needs one of its own.
-    """
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     from jspec.drafters.registry import make_drafter  # which imports this file
 
     model = make_model_drafter(spec, "hierarchical")
@@ -195,7 +160,7 @@ def _inner_name(options: HierarchicalOptions) -> str:
 
 
 def _options_read(options: HierarchicalOptions) -> set[str]:
-    from jspec.drafters.registry import options_read
+    from jspec.drafters.options import options_read  # which imports this file
 
     own = {field.name for field in dataclasses.fields(HierarchicalOptions)}
     return own | options_read(_inner_name(options), options)  # type: ignore[arg-type]
@@ -203,7 +168,7 @@ def _options_read(options: HierarchicalOptions) -> set[str]:
 
 ENTRY = DrafterEntry(
     name="hierarchical",
-    build=build_hierarchical,
+    build=_build,
     proposes="the drafts of `model`, itself decoded speculatively by `--inner_drafter`",
     source="2211.17192",
     options=HierarchicalOptions,

@@ -4,15 +4,25 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float32, Int32, Key
+from jaxtyping import Array, Bool, Float32, Int32
 
-from jspec.common.typing import DraftProbs, DraftTokens, Params, RowCounts, RowFlags
+from jspec.common.typing import (
+    BlockFlags,
+    DraftProbs,
+    DraftTokens,
+    Params,
+    Probs,
+    RowCounts,
+    RowFlags,
+    Tokens,
+)
+from jspec.drafters.draw import widen
 from jspec.drafters.model import ModelDrafter
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
 from jspec.sampling.settings import SamplingSettings, process_drafts
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Drafter, TargetView
+from jspec.speculation.types import Drafter, RoundInputs, TargetView
 
 
 class HierarchicalParams(NamedTuple):
@@ -22,65 +32,44 @@ class HierarchicalParams(NamedTuple):
     inner: Params = None
 
 
-class Pair(NamedTuple):
-    """The draft model, and the drafter that guesses its tokens."""
-
-    model: ModelDrafter
-    inner: Drafter
-
-
 class Drafting(struct.PyTreeNode):
-    """A chain in the making.
+    """A chain in the making."""
 
-    Attributes:
-      cache: the draft model's, up to the token before the newest.
-      inner: the inner drafter's state, which has seen all but the newest token.
-      settings: after the newest token.
-      newest: the last two tokens, [b 2].
-      tokens: drawn so far, [b w].
-      probs: their distributions, [b w v].
-      num_tokens: of each row's, [b].
-      fed: the tokens in the cache after the committed ones, [b w].
-      is_going: rows that want more, [b].
-    """
-
-    cache: KVCache
-    inner: Any
-    settings: SamplingSettings
-    newest: Int32[Array, "b 2"]
-    tokens: DraftTokens
+    cache: KVCache  # the draft model's, up to the token before the newest
+    inner: Any  # the inner drafter's state, which has seen all but the newest token
+    settings: SamplingSettings  # after the newest token
+    newest: Int32[Array, "b 2"]  # the last two tokens
+    tokens: DraftTokens  # drawn so far
     probs: DraftProbs
     num_tokens: RowCounts
-    fed: Int32[Array, "b w"]
-    is_going: RowFlags
+    fed: Int32[Array, "b w"]  # the tokens in the cache after the committed ones
+    is_going: RowFlags  # rows that want more
 
 
 class Round(NamedTuple):
-    """What a round asks for, the same for every call of the draft model.
+    """What is the same for every call of the draft model in a round."""
 
-    Attributes:
-      params: of both.
-      wanted: drafts of each row, [b].
-      rng_keys: one for each draft.
-      noise: drawn with them, [b w v].
-    """
-
+    model: ModelDrafter
+    inner: Drafter  # guesses the model's tokens
     params: HierarchicalParams
-    wanted: RowCounts
-    rng_keys: Key[Array, "b w"]
-    noise: Float32[Array, "b w v"]
+    wanted: RowCounts  # drafts of each row
+    inputs: RoundInputs
+    noise: Float32[Array, "b w v"]  # drawn with the keys of the inputs
 
 
-def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
+def grow(a_round: Round, now: Drafting) -> Drafting:
     """One call of the draft model: at least one draft more of each row that is sure of it."""
-    params, width = a_round.params, now.tokens.shape[1]
-    guess, inner = _guess(pair, a_round, now)
+    model, params, width = a_round.model, a_round.params, now.tokens.shape[1]
+    guess, inner = _guess(a_round, now)
     # The token before the newest fills the slot of a last draft that was never fed.
     block = jnp.concatenate([now.newest, guess.tokens], axis=1)
-    logits, hidden, cache = pair.model.apply(params.draft, block, now.cache)
+    logits, hidden, cache = model.apply(params.draft, block, now.cache)
     block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
-    logits = _widen(pair.model, logits[:, 1:])
-    probs = _distributions(logits, now.settings, guess.tokens)
+    # The draft's own padding goes first, as its logits there mean nothing.
+    logits = widen(logits[:, 1:, : model.vocab_size], model.target_vocab_size)
+    processed = process_drafts(logits, now.settings, guess.tokens)
+    # The processors ran one line above, with every guess seen; twice would penalise twice.
+    probs = sampling_probs(processed, now.settings.without_processors())
     # [b 1] beside offsets of [b t]: together they index the round's [b w ...] arrays.
     rows = jnp.arange(block.shape[0])[:, None]
     offsets = now.num_tokens[:, None] + jnp.arange(block.shape[1])
@@ -90,7 +79,7 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     # The block has a static width, so it may reach past what a row wants.
     is_reached &= offsets < a_round.wanted[:, None]
     # Confidence is checked before the draw counts: to drop a drawn token would bias the output.
-    is_sure = _is_sure(pair.model, logits, probs, now.settings) & (tokens >= 0)
+    is_sure = _is_sure(model, logits, probs, now.settings) & (tokens >= 0)
     is_meant = is_reached & _leading(is_sure)
     # The meant ones are a prefix, so their number also says where the chain ends.
     num_new = jnp.sum(is_meant, axis=1, dtype=jnp.int32)
@@ -102,7 +91,7 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     return Drafting(
         # One slot a new draft: the last two tokens stay outside and begin the next block.
         cache=cache.commit(num_new),
-        inner=pair.inner.observe(params.inner, inner, block, hidden, is_meant),
+        inner=a_round.inner.observe(params.inner, inner, block, hidden, is_meant),
         settings=now.settings.after_all(tokens, is_meant),
         # With no new draft this is the old pair; `chain` begins with those two tokens.
         newest=jnp.take_along_axis(chain, num_new[:, None] + jnp.arange(2), axis=1),
@@ -115,9 +104,9 @@ def grow(pair: Pair, a_round: Round, now: Drafting) -> Drafting:
     )
 
 
-def _guess(pair: Pair, a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
+def _guess(a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
     """Asks the inner drafter for all drafts that a row wants but the last, which is free."""
-    params, num_guesses = a_round.params, pair.inner.num_draft_tokens
+    params, num_guesses = a_round.params, a_round.inner.num_draft_tokens
     # The call itself gives the last draft.
     room = jnp.where(now.is_going, a_round.wanted - now.num_tokens - 1, 0)
     room = jnp.clip(room, 0, num_guesses)
@@ -125,52 +114,29 @@ def _guess(pair: Pair, a_round: Round, now: Drafting) -> tuple[Proposal, Any]:
     offsets = jnp.minimum(offsets, now.tokens.shape[1] - 1)
     # The inner drafter's view counts the token before the newest as committed.
     before = now.cache.commit(jnp.ones_like(room))  # all but the newest token
-    return pair.inner.propose(
-        params.inner,
-        now.inner,
+    inputs = RoundInputs(
         now.newest[:, 1],
         # The inner drafter's kinds have no limits of their own: only the room counts.
         limit=lambda kind: jnp.broadcast_to(room, kind.shape),
-        rng_keys=jnp.take_along_axis(a_round.rng_keys, offsets, axis=1),
+        rng_keys=jnp.take_along_axis(a_round.inputs.rng_keys, offsets, axis=1),
         settings=now.settings,
         # To the inner drafter the draft model is the target.
-        view=TargetView(params.draft, pair.model.apply, before),
+        view=TargetView(params.draft, a_round.model.apply, before),
     )
-
-
-def _widen(model: ModelDrafter, logits: Float32[Array, "b t u"]) -> Float32[Array, "b t v"]:
-    """Returns logits as many as a target's; tokens that the draft lacks have -inf."""
-    missing = model.target_vocab_size - model.vocab_size
-    # The draft's own padding goes first, as its logits there mean nothing.
-    logits = logits[..., : model.vocab_size]
-    return jnp.pad(logits, ((0, 0), (0, 0), (0, missing)), constant_values=-jnp.inf)
+    return a_round.inner.propose(params.inner, now.inner, inputs)
 
 
 def _is_sure(
-    model: ModelDrafter,
-    logits: Float32[Array, "b t v"],
-    probs: Float32[Array, "b t v"],
-    settings: SamplingSettings,
-) -> Bool[Array, "b t"]:
+    model: ModelDrafter, logits: Float32[Array, "b t v"], probs: Probs, settings: SamplingSettings
+) -> BlockFlags:
     """Marks distributions whose most likely token is likely enough."""
     if model.min_confidence == 0:
         return jnp.ones(probs.shape[:2], bool)
     return confidence(likeliest(logits), probs, settings) >= model.min_confidence
 
 
-def _distributions(
-    logits: Float32[Array, "b t v"], settings: SamplingSettings, guesses: DraftTokens
-) -> Float32[Array, "b t v"]:
-    """Returns the distributions after the newest token and after each guess."""
-    logits = process_drafts(logits, settings, guesses)
-    # The processors ran one line above, with every guess seen; twice would penalise twice.
-    return sampling_probs(logits, settings.without_processors())
-
-
-def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]:
-    """Marks the draws whose distribution is that of the chain: every guess before them was
-    right.
-    """
+def _follows(guess: Proposal, tokens: Tokens) -> BlockFlags:
+    """Marks the draws of the chain's own distributions: every guess before them was right."""
     # The draw at an offset is compared with the guess that was fed after it.
     is_right = guess.tokens == tokens[:, :-1]
     is_right &= jnp.arange(guess.width) < guess.num_tokens[:, None]
@@ -178,7 +144,7 @@ def _follows(guess: Proposal, tokens: Int32[Array, "b t"]) -> Bool[Array, "b t"]
     return _leading(jnp.pad(is_right, ((0, 0), (1, 0)), constant_values=True))
 
 
-def _leading(flags: Bool[Array, "b t"]) -> Bool[Array, "b t"]:
+def _leading(flags: Bool[Array, "b t"]) -> BlockFlags:
     """Marks those that are set with all before them."""
     # A product of 0s and 1s stays 0 after the first 0.
     return jnp.cumprod(flags, axis=1, dtype=jnp.int32) > 0

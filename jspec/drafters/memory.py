@@ -8,12 +8,11 @@ from typing import Any, Self
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float, Float32, Int32
+from jaxtyping import Array, Float, Float32, Int32
 
-from jspec.common.typing import DraftTokens, Params, RowCounts, RowTokens, Tokens
+from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowTokens, Tokens
 from jspec.models import LlamaConfig
-from jspec.models.layers import look_up
-from jspec.models.outputs import normed_outputs
+from jspec.models.layers import look_up, normed_outputs
 from jspec.speculation.acceptance.types import TargetPrefix
 from jspec.speculation.types import TargetView
 
@@ -32,12 +31,10 @@ class History(struct.PyTreeNode):
     @classmethod
     def init(cls, batch_size: int, capacity: int) -> Self:
         """Returns empty texts with room for `capacity` tokens."""
-        return cls(
-            tokens=jnp.zeros([batch_size, capacity], jnp.int32),
-            length=jnp.zeros([batch_size], jnp.int32),
-        )
+        tokens = jnp.zeros([batch_size, capacity], jnp.int32)
+        return cls(tokens, length=jnp.zeros([batch_size], jnp.int32))
 
-    def append(self, tokens: Tokens, valid: Bool[Array, "b t"]) -> Self:
+    def append(self, tokens: Tokens, valid: BlockFlags) -> Self:
         """Adds the valid tokens of each row, which come first in it."""
         rows = jnp.arange(tokens.shape[0])[:, None]
         slots = self.length[:, None] + jnp.arange(tokens.shape[1])
@@ -46,6 +43,10 @@ class History(struct.PyTreeNode):
             tokens=self.tokens.at[rows, slots].set(tokens, mode="drop"),
             length=self.length + valid.sum(axis=1, dtype=jnp.int32),
         )
+
+    def append_one(self, token: RowTokens) -> Self:
+        """Adds one token to each row, [b]."""
+        return self.append(token[:, None], jnp.ones_like(token, bool)[:, None])
 
     def window(self, start: RowCounts, width: int) -> Tokens:
         """Returns `width` tokens of each row, beginning at `start`."""
@@ -64,64 +65,35 @@ class Stateless:
 
     def init(self, batch_size: int, capacity: int) -> tuple[()]:
         """Returns the state of rows that have seen nothing: there is none."""
-        del batch_size, capacity
         return ()
 
     def observe(
-        self,
-        params: Params,
-        state: tuple[()],
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: tuple[()], tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> tuple[()]:
         """Takes no notice."""
-        del params, tokens, hidden, valid
         return state
 
 
 class Remembering:
     """A drafter whose state is the text."""
 
+    may_be_silent = True  # a text need not repeat itself
+
     def init(self, batch_size: int, capacity: int) -> History:
         """Returns the state of rows that have seen nothing."""
         return History.init(batch_size, capacity)
 
     def observe(
-        self,
-        params: Params,
-        state: History,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: History, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> History:
         """Remembers committed tokens."""
-        del params, hidden
         return state.append(tokens, valid)
-
-
-class StopsUnsure:
-    """A drafter that has a draft unless it is unsure.
-
-    Attributes:
-      min_confidence: it proposes no further where no token is this likely; 0 never stops it.
-    """
-
-    min_confidence: float
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Whether being unsure may stop it."""
-        return self.min_confidence > 0
 
 
 class ReadingLastOutput:
     """A drafter whose state is the output of the target's last layer, before the norm, [b d].
 
     It has no cache and nothing to catch up on: every committed token brings its output along.
-
-    Attributes:
-      target: the target's shape.
     """
 
     target: LlamaConfig
@@ -134,38 +106,28 @@ class ReadingLastOutput:
 
     def init(self, batch_size: int, capacity: int) -> Float32[Array, "b d"]:
         """Returns the state of rows that have seen nothing."""
-        del capacity
         return jnp.zeros([batch_size, self.target.embed_dim], jnp.float32)
 
     def observe(
-        self,
-        params: Params,
-        state: Float32[Array, "b d"],
-        tokens: Tokens,
-        hidden: Float[Array, "b t 1 d"],
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: Array, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> Float32[Array, "b d"]:
-        """Keeps the output at the last valid token; a row without a valid token keeps its state."""
-        del params, tokens
+        """Keeps the output [b t 1 d] at the last valid token; without one a row keeps its state."""
         num_valid = valid.sum(axis=1, dtype=jnp.int32)
         # A row without valid tokens reads any output, which is not kept.
         index = jnp.maximum(num_valid - 1, 0)[:, None, None]
         newest = jnp.take_along_axis(hidden[:, :, 0], index, axis=1)[:, 0]
         return jnp.where(num_valid[:, None] > 0, newest.astype(jnp.float32), state)
 
-    def read(self, target_params: Any, state: Float32[Array, "b d"]) -> Float32[Array, "b 1 d"]:
+    def read(self, target_params: Any, state: Float32[Array, "b d"]) -> Float[Array, "b 1 d"]:
         """Returns what the target's own head reads at that token."""
         # The norm is applied once a round here, not at every committed token.
         return normed_outputs(self.target, target_params, state[:, None])
 
 
 def hand_on(view: TargetView, last_token: RowTokens, drafts: DraftTokens) -> TargetPrefix:
-    """Returns a verify call before its first layer, over the cache of the view.
+    """Returns a verify call on [last token, drafts] before its first layer.
 
-    Args:
-      view: the target, its cache as the drafters have left it.
-      last_token: the newest token, [b].
-      drafts: the tokens after it, [b w].
+    The view's cache is as the drafters have left it.
     """
     # The cache that came out of a drafter's call goes on to the verify call: if the one from before
     # were used again, XLA would copy it in every round. What the drafter wrote after the committed

@@ -16,68 +16,46 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Int32, Key
+from jax.typing import DTypeLike
+from jaxtyping import Array, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowTokens, Tokens
-from jspec.drafters.chain import draw_chain
-from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.memory import History, StopsUnsure
+from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
+from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import History
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
-from jspec.models import KVCache, init_cache, make_apply
-from jspec.sampling.settings import SamplingSettings
+from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 
 CATCH_UP_WIDTH = 64
 _FEW = 8  # width of the calls that read the last tokens, twice as many at most
-_KINDS = (Kind("model", 0.7, 0.7),)  # acceptance before it is known
 
 
 class ModelState(struct.PyTreeNode):
-    """The drafter's memory.
-
-    Attributes:
-      history: the committed tokens.
-      cache: the draft model's; `cache.length` committed tokens are in it.
-      fed: tokens after `cache.length` that were fed while drafting, [b w]; those that turn out to
-        be committed stay in the cache.
-    """
+    """The drafter's memory of the committed tokens."""
 
     history: History
-    cache: KVCache
+    cache: KVCache  # the draft model's; `cache.length` committed tokens are in it
+    # Tokens after those that were fed while drafting; what turns out to be committed stays cached.
     fed: Int32[Array, "b w"]
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelDrafter(StopsUnsure):
+class ModelDrafter(ChainDrafter):
     """Proposes a chain sampled from a draft model.
 
     Attributes:
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
-      num_draft_tokens: drafts a round.
-      vocab_size: ids that draft and target share; the draft's padding beyond them is cut.
-      target_vocab_size: width of the target's distributions, to which the proposed are padded.
-      min_confidence, draw: see `draw_chain`.
     """
 
-    apply: ApplyFn
-    init_cache: Callable[[int, int], KVCache]
-    num_draft_tokens: int
-    vocab_size: int
-    target_vocab_size: int
-    min_confidence: float = 0.0
-    draw: DrawFn = draw_from_distribution
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One: drafts of a model are all alike."""
-        return _KINDS
+    apply: ApplyFn = dataclasses.field(kw_only=True)
+    init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
+    kind = Kind("model", 0.7, 0.7)
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
-        del kind
         # The same widths in the same order as `_catch_up`.
         missing = jnp.maximum(state.history.length - 1 - state.cache.length, 0)
         num_wide = -(-jnp.maximum(missing - 2 * _FEW, 0) // CATCH_UP_WIDTH)
@@ -93,15 +71,9 @@ class ModelDrafter(StopsUnsure):
         )
 
     def observe(
-        self,
-        params: Params,
-        state: ModelState,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: ModelState, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> ModelState:
         """Remembers committed tokens; those that were fed while drafting count as cached."""
-        del params, hidden
         width = min(tokens.shape[1], self.num_draft_tokens)
         # A draft stays cached if it and all before it were committed, and no slot is missing.
         is_fed = (state.fed[:, :width] == tokens[:, :width]) & valid[:, :width]
@@ -114,20 +86,11 @@ class ModelDrafter(StopsUnsure):
         )
 
     def propose(
-        self,
-        params: Params,
-        state: ModelState,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: ModelState, inputs: RoundInputs
     ) -> tuple[Proposal, ModelState]:
         """Drafts one token after another, in a loop on the device."""
-        del view
-        wanted = limit(jnp.zeros_like(last_token))  # the drafter has one kind, number 0
-        history, is_wanted = state.history, wanted > 0
+        wanted, history = inputs.wanted(), state.history
+        is_wanted = wanted > 0
 
         def first(cache: KVCache, token: RowTokens) -> tuple[Array, KVCache]:
             # If every draft of a round is accepted, the last was never fed to the drafter: this
@@ -140,20 +103,10 @@ class ModelDrafter(StopsUnsure):
             logits, _, cache = self.apply(params, token[:, None], cache)
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 
-        proposal, cache, _ = draw_chain(
-            first,
-            later,
-            self.ready_cache(params, state, is_wanted),
-            last_token,
-            limit=wanted,
-            rng_keys=rng_keys,
-            settings=settings,
-            vocab_size=self.target_vocab_size,
-            min_confidence=self.min_confidence,
-            draw=self.draw,
-        )
+        ready = self.ready_cache(params, state, is_wanted)
+        proposal, cache, _ = self.draw_chain(first, later, ready, inputs, wanted=wanted)
         # The last draft is not fed, as no draft follows it.
-        fed = jnp.concatenate([last_token[:, None], proposal.tokens[:, :-1]], axis=1)
+        fed = jnp.concatenate([inputs.last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
 
     def ready_cache(self, params: Params, state: ModelState, is_wanted: RowFlags) -> KVCache:
@@ -173,12 +126,7 @@ class ModelDrafter(StopsUnsure):
     ) -> ModelState:
         """Returns the state after a round's drafts.
 
-        Args:
-          state: before it.
-          cache: with what was fed in it, whatever its length.
-          fed: the tokens after the committed ones of the rows that drafted.
-          num_tokens: drafts of each row, [b].
-          is_wanted: the rows that drafted, [b].
+        `cache` may have any length; `fed` are the tokens in it after the committed ones.
         """
         length = jnp.where(is_wanted, state.history.length, state.cache.length)
         # A neighbour that wants more makes the batch feed more; what a row has yet to read must not
@@ -211,6 +159,13 @@ class ModelDrafter(StopsUnsure):
         return cache
 
 
+def empty_caches(config: LlamaConfig, dtype: DTypeLike) -> Callable[[int, int], KVCache]:
+    """Returns a function of batch size and capacity that makes a model's empty cache."""
+    return lambda batch_size, capacity: init_cache(
+        config, batch_size=batch_size, capacity=capacity, dtype=dtype
+    )
+
+
 def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
     """Returns the drafter over the draft model, for the drafter called `name`.
 
@@ -220,28 +175,16 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
     config = spec.draft_config
     if config is None:
         raise InputError(f"the drafter {name!r} expects a draft model, and none was given")
-
-    def empty_cache(batch_size: int, capacity: int) -> KVCache:
-        return init_cache(config, batch_size=batch_size, capacity=capacity, dtype=spec.dtype)
-
     return ModelDrafter(
+        **spec.chain_fields,
         apply=make_apply(config),
-        init_cache=empty_cache,
-        num_draft_tokens=spec.num_draft_tokens,
-        vocab_size=spec.vocab_size,
-        target_vocab_size=spec.target_config.vocab_size,
-        min_confidence=spec.options.draft_confidence,
+        init_cache=empty_caches(config, spec.dtype),
     )
-
-
-def build_model(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter over the draft model, with the draft model's parameters."""
-    return BuiltDrafter(make_model_drafter(spec), spec.draft_params)
 
 
 ENTRY = DrafterEntry(
     name="model",
-    build=build_model,
+    build=lambda spec: BuiltDrafter(make_model_drafter(spec), spec.draft_params),
     proposes="what a second, cheaper model draws (default with `--draft`)",
     source="2211.17192, 2302.01318",
     options=ConfidenceOptions,

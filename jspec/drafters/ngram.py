@@ -9,9 +9,8 @@ follows. The largest n with any such n-gram decides. There are two distributions
   temperature and filters, as from any other distribution), and that distribution is reported.
 
 The next draft is predicted likewise from a context that ends with this one; counts come from the
-committed text alone. No n-gram, no draft. Leviathan et al. (arXiv 2211.17192, §4.1) suggest such a
-trivial approximation model; counting in the text itself is close to prompt lookup, which takes the
-most recent continuation of the longest match where this takes the most frequent.
+committed text alone. No n-gram, no draft. It is a trivial approximation model in the sense of
+Leviathan et al. (arXiv 2211.17192, §4.1).
 """
 
 import dataclasses
@@ -21,7 +20,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Key
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowCounts, RowTokens
-from jspec.drafters.chain import draw_chain
+from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.draw import DrawFn
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.ngram_matches import (
@@ -33,20 +32,12 @@ from jspec.drafters.ngram_matches import (
     longest_matches,
     most_frequent,
 )
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    ConfidenceOptions,
-    DrafterEntry,
-    DrafterSpec,
-    option,
-)
+from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
-
-_ASSUMED = 0.4, 0.6  # acceptance of first and later drafts, before it is known
+from jspec.speculation.types import Kind, RoundInputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,82 +66,53 @@ class NgramOptions(ConfidenceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class NgramDrafter(Remembering):
+class NgramDrafter(Remembering, ChainDrafter):
     """Proposes what followed the last few tokens most often, or in proportion.
 
     Attributes:
-      num_draft_tokens: drafts a round.
-      vocab_size: width of the target's distributions.
       min_order: n of the shortest n-grams.
       max_order: n of the longest.
       window: tokens of the text's end that are counted in.
-      is_sampled: which of the two distributions.
-      min_confidence: of the sampled distribution: see `draw_chain`.
-      draw: of the sampled distribution: see `draw_chain`; None draws among the window's tokens.
+      is_sampled: which of the two distributions; the deterministic one is never unsure.
     """
 
-    num_draft_tokens: int
-    vocab_size: int
+    _: dataclasses.KW_ONLY
     min_order: int = 2
     max_order: int = 4
     window: int = 512
     is_sampled: bool = False
-    min_confidence: float = 0.0
-    draw: DrawFn | None = None
+    kind = Kind("ngram", 0.4, 0.6)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One for each n of the first draft's n-gram: a longer one may be followed more often."""
-        kind = Kind("ngram", *_ASSUMED, self.num_draft_tokens)
-        return (kind,) * (self.max_order + 1 - self.min_order)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """A text need not repeat itself."""
-        return True
+        return super().kinds * (self.max_order + 1 - self.min_order)
 
     def propose(
-        self,
-        params: Params,
-        state: History,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
         """Predicts token after token from the counts."""
-        del params, view
-        window = last_window(state, last_token, self.window, self.vocab_size)
+        last_token = inputs.last_token
+        window = last_window(state, last_token, self.window, self.target_vocab_size)
         # The newest token is followed below, as every draft is.
         lengths = first_matches(window, self.max_order - 1)
         # Looked at once in advance: the limit depends on the first draft's n.
         _, length, _ = self._follow(window, lengths, last_token)
         kind = jnp.maximum(length - (self.min_order - 1), 0)
-        wanted = jnp.where(length > 0, limit(kind), 0)
+        wanted = jnp.where(length > 0, inputs.limit(kind), 0)
         if not self.is_sampled:
             # One-hot drafts need no noise and no distribution of a whole vocabulary.
-            return self._predict(window, lengths, last_token, wanted, kind), state
+            proposal = self._predict(window, lengths, last_token, wanted)
+            return proposal.replace(kind=kind), state
 
         def count(
             lengths: Int32[Array, "b p"], token: RowTokens
         ) -> tuple[Float32[Array, "b v"], Int32[Array, "b p"]]:
             lengths, _, is_match = self._follow(window, lengths, token)
-            return log_counts(window, is_match, self.vocab_size), lengths
+            return log_counts(window, is_match, self.target_vocab_size), lengths
 
-        proposal, _, _ = draw_chain(
-            count,
-            count,
-            lengths,
-            last_token,
-            limit=wanted,
-            rng_keys=rng_keys,
-            settings=settings,
-            vocab_size=self.vocab_size,
-            min_confidence=self.min_confidence,
-            draw=self.draw or make_draw(window, self.window - 1),
-        )
+        draw = make_draw(window, self.window - 1)
+        proposal, _, _ = self.draw_chain(count, count, lengths, inputs, wanted=wanted, draw=draw)
         return proposal.replace(kind=kind), state
 
     def _follow(
@@ -161,12 +123,7 @@ class NgramDrafter(Remembering):
         return lengths, *longest_matches(lengths, self.min_order - 1)
 
     def _predict(
-        self,
-        window: Window,
-        lengths: Int32[Array, "b p"],
-        token: RowTokens,
-        wanted: RowCounts,
-        kind: RowCounts,
+        self, window: Window, lengths: Int32[Array, "b p"], token: RowTokens, wanted: RowCounts
     ) -> Proposal:
         """Returns the most frequent continuations, as many as are wanted or as there are."""
         tokens, is_going, num_tokens = [], wanted > 0, jnp.zeros_like(wanted)
@@ -176,7 +133,7 @@ class NgramDrafter(Remembering):
             token = jnp.where(is_going, most_frequent(window, is_match), 0)
             num_tokens += is_going.astype(jnp.int32)
             tokens.append(token)
-        return Proposal(jnp.stack(tokens, axis=1), num_tokens, kind=kind)
+        return Proposal(jnp.stack(tokens, axis=1), num_tokens)
 
 
 def make_draw(window: Window, num_places: int) -> DrawFn:
@@ -187,10 +144,8 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     equal share of the token's probability. The noise is not that of plain decoding: under the rule
     `coupled` these drafts and the target's own choice are not coupled.
 
-    Args:
-      window: the texts.
-      num_places: the positions for which noise is drawn, at least as many as the window has: that
-        number may depend on a row's neighbours, and the noise must not.
+    Noise is drawn for `num_places` positions, at least as many as the window has: that number may
+    depend on a row's neighbours, and the noise must not.
     """
     rows = jnp.arange(window.label.shape[0])[:, None]
     # A place before the text's beginning has no context and may not be drawn.
@@ -218,17 +173,14 @@ def make_draw(window: Window, num_places: int) -> DrawFn:
     return draw
 
 
-def build_ngram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter that the options ask for."""
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     options = spec.options
     drafter = NgramDrafter(
-        num_draft_tokens=min(spec.num_draft_tokens, options.ngram_max_tokens),
-        vocab_size=spec.target_config.vocab_size,
+        **spec.with_at_most(options.ngram_max_tokens).chain_fields,
         min_order=options.ngram_min_order,
         max_order=options.ngram_max_order,
         window=options.ngram_window,
         is_sampled=options.ngram_probs == "sampled",
-        min_confidence=options.draft_confidence,
     )
     return BuiltDrafter(drafter)
 
@@ -241,7 +193,7 @@ def _options_read(options: NgramOptions) -> set[str]:
 
 ENTRY = DrafterEntry(
     name="ngram",
-    build=build_ngram,
+    build=_build,
     proposes="what followed most often, by 4-, 3- and 2-grams of the last 512 tokens",
     source="2211.17192",
     options=NgramOptions,

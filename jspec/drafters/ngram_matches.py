@@ -21,36 +21,26 @@ _NO_TEXT = -1
 
 
 class Window(struct.PyTreeNode):
-    """The last tokens of each text.
+    """The last u tokens of each text, and what follows each of the p = u - 1 places before."""
 
-    Attributes:
-      tokens: ending with the newest, [b u]; negative before the beginning of the text.
-      followed: the token after each place but the last, [b u-1].
-      label: of that token, a number below u that equal tokens share, [b u-1].
-    """
-
-    tokens: Int32[Array, "b u"]
-    followed: Int32[Array, "b p"]
-    label: Int32[Array, "b p"]
+    tokens: Int32[Array, "b u"]  # ending with the newest; negative before the text's beginning
+    followed: Int32[Array, "b p"]  # the token after each place
+    label: Int32[Array, "b p"]  # of that token, a number below u that equal tokens share
 
 
 def last_window(history: History, last_token: RowTokens, width: int, vocab_size: int) -> Window:
-    """Returns the last `width` tokens of each text.
+    """Returns the last `width` tokens, at least 2, of each text: the history and the last token.
 
-    Args:
-      history: the texts but for the newest token.
-      last_token: the newest, [b].
-      width: how many, at least 2; no more than the history has room for are looked at.
-      vocab_size: ids are below it.
+    No more than the history has room for are looked at. Ids are below `vocab_size`.
     """
     # More would only be padding.
     width = min(width, history.tokens.shape[1])
     # The newest token is not in the history yet and takes the last place.
     start = history.length - (width - 1)
     places = jnp.arange(width - 1)
-    tokens = jnp.where(
-        start[:, None] + places >= 0, history.window(start, width - 1), _NO_TEXT
-    )  # a window that begins before the text
+    # The window may begin before the text.
+    is_text = start[:, None] + places >= 0
+    tokens = jnp.where(is_text, history.window(start, width - 1), _NO_TEXT)
     tokens = jnp.concatenate([tokens, last_token[:, None]], axis=1)
     followed = tokens[:, 1:]
     rows = jnp.arange(followed.shape[0])[:, None]
@@ -65,9 +55,7 @@ def last_window(history: History, last_token: RowTokens, width: int, vocab_size:
 def first_matches(window: Window, longest: int) -> Int32[Array, "b p"]:
     """Returns the lengths of the matches with the text's end, its newest token left out.
 
-    Args:
-      window: the texts.
-      longest: longer matches count as this long.
+    Matches longer than `longest` count as this long.
     """
     lengths = jnp.zeros(window.followed.shape, jnp.int32)
     width = window.tokens.shape[1]
@@ -82,11 +70,7 @@ def lengthen(
 ) -> Int32[Array, "b p"]:
     """Returns the lengths of the matches once a token follows the end that they agree with.
 
-    Args:
-      window: the texts.
-      lengths: of the matches that end at each place.
-      token: what follows, [b].
-      longest: longer matches count as this long.
+    Those longer than `longest` count as this long.
     """
     # A match that ended one place earlier goes on here.
     before = jnp.pad(lengths[:, :-1], ((0, 0), (1, 0)))
@@ -100,9 +84,7 @@ def longest_matches(
 ) -> tuple[RowCounts, Bool[Array, "b p"]]:
     """Returns the length of each row's longest match, [b], and where there is one of it, [b p].
 
-    Args:
-      lengths: of the matches.
-      shortest: shorter ones do not count, and the length is then 0.
+    Those shorter than `shortest` do not count; without another the length is 0.
     """
     length = jnp.max(lengths, axis=1)
     # 0 tells the caller that the row has no draft.

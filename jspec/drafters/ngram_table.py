@@ -1,4 +1,4 @@
-"""Tables of n-gram counts, as one safetensors file.
+"""Counts of n-grams, and tables of them as one safetensors file.
 
 ```
   unigrams  [v]    how often each token came
@@ -11,38 +11,30 @@ two tensors), `vocab_size`, `num_tokens`, how many tokens were counted, and `voc
 of what the ids mean.
 """
 
+import contextlib
 import os
 import pathlib
-import tempfile
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import safetensors.numpy
 from jaxtyping import Int
 
 from jspec.common.errors import InputError
 from jspec.weights import TokenizerLike, vocabulary_digest
 
+_MERGE_AT = 1 << 22  # pairs that are held before they are merged into counts
 _FORMAT = "jspec n-gram table"
 _KINDS = {"unigram": {"unigrams"}, "unigram+bigram": {"unigrams", "ids", "counts"}}
 
 
 class NgramTable(NamedTuple):
-    """Counts of unigrams and, unless they were not counted, of bigrams.
-
-    Attributes:
-      unigrams: how often each token came, [v].
-      ids: what followed each token most often, [v k], int32; None without bigrams.
-      counts: how often, [v k], falling; 0 where nothing more followed. None without bigrams.
-    """
+    """Counts of unigrams and, unless they are None, of bigrams; see the module."""
 
     unigrams: Int[np.ndarray, "v"]
     ids: Int[np.ndarray, "v k"] | None = None
     counts: Int[np.ndarray, "v k"] | None = None
-
-    @property
-    def vocab_size(self) -> int:
-        """Ids that are counted."""
-        return len(self.unigrams)
 
     @property
     def num_tokens(self) -> int:
@@ -50,70 +42,115 @@ class NgramTable(NamedTuple):
         return int(self.unigrams.sum())
 
 
+def count_ngrams(
+    texts: Iterable[Sequence[int]], vocab_size: int, *, order: int = 2, num_continuations: int = 32
+) -> NgramTable:
+    """Counts the tokens of texts, and what follows what within each.
+
+    Args:
+      texts: token ids.
+      vocab_size: ids are below it.
+      order: 1 counts unigrams only, 2 bigrams as well.
+      num_continuations: how many of the tokens that followed one are kept; of equals the smaller
+        ids.
+
+    Raises:
+      InputError: no token at all, or an id beyond the vocabulary.
+    """
+    unigrams, counts, new = np.zeros(vocab_size, np.int64), np.zeros([2, 0], np.int64), []
+    num_new = 0
+    for text in texts:
+        ids = np.asarray(text, np.int64)
+        if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+            raise InputError(
+                f"expected token ids from 0 to {vocab_size - 1}, got {ids.min()} to {ids.max()}"
+            )
+        unigrams += np.bincount(ids, minlength=vocab_size)
+        if order > 1:
+            # One number a pair makes counting a sort of numbers.
+            new.append(ids[:-1] * vocab_size + ids[1:])
+            num_new += len(ids)
+        if num_new >= _MERGE_AT:
+            counts, new, num_new = _merge(counts, new), [], 0
+    if not unigrams.any():
+        raise InputError("expected at least one token to count, got none")
+    if order == 1:
+        return NgramTable(unigrams)
+    return NgramTable(unigrams, *_most_frequent(_merge(counts, new), vocab_size, num_continuations))
+
+
+def _merge(counts: np.ndarray, new: Sequence[np.ndarray]) -> np.ndarray:
+    """Adds pairs to counts, which are rows of each pair, once, and how often it came."""
+    ones = np.ones(sum(map(len, new)), np.int64)
+    pairs, place = np.unique(np.concatenate([counts[0], *new]), return_inverse=True)
+    total = np.zeros(len(pairs), np.int64)
+    # `add.at`: plain indexing would count a repeated place once.
+    np.add.at(total, place, np.concatenate([counts[1], ones]))
+    return np.stack([pairs, total])
+
+
+def _most_frequent(
+    counts: np.ndarray, vocab_size: int, number: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what followed each token most often, and how often, [v number] each."""
+    first, second = np.divmod(counts[0], vocab_size)
+    # By first token, then the most frequent, then the smaller id.
+    order = np.lexsort((second, -counts[1], first))
+    first, second, times = first[order], second[order], counts[1][order]
+    # Position among the pairs with the same first token.
+    rank = np.arange(len(first)) - np.searchsorted(first, first)
+    is_kept = rank < number
+    ids = np.zeros([vocab_size, number], np.int32)
+    table = np.zeros([vocab_size, number], np.int64)
+    ids[first[is_kept], rank[is_kept]] = second[is_kept]
+    table[first[is_kept], rank[is_kept]] = times[is_kept]
+    return ids, table
+
+
 def save_table(
     table: NgramTable, path: pathlib.Path, tokenizer: TokenizerLike | None = None
 ) -> None:
     """Writes a table; the file appears, or replaces an older one, when it is complete.
 
-    Args:
-      table: the counts.
-      path: the file.
-      tokenizer: what the ids mean, to be checked where the table is used.
+    The tokenizer says what the ids mean, to be checked where the table is used.
 
     Raises:
       InputError: it cannot be written.
     """
-    import safetensors.numpy
-
     tensors = {name: leaf for name, leaf in table._asdict().items() if leaf is not None}
     metadata = {
         "format": _FORMAT,
         "kind": next(kind for kind, names in _KINDS.items() if names == tensors.keys()),
-        "vocab_size": str(table.vocab_size),
+        "vocab_size": str(len(table.unigrams)),
         "num_tokens": str(table.num_tokens),
     }
     # Ids mean nothing without their tokenizer.
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
     if digest is not None:
         metadata["vocabulary"] = digest
-    # In memory first: a failure here leaves no file at all.
-    content = safetensors.numpy.save(tensors, metadata)
-    partial = None
+    # Written beside the goal and renamed: a reader never sees half a file.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        # Written beside the goal and renamed: a reader never sees half a file.
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            partial = pathlib.Path(file.name)
-            file.write(content)
-        # Temporary files are private to their owner, and a table is to be shared.
-        partial.chmod(0o644)
-        os.replace(partial, path)
+        partial.write_bytes(safetensors.numpy.save(tensors, metadata))
+        partial.replace(path)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     finally:
-        if partial is not None:
-            # After the rename there is nothing left under this name.
-            partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is gone, or its folder is none
+            partial.unlink()
 
 
 def load_table(
     path: str, *, tokenizer: TokenizerLike | None = None, vocab_size: int | None = None
 ) -> NgramTable:
-    """Reads a table.
+    """Reads a table, whose ids must be those of the tokenizer where both are known.
 
-    Args:
-      path: the file.
-      tokenizer: the target's, which its ids must belong to where both are known.
-      vocab_size: ids that the target uses, as many as must have been counted; None for any.
+    `vocab_size` is the number of ids that must have been counted; None for any.
 
     Raises:
       InputError: no such file, a folder, a damaged file, one that is no table, or one of another
         vocabulary.
     """
-    import safetensors
-
-    # safetensors' own message for a folder names no file.
     if os.path.isdir(path):
         raise InputError(f"{path}: expected a table of n-gram counts, a file; got a folder")
     if not os.path.isfile(path):
@@ -126,8 +163,7 @@ def load_table(
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"{path}: truncated or damaged table of n-gram counts ({error})") from None
-    problem = _find_problem(metadata, tensors)
-    problem = problem or _find_mismatch(metadata, vocab_size, tokenizer)
+    problem = _find_problem(metadata, tensors) or _find_mismatch(metadata, vocab_size, tokenizer)
     if problem is not None:
         raise InputError(f"{path}: {problem}")
     return NgramTable(**tensors)
@@ -136,7 +172,7 @@ def load_table(
 def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | None:
     """Returns what is wrong with a file's content, or None."""
     kind = metadata.get("kind")
-    if metadata.get("format") != _FORMAT or _KINDS.get(str(kind)) != tensors.keys():
+    if _KINDS.get(str(kind)) != tensors.keys():
         return f"expected a table of n-gram counts, got tensors {', '.join(sorted(tensors))}"
     if any(tensor.dtype.kind != "i" for tensor in tensors.values()):
         return "expected whole numbers in a table of n-gram counts"
@@ -145,10 +181,8 @@ def _find_problem(metadata: dict[str, str], tensors: dict[str, Any]) -> str | No
         return f"expected unigrams of {metadata.get('vocab_size')} tokens, got shape {size}"
     if any(tensor.size and tensor.min() < 0 for tensor in tensors.values()):
         return "expected counts and ids of at least 0"
-    if (
-        str(tensors["unigrams"].sum()) != metadata.get("num_tokens")
-        or not tensors["unigrams"].any()
-    ):
+    total = tensors["unigrams"].sum()
+    if str(total) != metadata.get("num_tokens") or total == 0:
         return f"expected {metadata.get('num_tokens')} counted tokens, at least one"
     return _find_bigram_problem(**tensors) if kind == "unigram+bigram" else None
 
@@ -159,10 +193,8 @@ def _find_mismatch(
     """Returns why a table is not of a target's vocabulary, or None."""
     counted = metadata["vocab_size"]
     if vocab_size is not None and counted != str(vocab_size):
-        return (
-            f"expected a table of the target's vocabulary of {vocab_size} tokens, got one of "
-            f"{counted}"
-        )
+        size = f"the target's vocabulary of {vocab_size} tokens"
+        return f"expected a table of {size}, got one of {counted}"
     digest = None if tokenizer is None else vocabulary_digest(tokenizer)
     # A table without a checksum is taken on trust.
     if digest is not None and metadata.get("vocabulary", digest) != digest:

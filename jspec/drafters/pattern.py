@@ -8,24 +8,23 @@ arXiv 2307.09702, which constrains the model with it.)
 """
 
 import dataclasses
+import functools
 import json
 import re
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int16, Int32, Key
+from jaxtyping import Array, Int16, Int32
 
 from jspec.common.errors import InputError
-from jspec.common.typing import RowCounts, RowTokens, Tokens
+from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.pattern_automaton import compile_pattern, forced_tokens, token_table
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 from jspec.weights import TokenizerLike
 
-_ASSUMED = 0.8, 0.9  # acceptance of first and later drafts, before it is known
 _INTEGER = r"-?(?:0|[1-9][0-9]*)"
 _VALUES = {
     "string": r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4}))*"',
@@ -37,40 +36,24 @@ _PLACEHOLDER = re.compile('"<([^"<>]*)>"')
 
 
 class PatternParams(NamedTuple):
-    """The automaton's tables.
+    """The automaton's tables, by state."""
 
-    Attributes:
-      next_state: after each token, [n v].
-      forced: the tokens that have to come, [n w].
-      num_forced: how many they are, [n].
-    """
-
-    next_state: Int16[Array, "n v"]
-    forced: Int32[Array, "n w"]
+    next_state: Int16[Array, "n v"]  # after each token
+    forced: Int32[Array, "n w"]  # the tokens that have to come
     num_forced: Int32[Array, "n"]
 
 
 def make_tables(
     pattern: str, tokenizer: TokenizerLike, *, vocab_size: int, num_draft_tokens: int
 ) -> PatternParams:
-    """Returns the tables of a regular expression.
-
-    Args:
-      pattern: the expression; see `pattern_regex`.
-      tokenizer: of the target.
-      vocab_size: ids of the target.
-      num_draft_tokens: of a proposal.
+    """Returns the tables of a regular expression, see `pattern_regex`, over a target's tokens.
 
     Raises:
       InputError: an expression that is not supported or too large, or such a tokenizer.
     """
     automaton, token_bytes = compile_pattern(pattern), tokenizer.token_bytes()
-    tokens, counts = forced_tokens(
-        automaton,
-        token_bytes,
-        lambda text: tokenizer.encode(text, add_bos=False),
-        num_draft_tokens,
-    )
+    encode = functools.partial(tokenizer.encode, add_bos=False)
+    tokens, counts = forced_tokens(automaton, token_bytes, encode, num_draft_tokens)
     table = token_table(automaton, token_bytes, vocab_size)
     return PatternParams(jnp.asarray(table), jnp.asarray(tokens), jnp.asarray(counts))
 
@@ -93,39 +76,20 @@ class PatternOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class PatternDrafter:
-    """Proposes forced tokens. Its state is the automaton's, [b].
-
-    Attributes:
-      num_draft_tokens: drafts a round.
-    """
+    """Proposes forced tokens. Its state is the automaton's, [b]."""
 
     num_draft_tokens: int
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One."""
-        return (Kind("pattern", *_ASSUMED),)
-
-    @property
-    def may_be_silent(self) -> bool:
-        """Most texts leave a choice."""
-        return True
+    kinds = (Kind("pattern", 0.8, 0.9),)  # acceptance before it is known
+    may_be_silent = True  # most texts leave a choice
 
     def init(self, batch_size: int, capacity: int) -> RowCounts:
         """Returns the state of rows that have seen nothing."""
-        del capacity
         return jnp.zeros([batch_size], jnp.int32)
 
     def observe(
-        self,
-        params: PatternParams,
-        state: RowCounts,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: RowCounts, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> RowCounts:
         """Follows committed tokens."""
-        del hidden
 
         def follow(i: Int32[Array, ""], state: RowCounts) -> RowCounts:
             return jnp.where(valid[:, i], _advance(params, state, tokens[:, i]), state)
@@ -134,20 +98,11 @@ class PatternDrafter:
         return jax.lax.fori_loop(0, tokens.shape[1], follow, state)
 
     def propose(
-        self,
-        params: PatternParams,
-        state: RowCounts,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: PatternParams, state: RowCounts, inputs: RoundInputs
     ) -> tuple[Proposal, RowCounts]:
-        """Looks up what the state after `last_token` forces."""
-        del rng_keys, settings, view
-        here = _advance(params, state, last_token)
-        num_tokens = jnp.minimum(params.num_forced[here], limit(jnp.zeros_like(here)))
+        """Looks up what the state after the last token forces."""
+        here = _advance(params, state, inputs.last_token)
+        num_tokens = jnp.minimum(params.num_forced[here], inputs.wanted())
         # The state stays as it was: `last_token` is observed when it is committed.
         return Proposal(params.forced[here], num_tokens), state
 
@@ -190,12 +145,7 @@ def skeleton_pattern(skeleton: str) -> str:
     return pattern
 
 
-def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter and its tables.
-
-    Raises:
-      InputError: neither a regular expression nor a JSON skeleton, both, or a bad one.
-    """
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     pattern, skeleton = spec.options.pattern, spec.options.json_skeleton
     # Exactly one of the two must be given.
     if (pattern is None) == (skeleton is None):
@@ -219,7 +169,7 @@ def build_pattern(spec: DrafterSpec) -> BuiltDrafter:
 
 ENTRY = DrafterEntry(
     name="pattern",
-    build=build_pattern,
+    build=_build,
     proposes="what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) "
     "leaves no choice about",
     source="2307.09702",

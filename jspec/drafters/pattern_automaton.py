@@ -25,15 +25,10 @@ _NOWHERE = -1
 
 
 class ByteAutomaton(NamedTuple):
-    """A deterministic automaton over bytes.
+    """A deterministic automaton over bytes; no byte leads to the start, state 0."""
 
-    Attributes:
-      next_state: [n 256], -1 where a byte leads nowhere; no byte leads to the start, state 0.
-      is_end: states in which the pattern is matched, [n].
-    """
-
-    next_state: np.ndarray
-    is_end: np.ndarray
+    next_state: np.ndarray  # [n 256], -1 where a byte leads nowhere
+    is_end: np.ndarray  # states in which the pattern is matched, [n]
 
 
 def compile_pattern(pattern: str) -> ByteAutomaton:
@@ -141,13 +136,7 @@ def forced_tokens(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens that are forced in each state, [n w], and how many they are, [n].
 
-    Nothing is forced at the start.
-
-    Args:
-      automaton: the pattern's.
-      token_bytes: of every token.
-      encode: text to tokens, without BOS.
-      width: the most tokens a state.
+    Nothing is forced at the start. `encode` makes tokens of a text, without BOS.
     """
     # Of tokens with the same bytes any one will do: the last id is kept.
     by_bytes = {text: token_id for token_id, text in enumerate(token_bytes) if text}
@@ -167,11 +156,6 @@ def _encode_run(
     by_bytes: Mapping[bytes, int],
     encode: Callable[[str], list[int]],
 ) -> list[int]:
-    """Returns the tokens of a run of bytes: the tokenizer's own, if they are the run's beginning.
-
-    They are not where the run begins inside a character, or the tokenizer puts a space before every
-    text: then the longest token that fits comes first, and so on.
-    """
     text = run.decode(errors="ignore")
     # The tokenizer's own split is what the model has learnt to say.
     if text and run.startswith(text.encode()):
@@ -181,6 +165,8 @@ def _encode_run(
             ids = []
         if b"".join(token_bytes[i] or b"" for i in ids) == text.encode():
             return ids
+    # The run begins inside a character, or the tokenizer puts a space before every text: then the
+    # longest token that fits comes first, and so on.
     ids, longest = [], max(map(len, by_bytes), default=0)
     while run:
         pieces = (run[:n] for n in range(min(longest, len(run)), 0, -1))

@@ -19,11 +19,6 @@ _CLASSES = {
     "CATEGORY_WORD": [(0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)],
     "CATEGORY_SPACE": [(0x09, 0x0D), (0x20, 0x20)],
 }
-_NEGATED = {
-    "CATEGORY_NOT_DIGIT": "CATEGORY_DIGIT",
-    "CATEGORY_NOT_WORD": "CATEGORY_WORD",
-    "CATEGORY_NOT_SPACE": "CATEGORY_SPACE",
-}
 Ranges = Sequence[tuple[int, int]]
 _Items = Any  # the pairs (operation, value) of Python's parser
 
@@ -38,11 +33,7 @@ class ByteGraph:
     """
 
     def __init__(self, pattern: str) -> None:
-        """Reads an expression.
-
-        Raises:
-          InputError: it is none, too large, or holds what is not supported.
-        """
+        """Reads an expression; an InputError where it is none, too large or not supported."""
         self.edges: list[list[tuple[int, int, int]]] = []
         self.skips: list[list[int]] = []
         self._pattern = pattern
@@ -147,7 +138,8 @@ def _ranges(op: str, value: Any) -> Ranges:
         return [value]
     if op == "CATEGORY":
         name = str(value)
-        return _complement(_CLASSES[_NEGATED[name]]) if name in _NEGATED else _CLASSES[name]
+        ranges = _CLASSES[name.replace("NOT_", "")]
+        return _complement(ranges) if "NOT_" in name else ranges
     is_negated = str(value[0][0]) == "NEGATE"
     parts = [one for part, what in value[is_negated:] for one in _ranges(str(part), what)]
     return _complement(parts) if is_negated else parts
@@ -164,11 +156,9 @@ def _complement(ranges: Ranges) -> Ranges:
 
 
 def utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Yields the encodings of a range of characters, as ranges of each byte.
+    """Yields the encodings of the characters from `low` to `high`, as ranges of each byte.
 
-    Args:
-      low: the first character.
-      high: the last; surrogates between them are left out, as UTF-8 has none.
+    Surrogates between them are left out, as UTF-8 has none.
     """
     # Cuts between encodings of different lengths, and around the surrogates.
     for cut in (0x80, 0x800, 0xD800, 0xE000, 0x10000):

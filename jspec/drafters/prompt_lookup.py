@@ -10,14 +10,13 @@ so their distribution is one-hot. No match, no draft.
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int32, Key
+from jaxtyping import Array, Int32
 
-from jspec.common.typing import Params, RowCounts, RowTokens
+from jspec.common.typing import Params, RowCounts
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
-from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 
 # How often a first draft and a later one are kept, by the length of the match: SmolLM2-135M on
 # 39 prompts of Spec-Bench at temperature 0 and 26 at temperature 1, in between.
@@ -69,26 +68,12 @@ class PromptLookupDrafter(Remembering):
             most = min(most, int(self.growth * length))
         return Kind("prompt_lookup", *_ASSUMED[min(length, len(_ASSUMED)) - 1], most)
 
-    @property
-    def may_be_silent(self) -> bool:
-        """A text need not repeat itself."""
-        return True
-
     def propose(
-        self,
-        params: Params,
-        state: History,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
         """Looks the text's end up in the text."""
-        del params, rng_keys, settings, view
         # The newest token is part of the suffix to be matched, though not committed yet.
-        text = state.append(last_token[:, None], jnp.ones_like(last_token, bool)[:, None])
+        text = state.append_one(inputs.last_token)
         match_length, match_end = longest_match(text, self.max_match)
         # Past the text's end the copy goes on with itself: a repetition is continued.
         period = jnp.maximum(text.length - 1 - match_end, 1)[:, None]
@@ -97,24 +82,19 @@ class PromptLookupDrafter(Remembering):
         tokens = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
         # Kind i stands for a match of i + 1 tokens; without a match any kind would do.
         kind = jnp.maximum(match_length, 1) - 1
-        num_tokens = jnp.where(match_length >= self.min_match, limit(kind), 0)
+        num_tokens = jnp.where(match_length >= self.min_match, inputs.limit(kind), 0)
         if self.growth > 0:
-            # Computed in Python, exactly as `_kind` does, so that the two agree.
-            most = [int(self.growth * length) for length in range(self.max_match + 1)]
-            num_tokens = jnp.minimum(num_tokens, jnp.asarray(most, jnp.int32)[match_length])
+            most = jnp.asarray([kind.most for kind in self.kinds], jnp.int32)
+            num_tokens = jnp.minimum(num_tokens, most[kind])
         return Proposal(tokens, num_tokens, kind=kind), state
 
 
 def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array, "b"]]:
     """Finds the earlier position that agrees longest with the end of each text.
 
-    Args:
-      text: the texts.
-      max_match: count no further than this many tokens.
-
     Returns:
-      How many tokens agree, [b], and the index of the last of them at the earlier position, [b];
-      the most recent position among equals.
+      How many tokens agree, [b], `max_match` at most, and the index of the last of them at the
+      earlier position, [b]; the most recent position among equals.
     """
     capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)
@@ -135,19 +115,15 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
     return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best
 
 
-def build_prompt_lookup(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter with the options of `spec`."""
-    options = spec.options
-    min_match = options.lookup_min_match or (2 if spec.is_in_cascade else 1)
-    drafter = PromptLookupDrafter(
-        spec.num_draft_tokens, min_match=min_match, growth=options.lookup_growth
-    )
-    return BuiltDrafter(drafter)
+def _build(spec: DrafterSpec) -> BuiltDrafter:
+    min_match = spec.options.lookup_min_match or (2 if spec.is_in_cascade else 1)
+    growth = spec.options.lookup_growth
+    return BuiltDrafter(PromptLookupDrafter(spec.num_draft_tokens, min_match, growth=growth))
 
 
 ENTRY = DrafterEntry(
     name="prompt_lookup",
-    build=build_prompt_lookup,
+    build=_build,
     proposes="what followed the last time the text ended like this",
     source="2304.04487",
     options=LookupOptions,

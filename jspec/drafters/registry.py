@@ -5,9 +5,8 @@ own, `DrafterOptions` inherits them.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, check_type
 from jspec.drafters import (
     blockwise,
     eagle,
@@ -28,7 +27,6 @@ from jspec.drafters.spec import (
     DrafterEntry,
     DrafterSpec,
     DrawnHeadOptions,
-    option_title,
 )
 
 
@@ -45,10 +43,9 @@ class DrafterOptions(  # the fields come in the order of --helpfull, the last ba
     """Options of all drafters; each reads its own."""
 
 
+_NONE = DrafterEntry("none", lambda _: BuiltDrafter(None), "nothing: plain decoding", prior_cost=1)
 _ENTRIES = (
-    DrafterEntry(
-        "none", lambda spec: BuiltDrafter(None), "nothing: plain decoding", prior_cost=1.0
-    ),
+    _NONE,
     model.ENTRY,
     prompt_lookup.ENTRY,
     layer_skip.ENTRY,
@@ -64,11 +61,23 @@ _ENTRIES = (
     tables.RANDOM,
 )
 REGISTRY = {entry.name: entry for entry in _ENTRIES}
-DRAFTERS = tuple(REGISTRY)
-WITH_DRAFT_MODEL = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft")
-# From the entries themselves, so that a new drafter needs no second list.
-_WITH_HEAD = tuple(entry.name for entry in _ENTRIES if entry.needs == "draft_head")
+DRAFTERS = REGISTRY.keys()  # grows with the registry
 _DEFAULTS = DrafterOptions()
+
+
+def register_drafter(entry: DrafterEntry) -> None:
+    """Makes a drafter of your own known by its entry's name, to every program and to `Generator`.
+
+    Example:
+      >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
+
+    Raises:
+      InputError: there is another drafter of that name, or the name has a "+".
+    """
+    check_type("a drafter's entry", entry, DrafterEntry)
+    if "+" in entry.name or REGISTRY.get(entry.name, entry) is not entry:
+        raise InputError(f"expected a new name without '+' for a drafter, got {entry.name!r}")
+    REGISTRY[entry.name] = entry
 
 
 def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
@@ -103,6 +112,8 @@ def member_names(name: str) -> list[str]:
     for member in names:
         if member not in DRAFTERS:
             where = "" if member == name else f" in {name!r}"
+            if member == "auto":  # of another flag
+                where += "; --num_draft_tokens=auto chooses the number of drafts"
             raise InputError(
                 f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
                 f"got {member!r}{where}"
@@ -112,9 +123,10 @@ def member_names(name: str) -> list[str]:
     if len(set(names)) < len(names):
         raise InputError(f"expected each drafter of a cascade once, got {name!r}")
     # There is one --draft_head.
-    if len(set(names).intersection(_WITH_HEAD)) > 1:
+    with_head = drafters_needing("draft_head")
+    if len(set(names).intersection(with_head)) > 1:
         raise InputError(
-            f"expected at most one of {', '.join(_WITH_HEAD)} in a cascade, as draft_head is one "
+            f"expected at most one of {', '.join(with_head)} in a cascade, as draft_head is one "
             f"folder; got {name!r}"
         )
     return names
@@ -122,101 +134,22 @@ def member_names(name: str) -> list[str]:
 
 def needs_draft_model(name: str) -> bool:
     """Returns whether a drafter of that name drafts with a second model; see `member_names`."""
-    return not set(WITH_DRAFT_MODEL).isdisjoint(member_names(name))
+    return any(REGISTRY[member].needs == "draft" for member in member_names(name))
 
 
-def options_read(name: str, options: DrafterOptions) -> set[str]:
-    """Returns which of the options a drafter of that name reads, members and inner one included.
-
-    Raises:
-      InputError: see `member_names`; or an inner drafter that may not be one.
-    """
-    return set[str]().union(*(REGISTRY[m].options_read(options) for m in member_names(name)))
-
-
-def draws_from_distribution(name: str, options: DrafterOptions) -> bool:
-    """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
-
-    The drafts of the others follow from the context. The drafters that draw are those that read
-    `draft_confidence`.
-    """
-    return "draft_confidence" in options_read(name, options)
-
-
-def check_options(names: Sequence[str], options: DrafterOptions) -> None:
-    """Checks that each option which is not at its default is read by one of those drafters.
-
-    Raises:
-      InputError: an option that none of them reads.
-    """
-    read = set[str]().union(*(options_read(name, options) for name in names))
-    for field in dataclasses.fields(options):
-        # An option at its default may be unread: the user did not ask for it.
-        if field.name not in read and getattr(options, field.name) != field.default:
-            readers = [name for name in DRAFTERS if field.name in options_read(name, _DEFAULTS)]
-            raise InputError(
-                f"expected {option_title(field)} with a drafter that reads it "
-                f"({', '.join(readers)}), got it with {', '.join(map(repr, names))}"
-            )
-
-
-def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
-    """Returns the options with those at their defaults that a drafter of that name ignores."""
-    read = options_read(name, options)
-    return DrafterOptions(**{key: value for key, value in vars(options).items() if key in read})
+def drafters_needing(what: str) -> list[str]:
+    """Returns the drafters whose entry's `needs` is this."""
+    # From the entries themselves, so that a new drafter needs no second list.
+    return [entry.name for entry in REGISTRY.values() if entry.needs == what]
 
 
 def with_shipped_head(name: str, options: DrafterOptions, target: str) -> DrafterOptions:
     """Returns the options with the head that comes with jspec, where one is needed and not named.
 
-    Args:
-      name: the drafter's; see `member_names`.
-      options: as they were given.
-      target: the name by which the target was asked for.
+    `target` is the name by which the target was asked for.
     """
-    heads = (shipped_head(member, target) for member in member_names(name))
-    head = next(filter(None, heads), None)
-    if head is None or options.draft_head is not None:
-        return options
-    return dataclasses.replace(options, draft_head=head)
-
-
-def choose_drafter(
-    name: str | None,
-    *,
-    has_draft: bool,
-    target: str = "",
-    options: DrafterOptions = _DEFAULTS,
-) -> str:
-    """Returns the drafter's name.
-
-    Args:
-      name: None takes "model" where there is a draft, else "prompt_lookup", and "+eagle" where a
-        head for the target comes with jspec.
-      has_draft: whether there is a draft model.
-      target: the name by which the target was asked for.
-      options: of the drafters.
-
-    Raises:
-      InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
-        way round, or an option that the drafter does not read.
-    """
-    if name is None:
-        name = "model" if has_draft else "prompt_lookup"
-        # With a shipped head the lookup goes first, as it costs next to nothing.
-        if not has_draft and shipped_head("eagle", target):
-            name = "prompt_lookup+eagle"
-    if needs_draft_model(name) and not has_draft:
-        raise InputError(
-            f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
-        )
-    if has_draft and not needs_draft_model(name):
-        raise InputError(
-            "a draft model (--draft, in Python draft) expects a drafter among "
-            f"{', '.join(WITH_DRAFT_MODEL)}; got {name!r}"
-        )
-    check_options([name], options)
-    return name
+    heads = filter(None, (shipped_head(member, target) for member in member_names(name)))
+    return dataclasses.replace(options, draft_head=options.draft_head or next(heads, None))
 
 
 def drafters_table() -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from jspec.common.errors import InputError, check_among, check_numbers, check_range
 from jspec.common.typing import Params
@@ -32,7 +32,7 @@ def option(
       between: the smallest and the largest number allowed.
       among: the texts allowed.
       flag: the flag's name, if it is not the field's.
-      parse: makes the value from the flag's text, where the value is no number and no text.
+      parse: makes a value that is no number and no text from the flag's text.
     """
     about = {"help": help_text, "between": between, "among": among, "flag": flag, "parse": parse}
     return dataclasses.field(default=default, metadata=about)
@@ -50,22 +50,16 @@ class Options:
         check_numbers(self)
         for field in dataclasses.fields(self):
             value, about = getattr(self, field.name), field.metadata
-            # By the field's annotation, as the value itself may be of a wrong type.
-            if field.type in (str, str | None):
-                _check_text(field, value)
             if about["between"]:
                 check_range(field.name, value, *about["between"])
             if about["among"]:
                 check_among(field.name, value, about["among"])
-
-
-def _check_text(field: dataclasses.Field[Any], value: object) -> None:
-    if value is None and field.default is None:
-        return
-    if not isinstance(value, str):
-        raise InputError(f"expected {field.name} as a text, got {value!r}")
-    if not value:
-        raise InputError(f"expected {option_title(field)} as a text, got an empty one")
+            # By the field's annotation, as the value itself may be of a wrong type.
+            if field.type in (str, str | None) and not (value is None and field.default is None):
+                if not isinstance(value, str):
+                    raise InputError(f"expected {field.name} as a text, got {value!r}")
+                if not value:
+                    raise InputError(f"expected {option_title(field)} as a text, got an empty one")
 
 
 def option_title(field: dataclasses.Field[Any]) -> str:
@@ -76,11 +70,9 @@ def option_title(field: dataclasses.Field[Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ConfidenceOptions(Options):
-    """Of every drafter that draws its drafts from a distribution.
+    """Of every drafter that draws its drafts from a distribution."""
 
-    At temperature 0 `draft_confidence` looks at the distribution before it is made one-hot.
-    """
-
+    # At temperature 0 the distribution is looked at before it is made one-hot.
     draft_confidence: float = option(
         0.0,
         "A drafter that draws from a distribution stops where no token is this likely; 0 never "
@@ -91,12 +83,10 @@ class ConfidenceOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions(Options):
-    """Of the drafters that were trained for a target.
+    """Of the drafters that were trained for a target."""
 
-    `draft_head` is a folder, in jspec's layout or that of published heads of EAGLE-3 and Medusa, or
-    "shipped:" and the name of a head that comes with jspec.
-    """
-
+    # In jspec's layout or that of published heads of EAGLE-3 and Medusa, or "shipped:" and the name
+    # of a head that comes with jspec.
     draft_head: str | None = option(
         None,
         "Folder with a head of eagle, medusa, blockwise or lookahead, trained by jspec.train or "
@@ -118,7 +108,7 @@ class DrafterSpec(NamedTuple):
       vocab_size: ids that are really used, shared by target and draft.
       draft_config: the draft model's shape; None without a draft model.
       dtype: of the caches.
-      draft_params: the draft model's parameters.
+      draft_params: the draft model's.
       options: a `DrafterOptions`; None for the defaults, which `make_drafter` fills in.
       is_member: whether the drafter will be one of several.
       is_in_cascade: whether others propose where it does not.
@@ -136,14 +126,34 @@ class DrafterSpec(NamedTuple):
     is_in_cascade: bool = False
     tokenizer: TokenizerLike | None = None
 
+    @property
+    def chain_fields(self) -> dict[str, Any]:
+        """The fields of every `ChainDrafter`."""
+        return {
+            "num_draft_tokens": self.num_draft_tokens,
+            "vocab_size": self.vocab_size,
+            "target_vocab_size": self.target_config.vocab_size,
+            "min_confidence": self.options.draft_confidence,
+        }
+
+    def head_folder(self, name: str) -> pathlib.Path:
+        """Returns the folder of the trained head that the drafter of that name needs.
+
+        Raises:
+          InputError: none was given, or there is no such folder.
+        """
+        head = self.options.draft_head
+        if head is None:
+            raise InputError(f"the drafter {name!r} expects draft_head (--draft_head), got none")
+        return find_head(head)
+
+    def with_at_most(self, num_draft_tokens: int) -> Self:
+        """Returns it with no more drafts a round than a drafter can make."""
+        return self._replace(num_draft_tokens=min(self.num_draft_tokens, num_draft_tokens))
+
 
 class BuiltDrafter(NamedTuple):
-    """A drafter and its parameters, which are arguments of the compiled programs.
-
-    Attributes:
-      drafter: None for plain decoding.
-      params: a pytree; None without parameters.
-    """
+    """A drafter, None for plain decoding, and its parameters, which compiled programs are given."""
 
     drafter: Drafter | None
     params: Params = None
@@ -180,15 +190,3 @@ class DrafterEntry:
         if self.read is not None:
             return self.read(options)
         return {field.name for field in dataclasses.fields(self.options)}
-
-
-def required_head(spec: DrafterSpec, name: str) -> pathlib.Path:
-    """Returns the folder of the trained head that a drafter of that name needs.
-
-    Raises:
-      InputError: none was given.
-    """
-    head = spec.options.draft_head
-    if head is None:
-        raise InputError(f"the drafter {name!r} expects draft_head (--draft_head), got none")
-    return find_head(head)

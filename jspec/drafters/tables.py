@@ -13,27 +13,19 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32, Key
+from jaxtyping import Array, Float32
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params, RowTokens
-from jspec.drafters.chain import draw_chain
-from jspec.drafters.draw import DrawFn, draw_from_distribution
-from jspec.drafters.memory import Stateless, StopsUnsure
+from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.memory import Stateless
 from jspec.drafters.ngram_table import NgramTable, load_table
-from jspec.drafters.spec import (
-    BuiltDrafter,
-    ConfidenceOptions,
-    DrafterEntry,
-    DrafterSpec,
-    option,
-)
-from jspec.sampling.settings import SamplingSettings
+from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.types import Kind, LimitFn, TargetView
+from jspec.speculation.types import Kind, RoundInputs
 
 TableLogitsFn = Callable[[Params, RowTokens], Float32[Array, "b u"]]
-_ASSUMED = {"unigram": 0.05, "bigram": 0.2, "random": 0.01}  # acceptance, before it is known
+_KINDS = {"unigram": Kind("unigram", 0.05, 0.05), "bigram": Kind("bigram", 0.2, 0.2)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,69 +38,30 @@ class TableOptions(ConfidenceOptions):
 
 
 @dataclasses.dataclass(frozen=True)
-class TableDrafter(StopsUnsure, Stateless):
+class TableDrafter(Stateless, ChainDrafter):
     """Proposes a chain drawn from distributions of the last token alone. It has no state.
 
     Attributes:
-      name: of the drafter.
-      logits: (parameters, tokens [b]) -> logits of what follows each, [b u], u <= v.
-      num_draft_tokens: drafts a round.
-      vocab_size: width of the target's distributions; the ids from u on are never proposed.
-      min_confidence: see `draw_chain`.
-      draw: see `draw_chain`.
+      logits: (parameters, tokens [b]) -> logits of what follows each, [b u]; the ids from u on are
+        never proposed.
     """
 
-    name: str
-    logits: TableLogitsFn
-    num_draft_tokens: int
-    vocab_size: int
-    min_confidence: float = 0.0
-    draw: DrawFn = draw_from_distribution
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """One."""
-        return (Kind(self.name, _ASSUMED[self.name], _ASSUMED[self.name]),)
+    kind: Kind = dataclasses.field(kw_only=True)
+    logits: TableLogitsFn = dataclasses.field(kw_only=True)
 
     def propose(
-        self,
-        params: Params,
-        state: tuple[()],
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
+        self, params: Params, state: tuple[()], inputs: RoundInputs
     ) -> tuple[Proposal, tuple[()]]:
         """Draws one token after another."""
-        del view
 
         def look_up(memory: tuple[()], token: RowTokens) -> tuple[Float32[Array, "b u"], tuple[()]]:
             return self.logits(params, token), memory
 
-        proposal, _, _ = draw_chain(
-            look_up,
-            look_up,
-            state,
-            last_token,
-            limit=limit(jnp.zeros_like(last_token)),
-            rng_keys=rng_keys,
-            settings=settings,
-            vocab_size=self.vocab_size,
-            min_confidence=self.min_confidence,
-            draw=self.draw,
-        )
-        return proposal, state
+        return self.draw_chain(look_up, look_up, state, inputs)[0], state
 
 
 def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
-    """Returns the logarithm of how often each token comes, whatever came before.
-
-    Args:
-      params: `probs` [u].
-      token: [b].
-    """
+    """Returns the logarithm of how often each token comes, `probs` [u], whatever came before."""
     # The same distribution for every row, as a unigram ignores the context.
     return jnp.broadcast_to(jnp.log(params["probs"]), (*token.shape, *params["probs"].shape))
 
@@ -116,10 +69,8 @@ def unigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
 def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
     """Returns log counts of what followed each token; the unigrams' after one never seen.
 
-    Args:
-      params: `probs` [u], of the unigrams; `ids` [u k] and `counts` [u k] of what followed each
-        token most often, then counts of 0.
-      token: [b].
+    The parameters are `probs` [u] of the unigrams, and `ids` [u k] and `counts` [u k] of what
+    followed each token most often, then counts of 0.
     """
     # [b k] each: a row keeps the most frequent continuations only.
     ids, counts = params["ids"][token], params["counts"][token]
@@ -134,60 +85,37 @@ def bigram_logits(params: Params, token: RowTokens) -> Float32[Array, "b u"]:
 
 def uniform_logits(params: Params, token: RowTokens, *, vocab_size: int) -> Float32[Array, "b u"]:
     """Returns the same for every token of a vocabulary."""
-    del params
     return jnp.zeros((*token.shape, vocab_size), jnp.float32)
 
 
 def table_params(table: NgramTable, name: str) -> dict[str, Any]:
     """Returns the parameters of the drafter "unigram" or "bigram"."""
     # In float64, before it is rounded once.
-    probs = table.unigrams / table.unigrams.sum()
-    params = {"probs": jnp.asarray(probs, jnp.float32)}
+    params = {"probs": jnp.asarray(table.unigrams / table.unigrams.sum(), jnp.float32)}
     if name == "bigram":
         params["ids"] = jnp.asarray(table.ids)
         params["counts"] = jnp.asarray(table.counts, jnp.float32)
     return params
 
 
-def build_unigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of unigrams; see `_read_table`."""
-    params = table_params(_read_table(spec, "unigram"), "unigram")
-    return BuiltDrafter(_make(spec, "unigram", unigram_logits), params)
-
-
-def build_bigram(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter of bigrams; see `_read_table`."""
-    table = _read_table(spec, "bigram")
-    if table.ids is None:
+def _build_from_counts(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> BuiltDrafter:
+    table = _read_table(spec, name)
+    if name == "bigram" and table.ids is None:
         raise InputError(
             f"the drafter 'bigram' expects a table with bigrams; {spec.options.draft_table} has "
             "unigrams only"
         )
-    return BuiltDrafter(_make(spec, "bigram", bigram_logits), table_params(table, "bigram"))
+    drafter = TableDrafter(kind=_KINDS[name], logits=logits, **spec.chain_fields)
+    return BuiltDrafter(drafter, table_params(table, name))
 
 
-def build_random(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns the drafter that draws from all tokens alike."""
+def _build_random(spec: DrafterSpec) -> BuiltDrafter:
     logits = functools.partial(uniform_logits, vocab_size=spec.vocab_size)
-    return BuiltDrafter(_make(spec, "random", logits))
-
-
-def _make(spec: DrafterSpec, name: str, logits: TableLogitsFn) -> TableDrafter:
-    return TableDrafter(
-        name=name,
-        logits=logits,
-        num_draft_tokens=spec.num_draft_tokens,
-        vocab_size=spec.target_config.vocab_size,
-        min_confidence=spec.options.draft_confidence,
-    )
+    kind = Kind("random", 0.01, 0.01)
+    return BuiltDrafter(TableDrafter(kind=kind, logits=logits, **spec.chain_fields))
 
 
 def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
-    """Returns the table that the options name.
-
-    Raises:
-      InputError: none is named, it cannot be read, or it is of another vocabulary.
-    """
     path = spec.options.draft_table
     if path is None:
         raise InputError(
@@ -202,7 +130,7 @@ def _read_table(spec: DrafterSpec, name: str) -> NgramTable:
 
 UNIGRAM = DrafterEntry(
     name="unigram",
-    build=build_unigram,
+    build=lambda spec: _build_from_counts(spec, "unigram", unigram_logits),
     proposes="what a table of token counts draws",
     source="2211.17192",
     options=TableOptions,
@@ -211,7 +139,7 @@ UNIGRAM = DrafterEntry(
 )
 BIGRAM = DrafterEntry(
     name="bigram",
-    build=build_bigram,
+    build=lambda spec: _build_from_counts(spec, "bigram", bigram_logits),
     proposes="what a table of counts draws from the tokens that followed the last one",
     source="2211.17192",
     options=TableOptions,
@@ -220,7 +148,7 @@ BIGRAM = DrafterEntry(
 )
 RANDOM = DrafterEntry(
     name="random",
-    build=build_random,
+    build=_build_random,
     proposes="any token, each equally likely: the limit of no cost and no skill",
     source="2211.17192",
     options=ConfidenceOptions,

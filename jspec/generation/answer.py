@@ -1,16 +1,16 @@
 """The host's record of one answer: its tokens, its text, where it ends, its counts."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from jspec.common.compile_clock import Instant
-from jspec.common.errors import InputError
+from jspec.common.timing import Instant
 from jspec.generation.request import Request
 from jspec.generation.result import Piece, Result
+from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts, Stats
-from jspec.generation.stream_text import AnswerText
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.weights import TokenizerLike
+from jspec.weights.resolver import LoadedModel
 
 
 class Round(NamedTuple):
@@ -19,55 +19,37 @@ class Round(NamedTuple):
     Attributes:
       token_ids: the tokens that it emitted.
       logprobs: the (raw, processed) log-probabilities of each; None if they are not wanted.
-      num_proposed: number of drafts proposed.
-      num_accepted: number of drafts accepted.
-      drafter: name of the drafter that proposed; "" if none did.
+      counts: of its drafts.
     """
 
     token_ids: list[int]
-    logprobs: list[tuple[float, float]] | None
-    num_proposed: int = 0
-    num_accepted: int = 0
-    drafter: str = ""
+    logprobs: list[tuple[float, float]] | None = None
+    counts: RoundCounts = RoundCounts(0, 0)
 
 
 class Answer:
     """An answer in progress: it takes the row's tokens one by one and finds where they end.
 
     Attributes:
-      index: number of the request.
       finish_reason: why the answer ended, as in `Result`; None while it goes on.
+      error: what is wrong with a failed one.
     """
 
     def __init__(
-        self,
-        index: int,
-        request: Request,
-        prompt_token_ids: list[int],
-        *,
-        tokenizer: TokenizerLike,
-        eos_ids: Sequence[int],
-        max_new_tokens: int,
-        num_draft_tokens: int,
+        self, index: int, request: Request, row: Row, target: LoadedModel, num_draft_tokens: int
     ) -> None:
-        self.index = index
+        """Starts the clocks: an answer is made just before its prefill."""
         self.finish_reason: str | None = None
-        self._request = request
-        self._prompt_token_ids = prompt_token_ids
-        self._eos_ids = frozenset(eos_ids)
-        self._max_new_tokens = max_new_tokens
+        self.error: str | None = None
+        self._index, self._request, self._row = index, request, row
+        self._eos_ids = frozenset(target.config.eos_ids)
         self._num_draft_tokens = num_draft_tokens
         self._token_ids: list[int] = []
-        self._num_taken = 0
-        self._num_drafted = 0
-        self._text = AnswerText(tokenizer, request.settings.stop)
+        self._num_taken = self._num_drafted = 0
+        self._text = AnswerText(target.tokenizer, request.settings.stop)
         self._rounds: list[RoundCounts] = []
         self._device_seconds = 0.0
         self._logprobs: list[tuple[float, float]] = []
-        self.start()
-
-    def start(self) -> None:
-        """Starts the clocks, just before the prefill."""
         self._started = self._prefilled = Instant()
 
     def add_first(self, first: Round) -> None:
@@ -76,27 +58,22 @@ class Answer:
         self._push_all(first)
 
     def add_visit(self, seconds: float, rounds: Iterable[Round]) -> None:
-        """Adds the rounds of one visit of the device.
+        """Adds one visit of the device: its seconds, and what the rounds did in this row.
 
-        Args:
-          seconds: time that the device took for them.
-          rounds: what they did in this answer's row.
+        Tokens and drafts past the answer's end are not counted.
         """
         self._device_seconds += seconds
         for a_round in rounds:
-            self._add_round(a_round)
-
-    def _add_round(self, a_round: Round) -> None:
-        """Adds one round's tokens. Tokens and drafts past the answer's end are not counted."""
-        if self.finish_reason is not None:  # a visit goes on after a stop string
-            return
-        num_emitted = self._push_all(a_round)
-        num_proposed, num_accepted = a_round.num_proposed, a_round.num_accepted
-        if self.finish_reason is not None:
-            num_accepted = min(num_accepted, num_emitted)
-            num_proposed = min(num_proposed, num_emitted)
-        self._rounds.append(RoundCounts(num_proposed, num_accepted, a_round.drafter))
-        self._num_drafted += num_accepted
+            if self.finish_reason is not None:  # a visit goes on after a stop string
+                break
+            num_emitted, counts = self._push_all(a_round), a_round.counts
+            if self.finish_reason is not None:
+                counts = counts._replace(
+                    num_proposed=min(counts.num_proposed, num_emitted),
+                    num_accepted=min(counts.num_accepted, num_emitted),
+                )
+            self._rounds.append(counts)
+            self._num_drafted += counts.num_accepted
 
     def _push_all(self, a_round: Round) -> int:
         """Adds tokens up to the answer's end; returns how many they were."""
@@ -104,24 +81,27 @@ class Answer:
         for token_id in a_round.token_ids:
             if self.finish_reason is None:
                 self._push(token_id)
-                num_emitted += 1
+                num_emitted += self.error is None
         if a_round.logprobs is not None:
             self._logprobs += a_round.logprobs[:num_emitted]
         return num_emitted
 
     def _push(self, token_id: int) -> None:
         if token_id == NO_TOKEN:
-            raise InputError(
+            # The other rows of the batch go on.
+            self.finish_reason = "failed"
+            self.error = (
                 f"expected logits that are numbers; the model gave NaN, or forbade every token, at "
                 f"token {len(self._token_ids)} of the answer"
             )
+            return
         self._token_ids.append(token_id)
         self._text.push(token_id)
         if token_id in self._eos_ids:
             self.finish_reason = "eos"
         elif token_id in self._request.settings.stop_token_ids or self._text.is_stopped:
             self.finish_reason = "stop"
-        elif len(self._token_ids) >= self._max_new_tokens:
+        elif len(self._token_ids) >= self._row.max_length - len(self._row.prompt):
             self.finish_reason = "length"
 
     def take_piece(self) -> Piece:
@@ -130,7 +110,7 @@ class Answer:
         if is_finished:
             self._text.finish()
         piece = Piece(
-            index=self.index,
+            index=self._index,
             text=self._text.take(is_last=is_finished),
             token_ids=self._token_ids[self._num_taken :],
             num_drafted=self._num_drafted,
@@ -146,7 +126,7 @@ class Answer:
         wants_logprobs = self._request.settings.logprobs
         stats = Stats(
             rounds=tuple(self._rounds),
-            num_round_tokens=len(self._token_ids) - 1,
+            num_round_tokens=max(len(self._token_ids) - 1, 0),
             prefill_seconds=self._prefilled.run_seconds_since(self._started),
             decode_seconds=now.run_seconds_since(self._prefilled),
             device_seconds=self._device_seconds,
@@ -155,13 +135,55 @@ class Answer:
         )
         return Result(
             prompt=self._request.prompt,
-            prompt_token_ids=self._prompt_token_ids,
+            prompt_token_ids=list(self._row.prompt),
             token_ids=self._token_ids,
             text=self._text.text,
             finish_reason=self.finish_reason,
             settings=self._request.settings,
             stats=stats,
             category=self._request.category,
+            error=self.error,
             raw_logprobs=[raw for raw, _ in self._logprobs] if wants_logprobs else None,
             logprobs=[processed for _, processed in self._logprobs] if wants_logprobs else None,
         )
+
+
+class AnswerText:
+    """The growing text of one answer.
+
+    Attributes:
+      text: the text decoded so far, cut before a stop string.
+      is_stopped: whether the text has reached a stop string.
+    """
+
+    def __init__(self, tokenizer: TokenizerLike, stop: tuple[str, ...]) -> None:
+        self._decoder, self._stop = tokenizer.stream(), stop
+        self._num_shown = 0
+        self.text, self.is_stopped = "", False
+
+    def push(self, token_id: int) -> None:
+        """Adds a token."""
+        self._append(self._decoder.push(token_id))
+
+    def finish(self) -> None:
+        """Adds what the decoder held back: the bytes of an unfinished character."""
+        if not self.is_stopped:
+            self._append(self._decoder.flush())
+
+    def take(self, *, is_last: bool) -> str:
+        """Returns the new text; but at last, without an end that may begin a stop string."""
+        beginnings = (stop[:size] for stop in self._stop for size in range(1, len(stop)))
+        doubtful = (len(one) for one in beginnings if self.text.endswith(one))
+        end = len(self.text) - (0 if is_last else max(doubtful, default=0))
+        new = self.text[self._num_shown : end]
+        self._num_shown = max(self._num_shown, end)
+        return new
+
+    def _append(self, new: str) -> None:
+        longest = max((len(stop) for stop in self._stop), default=1)
+        begin = max(len(self.text) - longest + 1, 0)
+        self.text += new
+        found = [at for stop in self._stop if (at := self.text.find(stop, begin)) >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+            self.is_stopped = True

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from jspec.common.compile_clock import Instant
 from jspec.common.memory import Room, check_memory
+from jspec.common.timing import Instant
 from jspec.generation.answer import Round
-from jspec.generation.capacity import capacity_for
 from jspec.generation.programs import Programs
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
+from jspec.generation.stats import RoundCounts
 from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches
@@ -28,24 +28,18 @@ class Batch:
       room: memory that their caches take.
     """
 
-    def __init__(
-        self, programs: Programs, requests: Sequence[Row], processors: tuple[Processor, ...] = ()
-    ) -> None:
-        """Makes room for the longest of the requests; all rows are empty.
-
-        Args:
-          programs: the compiled programs and their parameters.
-          requests: every request that will come, in the form that the engine takes.
-          processors: the user's own logits processors, which come after those of jspec.
+    def __init__(self, programs: Programs, requests: Sequence[Row]) -> None:
+        """Makes room for the longest of all requests that will come; all rows are empty.
 
         Raises:
           InputError: if there is not enough memory.
         """
         self._engine, self._params, self._requests = programs.engine, programs.params, requests
-        self._drafter_of_kind = programs.drafter_of_kind
-        longest = max(row.max_length for row in requests)
-        self._capacity = capacity_for(longest, programs.num_draft_tokens + 1)
-        self._switches = needed_switches([row.settings for row in requests], processors)
+        drafter = self._engine.drafter
+        self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
+        self._capacity = self._engine.capacity_for(max(row.max_length for row in requests))
+        settings = [row.settings for row in requests]
+        self._switches = needed_switches(settings, programs.processors)
         # A power of two, so that another number of requests rarely needs another program.
         num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
         self.rows = range(num_rows)
@@ -63,17 +57,13 @@ class Batch:
             self._state = self._engine.empty_state(num_rows, self._capacity, self._switches)
 
     def fill(self, row: int, index: int) -> Round:
-        """Reads the prompt of request number `index` into a row; returns its first token.
-
-        In a batch of one row, the state that read the prompt becomes the batch's state, so that a
-        single stream holds one cache and copies none. Otherwise it is copied into the row.
-        """
+        """Reads the prompt of request number `index` into a row; returns its first token."""
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
         prefilled = self._engine.prefill(
             self._params, self._requests[index], self._capacity, self._switches
         )
-        if self._state is None:
+        if self._state is None:  # a single stream holds one cache, and copies none
             self._state = prefilled
         else:
             self._state = self._engine.insert(self._state, row, prefilled)
@@ -95,12 +85,11 @@ class Batch:
         infos = jax.tree.map(lambda leaf: leaf[:, row], self._infos)
         for index in np.flatnonzero(infos.num_tokens):
             info = jax.tree.map(operator.itemgetter(index), infos)
+            drafter = self._drafter_of_kind[int(info.kind)] if info.num_proposed else ""
             yield Round(
                 token_ids=info.tokens[: info.num_tokens].tolist(),
                 logprobs=_pairs(info.logprobs, info.num_tokens),
-                num_proposed=int(info.num_proposed),
-                num_accepted=int(info.num_accepted),
-                drafter=self._drafter_of_kind[int(info.kind)] if info.num_proposed else "",
+                counts=RoundCounts(int(info.num_proposed), int(info.num_accepted), drafter),
             )
 
     def finish(self, row: int) -> None:
@@ -120,12 +109,7 @@ def _pairs(logprobs: TokenLogprobs | None, count: int) -> list[tuple[float, floa
 def needed_switches(
     settings: Sequence[Settings], processors: tuple[Processor, ...] = ()
 ) -> Switches:
-    """Returns the processors and filters that a program needs for requests with these settings.
-
-    Args:
-      settings: the settings of all requests.
-      processors: the user's own logits processors, which come after those of jspec.
-    """
+    """Returns what a program needs for these settings; the user's processors come last."""
     return Switches(
         top_k=any(one.top_k > 0 for one in settings),
         top_p=any(one.top_p < 1 for one in settings),

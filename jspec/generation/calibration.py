@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.timing import timed
-from jspec.common.typing import ApplyFn
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
 from jspec.generation.request import Settings
@@ -26,7 +25,14 @@ from jspec.generation.rows import Row
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
-from jspec.speculation.types import Drafter, ModelParams, SpecState, TargetView, lag_of
+from jspec.speculation.types import (
+    Drafter,
+    ModelParams,
+    RoundInputs,
+    SpecState,
+    TargetView,
+    lag_of,
+)
 
 _CONTEXTS = (512, 2048)
 PROMPT_TOKENS = 129
@@ -36,46 +42,36 @@ _TOKEN_ID = 1
 
 
 def measure_costs(
-    engine: Engine,
-    params: ModelParams,
-    *,
-    target: ApplyFn,
-    drafter: Drafter,
-    numbers: Sequence[int],
-    batch_size: int,
-    max_context: int,
+    engine: Engine, params: ModelParams, batch_size: int, max_seq_len: int
 ) -> RoundCosts:
-    """Measures rounds of a whole batch.
+    """Measures rounds of a whole batch, whose longest row has at most `max_seq_len` tokens.
 
-    Args:
-      engine: the compiled programs; their rows choose among `numbers`.
-      params: of target and drafter.
-      target: the target's ApplyFn.
-      drafter: what proposes.
-      numbers: of drafts, rising from 0.
-      batch_size: rows that run together.
-      max_context: slots of the largest cache that will be used.
+    The rows of the engine choose among numbers of drafts.
     """
+    drafter = engine.drafter
+    assert drafter is not None
     drafters = drafters_of(drafter.kinds)
-    contexts = sorted({min(context, max_context) for context in _CONTEXTS})
+    largest = engine.capacity_for(max_seq_len)
+    contexts = sorted({min(context, largest) for context in _CONTEXTS})
     seconds, reading = [], []
     for context in contexts:
-        one = lagging = start_row(engine, params, context, numbers[-1])
+        one = lagging = _start_row(engine, params, context)
         for name in drafters:
-            one = catch_up(params, one, target, drafter, name)
+            one = _catch_up(engine, params, one, drafter, name)
         ready, lagging = (
             jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), row)
             for row in (one, lagging)
         )
-        seconds.append(_time_rounds(engine, params, ready, drafter, numbers))
-        reading.append(_time_reading(engine, params, ready, lagging, drafter, numbers[1]))
+        seconds.append(_time_rounds(engine, params, ready, drafter))
+        reading.append(_time_reading(engine, params, ready, lagging, drafter))
     return RoundCosts(
-        tuple(contexts), tuple(numbers), tuple(drafters), tuple(seconds), tuple(reading)
+        tuple(contexts), engine.numbers, tuple(drafters), tuple(seconds), tuple(reading)
     )
 
 
-def start_row(engine: Engine, params: ModelParams, context: int, width: int) -> SpecState:
+def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
     """Returns a row in the middle of its text."""
+    width = engine.num_draft_tokens
     room = context - width - 1
     prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
     row = Row(Settings(), prompt, stop_ids=(), max_length=room)
@@ -83,8 +79,8 @@ def start_row(engine: Engine, params: ModelParams, context: int, width: int) -> 
     return one.replace(last_token=jnp.full_like(one.last_token, _TOKEN_ID))
 
 
-def catch_up(
-    params: ModelParams, state: SpecState, target: ApplyFn, drafter: Drafter, name: str
+def _catch_up(
+    engine: Engine, params: ModelParams, state: SpecState, drafter: Drafter, name: str
 ) -> SpecState:
     """Returns the row after one drafter of a cascade has caught up by a proposal, now dropped."""
     width = drafter.num_draft_tokens
@@ -92,28 +88,23 @@ def catch_up(
 
     @jax.jit
     def propose(params: ModelParams, state: SpecState) -> Any:
-        return drafter.propose(
-            params.draft,
-            state.draft,
+        inputs = RoundInputs(
             state.last_token,
             limit=lambda kind: jnp.where(is_own[kind], width, 0),
             rng_keys=INDEPENDENT.draft_keys(state.seed, state.target_cache.length, width),
             settings=state.settings.after(state.last_token),
-            view=TargetView(params.target, target, state.target_cache),
-        )[1]
+            view=TargetView(params.target, engine.apply, state.target_cache),
+        )
+        return drafter.propose(params.draft, state.draft, inputs)[1]
 
     return state.replace(draft=propose(params, state))
 
 
 def _time_rounds(
-    engine: Engine,
-    params: ModelParams,
-    state: SpecState,
-    drafter: Drafter,
-    numbers: Sequence[int],
+    engine: Engine, params: ModelParams, state: SpecState, drafter: Drafter
 ) -> tuple[tuple[float, ...], ...]:
     """Returns the median seconds of a round, [drafters][numbers]; more drafts never cost less."""
-    drafters = drafters_of(drafter.kinds)
+    drafters, numbers = drafters_of(drafter.kinds), engine.numbers
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
     for repeat, row, column in np.ndindex(samples.shape):
         wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
@@ -127,19 +118,14 @@ def _time_rounds(
 
 
 def _time_reading(
-    engine: Engine,
-    params: ModelParams,
-    ready: SpecState,
-    lagging: SpecState,
-    drafter: Drafter,
-    number: int,
+    engine: Engine, params: ModelParams, ready: SpecState, lagging: SpecState, drafter: Drafter
 ) -> tuple[float, ...]:
     """Returns the median seconds for each token that a drafter has missed, [drafters]."""
     kinds, reading = [kind.drafter for kind in drafter.kinds], []
     for name in drafters_of(drafter.kinds):
         kind = jnp.full_like(lagging.last_token, kinds.index(name))
         lag = int(lag_of(drafter, lagging.draft, kind)[0])
-        wanted = [number * (one == name) for one in kinds]
+        wanted = [engine.numbers[1] * (one == name) for one in kinds]
         more = [0.0]
         if lag > 0:
             more = [

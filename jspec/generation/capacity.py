@@ -7,9 +7,7 @@ _SMALLEST_IN_BETWEEN = 3072
 def capacity_for(max_length: int, head_room: int) -> int:
     """Returns the smallest of a few capacities that is enough: 512, 1024, 2048, 3072, 4096, ...
 
-    Args:
-      max_length: maximum number of tokens of a row.
-      head_room: tokens of one block of drafts, which may be written after the last token.
+    A block of `head_room` tokens may be written after the last token of a row.
     """
     num_slots = max_length + head_room
     double = max(_SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())

@@ -1,13 +1,9 @@
-"""What rounds cost on this machine: measured once, kept in a file, and an argument of a run."""
+"""What rounds cost on this machine, which is an argument of a run."""
 
-import contextlib
 import dataclasses
 import json
 import math
-import os
 import pathlib
-import sys
-from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -41,9 +37,9 @@ class RoundCosts:
             _check_shape("seconds of reading", self.reading, shape[:2])
         if list(self.contexts) != sorted(set(self.contexts)):
             raise InputError(f"expected costs of rising contexts, got {list(self.contexts)}")
-        if not all(math.isfinite(x) and x > 0 for x in np.ravel(self.seconds)):
+        if not all(0 < x < math.inf for x in np.ravel(self.seconds)):
             raise InputError("expected costs that are finite numbers of seconds above 0")
-        if not all(math.isfinite(x) and x >= 0 for x in np.ravel(self.reading)):
+        if not all(0 <= x < math.inf for x in np.ravel(self.reading)):
             raise InputError("expected seconds of reading that are finite and not below 0")
 
     def at(self, context: int) -> np.ndarray:
@@ -105,44 +101,6 @@ def _check_shape(name: str, values: Any, expected: tuple[int, ...]) -> None:
         raise InputError(f"expected {name} of shape {expected}, got {found}")
 
 
-def recall_or_measure(
-    path: pathlib.Path,
-    key: Mapping[str, Any],
-    measure: Callable[[], RoundCosts],
-    check: Callable[[RoundCosts], None] = lambda costs: None,
-) -> RoundCosts:
-    """Returns the costs that a file holds under a key; measures and adds them if they are missing.
-
-    A corrupt file is replaced, with a note on standard error. Where the file cannot be written,
-    every start measures again.
-
-    Args:
-      path: path of the file.
-      key: everything that the costs depend on, as plain values.
-      measure: measures the costs.
-      check: raises `InputError` for costs of something else; these are measured again.
-    """
-    name = json.dumps(key, sort_keys=True)
-    entries, problem = _read(path)
-    if problem is not None:
-        print(f"note: {path} is corrupt ({problem}): begun anew", file=sys.stderr, flush=True)
-    if name in entries:
-        try:
-            costs = RoundCosts.from_json(entries[name])
-            check(costs)
-            return costs
-        except InputError as error:
-            print(f"note: {path}: {error}: measuring anew", file=sys.stderr, flush=True)
-    print(
-        "measuring what rounds cost on this machine, once for these models and settings",
-        file=sys.stderr,
-        flush=True,
-    )
-    costs = measure()
-    _write(path, _read(path)[0] | {name: costs.to_json()})
-    return costs
-
-
 def read_costs(path: str) -> RoundCosts:
     """Returns the costs in a JSON file written from `RoundCosts.to_json`.
 
@@ -150,37 +108,11 @@ def read_costs(path: str) -> RoundCosts:
       InputError: if the file cannot be read or holds anything else.
     """
     try:
-        record = json.loads(pathlib.Path(path).read_bytes())
+        return RoundCosts.from_json(json.loads(pathlib.Path(path).read_bytes()))
     except OSError as error:
         raise InputError(f"cannot read the costs in {path}: {error.strerror}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         reason = f"expected costs of rounds, a JSON object, got broken JSON ({error})"
         raise InputError(f"{path}: {reason}") from None
-    try:
-        return RoundCosts.from_json(record)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
-
-
-def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
-    """Returns the entries of a file, none if it does not exist, and what is wrong with it."""
-    try:
-        if not path.exists():
-            return {}, None
-        entries = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        return {}, str(error)
-    return (entries, None) if isinstance(entries, dict) else ({}, "not an object")
-
-
-def _write(path: pathlib.Path, entries: Mapping[str, Any]) -> None:
-    """Replaces the file in one step, so that nobody reads half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        print(f"note: cannot keep costs in {path}: {error.strerror}", file=sys.stderr, flush=True)
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)

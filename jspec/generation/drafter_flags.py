@@ -1,15 +1,12 @@
-"""Flags that say what drafts are proposed, for the programs that speculate.
-
-`--drafter` stands here; each drafter's options become flags of their own.
-"""
+"""Flags that say what drafts are proposed: `--drafter`, and one for each drafter's option."""
 
 import dataclasses
 from typing import Any, cast
 
 from absl import flags
 
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError
-from jspec.common.flag_help import list_flags
 from jspec.drafters import DRAFTERS, DrafterOptions
 
 _DRAFTER = flags.DEFINE_string(

@@ -1,7 +1,5 @@
 """The values of flags that several programs share."""
 
-from typing import Any
-
 from jspec.common.errors import InputError
 from jspec.weights.quantize import KINDS
 
@@ -27,18 +25,3 @@ def parse_num_draft_tokens(text: str) -> int | str:
 def parse_quantization(text: str) -> str | None:
     """Returns `load_model`'s quantization for one of QUANTIZATIONS."""
     return None if text == "none" else text
-
-
-def check_prompt_text(text: Any) -> str:
-    """Returns a prompt from the command line.
-
-    Raises:
-      InputError: the prompt is empty, or not UTF-8 (Python keeps such bytes as lone surrogates).
-    """
-    if not text:
-        raise InputError("expected a prompt, got an empty text")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise InputError("expected the prompt to be UTF-8, got invalid bytes") from None
-    return text

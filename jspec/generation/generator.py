@@ -1,26 +1,28 @@
 """The Python API: load models once, then generate."""
 
+import collections
 import functools
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from typing import Any, Self, overload
 
-from jspec.common.compile_cache import use_compile_cache
-from jspec.common.errors import InputError
-from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed
-from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, DrafterOptions, choose_drafter
-from jspec.generation.costs import RoundCosts
-from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS, Programs
-from jspec.generation.result import Result
-from jspec.generation.runner import RequestRunner
-from jspec.sampling.processor import Processor
-from jspec.speculation.acceptance import RuleOptions
-from jspec.weights.resolver import LoadedModel, load_model, model_name
+from jspec.common.errors import InputError, prefixed_errors
+from jspec.common.memory import Budget, device_name, tree_bytes
+from jspec.generation.answer import Answer
+from jspec.generation.batch import Batch
+from jspec.generation.programs import Programs
+from jspec.generation.prompts import encode_prompt
+from jspec.generation.request import Request, Settings, make_requests
+from jspec.generation.result import Piece, Result, check_answered
+from jspec.generation.validate_options import gather_options
+from jspec.weights.resolver import load_model, model_name
 
 DEFAULT_TARGET = "smollm2-135m-instruct"
+_DEFAULTS = Settings()
 
 
-class Generator(RequestRunner):
+class Generator(Programs):
     """A target model, a drafter, and the compiled programs that run them.
 
     Up to `batch_size` requests are answered together; when an answer ends, the next request takes
@@ -33,84 +35,38 @@ class Generator(RequestRunner):
       >>> print(result.text)
       >>> print(result.stats.tokens_per_target_call)
 
+    Args:
+      target: the model whose answers are wanted.
+      draft: a cheaper model with the same vocabulary, for the drafters "model" and "hierarchical".
+      drafter: a name from `jspec.drafters.DRAFTERS`, or several joined by "+", of which the first
+        that has a proposal makes it. None means "model" with a draft model and "prompt_lookup"
+        without, plus "+eagle" if jspec ships a head for the target. Or your own `DrafterEntry`.
+      num_draft_tokens: number of drafts a round; "auto" chooses it in every round.
+      costs: costs of rounds, for "auto"; None measures them once on this machine.
+      acceptance: the acceptance rule. "rejection", "block" and "coupled" keep the target's
+        distribution, and so does "greedy", for temperature 0; "lenient", "lenient_argmax" and
+        "typical" do not. Or an `AcceptanceRule` of your own.
+      rule_options: options of the last three rules.
+      drafter_options: options of the drafters.
+      batch_size: maximum number of requests answered together.
+      max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
+        context.
+      rounds_per_visit: number of rounds between two looks of the host at the tokens.
+      processors: your own logits processors. They are applied after those of jspec and before the
+        temperature.
+      on_result: called with every result, for instance `AcceptanceMonitor.add`.
+      on_start: called before each run with the device and the memory that the run takes.
+
     Attributes:
       target: the target model.
       drafter: name of the drafter.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
       max_seq_len: maximum number of tokens of prompt and answer together.
+
+    Raises:
+      InputError: if a value is out of range, the draft model does not fit the target, or neither
+        the drafter nor the rule reads an option.
     """
-
-    def __init__(
-        self,
-        target: LoadedModel,
-        draft: LoadedModel | None = None,
-        *,
-        drafter: str | None = None,
-        num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS,
-        costs: RoundCosts | None = None,
-        acceptance: str = "rejection",
-        rule_options: RuleOptions = RULE_DEFAULTS,
-        drafter_options: DrafterOptions = DRAFTER_DEFAULTS,
-        batch_size: int = 1,
-        max_seq_len: int | None = None,
-        rounds_per_visit: int = 8,
-        processors: Sequence[Processor] = (),
-        on_result: Callable[[Result], object] | None = None,
-        on_start: Callable[[Budget], object] | None = None,
-    ) -> None:
-        """Prepares the models; nothing is compiled yet.
-
-        Args:
-          target: the model whose answers are wanted.
-          draft: a cheaper model with the same vocabulary, for the drafters "model" and
-            "hierarchical".
-          drafter: a name from `jspec.drafters.DRAFTERS`, or several joined by "+", of which the
-            first that has a proposal makes it. None means "model" with a draft model and
-            "prompt_lookup" without, plus "+eagle" if jspec ships a head for the target.
-          num_draft_tokens: number of drafts a round; "auto" chooses it in every round.
-          costs: costs of rounds, for "auto"; None measures them once on this machine.
-          acceptance: the acceptance rule. "rejection", "block" and "coupled" keep the target's
-            distribution, and so does "greedy", for temperature 0; "lenient", "lenient_argmax" and
-            "typical" do not.
-          rule_options: options of the last three rules.
-          drafter_options: options of the drafters.
-          batch_size: maximum number of requests answered together.
-          max_seq_len: maximum number of tokens of prompt and answer together; None takes the
-            model's context.
-          rounds_per_visit: number of rounds between two looks of the host at the tokens.
-          processors: your own logits processors. They are applied after those of jspec and before
-            the temperature.
-          on_result: called with every result, for instance `AcceptanceMonitor.add`.
-          on_start: called before each run with the device and the memory that the run takes.
-
-        Raises:
-          InputError: if a value is out of range, the draft model does not fit the target, or
-            neither the drafter nor the rule reads an option.
-        """
-        use_compile_cache()
-        programs = Programs(
-            target,
-            draft,
-            drafter=drafter,
-            num_draft_tokens=num_draft_tokens,
-            costs=costs,
-            acceptance=acceptance,
-            rule_options=rule_options,
-            drafter_options=drafter_options,
-            batch_size=batch_size,
-            max_seq_len=max_seq_len,
-        )
-        super().__init__(
-            programs,
-            rounds_per_visit=rounds_per_visit,
-            processors=processors,
-            on_result=on_result,
-            on_start=on_start,
-        )
-        self.target, self.max_seq_len = target, programs.max_seq_len
-        self.drafter, self.num_draft_tokens = programs.drafter_name, programs.num_draft_tokens
-        give_back_after_compiling()
-        give_back_freed()  # what loading models and heads has taken in addition
 
     @classmethod
     def load(
@@ -122,7 +78,7 @@ class Generator(RequestRunner):
         target_quantization: str | None = None,
         draft_quantization: str | None = None,
         **options: Any,
-    ) -> "Generator":
+    ) -> Self:
         """Loads models by name and returns a Generator.
 
         Example:
@@ -136,55 +92,159 @@ class Generator(RequestRunner):
           target_quantization: "int8" or "int4" rounds the target's weights, which makes it another
             model: the answers follow the distribution of that model. None leaves them alone.
           draft_quantization: the same for the draft model, which changes no answer's distribution.
-          **options: keyword arguments of the constructor.
+          **options: keyword arguments of the constructor; and options of drafters and rules by the
+            names of their flags, such as `draft_layers=20` or `lenience=0.3`.
 
         Raises:
           InputError: if a model cannot be loaded, or an option is out of range.
         """
-        target = model_name(target)
-        # Checked before the models are loaded, which takes long.
-        options["drafter"] = choose_drafter(
-            options.get("drafter"),
-            has_draft=draft is not None,
-            target=target,
-            options=options.get("drafter_options", DRAFTER_DEFAULTS),
-        )
         if draft is None and draft_quantization is not None:
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
+        target = model_name(target)
+        options = gather_options(options, target, has_draft=draft is not None)
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
         return cls(loaded, loaded_draft, **options)
 
-    @property
-    def is_lossless(self) -> bool:
-        """Whether the answers follow the target's distribution exactly."""
-        return self._programs.rule.is_lossless
+    def __repr__(self) -> str:
+        number, rule = (self.describe()[key] for key in ("num_draft_tokens", "acceptance"))
+        return f"<Generator of {self.target.name}: {self.drafter}, {number} drafts, {rule}>"
 
-    def describe(self) -> dict[str, Any]:
-        """Returns everything besides the request that decides an answer, as plain values.
+    @overload
+    def generate(
+        self, prompts: str | Request, settings: Settings = ..., *, chat: bool | None = ...,
+        system: str | None = ...,
+    ) -> Result: ...  # fmt: skip
 
-        That is models, quantisation, dtype, drafter and acceptance rule with their options, and the
-        costs by which "auto" chooses, once they are known.
+    @overload
+    def generate(
+        self, prompts: Sequence[str | Request], settings: Settings = ..., *,
+        chat: bool | None = ..., system: str | None = ...,
+    ) -> list[Result]: ...  # fmt: skip
+
+    @overload
+    def generate(
+        self, prompts: str | Request | Sequence[str | Request], settings: Settings = ..., *,
+        chat: bool | None = ..., system: str | None = ..., num_samples: int,
+    ) -> list[Result]: ...  # fmt: skip
+
+    def generate(
+        self,
+        prompts: str | Request | Sequence[str | Request],
+        settings: Settings = _DEFAULTS,
+        *,
+        chat: bool | None = None,
+        system: str | None = None,
+        num_samples: int | None = None,
+    ) -> Result | list[Result]:
+        """Returns the whole answer to one prompt, or a list of those to several, in their order.
+
+        Example:
+          >>> generator.generate("Why is the sky blue?", Settings(max_new_tokens=32)).text
+          >>> [result.text for result in generator.generate(["One?", "Two?"])]
+
+        Args:
+          prompts: one prompt, or a list of them. A `Request` carries its own settings.
+          settings: the settings of prompts that are texts.
+          chat: whether to put texts into the model's chat template; None does so if it has one.
+          system: a system message for the template.
+          num_samples: answers to each prompt, in a list, with the seeds `seed`, `seed + 1` and so
+            on. Without it, equal prompts with equal settings have equal answers.
+
+        Raises:
+          InputError: if a prompt is empty or longer than the context, if a token id or setting does
+            not fit the model, or if there is not enough memory; or if the answer to one prompt
+            fails. Of several, a failed one says so in `Result.error`.
         """
-        return self._programs.describe()
+        is_one = isinstance(prompts, str | Request) or not isinstance(prompts, Iterable)
+        requests = make_requests([prompts] if is_one else prompts, settings, num_samples)
+        pieces = self.run(requests, chat=chat, system=system)
+        results = {piece.index: piece.result for piece in pieces if piece.result is not None}
+        if is_one and num_samples is None:
+            check_answered([results[0]])
+            return results[0]
+        return [results[index] for index in range(len(requests))]
 
-    @property
-    def costs(self) -> RoundCosts | None:
-        """The costs of rounds on this machine, measured now if they are not known.
+    def stream(
+        self,
+        prompt: str | Request,
+        settings: Settings = _DEFAULTS,
+        *,
+        chat: bool | None = None,
+        system: str | None = None,
+    ) -> Iterator[Piece]:
+        """Answers one prompt piece by piece; see `generate` for arguments and errors.
 
-        None where the number of drafts is fixed.
+        Example:
+          >>> for piece in generator.stream("Tell me a story."):
+          ...     print(piece.text, end="", flush=True)
         """
-        auto = self._programs.auto
-        return None if auto is None else auto.costs
+        return self.run(make_requests([prompt], settings), chat=chat, system=system)
 
-    def measure_costs(self) -> RoundCosts | None:
-        """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
+    def run(
+        self, requests: Sequence[Request], *, chat: bool | None = None, system: str | None = None
+    ) -> Iterator[Piece]:
+        """Answers many requests, `batch_size` at a time, piece by piece as tokens come.
 
-        With a fixed number of drafts that number is measured beside 0; with "auto", all that it
-        chooses from. This takes a few seconds, and about as long again to compile.
+        `Piece.index` is a request's number. The last piece of each answer carries its result.
 
-        Returns:
-          The costs; None for plain decoding.
+        Raises:
+          InputError: before the first piece, if any of the requests cannot be answered.
         """
-        return self._programs.measure_costs()
+        if not requests:
+            return
+        rows = []
+        for index, request in enumerate(requests):
+            with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
+                rows.append(self.make_row(request, chat=chat, system=system))
+        rows = [self.with_costs(row) for row in rows]
+        batch = Batch(self, rows)
+        if self._on_start is not None:
+            self._on_start(Budget(device_name(), tree_bytes(self.params), batch.room))
+        models = self.target, self.num_draft_tokens
+        waiting = collections.deque(range(len(requests)))
+        answers: dict[int, Answer] = {}  # by row
+        while waiting or answers:
+            for row in batch.rows:
+                # An answer that its first token completes leaves the row free for the next one.
+                while waiting and row not in answers:
+                    index = waiting.popleft()
+                    answers[row] = Answer(index, requests[index], rows[index], *models)
+                    answers[row].add_first(batch.fill(row, index))
+                    yield self._take_piece(row, answers, batch)
+            seconds = batch.run(self._rounds_per_visit) if answers else 0.0
+            for row in list(answers):
+                answers[row].add_visit(seconds, batch.rounds(row))
+                yield self._take_piece(row, answers, batch)
+
+    def check(
+        self, request: Request, *, chat: bool | None = None, system: str | None = None
+    ) -> None:
+        """Checks that a request can be answered, without answering it.
+
+        Raises:
+          InputError: if it cannot be answered.
+        """
+        self.make_row(request, chat=chat, system=system)
+
+    def encode_prompt(
+        self, prompt: str | Sequence[int], chat: bool | None = None, system: str | None = None
+    ) -> list[int]:
+        """Returns the token ids that the model is given for a prompt; see `generate`.
+
+        Raises:
+          InputError: if the prompt is empty, or a needed chat template is missing.
+        """
+        return encode_prompt(self.target, prompt, chat=chat, system=system)
+
+    def _take_piece(self, row: int, answers: dict[int, Answer], batch: Batch) -> Piece:
+        """Returns the next piece of a row's answer; a row whose answer has ended becomes free."""
+        if answers[row].finish_reason is not None:
+            batch.finish(row)
+        piece = answers[row].take_piece()
+        if piece.result is not None:
+            del answers[row]
+            if self._on_result is not None:
+                self._on_result(piece.result)
+        return piece

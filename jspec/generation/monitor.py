@@ -1,21 +1,20 @@
 """Acceptance rates by category of request, and the number of drafts that they recommend."""
 
 import collections
-import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from typing import NamedTuple
+
+import numpy as np
 
 from jspec.generation.costs import RoundCosts
 from jspec.generation.result import Result
-from jspec.generation.stats import RoundCounts, acceptance_rate, conditional_acceptance
+from jspec.generation.stats import RoundCounts, acceptance_by_position, acceptance_rate
 
 _MIN_ROUNDS = 20  # fewer rounds of a category recommend nothing
 _CONTEXT = 512  # slots, for which costs are looked up
 _MIN_SPEEDUP = 1.02  # less is not worth a second program
 
 
-@dataclasses.dataclass(frozen=True)
-class Recommendation:
+class Recommendation(NamedTuple):
     """What drafting does for one category of requests.
 
     Attributes:
@@ -24,7 +23,7 @@ class Recommendation:
       acceptance_rate: accepted drafts divided by proposed drafts; None if none were proposed.
       num_draft_tokens: the best number of drafts a round; 0 means plain decoding. None while too
         few rounds were seen, or if the costs of rounds are not known.
-      speedup: expected speed-up over plain decoding with that number; None in the same cases.
+      speedup: expected speed-up over plain decoding with that number; None likewise.
     """
 
     category: str
@@ -55,38 +54,28 @@ class AcceptanceMonitor:
     """
 
     def __init__(self) -> None:
-        self._rounds: dict[str, list[RoundCounts]] = {}
+        self._rounds = collections.defaultdict[str, list[RoundCounts]](list)
         self._num_prompt_tokens: collections.Counter[str] = collections.Counter()
 
     def add(self, result: Result) -> None:
         """Adds the rounds of one answer."""
         category = result.category or "all"
-        self._rounds.setdefault(category, []).extend(result.stats.rounds)
+        self._rounds[category].extend(result.stats.rounds)
         self._num_prompt_tokens[category] += len(result.prompt_token_ids)
 
     def recommend(self, costs: RoundCosts | None = None) -> list[Recommendation]:
         """Returns a recommendation for each category, in the order of their first answers.
 
-        Args:
-          costs: costs of rounds (`Generator.costs`); without them no number is recommended.
+        Without costs of rounds (`Generator.costs`) no number is recommended.
         """
-        return [
-            _recommend(name, rounds, self._num_prompt_tokens[name], costs)
-            for name, rounds in self._rounds.items()
-        ]
-
-    def to_json(self, costs: RoundCosts | None = None) -> list[dict[str, Any]]:
-        """Returns the recommendations as plain values."""
-        return [dataclasses.asdict(one) for one in self.recommend(costs)]
-
-
-def _recommend(
-    category: str, rounds: list[RoundCounts], num_prompt_tokens: int, costs: RoundCosts | None
-) -> Recommendation:
-    number, speedup = None, None
-    if costs is not None and len(rounds) >= _MIN_ROUNDS:
-        number, speedup = _best_number(rounds, num_prompt_tokens, costs)
-    return Recommendation(category, len(rounds), acceptance_rate(rounds), number, speedup)
+        found = []
+        for category, rounds in self._rounds.items():
+            number = speedup = None
+            if costs is not None and len(rounds) >= _MIN_ROUNDS:
+                number, speedup = _best_number(rounds, self._num_prompt_tokens[category], costs)
+            rate = acceptance_rate(rounds)
+            found.append(Recommendation(category, len(rounds), rate, number, speedup))
+        return found
 
 
 def _best_number(
@@ -97,23 +86,12 @@ def _best_number(
     reading = float(costs.reading_at(_CONTEXT).max()) * num_prompt_tokens
     num_tokens = sum(1 + r.num_accepted for r in rounds)
     share = sum(r.num_proposed > 0 for r in rounds) / len(rounds)
-    rates = conditional_acceptance(rounds)
+    rates = acceptance_by_position(rounds, is_conditional=True)
     speeds = {}
     for number, cost in zip(costs.numbers, seconds, strict=True):
-        tokens = 1 + share * _expected(rates[:number])
+        tokens = 1 + share * float(np.cumprod(rates[:number]).sum())
         a_round = (1 - share) * seconds[0] + share * cost
         time = num_tokens / tokens * a_round + (reading if number else 0.0)
         speeds[number] = float(num_tokens * seconds[0] / time) if number <= len(rates) else 0.0
     best = max(speeds, key=lambda number: speeds[number])
     return (best, speeds[best]) if speeds[best] >= _MIN_SPEEDUP else (0, 1.0)
-
-
-def _expected(rates: Iterable[float]) -> float:
-    """Returns the expected number of accepted drafts, from the conditional rate of each
-    position.
-    """
-    total, reached = 0.0, 1.0
-    for rate in rates:
-        reached *= rate
-        total += reached
-    return total

@@ -2,55 +2,57 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
-from jspec.common.errors import InputError, check_count, check_range, whole_number
-from jspec.common.memory import tree_bytes
+from jspec.common.errors import check_count, check_range, check_type, whole_number
+from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
+from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterEntry,
     DrafterOptions,
     DrafterSpec,
     choose_drafter,
     make_drafter,
+    register_drafter,
     with_shipped_head,
 )
-from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, AutoCosts, numbers_of
-from jspec.generation.capacity import capacity_for
+from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
+from jspec.generation.calibration import measure_costs
 from jspec.generation.costs import RoundCosts
-from jspec.generation.engine import Engine
-from jspec.generation.request import Settings
+from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.prompts import encode_prompt
+from jspec.generation.request import Request
+from jspec.generation.result import Result
 from jspec.generation.rows import Row, make_row
 from jspec.generation.validate_options import (
     check_draft_temperature,
     check_num_draft_tokens,
     check_rule_options,
+    check_temperature,
 )
+from jspec.sampling.processor import Processor
 from jspec.speculation.acceptance import RuleOptions, get_rule
+from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.types import ModelParams
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
+from jspec.weights.vocabulary import shared_vocab_size
 
 RULE_DEFAULTS = RuleOptions()
 DRAFTER_DEFAULTS = DrafterOptions()
+_OWN_RULE = "own rule"  # the name of a rule that was given as an object
 
 
 class Programs:
-    """What answers requests: models, drafter and rule, checked and ready to be compiled.
+    """Models, drafter and rule, checked and ready to be compiled: what a `Generator` runs.
 
     Attributes:
-      target: the model whose answers are wanted.
-      max_seq_len: maximum number of tokens of prompt and answer together.
-      batch_size: maximum number of rows that run together.
-      drafter_name: name of the drafter.
-      drafter: the drafter; None for plain decoding.
-      num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
-      params: parameters of target and drafter.
       rule: the acceptance rule.
       engine: the compiled programs.
-      auto: costs by which the number of drafts is chosen; None where that number is fixed.
+      params: parameters of target and drafter.
     """
 
     def __init__(
@@ -58,137 +60,155 @@ class Programs:
         target: LoadedModel,
         draft: LoadedModel | None = None,
         *,
-        drafter: str | None = None,
+        drafter: str | DrafterEntry | None = None,
         num_draft_tokens: int | str = DEFAULT_NUM_DRAFT_TOKENS,
         costs: RoundCosts | None = None,
-        acceptance: str = "rejection",
+        acceptance: str | AcceptanceRule = "rejection",
         rule_options: RuleOptions = RULE_DEFAULTS,
         drafter_options: DrafterOptions = DRAFTER_DEFAULTS,
         batch_size: int = 1,
         max_seq_len: int | None = None,
+        rounds_per_visit: int = 8,
+        processors: Sequence[Processor] = (),
+        on_result: Callable[[Result], object] | None = None,
+        on_start: Callable[[Budget], object] | None = None,
     ) -> None:
-        """Checks the options and prepares the programs; see `Generator` for arguments and errors.
-
-        Nothing is compiled yet.
-        """
-        drafter = choose_drafter(
-            drafter, has_draft=draft is not None, target=target.name, options=drafter_options
+        """Prepares the models; nothing is compiled yet."""
+        use_compile_cache()
+        for name, value, kind in (
+            ("drafter", drafter or "", (str, DrafterEntry)),
+            ("acceptance", acceptance, (str, AcceptanceRule)),
+            ("drafter_options", drafter_options, DrafterOptions),
+            ("rule_options", rule_options, RuleOptions),
+            *(("each of processors", one, Processor) for one in processors),
+        ):
+            check_type(name, value, kind)
+        if isinstance(drafter, DrafterEntry):
+            register_drafter(drafter)
+            drafter = drafter.name
+        has_draft, context = draft is not None, target.config.max_seq_len
+        self.drafter = choose_drafter(
+            drafter, has_draft=has_draft, target=target.name, options=drafter_options
         )
-        check_num_draft_tokens(num_draft_tokens, drafter)
-        context = target.config.max_seq_len
+        check_num_draft_tokens(num_draft_tokens, self.drafter)
         self.max_seq_len = context if max_seq_len is None else max_seq_len
         check_count("max_seq_len", self.max_seq_len, 2, context)
         check_count("batch_size", batch_size, 1, 4096)
-        self.rule = get_rule(acceptance, rule_options)
-        check_rule_options(rule_options, acceptance, drafter)
-        self.target, self._draft, self.drafter_name = target, draft, drafter
-        self.batch_size = batch_size
+        check_count("rounds_per_visit", rounds_per_visit, 1, MAX_ROUNDS_PER_VISIT)
+        is_own = isinstance(acceptance, AcceptanceRule)
+        self.rule = acceptance if is_own else get_rule(acceptance, rule_options)
+        acceptance = _OWN_RULE if is_own else acceptance
+        check_rule_options(rule_options, acceptance, self.drafter)
+        self.target, self._draft, self.batch_size = target, draft, batch_size
         self._acceptance, self._rule_options = acceptance, rule_options
-        num_wanted = self._num_wanted(num_draft_tokens, costs)
-        spec = make_spec(target, draft, drafter, drafter_options, num_wanted)
+        self._rounds_per_visit, self.processors = rounds_per_visit, tuple(processors)
+        self._on_result, self._on_start = on_result, on_start
+        number = self._num_wanted(num_draft_tokens)
+        spec = make_spec(target, draft, self.drafter, drafter_options, number)
         self._drafter_options = spec.options
-        self.drafter, draft_params = make_drafter(drafter, spec)
-        self.num_draft_tokens = 0 if self.drafter is None else self.drafter.num_draft_tokens
-        self.params = ModelParams(target.params, draft_params)
-        self.auto = None
-        if self.drafter is None or num_draft_tokens != AUTO:
-            self.engine = Engine(target, self.drafter, self.rule)
-        else:
-            self.auto = self._auto_costs(numbers_of(self.drafter), costs)
-            self.engine = self.auto.engine
+        built = make_drafter(self.drafter, spec)
+        is_auto = built.drafter is not None and num_draft_tokens == AUTO
+        numbers = numbers_of(built.drafter) if built.drafter is not None and is_auto else ()
+        self.engine = Engine(target, built.drafter, self.rule, numbers)
+        self.num_draft_tokens = self.engine.num_draft_tokens
+        self.params = ModelParams(target.params, built.params)
+        self._costs = costs
+        if costs is not None:
+            check_costs(costs, self.engine)
+        give_back_after_compiling()
+        give_back_freed()  # what loading models and heads has taken in addition
 
-    def _num_wanted(self, num_draft_tokens: int | str, costs: RoundCosts | None) -> int:
+    def _num_wanted(self, num_draft_tokens: int | str) -> int:
         """Returns the number of drafts that the drafter is built for."""
-        is_auto, is_plain = num_draft_tokens == AUTO, self.drafter_name == "none"
         most = max(self.max_seq_len - 2, 1)
-        wanted = min(MOST_DRAFT_TOKENS, most) if is_auto or is_plain else num_draft_tokens
-        wanted = whole_number("num_draft_tokens", wanted, f" or {AUTO!r}")
-        if costs is not None and (not is_auto or is_plain):
-            raise InputError(
-                f"expected num_draft_tokens={AUTO!r} and a drafter where costs of rounds are "
-                f"given, got num_draft_tokens={num_draft_tokens!r} and {self.drafter_name!r}"
-            )
-        check_range("num_draft_tokens", wanted, 1, most)
-        return wanted
+        if num_draft_tokens == AUTO or self.drafter == "none":
+            return min(MOST_DRAFT_TOKENS, most)
+        number = whole_number("num_draft_tokens", num_draft_tokens, f" or {AUTO!r}")
+        check_range("num_draft_tokens", number, 1, most)
+        return number
 
-    def _auto_costs(self, numbers: Sequence[int], costs: RoundCosts | None) -> AutoCosts:
-        assert self.drafter is not None
-        draft = self._draft
-        return AutoCosts(
-            Engine(self.target, self.drafter, self.rule, numbers),
-            self.params,
-            self.drafter,
-            numbers=numbers,
-            target=self.target,
-            batch_size=self.batch_size,
-            max_seq_len=self.max_seq_len,
-            key={
-                "models": [_describe(self.target), draft and _describe(draft)],
-                "drafter": self.drafter_name,
-                "drafter_options": dataclasses.asdict(self._drafter_options),
-                "rule": self._acceptance,
-            },
-            costs=costs,
-        )
-
-    def measure_costs(self) -> RoundCosts | None:
-        """Measures what rounds cost; see `Generator.measure_costs`."""
-        if self.drafter is None:
-            return None
-        return (self.auto or self._auto_costs((0, self.num_draft_tokens), None)).measure()
-
-    def make_row(self, prompt: list[int], settings: Settings) -> Row:
+    def make_row(
+        self, request: Request, *, chat: bool | None = None, system: str | None = None
+    ) -> Row:
         """Returns the row of a request, without costs.
-
-        Args:
-          prompt: token ids of the prompt.
-          settings: how to answer.
 
         Raises:
           InputError: if the models, the drafter or the rule cannot answer the request.
         """
-        check_draft_temperature(settings, [(self.drafter_name, self._drafter_options)])
-        return make_row(
-            prompt,
-            settings,
-            config=self.target.config,
-            vocab_size=self._vocab_size,
-            max_seq_len=self.max_seq_len,
-            acceptance=self._acceptance,
-            temperatures=self.rule.temperatures,
-        )
+        prompt = encode_prompt(self.target, request.prompt, chat=chat, system=system)
+        settings = request.settings
+        check_draft_temperature(settings, [(self.drafter, self._drafter_options)])
+        check_temperature(self._acceptance, self.rule.temperatures, settings.temperature)
+        return make_row(prompt, settings, self.target, self.max_seq_len)
 
-    @functools.cached_property
-    def _vocab_size(self) -> int:
-        return used_vocab_size(self.target)
+    def with_costs(self, row: Row) -> Row:
+        """Returns the row with the costs by which it chooses its numbers of drafts, if it does."""
+        if (costs := self.costs) is None:
+            return row
+        # By the row's own length, in whatever batch it is.
+        context = self.engine.capacity_for(row.max_length)
+        return row._replace(costs=(costs.at(context), costs.reading_at(context)))
 
     @property
-    def drafter_of_kind(self) -> list[str]:
-        """The name of the drafter that makes each kind of proposal."""
-        return [] if self.drafter is None else [kind.drafter for kind in self.drafter.kinds]
+    def costs(self) -> RoundCosts | None:
+        """The costs of rounds, measured now if need be; None if the number of drafts is fixed."""
+        if self._costs is None and self.engine.numbers:
+            key = {
+                "models": [_describe(self.target), self._draft and _describe(self._draft)],
+                "drafter": self.drafter,
+                "drafter_options": dataclasses.asdict(self._drafter_options),
+                "rule": self._acceptance,
+            }
+            sizes = self.batch_size, self.max_seq_len
+            self._costs = recall_costs(self.engine, self.params, *sizes, key)
+        return self._costs
+
+    def measure_costs(self) -> RoundCosts | None:
+        """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
+
+        With a fixed number of drafts that number is measured beside 0; with "auto", all that it
+        chooses from. This takes a few seconds, and about as long again to compile. There are none
+        for plain decoding.
+        """
+        engine = self.engine
+        if engine.drafter is None:
+            return None
+        if not engine.numbers:
+            numbers = 0, self.num_draft_tokens
+            engine = Engine(self.target, engine.drafter, self.rule, numbers)
+        return measure_costs(engine, self.params, self.batch_size, self.max_seq_len)
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether the answers follow the target's distribution exactly."""
+        return self.rule.is_lossless
 
     @functools.cached_property
     def _drafter_bytes(self) -> dict[str, int]:
         """The memory that drafting adds, in bytes: parameters, and the state of a full batch."""
-        drafter = self.drafter
+        drafter = self.engine.drafter
         if drafter is None:
             return {"parameters": 0, "state": 0}
-        capacity = capacity_for(self.max_seq_len, self.num_draft_tokens + 1)
+        capacity = self.engine.capacity_for(self.max_seq_len)
         state = jax.eval_shape(lambda: drafter.init(self.batch_size, capacity))
         return {"parameters": tree_bytes(self.params.draft), "state": tree_bytes(state)}
 
     def describe(self) -> dict[str, Any]:
-        """Returns what decides an answer besides the request; see `Generator.describe`."""
+        """Returns everything besides the request that decides an answer, as plain values.
+
+        That is models, quantisation, dtype, drafter and acceptance rule with their options, and the
+        costs by which "auto" chooses, once they are known.
+        """
         draft = self._draft
         return {
             "target": self.target.name,
             "target_quantization": self.target.quantization,
             "draft": None if draft is None else draft.name,
             "draft_quantization": None if draft is None else draft.quantization,
-            "drafter": self.drafter_name,
+            "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
-            "num_draft_tokens": self.num_draft_tokens if self.auto is None else AUTO,
-            "costs": self.auto and self.auto.to_json(),
+            "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,
+            "costs": self._costs and self._costs.to_json(),
             "acceptance": self._acceptance,
             "is_lossless": self.rule.is_lossless,
             "drafter_options": dataclasses.asdict(self._drafter_options),
@@ -210,15 +230,7 @@ def make_spec(
     options: DrafterOptions,
     num_draft_tokens: int,
 ) -> DrafterSpec:
-    """Returns what a drafter is built from.
-
-    Args:
-      target: the model whose answers are wanted.
-      draft: the draft model, for a drafter that needs one.
-      drafter: name of the drafter.
-      options: options of the drafters; a head that jspec ships need not be named in them.
-      num_draft_tokens: drafts a round.
-    """
+    """Returns what a drafter is built from; a head that jspec ships need not be in the options."""
     return DrafterSpec(
         num_draft_tokens=num_draft_tokens,
         target_config=target.config,

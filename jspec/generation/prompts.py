@@ -1,7 +1,7 @@
 """Prompts: read from a JSONL file, and encoded into the token ids that a model is given."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError, whole_number
@@ -13,13 +13,7 @@ _BETWEEN_TURNS = "\n\n"
 
 
 class Prompt(NamedTuple):
-    """One line of a prompts file.
-
-    Attributes:
-      text: the prompt.
-      category: kind of request; None if the line names none.
-      later_turns: the user's later messages, one after each answer.
-    """
+    """One line of a prompts file; `later_turns` are the user's messages after each answer."""
 
     text: str
     category: str | None = None
@@ -34,14 +28,11 @@ class Prompt(NamedTuple):
 def read_prompts(path: str) -> Iterator[Prompt]:
     """Yields the prompts of a JSONL file, line by line.
 
-    Args:
-      path: path of the file, or "-" for standard input. Each line is an object with a text
-        `prompt`, or with a list `turns` as in Spec-Bench, the first of which is the prompt; it may
-        have a `category`. Empty lines are skipped.
+    Each line is an object with a text `prompt`, or with a list `turns` as in Spec-Bench, the first
+    of which is the prompt; it may have a `category`. "-" is standard input.
 
     Raises:
       InputError: if the file cannot be read or a line is broken; the message names file and line.
-        The prompts before that line have been yielded.
     """
     for where, record in read_json_lines(path, "the prompts file"):
         text, *later = (check_unicode(turn, where) for turn in _turns_of(record, where))
@@ -75,33 +66,20 @@ def encode_prompt(
 ) -> list[int]:
     """Returns the token ids of a prompt.
 
-    Args:
-      model: the model whose tokenizer and chat template are used.
-      prompt: a text, or token ids, which are taken as they are.
-      chat: whether to put a text into the chat template; None does so if there is one.
-      system: a system message for the template.
-
     Raises:
-      InputError: if the prompt is empty, if `chat` asks for a template and there is none, or if
-        token ids are to be put into a template.
+      InputError: see `encode_conversation`; or token ids, which are taken as they are, are to be
+        put into a template.
     """
     if not isinstance(prompt, str):
         if chat or system is not None:
             raise InputError(
                 "a prompt of token ids is taken as it is: expected no chat and no system with it"
             )
-        return _token_ids(prompt)
+        if not isinstance(prompt, Iterable):
+            expected = "a prompt as a text, a list of token ids or a Request"
+            raise InputError(f"expected {expected}, got {prompt!r}")
+        return [whole_number("a prompt's token id", token_id) for token_id in prompt]
     return encode_conversation(model, [prompt], [], chat=chat, system=system)
-
-
-def _token_ids(prompt: Any) -> list[int]:
-    try:
-        ids = list(prompt)
-    except TypeError:
-        raise InputError(
-            f"expected a prompt as a text, a list of token ids or a Request, got {prompt!r}"
-        ) from None
-    return [whole_number("a prompt's token id", token_id) for token_id in ids]
 
 
 def encode_conversation(
@@ -118,32 +96,31 @@ def encode_conversation(
       model: the model whose tokenizer and chat template are used.
       turns: the user's messages.
       answers: the model's answers to all of them but the last.
-      chat: whether to use the chat template; None does so if there is one. Without it the texts are
+      chat: whether to use the template; None does so if there is one. Without it the texts are
         joined, with an empty line after each answer.
       system: a system message for the template.
 
     Raises:
-      InputError: if a message is empty, or if `chat` asks for a template and there is none.
+      InputError: an empty message or one that is not UTF-8, or no template where `chat` wants it.
     """
     if not all(turns):
         raise InputError("expected a prompt, got an empty text")
     tokenizer = model.tokenizer
     if chat is None:
-        chat = tokenizer.has_chat_template
+        chat = tokenizer.chat_template is not None
     if not chat:
         if system is not None:
             raise InputError("a system message needs the chat template, which is off")
         before = zip(turns[:-1], answers, strict=True)
         said = "".join(turn + answer + _BETWEEN_TURNS for turn, answer in before)
         return tokenizer.encode(said + turns[-1])
-    if not tokenizer.has_chat_template:
+    if tokenizer.chat_template is None:
         raise InputError(
             f"{model.name} has no chat template: expected --nochat (in Python chat=False)"
         )
     messages = [] if system is None else [{"role": "system", "content": system}]
     for turn, answer in zip(turns[:-1], answers, strict=True):
-        messages.append({"role": "user", "content": turn})
-        messages.append({"role": "assistant", "content": answer})
+        messages += [{"role": "user", "content": turn}, {"role": "assistant", "content": answer}]
     messages.append({"role": "user", "content": turns[-1]})
     # The template writes BOS itself.
     return tokenizer.encode(tokenizer.chat_prompt(messages), add_bos=False)

@@ -1,10 +1,13 @@
 """Where and with what a measurement was made, and the JSON line that it leaves."""
 
+import contextlib
 import datetime
+import functools
 import importlib.metadata
 import os
 import pathlib
 import platform
+import re
 import subprocess
 from collections.abc import Mapping
 from typing import Any
@@ -28,20 +31,14 @@ def environment() -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes a measurement to a file, as one JSON line: `environment()`, `flags`, and what was
-    measured.
+    """Writes a measurement as a JSON line: `environment()`, `flags`, and what was measured.
 
     A program that is killed, or fails, leaves the line of what it had measured by then, in which
     `is_complete` is false.
     """
 
     def __init__(self, path: str | None, flags: Mapping[str, Any], *inputs: str | None) -> None:
-        """Checks that the file can be written.
-
-        Args:
-          path: of the file; None writes nothing.
-          flags: what decides what is measured.
-          *inputs: files that are read; none of them may be the file.
+        """Checks the file that will be written, unless it is None; it is none of the inputs.
 
         Raises:
           InputError: the file cannot be written.
@@ -61,42 +58,30 @@ class Recorder:
 
 
 def _version(package: str) -> str | None:
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def _processor() -> str:
     """Returns the processor's name, from Linux where it is Linux."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [
-                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
-            ]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        text = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        if found := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            return found[1].strip()
+    return platform.processor() or platform.machine()
 
 
 def git_state() -> dict[str, Any] | None:
-    """Returns the commit of the checkout that jspec runs from, and whether files differ from it.
-
-    None where it runs from no checkout.
-    """
+    """Returns the commit of jspec's checkout, if any, and whether files differ from it."""
     here = pathlib.Path(__file__)
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here.parent), *arguments], capture_output=True, check=True, text=True
-        )
-        return done.stdout.strip()
-
+    git = functools.partial(
+        subprocess.check_output, cwd=here.parent, stderr=subprocess.DEVNULL, text=True
+    )
     try:
-        git("ls-files", "--error-unmatch", here.name)  # a checkout of something else is none
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "is_dirty": bool(git("status", "--porcelain", "--untracked-files=no")),
-        }
+        git(["git", "ls-files", "--error-unmatch", here.name])  # not a checkout of something else
+        commit = git(["git", "rev-parse", "HEAD"]).strip()
+        changes = git(["git", "status", "--porcelain", "--untracked-files=no"])
     except (OSError, subprocess.CalledProcessError):
         return None
+    return {"commit": commit, "is_dirty": bool(changes)}

@@ -1,14 +1,37 @@
 """What a user asks for: a prompt, and the settings with which it is answered."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from jspec.common.errors import InputError, check_number, check_numbers, whole_number
+from jspec.common.errors import InputError, check_count, check_number, check_numbers, whole_number
 
 MAX_SEED = 2**32 - 1
 _FLOAT32_MAX = 2.0**127
 _FLOAT32_TINY = 2.0**-126
+
+
+def _is_temperature(value: float | None) -> bool:
+    return value is None or 0 <= value <= _FLOAT32_MAX
+
+
+# What is expected of each number, and whether a value is that; NaN passes no comparison.
+_LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "max_new_tokens": ("{} of at least 1", lambda value: value >= 1),
+    "temperature": ("a finite {} of at least 0", _is_temperature),
+    "draft_temperature": ("a finite {} of at least 0", _is_temperature),
+    "top_k": ("{} of at least 0", lambda value: 0 <= value < 2**31),
+    "top_p": ("{} in (0, 1]", lambda value: 0 < value <= 1),
+    "min_p": ("{} in [0, 1]", lambda value: 0 <= value <= 1),
+    "repetition_penalty": (
+        "a finite {} above 0",
+        lambda value: _FLOAT32_TINY <= value <= _FLOAT32_MAX,
+    ),
+    "presence_penalty": ("{} in [-2, 2]", lambda value: -2 <= value <= 2),
+    "frequency_penalty": ("{} in [-2, 2]", lambda value: -2 <= value <= 2),
+    "min_new_tokens": ("{} of at least 0", lambda value: value >= 0),
+    "seed": (f"a {{}} from 0 to {MAX_SEED}", lambda value: 0 <= value <= MAX_SEED),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,65 +90,30 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        bias = _pairs(self.logit_bias)
-        self._check_lists()
-        object.__setattr__(self, "logit_bias", tuple(bias.items()))  # hashable
-        draft_temperature = self.draft_temperature
-        _expect(self.max_new_tokens >= 1, "max_new_tokens of at least 1", self.max_new_tokens)
+        for name, (expected, is_good) in _LIMITS.items():
+            value = getattr(self, name)
+            _expect(is_good(value), expected.format(name), value)
         _expect(
-            _is_temperature(self.temperature),
-            "a finite temperature of at least 0",
-            self.temperature,
-        )
-        _expect(
-            draft_temperature is None or _is_temperature(draft_temperature),
-            "a finite draft_temperature of at least 0",
-            draft_temperature,
-        )
-        _expect(0 <= self.top_k < 2**31, "top_k of at least 0", self.top_k)
-        _expect(0 < self.top_p <= 1, "top_p in (0, 1]", self.top_p)
-        _expect(0 <= self.min_p <= 1, "min_p in [0, 1]", self.min_p)
-        _expect(
-            _FLOAT32_TINY <= self.repetition_penalty <= _FLOAT32_MAX,
-            "a finite repetition_penalty above 0",
-            self.repetition_penalty,
-        )
-        _expect(
-            -2 <= self.presence_penalty <= 2, "presence_penalty in [-2, 2]", self.presence_penalty
-        )
-        _expect(
-            -2 <= self.frequency_penalty <= 2,
-            "frequency_penalty in [-2, 2]",
-            self.frequency_penalty,
-        )
-        _expect(
-            all(abs(value) <= _FLOAT32_MAX for value in bias.values()),
-            "finite numbers in logit_bias",
-            bias,
-        )
-        _expect(
-            0 <= self.min_new_tokens <= self.max_new_tokens,
+            self.min_new_tokens <= self.max_new_tokens,
             f"min_new_tokens from 0 to max_new_tokens, {self.max_new_tokens}",
             self.min_new_tokens,
         )
-        _expect(0 <= self.seed <= MAX_SEED, f"a seed from 0 to {MAX_SEED}", self.seed)
-        _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
-        _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
-        _expect(
-            all(0 <= token_id < 2**31 for token_id in self.stop_token_ids),
-            "stop token ids of at least 0",
-            list(self.stop_token_ids),
-        )
+        self._check_lists()
+        object.__setattr__(self, "logit_bias", tuple(_pairs(self.logit_bias).items()))  # hashable
 
     def _check_lists(self) -> None:
         is_texts = _is_list(self.stop) and all(isinstance(text, str) for text in self.stop)
         _expect(is_texts, "stop as a tuple of texts", repr(self.stop))
+        _expect(all(self.stop), "stop strings that are not empty", list(self.stop))
+        _expect(all(map(_is_unicode, self.stop)), "stop strings in UTF-8", list(self.stop))
         for name in ("allowed_token_ids", "forbidden_token_ids", "stop_token_ids"):
             ids: Any = getattr(self, name)
             is_list = _is_list(ids) or (ids is None and name == "allowed_token_ids")
             _expect(is_list, f"{name} as a tuple of whole numbers", repr(ids))
             for token_id in () if ids is None else ids:
                 whole_number(name, token_id)
+        is_good = all(0 <= token_id < 2**31 for token_id in self.stop_token_ids)
+        _expect(is_good, "stop token ids of at least 0", list(self.stop_token_ids))
 
 
 def _is_list(value: object) -> bool:
@@ -142,11 +130,8 @@ def _pairs(bias: Any) -> dict[int, float]:
     for token_id, value in pairs.items():
         whole_number("a token id of logit_bias", token_id)
         check_number("a value of logit_bias", value)
+        _expect(abs(value) <= _FLOAT32_MAX, "finite numbers in logit_bias", pairs)
     return pairs
-
-
-def _is_temperature(value: float) -> bool:
-    return 0 <= value <= _FLOAT32_MAX
 
 
 def _is_unicode(text: str) -> bool:
@@ -183,3 +168,26 @@ class Request:
     def __post_init__(self) -> None:
         is_settings = isinstance(self.settings, Settings)
         _expect(is_settings, "settings as jspec.Settings", repr(self.settings))
+
+
+def make_requests(
+    prompts: Any, settings: Settings, num_samples: int | None = None
+) -> list[Request]:
+    """Returns a request for each prompt, a text or a request; or `num_samples` with rising seeds.
+
+    Raises:
+      InputError: no list of prompts, or a seed above the largest.
+    """
+    if isinstance(prompts, Mapping | bytes | Set):
+        kind = type(prompts).__name__
+        raise InputError(f"expected a prompt as a text or a Request, or a list of them, got {kind}")
+    requests = [p if isinstance(p, Request) else Request(p, settings) for p in prompts]
+    if num_samples is None:
+        return requests
+    check_count("num_samples", num_samples, 1, 10**6)
+    return [_with_seed(request, k) for request in requests for k in range(num_samples)]
+
+
+def _with_seed(request: Request, number: int) -> Request:
+    settings = dataclasses.replace(request.settings, seed=request.settings.seed + number)
+    return dataclasses.replace(request, settings=settings)

@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Sequence
 
+from jspec.common.errors import InputError
 from jspec.generation.request import Settings
 from jspec.generation.stats import Stats
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Result:
     """One answer.
 
@@ -17,13 +18,15 @@ class Result:
       token_ids: the token ids of the answer, including the one that ended it.
       text: the answer as text, without special tokens and cut before a stop string.
       finish_reason: "eos" (the model ended its answer), "stop" (a stop string or stop token came)
-        or "length" (`max_new_tokens` or the context was reached).
+        or "length" (`max_new_tokens` or the context was reached); or "failed", see `error`.
       settings: the settings of the request.
       stats: counts and times.
       logprobs: natural log-probability of each token under the distribution that it was sampled
         from, after processors, temperature and filters; None unless `Settings.logprobs` is set.
       raw_logprobs: the same under the model's own distribution.
       category: the category of the request.
+      error: what was wrong with an answer that failed, such as logits that are NaN; else None. The
+        tokens before are there.
     """
 
     prompt: str | Sequence[int]
@@ -36,22 +39,29 @@ class Result:
     logprobs: list[float] | None = None
     raw_logprobs: list[float] | None = None
     category: str | None = None
+    error: str | None = None
+
+    def __repr__(self) -> str:
+        """Begins with the text; the whole is in the attributes."""
+        text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
+        return f"<Result {text!r}: {len(self.token_ids)} tokens, {self.finish_reason}>"
 
     def to_json(self) -> dict[str, object]:
         """Returns the result as plain values, ready for `json.dumps`."""
-        return {
+        return vars(self) | {
             "prompt": self.prompt if isinstance(self.prompt, str) else list(self.prompt),
-            "prompt_token_ids": self.prompt_token_ids,
-            "token_ids": self.token_ids,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
             "seed": self.settings.seed,
             "settings": dataclasses.asdict(self.settings),
             "stats": self.stats.to_json(),
-            "logprobs": self.logprobs,
-            "raw_logprobs": self.raw_logprobs,
-            "category": self.category,
         }
+
+
+def check_answered(results: Sequence[Result]) -> None:
+    """Raises an `InputError` that names the first answer that failed, if any did."""
+    for index, result in enumerate(results):
+        if result.error is not None:
+            where = f"prompt {index}: " if len(results) > 1 else ""
+            raise InputError(f"{where}{result.error}")
 
 
 @dataclasses.dataclass(frozen=True)

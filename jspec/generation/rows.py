@@ -1,28 +1,25 @@
-"""A request as one row of a batch, and the checks that need both the request and the model."""
+"""A request as one row of a batch: checks that need the model, and its state on the device."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.generation.request import Settings
-from jspec.models import LlamaConfig
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.models import init_cache
+from jspec.sampling.distribution import SamplingSettings
+from jspec.sampling.settings import Switches
+from jspec.speculation.control import Control
+from jspec.speculation.ends import silence
+from jspec.speculation.logprobs import TokenLogprobs
+from jspec.speculation.types import Drafter, SpecState
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.vocabulary import used_vocab_size
 
 MAX_STOP_IDS = 8
-
-
-class CostsAt(NamedTuple):
-    """What the rounds of one row cost at its length; see `Control`.
-
-    Attributes:
-      rounds: seconds of a round, by drafter and number of drafts, [m c].
-      reading: seconds per token that a drafter has not read yet, [m].
-    """
-
-    rounds: np.ndarray
-    reading: np.ndarray
 
 
 class Row(NamedTuple):
@@ -33,39 +30,25 @@ class Row(NamedTuple):
       prompt: token ids of the prompt.
       stop_ids: every token that ends the answer, at most `MAX_STOP_IDS`.
       max_length: maximum number of tokens, prompt included.
-      costs: costs of this row's rounds; None where the number of drafts is fixed.
+      costs: seconds of this row's rounds, [m c], and per token that a drafter has not read yet,
+        [m], as `Control` has them; None where the number of drafts is fixed.
     """
 
     settings: Settings
     prompt: Sequence[int]
     stop_ids: Sequence[int]
     max_length: int
-    costs: CostsAt | None = None
+    costs: tuple[np.ndarray, np.ndarray] | None = None
 
 
-def make_row(
-    prompt: list[int],
-    settings: Settings,
-    *,
-    config: LlamaConfig,
-    vocab_size: int,
-    max_seq_len: int,
-    acceptance: str,
-    temperatures: Temperatures,
-) -> Row:
-    """Returns the row of a request, after checking that the model can answer it.
+_NO_REQUEST = Row(Settings(), prompt=(), stop_ids=(), max_length=0)
 
-    Args:
-      prompt: token ids of the prompt.
-      settings: how to answer.
-      config: the target's configuration.
-      vocab_size: number of token ids that the target really uses.
-      max_seq_len: maximum number of tokens of prompt and answer together.
-      acceptance: name of the acceptance rule.
-      temperatures: the temperatures that this rule accepts.
+
+def make_row(prompt: list[int], settings: Settings, target: LoadedModel, max_seq_len: int) -> Row:
+    """Returns the row of a request; prompt and answer have at most `max_seq_len` tokens together.
 
     Raises:
-      InputError: if the model or the acceptance rule cannot answer the request.
+      InputError: if the model cannot answer the request.
     """
     if not prompt:
         raise InputError("expected a prompt of at least one token, got none")
@@ -73,21 +56,19 @@ def make_row(
         raise InputError(
             f"expected a prompt of fewer tokens than the context's {max_seq_len}, got {len(prompt)}"
         )
-    _check_ids("prompt token ids", prompt, config.vocab_size)
-    stop_ids = {*config.eos_ids, *settings.stop_token_ids}
+    _check_ids("prompt token ids", prompt, target.config.vocab_size)
+    stop_ids = {*target.config.eos_ids, *settings.stop_token_ids}
     if len(stop_ids) > MAX_STOP_IDS:
         raise InputError(
             f"expected at most {MAX_STOP_IDS} stop token ids, the model's own among them, got "
             f"{len(stop_ids)}"
         )
-    _check_token_settings(settings, stop_ids, vocab_size)
-    check_temperature(acceptance, temperatures, settings.temperature)
+    _check_token_settings(settings, stop_ids, used_vocab_size(target))
     max_length = min(len(prompt) + settings.max_new_tokens, max_seq_len)
     return Row(settings, prompt, tuple(stop_ids), max_length)
 
 
 def _check_ids(name: str, ids: Collection[int], vocab_size: int) -> None:
-    """Checks that all token ids lie in the vocabulary."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         raise InputError(
             f"expected {name} from 0 to {vocab_size - 1}, got some from {min(ids)} to {max(ids)}"
@@ -117,24 +98,82 @@ def _check_token_settings(settings: Settings, stop_ids: Collection[int], vocab_s
         )
 
 
-def check_temperature(acceptance: str, expected: Temperatures, temperature: float) -> None:
-    """Checks that an acceptance rule can be used at a temperature.
+def empty_state(
+    target: LoadedModel,
+    drafter: Drafter | None,
+    numbers: Sequence[int],
+    batch_size: int,
+    capacity: int,
+    switches: Switches,
+) -> SpecState:
+    """Returns a state whose rows, with caches of `capacity` slots, are all done; see `Engine`."""
+    zeros = jnp.zeros([batch_size], jnp.int32)
+    ones = jnp.ones([batch_size], jnp.float32)
+    states = jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (batch_size, *leaf.shape)),
+        _processor_states(_NO_REQUEST, switches, target.config.vocab_size),
+    )
+    control = None
+    if drafter is not None and numbers:
+        control = Control.init(batch_size, kinds=drafter.kinds, numbers=numbers)
+    dtype = target.params["embedding"].dtype
+    return SpecState(
+        target_cache=init_cache(
+            target.config, batch_size=batch_size, capacity=capacity, dtype=dtype
+        ),
+        draft=None if drafter is None else drafter.init(batch_size, capacity),
+        last_token=zeros,
+        seed=zeros.astype(jnp.uint32),
+        settings=SamplingSettings(0 * ones, zeros, ones, 0 * ones, states, switches),
+        draft_temperature=0 * ones,
+        stop_ids=jnp.full([batch_size, MAX_STOP_IDS], -1, jnp.int32),
+        max_length=zeros,
+        is_done=jnp.ones([batch_size], bool),
+        control=control,
+        last_logprobs=TokenLogprobs(ones[:, None], ones[:, None]) if switches.logprobs else None,
+    )
 
-    Args:
-      acceptance: name of the rule.
-      expected: the temperatures that it accepts.
-      temperature: the temperature of the request.
 
-    Raises:
-      InputError: if it cannot.
-    """
-    is_accepted = {
-        Temperatures.ANY: True,
-        Temperatures.ZERO: temperature == 0,
-        Temperatures.POSITIVE: temperature > 0,
-    }[expected]
-    if not is_accepted:
-        raise InputError(
-            f"the acceptance rule {acceptance!r} expects temperature {expected.value}, "
-            f"got {temperature}"
-        )
+def with_request(state: SpecState, row: Row, vocab_size: int) -> SpecState:
+    """Returns an empty one-row state with everything that the request decides."""
+    settings, switches = row.settings, state.settings.switches
+    stop_ids = sorted(set(row.stop_ids))
+    stop_ids += [-1] * (MAX_STOP_IDS - len(stop_ids))
+    draft_temperature = settings.draft_temperature
+    if draft_temperature is None:
+        draft_temperature = settings.temperature
+    states = _processor_states(row, switches, vocab_size)
+    control = state.control
+    if control is not None and row.costs is not None:
+        rounds, reading = (jnp.asarray(leaf, jnp.float32)[None] for leaf in row.costs)
+        control = control.replace(costs=rounds, reading=reading)
+    return state.replace(
+        seed=np.array([settings.seed], np.uint32),
+        settings=SamplingSettings(
+            temperature=jnp.array([settings.temperature], np.float32),
+            top_k=jnp.array([settings.top_k], np.int32),
+            top_p=jnp.array([settings.top_p], np.float32),
+            min_p=jnp.array([settings.min_p], np.float32),
+            states=jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], states),
+            switches=switches,
+        ),
+        draft_temperature=jnp.array([draft_temperature], np.float32),
+        stop_ids=np.array([stop_ids], np.int32),
+        max_length=np.array([row.max_length], np.int32),
+        is_done=np.array([False]),
+        control=control,
+    )
+
+
+def finish_row(state: SpecState, row: jax.Array) -> SpecState:
+    """Returns the state with a row, a scalar, marked as done: it neither writes nor emits."""
+    return silence(state, state.is_done.at[row].set(True))
+
+
+def _processor_states(row: Row, switches: Switches, vocab_size: int) -> tuple[Any, ...]:
+    """Returns the state of each processor for one row, without the row's axis."""
+    prompt, stop_ids = list(row.prompt), list(row.stop_ids)
+    return tuple(
+        processor.init(row.settings, prompt=prompt, stop_ids=stop_ids, vocab_size=vocab_size)
+        for processor in switches.processors
+    )

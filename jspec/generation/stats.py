@@ -21,7 +21,7 @@ class RoundCounts(NamedTuple):
     drafter: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Stats:
     """Counts and times of one request.
 
@@ -74,7 +74,7 @@ class Stats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted drafts divided by proposed drafts; None if none were proposed."""
+        """Accepted drafts divided by proposed drafts."""
         return acceptance_rate(self.rounds)
 
     @property
@@ -84,48 +84,43 @@ class Stats:
 
     @property
     def tokens_per_target_call(self) -> float | None:
-        """Tokens emitted by rounds per call of the target, without the prefill; None without
-        rounds.
-        """
+        """Tokens emitted by rounds per call of the target, the prefill not among them."""
         return self.num_round_tokens / self.num_target_calls if self.num_rounds else None
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens emitted by rounds per second of decoding; None without rounds."""
-        if not self.num_rounds or not self.decode_seconds:
-            return None
-        return self.num_round_tokens / self.decode_seconds
+        """Tokens emitted by rounds per second of decoding."""
+        is_timed = self.num_rounds and self.decode_seconds
+        return self.num_round_tokens / self.decode_seconds if is_timed else None
 
     @property
     def accepted_histogram(self) -> list[int]:
         """How many rounds accepted 0, 1, ... `num_draft_tokens` drafts."""
-        counts = [0] * (self.num_draft_tokens + 1)
-        for accepted in self.accepted_per_round:
-            counts[accepted] += 1
-        return counts
+        return [self.accepted_per_round.count(n) for n in range(self.num_draft_tokens + 1)]
+
+    def __repr__(self) -> str:
+        """Gives the counts; the whole is in the attributes."""
+        drafts = f"{self.num_accepted} of {self.num_proposed} drafts accepted"
+        return f"<Stats: {self.num_round_tokens} tokens in {self.num_rounds} rounds, {drafts}>"
 
     def to_json(self) -> dict[str, object]:
         """Returns counts, rates and times as plain values, ready for `json.dumps`."""
-        return {
-            "num_rounds": self.num_rounds,
-            "num_target_calls": self.num_target_calls,
-            "num_proposed": self.num_proposed,
-            "num_accepted": self.num_accepted,
+        names = (
+            "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
+            "tokens_per_target_call", "accepted_histogram", "prefill_seconds",
+            "decode_seconds", "device_seconds", "compile_seconds",
+            "tokens_per_second",
+        )  # fmt: skip
+        return {name: getattr(self, name) for name in names} | {
             "num_wasted": self.num_proposed - self.num_accepted,
-            "acceptance_rate": self.acceptance_rate,
-            "tokens_per_target_call": self.tokens_per_target_call,
-            "accepted_histogram": self.accepted_histogram,
             "accepted_per_round": list(self.accepted_per_round),
             "proposed_per_round": [a_round.num_proposed for a_round in self.rounds],
             "acceptance_by_position": acceptance_by_position(self.rounds),
-            "conditional_acceptance_by_position": conditional_acceptance(self.rounds),
+            "conditional_acceptance_by_position": acceptance_by_position(
+                self.rounds, is_conditional=True
+            ),
             "by_drafter": by_drafter(self.rounds),
-            "prefill_seconds": self.prefill_seconds,
-            "decode_seconds": self.decode_seconds,
-            "device_seconds": self.device_seconds,
             "host_seconds": max(self.decode_seconds - self.device_seconds, 0.0),
-            "compile_seconds": self.compile_seconds,
-            "tokens_per_second": self.tokens_per_second,
         }
 
 
@@ -138,22 +133,15 @@ def acceptance_rate(rounds: Rounds) -> float | None:
     return sum(a_round.num_accepted for a_round in rounds) / num_proposed if num_proposed else None
 
 
-def acceptance_by_position(rounds: Rounds) -> list[float]:
-    """Returns, for each position in a proposal, the share of its drafts that were accepted."""
-    return _rates(rounds, is_conditional=False)
+def acceptance_by_position(rounds: Rounds, *, is_conditional: bool = False) -> list[float]:
+    """Returns, for each position in a proposal, the share of its drafts that were accepted.
 
-
-def conditional_acceptance(rounds: Rounds) -> list[float]:
-    """Returns the same over those rounds alone in which all earlier drafts were accepted."""
-    return _rates(rounds, is_conditional=True)
-
-
-def _rates(rounds: Rounds, *, is_conditional: bool) -> list[float]:
+    Conditional rates count only rounds in which all earlier drafts were accepted.
+    """
     rates = []
     for position in range(max((a_round.num_proposed for a_round in rounds), default=0)):
-        had = [r for r in rounds if r.num_proposed > position]
-        if is_conditional:
-            had = [r for r in had if r.num_accepted >= position]
+        reached = position if is_conditional else 0
+        had = [r for r in rounds if r.num_proposed > position and r.num_accepted >= reached]
         if not had:
             break
         rates.append(sum(r.num_accepted > position for r in had) / len(had))
@@ -162,9 +150,8 @@ def _rates(rounds: Rounds, *, is_conditional: bool) -> list[float]:
 
 def by_drafter(rounds: Rounds) -> dict[str, dict[str, float | int | None]]:
     """Returns counts and acceptance rate of each drafter that proposed anything, by its name."""
-    names = sorted({a_round.drafter for a_round in rounds if a_round.num_proposed})
     report = {}
-    for name in names:
+    for name in sorted({a_round.drafter for a_round in rounds if a_round.num_proposed}):
         own = [r for r in rounds if r.num_proposed and r.drafter == name]
         report[name] = {
             "num_rounds": len(own),

@@ -1,48 +1,41 @@
-"""Checks that a run reads every option it is given: an option without a reader is an error.
-
-`drafters.check_options` checks the options of drafters. This module checks the number of drafts,
-the draft temperature and the options of the acceptance rules.
-"""
+"""Checks that a run reads every option it is given, as `drafters.check_options` does for theirs."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFTERS,
     DrafterOptions,
+    choose_drafter,
     draws_from_distribution,
+    read_options,
 )
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
+from jspec.speculation.acceptance.types import Temperatures
 
 
-def check_read(
-    drafter: str,
-    drafter_options: DrafterOptions,
-    settings: Settings,
-    *,
-    num_draft_tokens: int | str,
-    acceptance: str,
-    rule_options: RuleOptions,
-) -> None:
-    """Checks that a run reads each option that is not at its default.
+def gather_options(options: dict[str, Any], target: str, *, has_draft: bool) -> dict[str, Any]:
+    """Returns a `Generator`'s options, with those of drafters and rules in their dataclasses.
 
-    Args:
-      drafter: its name.
-      drafter_options: of the drafters.
-      settings: of its requests.
-      num_draft_tokens: a round, or "auto".
-      acceptance: the rule's name.
-      rule_options: of the rules.
+    They may be given by the names of their flags. All is checked before models are loaded.
 
     Raises:
-      InputError: an option that neither drafter nor rule reads; it names those that read it.
+      InputError: a drafter or an option that does not fit.
     """
-    check_num_draft_tokens(num_draft_tokens, drafter)
-    check_rule_options(rule_options, acceptance, drafter)
-    check_draft_temperature(settings, [(drafter, drafter_options)])
+    options = dict(options)
+    given = options.pop("drafter_options", DrafterOptions())
+    drafter_options = read_options(options, given)
+    given = options.pop("rule_options", RuleOptions())
+    own = {name: options.pop(name) for name in vars(given).keys() & options.keys()}
+    drafter = options.get("drafter")
+    if drafter is None or isinstance(drafter, str):
+        choose_drafter(drafter, has_draft=has_draft, target=target, options=drafter_options)
+    rule_options = dataclasses.replace(given, **own)
+    return options | {"drafter_options": drafter_options, "rule_options": rule_options}
 
 
 def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
@@ -59,11 +52,7 @@ def check_num_draft_tokens(num_draft_tokens: int | str, drafter: str) -> None:
 
 
 def rules_that_read(option: str) -> list[str]:
-    """Returns the acceptance rules that read an option: those that change with its value.
-
-    Args:
-      option: a field of `RuleOptions`; each may be 0 and may be 1.
-    """
+    """Returns the acceptance rules that change with the value of a field of `RuleOptions`."""
     zero, one = (RuleOptions(**{option: value}) for value in (0.0, 1.0))
     names = [*RULES, *TIMING_RULES]
     return [name for name in names if get_rule(name, zero) is not get_rule(name, one)]
@@ -94,27 +83,35 @@ def check_rule_options(options: RuleOptions, acceptance: str, drafter: str) -> N
             check_rule_option(field.name, acceptance, drafter)
 
 
+def check_temperature(acceptance: str, expected: Temperatures, temperature: float) -> None:
+    """Checks that an acceptance rule, made for the temperatures `expected`, can be used at one.
+
+    Raises:
+      InputError: if it cannot.
+    """
+    is_wrong = {Temperatures.ZERO: temperature > 0, Temperatures.POSITIVE: temperature == 0}
+    if is_wrong.get(expected, False):
+        raise InputError(
+            f"the acceptance rule {acceptance!r} expects temperature {expected.value}, "
+            f"got {temperature}"
+        )
+
+
 def check_draft_temperature(
     settings: Settings, drafters: Sequence[tuple[str, DrafterOptions]]
 ) -> None:
     """Checks that a draft temperature, if there is one, is read by one of the drafters.
-
-    Args:
-      settings: of a request.
-      drafters: names and options of those that answer it.
 
     Raises:
       InputError: the drafts of all of them follow from the context, or there are none.
     """
     if settings.draft_temperature is None or any(draws_from_distribution(*one) for one in drafters):
         return
-    readers = ", ".join(
-        name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())
-    )
+    readers = [name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())]
     names = ", ".join(repr(name) for name, _ in drafters)
     raise InputError(
         f"expected draft_temperature with a drafter that draws from a distribution "
-        f"({readers}, or ngram with ngram_probs=sampled), got it with {names}"
+        f"({', '.join(readers)}, or ngram with ngram_probs=sampled), got it with {names}"
     )
 
 

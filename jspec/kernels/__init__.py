@@ -1,19 +1,9 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
-| operation | function | beside the XLA reference |
-|---|---|---|
-| product with a float or a quantised kernel | `product` | C++ on CPU |
-| attention over a cache | `attend` | C++ on CPU, cuDNN on GPU |
-| root-mean-square norm | `rms_norm` | C++ on CPU |
-| rotary position embeddings | `rotate_heads` | C++ on CPU |
-| SwiGLU gate | `swiglu` | C++ on CPU |
-| cache write | `write_rows` | C++ on CPU |
-| threshold of a top-k or top-p filter | `smallest_rank` | C++ on CPU |
-| argmax | `first_argmax` | C++ on CPU |
-
-Each lives in a file of its own, next to its reference. Nothing outside this package asks which
-device or processor it runs on: what follows from that is answered here by purpose, too
-(`prefill_widths`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
+computes it instead where there is a compiler; attention has cuDNN on GPU besides. Nothing outside
+this package asks which device or processor it runs on: what follows from that is answered here by
+purpose, too (`prefill_widths`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax

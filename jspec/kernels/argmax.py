@@ -4,9 +4,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.kernels import library
+from jspec.kernels.library import floats, in_cpp
 
 
+def _results(values: Array) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    return jax.ShapeDtypeStruct(values.shape[:-1], jnp.int32), floats(*values.shape[:-1])
+
+
+@in_cpp("first_argmax", _results)
 def first_argmax(
     values: Float32[Array, "... v"],
 ) -> tuple[Int32[Array, "..."], Float32[Array, "..."]]:
@@ -14,24 +19,10 @@ def first_argmax(
 
     Where any value of a row is NaN, the largest value is NaN and the index is v.
     """
-    rows = values.reshape(-1, values.shape[-1])
-    if library.is_available():
-        count = rows.shape[0]
-        results = tuple(jax.ShapeDtypeStruct((count,), dtype) for dtype in (jnp.int32, jnp.float32))
-        index, largest = library.call("first_argmax", first_argmax_by_xla, results, rows)
-    else:
-        index, largest = first_argmax_by_xla(rows)
-    return index.reshape(values.shape[:-1]), largest.reshape(values.shape[:-1])
-
-
-def first_argmax_by_xla(
-    values: Float32[Array, "r v"],
-) -> tuple[Int32[Array, "r"], Float32[Array, "r"]]:
-    """Does the same in JAX."""
     size = values.shape[-1]
     # NaN is looked for apart: XLA's maximum on CPU may skip it among thousands of numbers.
     has_nan = jnp.any(jnp.isnan(values), axis=-1, keepdims=True)
     largest = jnp.where(has_nan, jnp.nan, jnp.max(values, axis=-1, keepdims=True))
     # Two reductions, because XLA's own argmax on CPU takes four times as long.
     index = jnp.where(values == largest, jnp.arange(size, dtype=jnp.int32), size)
-    return jnp.min(index, axis=-1), largest[:, 0]
+    return jnp.min(index, axis=-1), largest[..., 0]

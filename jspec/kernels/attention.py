@@ -6,15 +6,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jspec.kernels import cudnn, library
+from jspec.kernels import library
+from jspec.kernels.cudnn import in_cudnn
 from jspec.kernels.precision import exact_float32
 
 _FEW_QUERIES = 16  # up to which C++ is faster than XLA on any CPU
 _NATIVE_DIMS = (32, 64, 128, 256)  # widths of a head that the C++ computes
-_NATIVE_TYPES = (jnp.bfloat16, jnp.float32)  # of keys and values that the C++ reads
 _MASKED = -1e30  # finite, so that a query that may see nothing gives no NaN
 
 
+def _is_native(queries: Array, keys: Array, values: Array, visible: Array) -> bool:
+    del values, visible
+    _, t, _, h = queries.shape
+    is_fast = t <= _FEW_QUERIES or library.has_pairs()
+    has_types = queries.dtype == jnp.float32 and keys.dtype in (jnp.bfloat16, jnp.float32)
+    return is_fast and h in _NATIVE_DIMS and has_types
+
+
+@in_cudnn
+@library.in_cpp("attention", lambda queries, *_: library.floats(*queries.shape), _is_native)
 def attend(
     queries: Float[Array, "b t n h"],
     keys: Float[Array, "b k s h"],
@@ -23,38 +33,9 @@ def attend(
 ) -> Float[Array, "b t n h"]:
     """Returns softmax(queries · keysᵀ) · values over the visible slots, heads in groups of n / k.
 
-    Scores and softmax are float32. For a query that sees nothing the result is finite and means
-    nothing.
-
-    Args:
-      queries: already scaled.
-      keys: of all slots.
-      values: of all slots.
-      visible: which slots each query may see.
+    Queries are already scaled. Scores and softmax are float32. For a query that sees nothing the
+    result is finite and means nothing.
     """
-    operands = queries, keys, values, visible
-    if cudnn.is_usable(attend_by_xla, queries, keys):
-        return cudnn.call(attend_by_xla, *operands)
-    _, t, _, h = queries.shape
-    is_native = (
-        (t <= _FEW_QUERIES or library.has_pairs())
-        and h in _NATIVE_DIMS
-        and queries.dtype == jnp.float32
-        and keys.dtype in _NATIVE_TYPES
-    )
-    if is_native and library.is_available():
-        result = jax.ShapeDtypeStruct(queries.shape, jnp.float32)
-        return library.call("attention", attend_by_xla, result, *operands)
-    return attend_by_xla(*operands)
-
-
-def attend_by_xla(
-    queries: Float[Array, "b t n h"],
-    keys: Float[Array, "b k s h"],
-    values: Float[Array, "b k s h"],
-    visible: Bool[Array, "b t s"],
-) -> Float[Array, "b t n h"]:
-    """Does the same in JAX. It computes the scores of all slots and masks the invisible ones."""
     b, t, n, h = queries.shape
     k = keys.shape[1]
     # The n / k query heads that share a key head become more queries of that head: one product.

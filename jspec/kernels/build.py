@@ -54,13 +54,9 @@ def load_library() -> ctypes.CDLL:
 def _is_whole(path: pathlib.Path) -> bool:
     """Returns whether a library is as it was built; loading a damaged one crashes the process."""
     try:
-        return _digest_path(path).read_text() == _digest(path)
+        return path.with_suffix(".sha256").read_text() == _digest(path)
     except OSError:
         return False
-
-
-def _digest_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_suffix(".sha256")
 
 
 def _digest(path: pathlib.Path) -> str:
@@ -98,11 +94,10 @@ def _build(path: pathlib.Path) -> ctypes.CDLL:
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(run, commands))
         run(["-shared", *map(str, goals.values()), "-o", str(built)])
-        library = ctypes.CDLL(str(built))
-        digest = _digest_path(built)
+        library, digest = ctypes.CDLL(str(built)), built.with_suffix(".sha256")
         digest.write_text(_digest(built))
         built.replace(path)
-        digest.replace(_digest_path(path))  # last: without it the library counts as damaged
+        digest.replace(path.with_suffix(".sha256"))  # last: without it the library is built again
     return library
 
 

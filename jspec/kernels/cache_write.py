@@ -5,35 +5,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jspec.common.typing import RowCounts
-from jspec.kernels import library
+from jspec.kernels.library import in_cpp
 
 TAIL = 16  # slots after the capacity, so that a small block written at its end stays inside
-_NATIVE_TYPES = (jnp.bfloat16, jnp.float32)  # that the C++ writes
 
 
+def _is_native(layer: Array, new: Array, start: Array) -> bool:
+    del start
+    return layer.dtype in (jnp.bfloat16, jnp.float32) and new.dtype == jnp.float32
+
+
+@in_cpp("write_rows", lambda layer, *_: jax.ShapeDtypeStruct(layer.shape, layer.dtype), _is_native)
 def write_rows(
     layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
 ) -> Float[Array, "b k s h"]:
     """Returns the layer with `new` written from each row's own slot on, in place where possible.
 
-    What falls past the last slot is lost. It is never shifted onto a good slot.
-
-    Args:
-      layer: s is the capacity and a tail of `TAIL` slots, whose contents mean nothing.
-      new: converted to the layer's type.
-      start: the first slot written in each row, [b].
+    What falls past the last slot is lost. It is never shifted onto a good slot. A layer has `TAIL`
+    slots more than its capacity, whose contents mean nothing.
     """
-    if library.is_available() and layer.dtype in _NATIVE_TYPES:
-        result = jax.ShapeDtypeStruct(layer.shape, layer.dtype)
-        operands = layer, new.astype(jnp.float32), start
-        return library.call("write_rows", write_rows_by_xla, result, *operands)
-    return write_rows_by_xla(layer, new, start)
-
-
-def write_rows_by_xla(
-    layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
-) -> Float[Array, "b k s h"]:
-    """Does the same in JAX."""
     new = new.astype(layer.dtype)
     b, t = new.shape[:2]
     if jax.default_backend() != "cpu" or t > TAIL:

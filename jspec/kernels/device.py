@@ -7,16 +7,13 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec.kernels import library
+from jspec.kernels.build import fingerprint
 
 
 class TimedProducts(NamedTuple):
-    """Products that are large enough to measure the default device by.
-
-    Attributes:
-      num_bytes: size of a kernel that no cache holds, for the rate at which weights are read.
-      rows: rows of a product that is bound by arithmetic, for the rate of operations.
-      width: inputs and outputs of that product.
-      rows_dtype: the type in which a product takes its rows without a conversion.
+    """Products to measure the default device by: a kernel of `num_bytes`, which no cache holds, for
+    the rate of reading weights; and `rows` of `width` inputs and outputs, bound by arithmetic, for
+    the rate of operations. They take rows of `rows_dtype` without a conversion.
     """
 
     num_bytes: int
@@ -36,18 +33,13 @@ def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
 def prefers_unrolled_loops() -> bool:
     """Returns whether a short loop of small operations is better written out.
 
-    On a GPU an operation is at most one kernel, and the turns of a loop are what costs. On CPU
-    every operation is machine code that must be compiled and kept.
+    On a GPU the turns of a loop are what costs. On CPU operations are machine code to compile.
     """
     return jax.default_backend() != "cpu"
 
 
 def describe_device() -> dict[str, str | None]:
-    """Returns what a record of measurements says of the device.
-
-    Returns:
-      `backend` and `device`, JAX's names for the default device, and `native`, the fingerprint of
-      the C++ library in use or None.
-    """
+    """Returns JAX's names for the default device, and the C++ library's fingerprint or None."""
     kind = jax.devices()[0].device_kind
-    return {"backend": jax.default_backend(), "device": kind, "native": library.version()}
+    native = fingerprint() if library.is_available() else None
+    return {"backend": jax.default_backend(), "device": kind, "native": native}

@@ -101,7 +101,7 @@ def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[A
     rows = rows.astype(kernel.dtype)
     num_outputs = _num_outputs(kernel, rows.shape[1])
     if library.is_available() and library.has_packed():
-        result = jax.ShapeDtypeStruct((rows.shape[0], num_outputs), jnp.float32)
+        result = library.floats(rows.shape[0], num_outputs)
         return library.call(
             f"{kernel.kind}_product", _reference(kernel, num_outputs), result, rows, kernel.strips
         )

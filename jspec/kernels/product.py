@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from jspec.kernels import library
-from jspec.kernels.precision import exact_float32
+from jspec.kernels.precision import dot
 from jspec.kernels.quantized import QuantizedKernel, quantized_product
 
 Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
@@ -25,36 +25,29 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     By C++ a row's result does not depend on the rows beside it, so that a token's logits are the
     same in a decoding step and in a verify call.
 
-    Args:
-      rows: float32, or the kernel's type, to which they are rounded.
-      kernel: [o i], one output a row, as in PyTorch, which is the faster layout for few rows.
-        Either a float array or a quantised kernel.
+    Rows are rounded to the kernel's type. A kernel is [o i], one output a row, as in PyTorch, which
+    is the faster layout for few rows.
     """
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
-    if rows.shape[0] <= _most_native_rows(kernel.dtype) and library.is_available():
-        result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
-        return library.call("product", product_by_xla, result, rows.astype(jnp.float32), kernel)
-    return product_by_xla(rows, kernel)
+    return float_product(rows.astype(jnp.float32), kernel)
 
 
-def product_by_xla(rows: Float[Array, "r i"], kernel: Float[Array, "o i"]) -> Float32[Array, "r o"]:
-    """Does the same in JAX, for a kernel of floats."""
-    outputs = jax.lax.dot_general(
-        _at_least_two_rows(rows.astype(kernel.dtype)),
-        kernel,
-        (((1,), (1,)), ((), ())),
-        precision=exact_float32(kernel.dtype),
-        preferred_element_type=jnp.float32,
-    )
-    return outputs[: rows.shape[0]]
-
-
-def _at_least_two_rows(rows: Float[Array, "r i"]) -> Float[Array, "r2 i"]:
-    """Pads one bfloat16 row to two: XLA on CPU is ten times slower with one."""
-    if rows.shape[0] > 1 or rows.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
-        return rows
-    return jnp.concatenate([rows, jnp.zeros_like(rows)])
+@library.in_cpp(
+    "product",
+    lambda rows, kernel: library.floats(rows.shape[0], kernel.shape[0]),
+    lambda rows, kernel: rows.shape[0] <= _most_native_rows(kernel.dtype),
+)
+def float_product(
+    rows: Float32[Array, "r i"], kernel: Float[Array, "o i"]
+) -> Float32[Array, "r o"]:
+    """Does the same for float32 rows and a kernel of floats."""
+    num_rows = rows.shape[0]
+    rows = rows.astype(kernel.dtype)
+    # XLA on CPU is ten times slower with one bfloat16 row than with two.
+    if num_rows == 1 and rows.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+        rows = jnp.concatenate([rows, jnp.zeros_like(rows)])
+    return dot(rows, kernel)[:num_rows]
 
 
 def _most_native_rows(dtype: jnp.dtype) -> int:
@@ -68,10 +61,8 @@ def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
     """Returns the widths, in tokens, at which calls on chunks of a prompt are compiled.
 
     A wide call takes two and a half to four times as long as a narrow one. Where many rows are
-    multiplied in C++, but not in tiles, it takes four times as long, and one width is enough.
-
-    Args:
-      kernel: one of the model's, which tells the type of all.
+    multiplied in C++, but not in tiles, it takes four times as long, and one width is enough. One
+    of the model's kernels tells the type of all.
     """
     if isinstance(kernel, QuantizedKernel):
         is_one_enough = library.is_available()

@@ -4,15 +4,11 @@ A weight is the scale of its output times an int8. A 4-bit integer becomes that 
 multiplied by its group's multiplier, itself an integer, so one product serves both kinds. The
 model's type holds these integers exactly.
 
-Three methods multiply by such a kernel. On CPU the C++ converts a few outputs' weights at
-a time, which then stay in the processor's cache. On other devices XLA can fuse the conversion into
-the product. On CPU without a C++ compiler XLA would write the converted weights to memory and read
-them again, at four times the cost of a float kernel, but its int8 · int8 -> int32 product is fast:
-there each row is split into int8 digits of base 254. Two digits hold 16 bits of a row's largest
-number, which is enough for bfloat16 models; float32 models take three.
-
-On CPU a row's result does not depend on how many rows stand beside it: the sums have one order, or
-are of exact integers.
+On CPU the C++ converts a few outputs' weights at a time, which then stay in the processor's cache.
+On other devices XLA can fuse the conversion into the product. On CPU without a C++ compiler XLA
+would write the converted weights to memory and read them again, which takes ten times as long, but
+its int8 · int8 -> int32 product is fast: there each row is split into int8 digits of base 254. Two
+digits hold 16 bits of a row's largest number, which is enough for bfloat16; float32 takes three.
 """
 
 from typing import Any
@@ -20,16 +16,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float, Float32, Int, Int8, Int32, Shaped, UInt8
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Float32, Int, Int8, Shaped, UInt8
 
 from jspec.kernels import library
-from jspec.kernels.precision import exact_float32
+from jspec.kernels.precision import dot
 
 GROUP = 32  # inputs that share a multiplier
 _HALF = GROUP // 2  # of a group: the inputs in the low bits, and those in the high bits
 _BASE = 254.0  # rounding leaves at most 1/2, so the rest times this is in [-127, 127] again
-_BLOCK_BYTES = 4 << 20  # of weights unpacked at a time: they stay in the processor's cache
-_CONTRACT_LAST = (((1,), (1,)), ((), ()))
 
 
 class QuantizedKernel(struct.PyTreeNode):
@@ -51,7 +46,7 @@ class QuantizedKernel(struct.PyTreeNode):
     shape: tuple[int, ...] = struct.field(pytree_node=False)
     dtype: Any = struct.field(pytree_node=False)
 
-    def astype(self, dtype: jax.typing.DTypeLike) -> "QuantizedKernel":
+    def astype(self, dtype: DTypeLike) -> "QuantizedKernel":
         """Returns the kernel of the same model in another type: the weights are the same."""
         return self.replace(dtype=jnp.dtype(dtype))
 
@@ -63,12 +58,12 @@ def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Flo
         weights += (kernel.multipliers,)
     if library.is_available():
         name = "int8_product" if kernel.multipliers is None else "int4_product"
-        result = jax.ShapeDtypeStruct((rows.shape[0], kernel.scales.size), jnp.float32)
         # Without instructions for bfloat16 the C++ would convert every row to float32 anyway.
         dtype = kernel.dtype if library.has_pairs() else jnp.float32
+        result = library.floats(rows.shape[0], kernel.scales.size)
         return library.call(name, _float_product, result, rows.astype(dtype), *weights)
     if jax.default_backend() == "cpu":
-        return _integer_product(rows, kernel)
+        return _integer_product(rows.astype(jnp.float32), kernel)
     return _float_product(rows.astype(kernel.dtype), *weights)
 
 
@@ -76,8 +71,10 @@ def quantized_rows(table: QuantizedKernel, ids: Int[Array, "b t"]) -> Float32[Ar
     """Returns rows of a table, [b t d], in float32."""
     multipliers = None if table.multipliers is None else table.multipliers[ids.reshape(-1)]
     parts = _unpack(table.values[ids.reshape(-1)], multipliers)
-    integers = _join(parts).astype(jnp.float32)
-    return integers.reshape(*ids.shape, -1) * table.scales[ids][..., None]
+    size = _HALF if len(parts) > 1 else table.values.shape[1]
+    # The halves of each group stand side by side.
+    integers = jnp.stack([part.reshape(ids.size, -1, size) for part in parts], axis=2)
+    return integers.reshape(*ids.shape, -1).astype(jnp.float32) * table.scales[ids][..., None]
 
 
 def _float_product(
@@ -87,92 +84,41 @@ def _float_product(
     multipliers: Int8[Array, "o groups"] | None = None,
 ) -> Float32[Array, "r o"]:
     """Multiplies by converted weights; the reference of both C++ products."""
-    parts = _unpack(values, multipliers)
-    products = [
-        jax.lax.dot_general(
-            inputs,
-            part.astype(rows.dtype),
-            _CONTRACT_LAST,
-            precision=exact_float32(rows.dtype),
-            preferred_element_type=jnp.float32,
-        )
-        for inputs, part in zip(_split(rows, len(parts)), parts, strict=True)
-    ]
-    return sum(products[1:], products[0]) * scales
+    weights = [half.astype(rows.dtype) for half in _unpack(values, multipliers)]
+    return _dot(rows, weights, jnp.float32) * scales
 
 
-def _integer_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:
-    """Multiplies the rows' digits, and joins the sums: ((digit 2 / 254) + digit 1) / 254 + ..."""
+def _integer_product(rows: Float32[Array, "r i"], kernel: QuantizedKernel) -> Float32[Array, "r o"]:
+    """Multiplies the rows' digits: a row = unit · (digit 0 + digit 1 / 254 + digit 2 / 254² …)."""
     num_digits = 3 if kernel.dtype == jnp.float32 else 2
-    digits, units = _to_digits(rows.astype(jnp.float32), num_digits)
-    if kernel.multipliers is None:
-        sums = _integer_sums(digits, kernel.values, None)
-    else:
-        sums = _blockwise_sums(digits, kernel.values, kernel.multipliers)
-    by_digit = sums.astype(jnp.float32).reshape(num_digits, rows.shape[0], -1)
-    total = by_digit[-1]
-    for index in range(num_digits - 2, -1, -1):  # the smallest digits first, as rounding wants
-        total = by_digit[index] + total / _BASE
-    return total * units * kernel.scales
-
-
-def _to_digits(
-    rows: Float32[Array, "r i"], num_digits: int
-) -> tuple[Int8[Array, "nr i"], Float32[Array, "r 1"]]:
-    """Splits numbers: rows = unit · (digit 0 + digit 1 / 254 + digit 2 / 254² …), nearly.
-
-    Returns:
-      The digits, first those of the highest place for all rows, then the next; and each row's unit.
-      The unit is NaN where the row is not finite, so that its products are not finite either.
-    """
     units = jnp.max(jnp.abs(rows), axis=1, keepdims=True) / 127
     units = jnp.where(units == 0, 1.0, units)
     rest, digits = rows / units, []
     for _ in range(num_digits):
-        digit = jnp.round(rest)
-        digits.append(digit.astype(jnp.int8))
-        rest = (rest - digit) * _BASE
-    return jnp.concatenate(digits), jnp.where(jnp.isfinite(units), units, jnp.nan)
+        digits.append(jnp.round(rest))
+        rest = (rest - digits[-1]) * _BASE
+    # Unpacked weights that do not depend on the rows would be moved out of the decoding loop.
+    digits, values = jax.lax.optimization_barrier((digits, kernel.values))
+    # One product of all digits: the weights are read once.
+    digits = jnp.concatenate(digits).astype(jnp.int8)
+    sums = _dot(digits, _unpack(values, kernel.multipliers), jnp.int32).astype(jnp.float32)
+    total = jnp.zeros([], jnp.float32)
+    for digit_sums in reversed(jnp.split(sums, num_digits)):
+        total = digit_sums + total / _BASE  # the smallest digits first, as rounding wants
+    # A row that is not finite has no finite products either.
+    return total * jnp.where(jnp.isfinite(units), units, jnp.nan) * kernel.scales
 
 
-def _integer_sums(
-    rows: Int8[Array, "r i"],
-    values: Int8[Array, "o i"] | UInt8[Array, "o packed"],
-    multipliers: Int8[Array, "o groups"] | None,
-) -> Int32[Array, "r o"]:
-    """Returns rows · weightsᵀ without the scales."""
-    parts = _unpack(values, multipliers)
-    sums = [
-        jax.lax.dot_general(inputs, part, _CONTRACT_LAST, preferred_element_type=jnp.int32)
-        for inputs, part in zip(_split(rows, len(parts)), parts, strict=True)
-    ]
-    return sum(sums[1:], sums[0])
-
-
-def _blockwise_sums(
-    rows: Int8[Array, "r i"],
-    values: UInt8[Array, "o packed"],
-    multipliers: Int8[Array, "o groups"],
-) -> Int32[Array, "r o"]:
-    """Does the same for a block of outputs at a time, so that unpacked weights stay in cache."""
-    num_outputs = values.shape[0]
-    # At least two blocks: XLA would unroll a loop of one, and unpack all weights ahead of time.
-    block = max(1, min(_BLOCK_BYTES // rows.shape[1], -(-num_outputs // 2)))
-
-    def sums(begin: jax.Array | int, size: int) -> Int32[Array, "r block"]:
-        slices = (jax.lax.dynamic_slice_in_dim(a, begin, size) for a in (values, multipliers))
-        return _integer_sums(rows, *slices)
-
-    def body(index: jax.Array, outputs: jax.Array) -> jax.Array:
-        begin = index * block
-        return jax.lax.dynamic_update_slice_in_dim(outputs, sums(begin, block), begin, axis=1)
-
-    outputs = jnp.zeros([rows.shape[0], num_outputs], jnp.int32)
-    outputs = jax.lax.fori_loop(0, num_outputs // block, body, outputs)
-    if rest := num_outputs % block:
-        begin = num_outputs - rest
-        outputs = outputs.at[:, begin:].set(sums(begin, rest))
-    return outputs
+def _dot(
+    rows: Shaped[Array, "r i"], weights: list[Shaped[Array, "o part"]], dtype: DTypeLike
+) -> Shaped[Array, "r o"]:
+    """Returns rows · weightsᵀ, where the weights are what `_unpack` gives."""
+    parts = [rows]
+    if len(weights) > 1:
+        halves = rows.reshape(rows.shape[0], -1, 2, _HALF)
+        parts = [halves[:, :, part].reshape(rows.shape[0], -1) for part in range(2)]
+    products = [dot(*pair, dtype) for pair in zip(parts, weights, strict=True)]
+    return sum(products[1:], products[0])
 
 
 def _unpack(
@@ -187,26 +133,5 @@ def _unpack(
     signed = jax.lax.bitcast_convert_type(values, jnp.int8)
     low = jax.lax.shift_right_arithmetic(signed << jnp.int8(4), jnp.int8(4))
     high = jax.lax.shift_right_arithmetic(signed, jnp.int8(4))
-
-    def multiply(half: Int8[Array, "o packed"]) -> Int8[Array, "o packed"]:
-        grouped = half.reshape(*multipliers.shape, _HALF) * multipliers[:, :, None]
-        return grouped.reshape(half.shape)
-
-    return [multiply(low), multiply(high)]
-
-
-def _split(rows: Shaped[Array, "r i"], num_parts: int) -> list[Shaped[Array, "r part"]]:
-    """Returns the inputs in the parts that `_unpack` makes."""
-    if num_parts == 1:
-        return [rows]
-    halves = rows.reshape(rows.shape[0], -1, 2, _HALF)
-    return [halves[:, :, part].reshape(rows.shape[0], -1) for part in range(2)]
-
-
-def _join(parts: list[Int8[Array, "r part"]]) -> Int8[Array, "r i"]:
-    """Undoes `_split`."""
-    if len(parts) == 1:
-        return parts[0]
-    num_rows = parts[0].shape[0]
-    halves = [part.reshape(num_rows, -1, _HALF) for part in parts]
-    return jnp.stack(halves, axis=2).reshape(num_rows, -1)
+    shape, factors = (*multipliers.shape, _HALF), multipliers[:, :, None]
+    return [(half.reshape(shape) * factors).reshape(values.shape) for half in (low, high)]

@@ -4,9 +4,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from jspec.kernels import library
+from jspec.kernels.library import floats, in_cpp
 
 
+def _results(qkv: Array, cos: Array, sin: Array) -> tuple[jax.ShapeDtypeStruct, ...]:
+    del cos, sin
+    b, t, k, parts, h = qkv.shape
+    return floats(b, t, k * (parts - 2), h), floats(b, t, k, h), floats(b, t, k, h)
+
+
+@in_cpp("rotate_heads", _results)
 def rotate_heads(
     qkv: Float32[Array, "b t k p h"],
     cos: Float32[Array, "b t half"],
@@ -14,31 +21,9 @@ def rotate_heads(
 ) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
     """Splits the heads of a layer, and rotates those of queries and keys.
 
-    Args:
-      qkv: p heads for each key/value head: its query heads, its key head and its value head.
-      cos: of every position's angles.
-      sin: of every position's angles.
-
-    Returns:
-      The query heads, rotated and multiplied by h^-1/2 for attention; the key heads, rotated; the
-      value heads, unchanged.
+    `qkv` has p heads for each key/value head: its query heads, its key head and its value head.
+    Query heads are multiplied by h^-1/2 for attention, too. Value heads stay unchanged.
     """
-    if not library.is_available():
-        return rotate_heads_by_xla(qkv, cos, sin)
-    b, t, k, parts, h = qkv.shape
-    shapes = (b, t, k * (parts - 2), h), (b, t, k, h), (b, t, k, h)
-    results = tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    operands = qkv, cos, sin
-    queries, keys, values = library.call("rotate_heads", rotate_heads_by_xla, results, *operands)
-    return queries, keys, values
-
-
-def rotate_heads_by_xla(
-    qkv: Float32[Array, "b t k p h"],
-    cos: Float32[Array, "b t half"],
-    sin: Float32[Array, "b t half"],
-) -> tuple[Float32[Array, "b t n h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
-    """Does the same in JAX."""
     b, t, k, parts, h = qkv.shape
     rotated = apply_rope(qkv[:, :, :, :-1].reshape(b, t, -1, h), cos, sin)
     rotated = rotated.reshape(b, t, k, parts - 1, h)

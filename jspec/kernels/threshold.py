@@ -8,35 +8,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
-from jspec.kernels import library
+from jspec.kernels.library import in_cpp
 
 _INT_BITS = 32
 
 
+@in_cpp("smallest_rank", lambda rank, *_: jax.ShapeDtypeStruct((*rank.shape[:-1], 1), jnp.int32))
 def smallest_rank(
     rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b #t 1"]
 ) -> Int32[Array, "b t 1"]:
     """Returns the smallest threshold for which the weights of all ranks up to it reach the target.
 
-    Where all weights together do not, it returns the largest integer.
-
-    Args:
-      rank: an integer for each token, smaller for a likelier one.
-      weights: of the tokens, at least 0.
-      target: what the weights are to reach.
+    Where all weights together do not, it returns the largest integer. The rank of a likelier token
+    is smaller, and weights are at least 0.
     """
-    shape = (*rank.shape[:-1], 1)
-    operands = rank, weights, jnp.broadcast_to(target, shape)
-    if not library.is_available():
-        return smallest_rank_by_xla(*operands)
-    result = jax.ShapeDtypeStruct(shape, jnp.int32)
-    return library.call("smallest_rank", smallest_rank_by_xla, result, *operands)
-
-
-def smallest_rank_by_xla(
-    rank: Int32[Array, "b t v"], weights: Float32[Array, "b t v"], target: Float32[Array, "b t 1"]
-) -> Int32[Array, "b t 1"]:
-    """Does the same in JAX: one bisection over all integers, 32 passes over the vocabulary."""
 
     def halve(
         _: Int32[Array, ""], bounds: tuple[Int32[Array, "b t 1"], Int32[Array, "b t 1"]]
@@ -47,6 +32,6 @@ def smallest_rank_by_xla(
         enough = jnp.sum(kept, axis=-1, keepdims=True) >= target
         return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
 
-    limits = jnp.iinfo(jnp.int32)
-    start = tuple(jnp.full(target.shape, limit, jnp.int32) for limit in (limits.min, limits.max))
+    limits, shape = jnp.iinfo(jnp.int32), (*rank.shape[:-1], 1)
+    start = tuple(jnp.full(shape, limit, jnp.int32) for limit in (limits.min, limits.max))
     return jax.lax.fori_loop(0, _INT_BITS, halve, start)[0]

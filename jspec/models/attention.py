@@ -16,9 +16,6 @@ class Attention(nn.Module):
     For each key/value head, the kernel `qkv` [k g+2 h i] holds its g query heads, its key head and
     its value head; i is the width of the inputs. So the heads can be split over devices by the
     first axis.
-
-    Attributes:
-      config: the model's.
     """
 
     config: LlamaConfig

@@ -40,20 +40,14 @@ class KVCache(struct.PyTreeNode):
     length: RowCounts
 
     @classmethod
-    def init(
-        cls,
-        *,
-        num_layers: int,
-        batch_size: int,
-        capacity: int,
-        num_kv_heads: int,
-        head_dim: int,
-        dtype: jax.typing.DTypeLike,
-    ) -> Self:
-        """Returns an empty cache of `capacity` slots a row."""
-        shape = (batch_size, num_kv_heads, capacity + TAIL, head_dim)
-        keys, values = (tuple(jnp.zeros(shape, dtype) for _ in range(num_layers)) for _ in range(2))
-        return cls(keys=keys, values=values, length=jnp.zeros([batch_size], jnp.int32))
+    def init(cls, num_layers: int, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> Self:
+        """Returns an empty cache of that shape [b k capacity h]."""
+        b, k, capacity, h = shape
+        keys, values = (
+            tuple(jnp.zeros((b, k, capacity + TAIL, h), dtype) for _ in range(num_layers))
+            for _ in range(2)
+        )
+        return cls(keys=keys, values=values, length=jnp.zeros([b], jnp.int32))
 
     @property
     def capacity(self) -> int:
@@ -66,42 +60,28 @@ class KVCache(struct.PyTreeNode):
 
     def with_layer(self, index: int, layer: Self) -> Self:
         """Returns the cache with one of its layers replaced by `layer`."""
-
-        def put(layers: tuple[Array, ...], own: tuple[Array, ...]) -> tuple[Array, ...]:
-            return (*layers[:index], *own, *layers[index + 1 :])
-
-        return self.replace(keys=put(self.keys, layer.keys), values=put(self.values, layer.values))
+        keys, values = list(self.keys), list(self.values)
+        keys[index], values[index] = layer.keys[0], layer.values[0]
+        return self.replace(keys=tuple(keys), values=tuple(values))
 
     def write(
-        self,
-        keys: Float[Array, "b t k h"],
-        values: Float[Array, "b t k h"],
-        offset: int = 0,
+        self, keys: Float[Array, "b t k h"], values: Float[Array, "b t k h"], offset: int = 0
     ) -> Self:
-        """Writes a block after the committed slots of a one-layer cache; `length` stays.
+        """Writes a block `offset` slots after the committed ones of a one-layer cache.
 
-        Args:
-          keys: the block's keys.
-          values: the block's values.
-          offset: slots between the committed ones and the first one written.
-
-        Returns:
-          The cache. What falls past the capacity is lost, never moved onto a good slot.
+        `length` stays. What falls past the capacity is lost, never moved onto a good slot.
         """
         start = self.length + offset
-
-        def put(layers: tuple[Array, ...], new: Array) -> tuple[Array, ...]:
-            (layer,) = layers
-            return (write_rows(layer, new, start),)
-
-        return self.replace(keys=put(self.keys, keys), values=put(self.values, values))
+        (own_keys,), (own_values,) = self.keys, self.values
+        return self.replace(
+            keys=(write_rows(own_keys, keys, start),),
+            values=(write_rows(own_values, values, start),),
+        )
 
     def visible(self, block_mask: Bool[Array, "#b t u"]) -> Bool[Array, "b t s"]:
-        """Returns which slots each query may see: the committed ones and its block's.
+        """Returns which slots each query may see: the committed ones and, of u, its block's.
 
-        Args:
-          block_mask: which of the u block slots each of t queries sees. u is above t where earlier
-            calls have written a part of the block.
+        u is above t where earlier calls have written a part of the block.
         """
         t, u = block_mask.shape[1:]
         # Slots relative to the block's first one, which lies elsewhere in every row.
@@ -116,15 +96,7 @@ class KVCache(struct.PyTreeNode):
     def attend(
         self, queries: Float[Array, "b t n h"], visible: Bool[Array, "b t s"]
     ) -> Float[Array, "b t n h"]:
-        """Returns the attention of queries over the visible slots of a one-layer cache.
-
-        Args:
-          queries: already scaled.
-          visible: which slots each query may see; see `visible`.
-
-        Returns:
-          The result in the type of the queries; see `kernels.attend`.
-        """
+        """Returns the attention over the visible slots of a one-layer cache; `kernels.attend`."""
         (keys,), (values,) = self.keys, self.values
         return attend(queries, keys, values, visible)
 
@@ -151,9 +123,8 @@ class KVCache(struct.PyTreeNode):
         def move(layer: Array) -> Array:
             return layer.at[rows, :, goal].set(layer[rows, :, source], mode="drop")
 
-        return self.replace(
-            keys=jax.tree.map(move, self.keys), values=jax.tree.map(move, self.values)
-        )
+        keys, values = jax.tree.map(move, (self.keys, self.values))
+        return self.replace(keys=keys, values=values)
 
     def rollback(self, length: RowCounts) -> Self:
         """Returns the cache with only the first `length` slots of each row committed."""

@@ -76,13 +76,11 @@ class LlamaConfig:
             if not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         if not all(isinstance(token_id, int) for token_id in (*self.eos_ids, self.bos_id or 0)):
-            raise ValueError(f"bos_id and eos_ids must be whole numbers, got {self.bos_id!r} and "
-                             f"{self.eos_ids!r}")  # fmt: skip
+            got = f"{self.bos_id!r} and {self.eos_ids!r}"
+            raise ValueError(f"bos_id and eos_ids must be whole numbers, got {got}")
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads, got {self.num_heads} and "
-                f"{self.num_kv_heads}"
-            )
+            got = f"{self.num_heads} and {self.num_kv_heads}"
+            raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {got}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
 
@@ -90,22 +88,6 @@ class LlamaConfig:
     def num_groups(self) -> int:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
-
-    @property
-    def num_params(self) -> int:
-        """Number of parameters, the tied head counted once."""
-        # In units of weights; each norm has a scale of the embedding's width.
-        heads = self.num_heads * self.head_dim
-        kv_heads = self.num_kv_heads * self.head_dim
-        attention = self.embed_dim * (2 * heads + 2 * kv_heads)
-        if self.attention_bias:
-            attention += heads + 2 * kv_heads + self.embed_dim
-        mlp = 3 * self.embed_dim * self.hidden_dim
-        if self.mlp_bias:
-            mlp += 2 * self.hidden_dim + self.embed_dim
-        embeddings = self.vocab_size * self.embed_dim * (1 if self.tie_embeddings else 2)
-        blocks = self.num_layers * (attention + mlp + 2 * self.embed_dim)
-        return embeddings + blocks + self.embed_dim
 
 
 _LLAMA3 = {
@@ -145,11 +127,7 @@ PRESETS: Mapping[str, LlamaConfig] = {
 
 
 def get_preset(name: str) -> LlamaConfig:
-    """Returns the preset of that name.
-
-    Raises:
-      ValueError: no such preset.
-    """
+    """Returns the preset of that name; raises ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(f"expected a preset among {', '.join(PRESETS)}; got {name!r}")
     return PRESETS[name]

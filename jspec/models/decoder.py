@@ -20,10 +20,7 @@ from jspec.models.rope import rope_cos_sin
 class Llama(nn.Module):
     """The decoder of a Llama-family model. See `ApplyFn` for the call.
 
-    Attributes:
-      config: its shape.
-      layers: the layers that are run, in rising order; None for all. The cache has one entry for
-        each.
+    It runs the given layers, in rising order, or all. The cache has one entry for each.
     """
 
     config: LlamaConfig
@@ -80,11 +77,7 @@ class Llama(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each normed before and added to the residual stream.
-
-    Attributes:
-      config: the model's.
-    """
+    """Attention and a feed-forward layer, each normed before and added to the residual stream."""
 
     config: LlamaConfig
 
@@ -116,10 +109,7 @@ def _apply_block(config: LlamaConfig, params: Params, *inputs: Any) -> Any:
 def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:
     """Returns the decoder of that config as a pure function of its parameters.
 
-    Args:
-      config: its shape.
-      layers: the only layers to run, in rising order, with the full model's parameters; None runs
-        all.
+    With `layers` it runs only these, in rising order, with the full model's parameters.
     """
     module = Llama(config, None if layers is None else tuple(layers))
 
@@ -133,14 +123,8 @@ def init_cache(
     config: LlamaConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
 ) -> KVCache:
     """Returns an empty cache for a model of that config."""
-    return KVCache.init(
-        num_layers=config.num_layers,
-        batch_size=batch_size,
-        capacity=capacity,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        dtype=dtype,
-    )
+    shape = (batch_size, config.num_kv_heads, capacity, config.head_dim)
+    return KVCache.init(config.num_layers, shape, dtype)
 
 
 def init_params(config: LlamaConfig, rng_key: Array) -> Params:

@@ -1,10 +1,12 @@
-"""The small parts of the decoder: linear layers, RMSNorm, the SwiGLU feed-forward layer."""
+"""The small parts of the decoder: linear layers, RMSNorm, the feed-forward layer, head."""
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int
 
 from jspec import kernels
+from jspec.common.typing import Params
 from jspec.kernels import Kernel, QuantizedKernel
 from jspec.models.config import LlamaConfig
 
@@ -30,14 +32,7 @@ def linear(
 ) -> Float32[Array, "b t *out"]:
     """Returns inputs · kernelᵀ, summed in float32; see `kernels.product`.
 
-    Args:
-      inputs: [b t] and then `num_contracted` axes.
-      kernel: the output axes and then the same `num_contracted` axes; or a quantised kernel of
-        that shape.
-      num_contracted: how many trailing axes are summed over.
-
-    Returns:
-      [b t] and then the kernel's output axes, float32.
+    The last `num_contracted` axes of both are summed over. The kernel's other axes are the outputs.
     """
     b, t = inputs.shape[:2]
     out_axes = kernel.shape[:-num_contracted]
@@ -59,11 +54,7 @@ def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation (arXiv 1910.07467), in float32.
-
-    Attributes:
-      epsilon: added to the mean square.
-    """
+    """Root-mean-square normalisation (arXiv 1910.07467), in float32; see `kernels.rms_norm`."""
 
     epsilon: float
 
@@ -71,15 +62,11 @@ class RMSNorm(nn.Module):
     def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
         """Normalises the last axis and scales it."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
-        return kernels.rms_norm(inputs, scale, self.epsilon)
+        return kernels.rms_norm(inputs, scale, jnp.float32(self.epsilon))
 
 
 class FeedForward(nn.Module):
-    """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x)).
-
-    Attributes:
-      config: the model's.
-    """
+    """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
 
     config: LlamaConfig
 
@@ -97,3 +84,16 @@ class FeedForward(nn.Module):
         if cfg.mlp_bias:
             outputs += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))
         return outputs
+
+
+def normed_outputs(
+    config: LlamaConfig, params: Params, outputs: Float[Array, "b t d"]
+) -> Float32[Array, "b t d"]:
+    """Returns the last layer's outputs normed, as a model's head reads them."""
+    norm = RMSNorm(config.norm_epsilon)
+    return norm.apply({"params": params["final_norm"]}, outputs)  # type: ignore[return-value]
+
+
+def head_kernel(config: LlamaConfig, params: Params) -> Kernel:
+    """Returns a model's head, [v d]; where the two are tied, that is its embedding."""
+    return params["embedding" if config.tie_embeddings else "head"]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int
 
-from jspec.models.config import LlamaConfig, RopeScaling
+from jspec.models.config import LlamaConfig
 
 
 def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
@@ -14,20 +14,12 @@ def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
     # In NumPy, once when the program is traced: the frequencies are constants of the model.
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
     frequencies = (1.0 / np.float32(config.rope_theta) ** exponents).astype(np.float32)
-    if config.rope_scaling is None:
+    scaling = config.rope_scaling
+    if scaling is None:
         return frequencies
-    return _scale_llama3(frequencies, config.rope_scaling)
-
-
-def _scale_llama3(
-    frequencies: Float32[np.ndarray, "half"], scaling: RopeScaling
-) -> Float32[np.ndarray, "half"]:
-    """Divides low frequencies by the factor, keeps high ones, blends in between.
-
-    The frequencies are scaled for a context that was extended after training (arXiv 2407.21783).
-    """
-    # Wavelengths in tokens, compared with the context before the extension: a short one has made
-    # many turns in it and is well trained, a long one has not.
+    # Llama 3 (arXiv 2407.21783) divides low frequencies by the factor, keeps high ones, blends in
+    # between. Wavelengths, in tokens, are compared with the context before its extension: a short
+    # one has made many turns in it and is well trained, a long one has not.
     wavelengths = 2 * math.pi / frequencies
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     blend = (scaling.original_max_seq_len / wavelengths - low) / (high - low)

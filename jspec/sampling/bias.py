@@ -1,23 +1,14 @@
 """Logit bias: a number added to the logits of chosen tokens."""
 
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32
 
-from jspec.common.typing import RowTokens
 from jspec.sampling.processor import Processor
 
-
-class BiasState(NamedTuple):
-    """What is added.
-
-    Attributes:
-      bias: to each token's logit, [b v].
-    """
-
-    bias: Float32[Array, "b v"]
+Bias: TypeAlias = Float32[Array, "b v"]  # what is added to each token's logit
 
 
 def is_used(settings: Any) -> bool:
@@ -25,24 +16,18 @@ def is_used(settings: Any) -> bool:
     return bool(settings.logit_bias)
 
 
-def init(settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int) -> BiasState:
-    """Returns one row's state; see `InitFn`."""
+def init(settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int) -> Bias:
+    """Returns one row's state; see `Processor`."""
     del prompt, stop_ids
     bias = np.zeros([vocab_size], np.float32)
     for token_id, value in settings.logit_bias:
         bias[token_id] = value
-    return BiasState(jnp.asarray(bias))
+    return jnp.asarray(bias)
 
 
-def apply(state: BiasState, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
+def apply(state: Bias, logits: Float32[Array, "b v"]) -> Float32[Array, "b v"]:
     """Returns logits + bias."""
-    return logits + state.bias
+    return logits + state
 
 
-def update(state: BiasState, token: RowTokens) -> BiasState:
-    """Returns the state unchanged."""
-    del token
-    return state
-
-
-PROCESSOR = Processor("logit bias", is_used, init, apply, update)
+PROCESSOR = Processor("logit bias", is_used, init, apply)

@@ -8,7 +8,7 @@ the order of transformers.
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import Logits, Probs
 from jspec.kernels import first_argmax
@@ -19,14 +19,9 @@ NO_TOKEN = -1  # what is drawn from a distribution that is none; never a token o
 
 
 def sampling_probs(logits: Logits, settings: SamplingSettings) -> Probs:
-    """Returns the distribution that tokens are drawn from.
+    """Returns the distribution that tokens are drawn from, [b t v]; with processors t is 1.
 
-    Args:
-      logits: [b t v].
-      settings: one row each; with processors t is 1.
-
-    Returns:
-      Probabilities [b t v], float32; exactly 0 for a token that is never drawn.
+    A probability is exactly 0 for a token that is never drawn.
     """
     if settings.switches.processors:
         (position,) = jnp.unstack(logits, axis=1)
@@ -49,17 +44,14 @@ def _filtered_probs(logits: Logits, settings: SamplingSettings) -> Probs:
     # Relative to the best one, so that a temperature near 0 makes the others -inf and none inf.
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     logits = logits / jnp.where(is_greedy, 1.0, rows.temperature)
-    if settings.switches.top_k:
-        logits = _keep(logits, top_k_mask(logits, rows.top_k))
-    if settings.switches.top_p:
-        logits = _keep(logits, top_p_mask(logits, rows.top_p))
-    if settings.switches.min_p:
-        logits = _keep(logits, min_p_mask(logits, rows.min_p))
+    switches = settings.switches
+    if switches.top_k:
+        logits = jnp.where(top_k_mask(logits, rows.top_k), logits, -jnp.inf)
+    if switches.top_p:
+        logits = jnp.where(top_p_mask(logits, rows.top_p), logits, -jnp.inf)
+    if switches.min_p:
+        logits = jnp.where(min_p_mask(logits, rows.min_p), logits, -jnp.inf)
     return jnp.where(is_greedy, one_hot, jax.nn.softmax(logits, axis=-1))
-
-
-def _keep(logits: Logits, mask: Bool[Array, "b t v"]) -> Logits:
-    return jnp.where(mask, logits, -jnp.inf)
 
 
 def likeliest(logits: Logits) -> Float32[Array, "b t"]:
@@ -72,13 +64,8 @@ def confidence(
 ) -> Float32[Array, "b t"]:
     """Returns the probability of each distribution's most likely token.
 
-    At temperature 0 that is always 1 and says nothing. There the probability at temperature 1 is
-    returned instead.
-
-    Args:
-      likely: the `likeliest` of the logits, before the processors.
-      probs: the distributions that `sampling_probs` returns for them.
-      settings: one row each.
+    At temperature 0 that is always 1 and says nothing. There it is the probability at temperature
+    1 instead: `likely`, the `likeliest` of the logits before the processors.
     """
     is_greedy = settings.temperature[:, None] < COLDEST
     return jnp.where(is_greedy, likely, jnp.max(probs, axis=-1))
@@ -87,13 +74,8 @@ def confidence(
 def sample(probs: Float32[Array, "... v"], gumbel: Float32[Array, "... v"]) -> Int32[Array, "..."]:
     """Draws from each distribution by the Gumbel-max trick: argmax(log(probs) + noise).
 
-    Args:
-      probs: distributions; they need not be normalised.
-      gumbel: standard Gumbel noise of the same shape.
-
-    Returns:
-      The tokens, never one of probability 0. `NO_TOKEN` where a row is no distribution: NaN
-      somewhere, or 0 everywhere.
+    Distributions need not be normalised. A token of probability 0 is never drawn. The result is
+    `NO_TOKEN` where a row is no distribution: NaN somewhere, or 0 everywhere.
     """
     best, score = first_argmax(jnp.log(probs) + gumbel)
     return jnp.where(score > -jnp.inf, best, NO_TOKEN)

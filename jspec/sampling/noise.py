@@ -4,7 +4,6 @@ A number is a function of the request's seed, of what it decides and of a positi
 on the batch, on how many rounds the host runs at a time, or on a key that is split along the way.
 
 *Plain decoding* keys its noise by the absolute position of the token that it draws.
-
 `INDEPENDENT` noise is for rules that draw draft and target apart, such as `rejection`. A round keys
 it by the position of the round's *first* token and the offset in the round. It must not be keyed by
 absolute position: after a rejection the same positions come round again, and noise that has already
@@ -44,19 +43,6 @@ class AcceptanceNoise(struct.PyTreeNode):
     gumbel: Float32[Array, "b *w v"]
 
 
-class RoundNoise(NamedTuple):
-    """Where a rule's randomness comes from.
-
-    Attributes:
-      draft_keys: (seed [b], position [b], w) -> [b w], the keys with which a drafter draws.
-      acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the noise with which
-        the rule decides.
-    """
-
-    draft_keys: Callable[[RowSeeds, RowCounts, int], Key[Array, "b w"]]
-    acceptance: Callable[[RowSeeds, RowCounts, int, int, Bool[Array, ""]], AcceptanceNoise]
-
-
 class Purpose(enum.IntEnum):
     """What a random number decides."""
 
@@ -71,11 +57,8 @@ def round_keys(
 ) -> Key[Array, "b w"]:
     """Returns one key for each row and offset of a round.
 
-    Args:
-      seed: of each row's request.
-      position: of the round's first token, counted from the start of the prompt.
-      purpose: what the numbers decide; different purposes have unrelated numbers.
-      num_offsets: how many keys each row gets.
+    Positions are those of the round's first token, counted from the start of the prompt. Different
+    purposes have unrelated numbers.
     """
 
     def one_key(seed: Array, position: Array, offset: Array) -> Key[Array, ""]:
@@ -96,11 +79,7 @@ def gumbel_noise(
 ) -> Float32[Array, "b v"]:
     """Returns standard Gumbel noise for one draw a row; the keys are consumed.
 
-    Args:
-      keys: one for each row.
-      vocab_size: of the distribution to draw from.
-      is_random: whether any row needs noise; a batch whose temperatures are all 0 gets zeros, and
-        is spared the work.
+    Unless `is_random`, that is where all temperatures are 0, it is zeros, which spares the work.
     """
 
     def draw(keys: Key[Array, "b"]) -> Float32[Array, "b v"]:
@@ -120,46 +99,20 @@ def gumbel_noise(
 def plain_noise(
     seed: RowSeeds, position: RowCounts, vocab_size: int, is_random: Bool[Array, ""]
 ) -> Float32[Array, "b v"]:
-    """Returns the noise that draws the token at an absolute position in plain decoding.
-
-    Args:
-      seed: of each row's request.
-      position: of the token.
-      vocab_size: of its distribution.
-      is_random: see `gumbel_noise`.
-    """
-    keys = absolute_keys(seed, position, 1)[:, 0]
-    return gumbel_noise(keys, vocab_size, is_random)
+    """Returns the noise that draws the token at an absolute position in plain decoding."""
+    return gumbel_noise(absolute_keys(seed, position, 1)[:, 0], vocab_size, is_random)
 
 
 def absolute_keys(seed: RowSeeds, position: RowCounts, width: int) -> Key[Array, "b w"]:
-    """Returns the keys with which plain decoding draws at `width` successive positions.
-
-    Args:
-      seed: of each row's request.
-      position: the first position.
-      width: how many positions.
-    """
+    """Returns the keys with which plain decoding draws at `width` positions from this one on."""
     keys = [round_keys(seed, position + i, Purpose.PLAIN, 1) for i in range(width)]
     return jnp.concatenate(keys, axis=1)
 
 
 def shared_noise(
-    seed: RowSeeds,
-    position: RowCounts,
-    width: int,
-    vocab_size: int,
-    is_random: Bool[Array, ""],
+    seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
 ) -> AcceptanceNoise:
-    """Returns plain decoding's noise for every position of a round, [b w+1 v].
-
-    Args:
-      seed: of each row's request.
-      position: of the round's first token.
-      width: drafts a round.
-      vocab_size: of the distributions.
-      is_random: see `gumbel_noise`.
-    """
+    """Returns plain decoding's noise for every position of a round of `width` drafts, [b w+1 v]."""
     keys = absolute_keys(seed, position, width + 1)
     gumbel = gumbel_noise(keys.reshape(-1), vocab_size, is_random)
     return AcceptanceNoise(None, gumbel.reshape(*keys.shape, vocab_size))
@@ -171,25 +124,26 @@ def independent_draft_keys(seed: RowSeeds, position: RowCounts, width: int) -> K
 
 
 def acceptance_noise(
-    seed: RowSeeds,
-    position: RowCounts,
-    width: int,
-    vocab_size: int,
-    is_random: Bool[Array, ""],
+    seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
 ) -> AcceptanceNoise:
-    """Returns the noise of one round's acceptance.
-
-    Args:
-      seed: of each row's request.
-      position: of the round's first token.
-      width: drafts a round.
-      vocab_size: of the next token's distribution.
-      is_random: see `gumbel_noise`.
-    """
+    """Returns independent noise for a round: [b w] for its drafts, [b v] for the next token."""
     keys = round_keys(seed, position, Purpose.ACCEPT, width)
     uniforms = jax.vmap(jax.vmap(lambda key: jax.random.uniform(key, [], jnp.float32)))(keys)
     next_keys = round_keys(seed, position, Purpose.NEXT, 1)[:, 0]
     return AcceptanceNoise(uniforms, gumbel_noise(next_keys, vocab_size, is_random))
+
+
+class RoundNoise(NamedTuple):
+    """Where a rule's randomness comes from.
+
+    Attributes:
+      draft_keys: (seed [b], position [b], w) -> [b w], the keys with which a drafter draws.
+      acceptance: (seed [b], position [b], w, vocabulary size, is_random) -> the noise with which
+        the rule decides.
+    """
+
+    draft_keys: Callable[[RowSeeds, RowCounts, int], Key[Array, "b w"]]
+    acceptance: Callable[[RowSeeds, RowCounts, int, int, Bool[Array, ""]], AcceptanceNoise]
 
 
 INDEPENDENT = RoundNoise(independent_draft_keys, acceptance_noise)

@@ -17,15 +17,7 @@ from jspec.sampling.processor import Processor
 
 
 class PenaltyState(NamedTuple):
-    """What a row has said, and the penalties for saying it again.
-
-    Attributes:
-      in_prompt: whether the prompt holds each token, [b v].
-      counts: how often each token has been emitted, [b v].
-      repetition: [b].
-      presence: [b].
-      frequency: [b].
-    """
+    """What a row has said, in the prompt and since then, and the penalties for saying it again."""
 
     in_prompt: Bool[Array, "b v"]
     counts: Int32[Array, "b v"]
@@ -44,7 +36,7 @@ def is_used(settings: Any) -> bool:
 
 
 def init(settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int) -> PenaltyState:
-    """Returns one row's state; see `InitFn`."""
+    """Returns one row's state; see `Processor`."""
     del stop_ids
     in_prompt = np.zeros([vocab_size], bool)
     in_prompt[prompt] = True

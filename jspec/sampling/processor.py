@@ -1,30 +1,13 @@
 """The interface of a logits processor."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import RowTokens
 
 ProcessorState = Any  # a pytree of arrays; each leaf's first axis is the row
-
-
-class InitFn(Protocol):
-    """Makes the state of one row that has emitted nothing."""
-
-    def __call__(
-        self, settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int
-    ) -> ProcessorState:
-        """Returns the state, arrays without the row's axis.
-
-        Args:
-          settings: the request's `Settings`; the default ones must give a neutral state.
-          prompt: the request's token ids.
-          stop_ids: tokens that end it.
-          vocab_size: of the logits.
-        """
-        ...
 
 
 class Processor(NamedTuple):
@@ -39,14 +22,15 @@ class Processor(NamedTuple):
       name: as messages call it.
       is_used: settings -> whether a request needs the processor at all; it is compiled into a
         program only if some request of the run does.
-      init: makes the state of one row; see `InitFn`.
+      init: (settings, *, prompt, stop_ids, vocab_size) -> the state of a row that has emitted
+        nothing, arrays without the row's axis; the default settings give a neutral one.
       apply: (state, logits [b v]) -> logits [b v], where -inf forbids a token.
-      update: (state, token [b]) -> the state after one more token. Leaves that no token changes
-        should be returned as they are.
+      update: (state, token [b]) -> the state after one more token, by default the same. Leaves that
+        no token changes should be returned as they are.
     """
 
     name: str
     is_used: Callable[[Any], bool]
-    init: InitFn
+    init: Callable[..., ProcessorState]
     apply: Callable[[ProcessorState, Float32[Array, "b v"]], Float32[Array, "b v"]]
-    update: Callable[[ProcessorState, RowTokens], ProcessorState]
+    update: Callable[[ProcessorState, RowTokens], ProcessorState] = lambda state, token: state

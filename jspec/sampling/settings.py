@@ -17,12 +17,7 @@ COLDEST = float(jnp.finfo(jnp.float32).tiny)  # smaller temperatures are flushed
 class Switches(NamedTuple):
     """What a compiled program contains. Rows that do not use a part give it a neutral value.
 
-    Attributes:
-      top_k: the filter of that name.
-      top_p: the filter of that name.
-      min_p: the filter of that name.
-      processors: in the order in which they are applied.
-      logprobs: log-probabilities of the emitted tokens.
+    The processors stand in the order in which they are applied.
     """
 
     top_k: bool = False
@@ -86,24 +81,10 @@ def _choose_rows(condition: Bool[Array, "b"], new: Array, old: Array) -> Array:
     return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def process_block(logits: Logits, settings: SamplingSettings, tokens: Tokens) -> Logits:
+def process_drafts(logits: Logits, settings: SamplingSettings, drafts: DraftTokens) -> Logits:
     """Applies the processors along a block, each position with the state of its own prefix.
 
-    Args:
-      logits: at every token of the block, [b t v].
-      settings: at the block's first token, which the processors have not seen.
-      tokens: the block, a chain, [b t].
-    """
-    return process_drafts(logits, settings.after(tokens[:, 0]), tokens[:, 1:])
-
-
-def process_drafts(logits: Logits, settings: SamplingSettings, drafts: DraftTokens) -> Logits:
-    """Does the same for a block whose first token the processors have seen.
-
-    Args:
-      logits: at every token of the block, [b w+1 v].
-      settings: after its first token.
-      drafts: the rest of the block, [b w].
+    The block is a chain of one token, which the processors have seen, and the drafts.
     """
     if not settings.switches.processors:
         return logits

@@ -11,12 +11,8 @@ from jspec.sampling.processor import Processor
 
 
 class SuppressionState(NamedTuple):
-    """What is suppressed.
-
-    Attributes:
-      is_forbidden: tokens that are always suppressed, [b v].
-      is_stop: tokens that end the row, suppressed while `num_missing` is above 0, [b v].
-      num_missing: tokens still to be emitted before the row may end, [b].
+    """What is suppressed: forbidden tokens always, and those that end the row while tokens are
+    missing that must be emitted before.
     """
 
     is_forbidden: Bool[Array, "b v"]
@@ -36,7 +32,7 @@ def is_used(settings: Any) -> bool:
 def init(
     settings: Any, *, prompt: list[int], stop_ids: list[int], vocab_size: int
 ) -> SuppressionState:
-    """Returns one row's state; see `InitFn`."""
+    """Returns one row's state; see `Processor`."""
     del prompt
     is_forbidden = np.zeros([vocab_size], bool)
     if settings.allowed_token_ids is not None:

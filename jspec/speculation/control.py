@@ -60,9 +60,7 @@ class Control(struct.PyTreeNode):
       kept: accepted drafts of each kind, first and later ones, with fading weights, [b k 2].
       tried: drafts of each kind whose acceptance was decided, likewise.
       forced: for each kind, the number of drafts where it is not to be chosen; -1 elsewhere, [b k].
-      assumed: what `kept / tried` is taken to be at first, k pairs.
-      most: the most drafts that a proposal of each kind can have.
-      drafter_of: the drafter of each kind, an index into `costs`.
+      kinds: the drafter's.
       numbers: the numbers of drafts to choose from, rising from 0.
     """
 
@@ -72,20 +70,12 @@ class Control(struct.PyTreeNode):
     kept: Float32[Array, "b k 2"]
     tried: Float32[Array, "b k 2"]
     forced: Int32[Array, "b k"]
-    assumed: tuple[tuple[float, float], ...] = struct.field(pytree_node=False)
-    most: tuple[int, ...] = struct.field(pytree_node=False)
-    drafter_of: tuple[int, ...] = struct.field(pytree_node=False)
+    kinds: tuple[Kind, ...] = struct.field(pytree_node=False)
     numbers: tuple[int, ...] = struct.field(pytree_node=False)
 
     @classmethod
     def init(cls, batch_size: int, *, kinds: Sequence[Kind], numbers: Sequence[int]) -> Self:
-        """Returns rows without a history, all of whose rounds cost the same.
-
-        Args:
-          batch_size: rows.
-          kinds: the drafter's.
-          numbers: of drafts, rising from 0.
-        """
+        """Returns rows without a history, all of whose rounds cost the same."""
         drafters = drafters_of(kinds)
         counts = jnp.zeros([batch_size, len(kinds), 2], jnp.float32)
         return cls(
@@ -95,9 +85,7 @@ class Control(struct.PyTreeNode):
             kept=counts,
             tried=counts,
             forced=jnp.full([batch_size, len(kinds)], -1, jnp.int32),
-            assumed=tuple((kind.first, kind.later) for kind in kinds),
-            most=tuple(kind.most for kind in kinds),
-            drafter_of=tuple(drafters.index(kind.drafter) for kind in kinds),
+            kinds=tuple(kinds),
             numbers=tuple(numbers),
         )
 
@@ -105,14 +93,16 @@ class Control(struct.PyTreeNode):
         """Returns how many drafts each row wants, one of `numbers`, [b].
 
         Args:
-          kind: of the proposal, [b].
-          lag: tokens that its drafter has to read first, [b]; see `lag_of`.
-          room: tokens that may still be emitted, [b].
+          kind: of the proposal.
+          lag: tokens that its drafter has to read first; see `lag_of`.
+          room: tokens that may still be emitted.
         """
         # The expected tokens of a round for every number of drafts up to the largest.
-        rows, drafter = jnp.arange(kind.shape[0]), jnp.asarray(self.drafter_of)[kind]
+        drafters = drafters_of(self.kinds)
+        drafter = jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
+        rows = jnp.arange(kind.shape[0])
         first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
-        most = jnp.asarray(self.most, jnp.int32)[kind]
+        most = jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
         expected, gain = [jnp.ones_like(first)], first
         for number in range(self.numbers[-1]):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
@@ -137,14 +127,7 @@ class Control(struct.PyTreeNode):
         num_accepted: RowCounts,
         is_running: RowFlags,
     ) -> Self:
-        """Returns the control after a round.
-
-        Args:
-          kind: of each row's proposal, [b].
-          num_proposed: drafts proposed, [b].
-          num_accepted: drafts accepted, [b].
-          is_running: rows that took part in the round, [b].
-        """
+        """Returns the control after a round in which the running rows took part."""
         # Drafts after the first rejected one were never decided, and say nothing of the rate.
         num_tried = jnp.minimum(num_accepted + 1, num_proposed)
         is_kind = jnp.arange(self.kept.shape[1]) == kind[:, None]
@@ -164,6 +147,5 @@ class Control(struct.PyTreeNode):
 
     def _rates(self) -> Float32[Array, "b k 2"]:
         """Returns the estimates of a and l for each kind."""
-        # The mean of the observations and of the assumption, which counts as a few drafts.
-        assumed = jnp.asarray(self.assumed, jnp.float32)
+        assumed = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
         return (self.kept + _PRIOR_WEIGHT * assumed) / (self.tried + _PRIOR_WEIGHT)

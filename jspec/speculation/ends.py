@@ -10,12 +10,9 @@ from jspec.speculation.types import SpecState
 def cut_at_end(
     state: SpecState, tokens: Int32[Array, "b t"], num_tokens: RowCounts
 ) -> tuple[RowCounts, RowFlags]:
-    """Returns how many of a round's tokens each row emits, [b], and whether it is done then, [b].
+    """Returns how many of a round's tokens each row emits, and whether it is done then.
 
-    Args:
-      state: before the round.
-      tokens: what the round would emit, [b t].
-      num_tokens: how many of the tokens count, [b].
+    `num_tokens` says how many of the tokens the round would emit. The state is that before it.
     """
     index = jnp.arange(tokens.shape[1])
     is_stop = (tokens[:, :, None] == state.stop_ids[:, None, :]).any(axis=-1)

@@ -22,16 +22,9 @@ def judge(
 ) -> tuple[Verdict, TargetProbs | None]:
     """Decides which drafts are accepted, and which token follows them.
 
-    Args:
-      rule: what decides.
-      logits: the target's at each block token, processed, [b w+1 v].
-      settings: without processors.
-      proposal: the drafts.
-      seed: of each row's request.
-      position: of the round's first token.
-
-    Returns:
-      The verdict; the target's distributions, [b w+1 v], where log-probabilities are wanted.
+    The logits are the target's at each block token, [b w+1 v], after the processors, which the
+    settings no longer have. The position of the round's first token keys the noise. The target's
+    distributions, [b w+1 v], are returned too if the settings ask for log-probabilities.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
 

@@ -23,12 +23,8 @@ class TokenLogprobs(struct.PyTreeNode):
 
 
 def token_logprobs(logits: Logits, probs: Probs, tokens: Int32[Array, "b t"]) -> TokenLogprobs:
-    """Returns the log-probabilities of tokens.
-
-    Args:
-      logits: the target's at each token's position, unprocessed, [b t v].
-      probs: the distribution that was sampled from there, [b t v].
-      tokens: [b t].
+    """Returns the log-probabilities of tokens, each with the target's unprocessed logits at its
+    position and the distribution that was sampled from there.
     """
     # log softmax of one token each: the whole [b t v] of logarithms is never made.
     index = tokens[..., None]

@@ -8,29 +8,20 @@ from jaxtyping import Array, Int32
 
 from jspec.speculation.types import ModelParams, SpecState, StepInfo
 
-StepFn = Callable[[ModelParams, SpecState], tuple[SpecState, StepInfo]]
-
 
 def run_rounds(
     params: ModelParams,
     state: SpecState,
     num_rounds: Int32[Array, ""],
     *,
-    step: StepFn,
+    step: Callable[[ModelParams, SpecState], tuple[SpecState, StepInfo]],
     max_rounds: int,
 ) -> tuple[SpecState, StepInfo, Int32[Array, ""]]:
     """Runs rounds until every row is done, `num_rounds` at most.
 
-    Args:
-      params: of target and drafter.
-      state: before the first round; meant to be donated.
-      num_rounds: at most `max_rounds`; traced, so that another number compiles nothing.
-      step: one round.
-      max_rounds: rounds whose infos the result has room for.
-
-    Returns:
-      The state after the last round, the infos of all rounds stacked on a new first axis of
-      `max_rounds`, and how many rounds were run.
+    `num_rounds` is traced, so that another number compiles nothing. The state is meant to be
+    donated. The infos of all rounds are stacked on a new first axis of `max_rounds`, and the last
+    result is how many were run.
     """
     # A loop's carry has a fixed shape, so room for all infos is made before the first round.
     info = jax.eval_shape(step, params, state)[1]

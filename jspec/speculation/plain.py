@@ -16,16 +16,7 @@ from jspec.speculation.types import ModelParams, SpecState, StepInfo
 def plain_step(
     params: ModelParams, state: SpecState, *, target: ApplyFn
 ) -> tuple[SpecState, StepInfo]:
-    """Feeds the newest token of every row to the target, and draws the next token.
-
-    Args:
-      params: the target's parameters; a drafter's are not used.
-      state: before the step.
-      target: the model's ApplyFn.
-
-    Returns:
-      The state after the step, and what happened in it.
-    """
+    """Feeds the newest token of every row to the target, and draws the next token."""
     cache = state.target_cache
     # The last token is in no cache yet: it has position `length`, and the drawn one `length + 1`.
     logits, _, cache = target(params.target, state.last_token[:, None], cache)
@@ -48,30 +39,22 @@ def plain_step(
 def draw_next(
     logits: Float32[Array, "b v"], settings: SamplingSettings, seed: RowSeeds, position: RowCounts
 ) -> tuple[RowTokens, Probs | None]:
-    """Draws each row's next token.
+    """Draws each row's next token, from logits before the processors.
 
-    Args:
-      logits: at the position, before the processors.
-      settings: at the position.
-      seed: of each row's request.
-      position: of the token, counted from the start of the prompt; it keys the noise.
-
-    Returns:
-      The tokens; their distributions, [b 1 v], where log-probabilities are wanted.
+    The token's position, counted from the start of the prompt, keys the noise. Where
+    log-probabilities are wanted, the tokens' distributions [b 1 v] are returned too.
     """
     logits, settings = settings.process(logits), settings.without_processors()
     has_logprobs = settings.switches.logprobs
 
-    def distribution() -> Probs:
-        return sampling_probs(logits[:, None], settings)
-
     def by_distribution() -> tuple[RowTokens, Probs | None]:
-        probs = distribution()
+        probs = sampling_probs(logits[:, None], settings)
         noise = plain_noise(seed, position, probs.shape[-1], settings.is_random)
         return sample(probs[:, 0], noise), probs if has_logprobs else None
 
     def by_best() -> tuple[RowTokens, Probs | None]:
-        return best_token(logits), distribution() if has_logprobs else None
+        probs = sampling_probs(logits[:, None], settings) if has_logprobs else None
+        return best_token(logits), probs
 
     # Where all temperatures are 0, no distribution over the vocabulary need be computed.
     return jax.lax.cond(settings.is_random, by_distribution, by_best)

@@ -22,15 +22,7 @@ def prefill_chunk(
     """Consumes one chunk of the prompt and draws the token after it.
 
     After the last chunk that token is the row's first output. After an earlier one it means
-    nothing, and the next call overwrites it.
-
-    Args:
-      params: of target and drafter.
-      state: after the chunks before.
-      tokens: the chunk, padded, [b t].
-      num_tokens: how many of the tokens count, [b]; at least 1.
-      target: the target's ApplyFn.
-      drafter: observes every token of the prompt; None for plain decoding.
+    nothing, and the next call overwrites it. The chunk is padded; at least one token counts.
     """
     logits, hidden, cache = target(
         params.target,

@@ -21,7 +21,7 @@ slots after `length`. Those are not visible, and the next block overwrites them.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ from jaxtyping import Array, Bool, Int32, Key
 
 from jspec.common.typing import ApplyFn, DraftTokens, RowCounts
 from jspec.sampling.noise import KEY_TYPE
-from jspec.sampling.settings import process_block
+from jspec.sampling.settings import process_drafts
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.ends import cut_at_end, silence
 from jspec.speculation.judge import judge
@@ -37,15 +37,13 @@ from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
     Drafter,
     ModelParams,
+    RoundInputs,
     SpecState,
     StepInfo,
     TargetView,
     lag_of,
     observed_layers,
 )
-
-_Choice = tuple[Array, SpecState, StepInfo]
-VerifyFn = Callable[[SpecState, Proposal], tuple[SpecState, StepInfo]]
 
 
 def speculative_step(
@@ -59,17 +57,8 @@ def speculative_step(
 ) -> tuple[SpecState, StepInfo]:
     """Advances every row by one round, each by its own number of tokens.
 
-    Args:
-      params: of target and drafter.
-      state: before the round.
-      target: the target's ApplyFn.
-      drafter: proposes the drafts.
-      rule: decides which drafts are accepted.
-      widths: numbers of drafts, rising, for which a narrower verify call is compiled besides that
-        of a full proposal.
-
-    Returns:
-      The state after the round, and what happened in it.
+    Besides the verify call of a full proposal, a narrower one is compiled for each number of drafts
+    in `widths`, which rise.
     """
     proposal, state = propose(params, state, target=target, drafter=drafter, rule=rule)
     return verify(params, state, proposal, target=target, drafter=drafter, rule=rule, widths=widths)
@@ -83,23 +72,18 @@ def propose(
     drafter: Drafter,
     rule: AcceptanceRule,
 ) -> tuple[Proposal, SpecState]:
-    """Runs the first half of a round; see `speculative_step`.
-
-    Returns:
-      The proposal, and the state that `verify` takes with it.
-    """
+    """Runs the first half: returns the proposal, and the state that `verify` takes with it."""
     # The drafter samples as the target does, with the same processors and filters, but at its own
     # temperature. The proposal then says from which distributions the drafts were really drawn.
     settings = state.settings.after(state.last_token).replace(temperature=state.draft_temperature)
-    proposal, draft = drafter.propose(
-        params.draft,
-        state.draft,
+    inputs = RoundInputs(
         state.last_token,
         limit=functools.partial(_wanted, state, drafter),
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
         view=TargetView(params.target, target, state.target_cache),
     )
+    proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
         # From here on the state alone carries the cache, with the first layers' slots written.
@@ -118,20 +102,14 @@ def verify(
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
 ) -> tuple[SpecState, StepInfo]:
-    """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
-    verify_and_commit = functools.partial(
-        _verify_and_commit, params, target=target, drafter=drafter, rule=rule
-    )
-    return _at_fitting_width(verify_and_commit, state, proposal, widths)
+    """Runs the second half: one target call, the verdict, the commit; see `speculative_step`.
 
-
-def _at_fitting_width(
-    verify: VerifyFn, state: SpecState, proposal: Proposal, widths: Sequence[int]
-) -> tuple[SpecState, StepInfo]:
-    """Verifies at the smallest width that holds every row's drafts, so that few drafts cost little.
-
+    The call has the smallest width that holds every row's drafts, so that few drafts cost little.
     Which width that is, is known on the device only.
     """
+    verify = functools.partial(
+        _verify_and_commit, params, target=target, drafter=drafter, rule=rule
+    )
     widths = [width for width in widths if width < proposal.width] + [proposal.width]
     if len(widths) == 1:
         return verify(state, proposal)
@@ -140,22 +118,24 @@ def _at_fitting_width(
     shapes = jax.eval_shape(verify, state, proposal)[1]
     empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
     info = empty
+
+    def pad(leaf: Array, wider: Array) -> Array:
+        return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
+
     for too_few, width in zip([-1, *widths], widths, strict=False):
         narrow = proposal.narrow(width)
 
-        def body(carry: _Choice, narrow: Proposal = narrow) -> _Choice:
+        def body(
+            carry: tuple[Array, SpecState, StepInfo], narrow: Proposal = narrow
+        ) -> tuple[Array, SpecState, StepInfo]:
             state, info = verify(carry[1], narrow)
-            return jnp.array(False), state, jax.tree.map(_pad_like, info, empty)
+            return jnp.array(False), state, jax.tree.map(pad, info, empty)
 
         # A loop of one trip or none. `lax.cond` would choose as well, but it copies the caches that
         # pass through it, which costs more than the round.
         is_fitting = (too_few < num_needed) & (num_needed <= width)
         _, state, info = jax.lax.while_loop(lambda carry: carry[0], body, (is_fitting, state, info))
     return state, info
-
-
-def _pad_like(leaf: Array, wider: Array) -> Array:
-    return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
 
 
 def _verify_and_commit(
@@ -181,11 +161,13 @@ def _verify_and_commit(
         first_layer=first_layer,
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
-    processed = process_block(logits, state.settings, block)
-    settings = state.settings.without_processors()
+    settings = state.settings.after(state.last_token)
+    processed = process_drafts(logits, settings, proposal.tokens)
     # The cache holds every token but the newest, so the round's first token has position
     # length + 1. It keys the noise of the whole round.
-    verdict, probs = judge(rule, processed, settings, proposal, state.seed, cache.length + 1)
+    verdict, probs = judge(
+        rule, processed, settings.without_processors(), proposal, state.seed, cache.length + 1
+    )
     tokens = emitted_tokens(proposal.tokens, verdict)
     num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
     # A round emits the accepted drafts and the next token, and consumes as many: the last token and

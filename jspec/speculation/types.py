@@ -5,9 +5,18 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Bool, Float32, Int32, Key
+from jaxtyping import Array, Float32, Int32, Key
 
-from jspec.common.typing import ApplyFn, Params, RowCounts, RowFlags, RowSeeds, RowTokens, Tokens
+from jspec.common.typing import (
+    ApplyFn,
+    BlockFlags,
+    Params,
+    RowCounts,
+    RowFlags,
+    RowSeeds,
+    RowTokens,
+    Tokens,
+)
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control, Kind
@@ -17,10 +26,7 @@ from jspec.speculation.logprobs import TokenLogprobs
 class TargetView(NamedTuple):
     """The target, read-only, for drafters that borrow from it.
 
-    Attributes:
-      params: the target's parameters.
-      apply: the target's ApplyFn.
-      cache: the target's cache, in which every token but the last one is committed.
+    Every token but the last one is committed in its cache.
     """
 
     params: Params
@@ -29,6 +35,29 @@ class TargetView(NamedTuple):
 
 
 LimitFn = Callable[[RowCounts], RowCounts]
+
+
+class RoundInputs(NamedTuple):
+    """What a drafter proposes from in one round, besides its own parameters and state.
+
+    Attributes:
+      last_token: the newest token, which no model has consumed yet, [b].
+      limit: from the kinds of proposal [b] to the most drafts that each row wants, 0 to w. The
+        drafter asks before it does the work.
+      rng_keys: one for each draft; consumed. They are all equal where no row draws at random.
+      settings: how the drafter samples; the processors have seen `last_token`.
+      view: the target, to read.
+    """
+
+    last_token: RowTokens
+    limit: LimitFn
+    rng_keys: Key[Array, "b w"]
+    settings: SamplingSettings
+    view: TargetView
+
+    def wanted(self) -> RowCounts:
+        """Returns the most drafts that each row wants of a drafter with one kind, [b]."""
+        return self.limit(jnp.zeros_like(self.last_token))
 
 
 @runtime_checkable
@@ -55,12 +84,7 @@ class Drafter(Protocol):
         ...
 
     def observe(
-        self,
-        params: Params,
-        state: Any,
-        tokens: Tokens,
-        hidden: Array,
-        valid: Bool[Array, "b t"],
+        self, params: Params, state: Any, tokens: Tokens, hidden: Array, valid: BlockFlags
     ) -> Any:
         """Takes in newly committed tokens, of the prompt or of the output.
 
@@ -76,31 +100,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(
-        self,
-        params: Params,
-        state: Any,
-        last_token: RowTokens,
-        *,
-        limit: LimitFn,
-        rng_keys: Key[Array, "b w"],
-        settings: SamplingSettings,
-        view: TargetView,
-    ) -> tuple[Proposal, Any]:
-        """Proposes what follows `last_token`, which follows everything observed.
+    def propose(self, params: Params, state: Any, inputs: RoundInputs) -> tuple[Proposal, Any]:
+        """Proposes what follows `inputs.last_token`, which follows everything observed.
 
         A row for which no draft is wanted may be left to lag: the drafter catches up when it is
         asked again.
-
-        Args:
-          params: the drafter's parameters.
-          state: its state.
-          last_token: the newest token, which no model has consumed yet, [b].
-          limit: from the kinds of proposal [b] to the most drafts that each row wants, 0 to w. The
-            drafter asks before it does the work.
-          rng_keys: one for each draft; consumed. They are all equal where no row draws at random.
-          settings: how the drafter samples; the processors have seen `last_token`.
-          view: the target, to read.
 
         Returns:
           The proposal, and the drafter's state after it.
@@ -114,23 +118,13 @@ def lag_of(drafter: Drafter, state: Any, kind: RowCounts) -> RowCounts:
     These are tokens that it was shown and did not consume, perhaps rounded up to whole calls. The
     number depends on the row's own history alone, since the row's choices follow from it. A drafter
     gives it in a method `lag(state, kind)`; a drafter without that method never lags.
-
-    Args:
-      drafter: the drafter.
-      state: its state.
-      kind: of each row's proposal, [b].
     """
     lag = getattr(drafter, "lag", None)
-    if lag is None:
-        return jnp.zeros_like(kind)
-    return lag(state, kind)
+    return jnp.zeros_like(kind) if lag is None else lag(state, kind)
 
 
 def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
-    """Returns the layers of the target whose outputs a drafter observes: its `hidden_layers`.
-
-    A drafter without that attribute is shown the normed output, which costs nothing.
-    """
+    """Returns the layers that a drafter observes, `hidden_layers`; () is the normed output."""
     return getattr(drafter, "hidden_layers", ())
 
 

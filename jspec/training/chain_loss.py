@@ -10,11 +10,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32
+import numpy as np
+from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
 from jspec.training.packing import Rows, shift_left
 from jspec.training.target_states import TargetStates
-from jspec.training.trainee import SCORE
+
+# The metric by which checkpoints are compared: tokens a target call emits at temperature 0.
+SCORE = "tokens_per_call"
 
 
 class TargetStep(NamedTuple):
@@ -22,8 +25,7 @@ class TargetStep(NamedTuple):
 
     Attributes:
       probs: the target's distribution among the tokens that the drafter can propose, [b n u].
-      best: the most likely of those, [b n]. Where `can_hit` holds and texts are greedy, it is the
-        most likely of all tokens.
+      best: the most likely of those, [b n]; in greedy texts, where `can_hit`, of all tokens.
       is_scored: chains that reach so far, with an answer's token there, [b n].
       can_hit: those of them whose token the drafter can propose, [b n].
     """
@@ -51,73 +53,61 @@ def chain_loss(
     Args:
       draft_logits: step -> the drafter's logits.
       target_step: step -> what the target says.
-      num_steps: steps of a chain.
+      num_steps: steps of a chain, s.
       decay: weight of each step relative to the one before.
       is_frugal: recompute a step's logits for the gradient, so that one step's are held at a time.
 
     Returns:
-      The loss and a dict of
-      `losses`: mean cross-entropy of each step, in nats, [s].
-      `acceptance`: mean of sum min(target, drafter) of each step at temperature 1, [s], again among
-        the tokens that it can propose: a drafter of few tokens is accepted less often than this.
-      `agreement`: how often both find the same token most likely at each step, [s].
+      The loss and, of each step, [s],
+      `losses`: mean cross-entropy, in nats.
+      `acceptance`: mean of sum min(target, drafter) at temperature 1, again among the tokens that
+        it can propose: a drafter of few tokens is accepted less often than this.
+      `agreement`: how often both find the same token most likely.
       `SCORE`: tokens a round with a draft at each step would emit at temperature 0, scalar.
     """
 
     def score(step: int) -> tuple[Array, Array, Array]:
-        return _score(draft_logits(step), target_step(step))
+        logits, target = draft_logits(step), target_step(step)
+        # As few arrays of the logits' size as the gradient allows; no argmax of them: it is slow.
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        loss = masked_mean(total[..., 0] - jnp.sum(target.probs * logits, axis=-1), target.can_hit)
+        shared = jnp.minimum(target.probs, jnp.exp(logits - total))
+        overlap = masked_mean(jnp.sum(shared, axis=-1), target.can_hit)
+        at_best = jnp.take_along_axis(logits, target.best[..., None], axis=-1)[..., 0]
+        return loss, overlap, (at_best >= jnp.max(logits, axis=-1)) & target.can_hit
 
     if is_frugal:
         score = jax.checkpoint(score, static_argnums=0)
-    scores, length = [], jnp.float32(1)
+    steps, length = [], jnp.float32(1)
     begun = is_alive = target_step(0).is_scored
     for step in range(num_steps):
         loss, overlap, agrees = score(step)
         is_alive &= agrees  # a draft counts only if all before it were accepted
-        length += masked_mean(is_alive.astype(jnp.float32), begun)
-        agreement = masked_mean(agrees.astype(jnp.float32), target_step(step).is_scored)
-        scores.append((loss, overlap, agreement))
-    losses, overlaps, agreements = (jnp.stack(values) for values in zip(*scores, strict=True))
+        length += masked_mean(is_alive, begun)
+        agreement = masked_mean(agrees, target_step(step).is_scored)
+        steps.append({"losses": loss, "acceptance": overlap, "agreement": agreement})
+    metrics = jax.tree.map(lambda *values: jnp.stack(values), *steps)
     weights = jnp.float32(decay) ** jnp.arange(num_steps, dtype=jnp.float32)
-    metrics = {"losses": losses, "acceptance": overlaps, "agreement": agreements, SCORE: length}
-    return jnp.sum(weights * losses), metrics
-
-
-def _score(
-    logits: Float32[Array, "b n u"], target: TargetStep
-) -> tuple[Float32[Array, ""], Float32[Array, ""], Bool[Array, "b n"]]:
-    """Returns a step's cross-entropy, its overlap, and where both find the same token best."""
-    # As few arrays of the logits' size as the gradient allows; and no argmax of them: it is slow.
-    total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    loss = masked_mean(total[..., 0] - jnp.sum(target.probs * logits, axis=-1), target.can_hit)
-    shared = jnp.minimum(target.probs, jnp.exp(logits - total))
-    overlap = masked_mean(jnp.sum(shared, axis=-1), target.can_hit)
-    at_best = jnp.take_along_axis(logits, target.best[..., None], axis=-1)[..., 0]
-    return loss, overlap, (at_best >= jnp.max(logits, axis=-1)) & target.can_hit
+    return jnp.sum(weights * metrics["losses"]), metrics | {SCORE: length}
 
 
 def target_steps(
-    rows: Rows, states: TargetStates, is_known: Bool[Array, "v"] | None = None
+    rows: Rows, states: TargetStates, ids: Int32[np.ndarray, "u"]
 ) -> Callable[[int], TargetStep]:
-    """Returns the target's side of chains that begin after every position.
-
-    `is_known` says which of the target's tokens the drafter can propose, [v]; None stands for all.
-    """
+    """Returns the target's side of chains after every position; drafts are among `ids`, [u]."""
+    is_known = jnp.isin(jnp.asarray(rows.tokens), jnp.asarray(ids), method="binary_search")
     probs, best = jax.nn.softmax(states.logits), jnp.argmax(states.logits, axis=-1)
 
     def target_step(step: int) -> TargetStep:
         ahead = 2 + step
         is_scored = rows.is_scored(ahead)
-        can_hit = is_scored
-        if is_known is not None:
-            can_hit &= shift_left(is_known[jnp.asarray(rows.tokens)], ahead)
         here = shift_left(probs, ahead - 1), shift_left(best, ahead - 1)
-        return TargetStep(*here, is_scored, can_hit)
+        return TargetStep(*here, is_scored, is_scored & shift_left(is_known, ahead))
 
     return target_step
 
 
-def masked_mean(values: Float32[Array, "b n"], mask: Bool[Array, "b n"]) -> Float32[Array, ""]:
+def masked_mean(values: Shaped[Array, "b n"], mask: Bool[Array, "b n"]) -> Float32[Array, ""]:
     """Returns the mean over the positions of a mask; 0 if it is empty."""
-    total = jnp.sum(jnp.where(mask, values, 0.0))
+    total = jnp.sum(jnp.where(mask, values.astype(jnp.float32), 0.0))
     return total / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)

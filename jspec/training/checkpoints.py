@@ -3,20 +3,19 @@
 import contextlib
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from flax import struct
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
-from jspec.training.trainee import SCORE
 
 _STEP, _STEP_WEIGHT = "step", 1e-12
 
 
-class TrainState(struct.PyTreeNode):
+class TrainState(NamedTuple):
     """All that the next update needs."""
 
     params: Params
@@ -24,7 +23,7 @@ class TrainState(struct.PyTreeNode):
 
 
 class Checkpoints:
-    """The checkpoints of a run, in WORKDIR/checkpoints."""
+    """The checkpoints of a run, in WORKDIR/checkpoints; errors of the disk are `InputError`s."""
 
     def __init__(self, workdir: pathlib.Path, recipe: Recipe) -> None:
         """Opens the folder; what a killed run left half written is removed."""
@@ -48,24 +47,15 @@ class Checkpoints:
             )  # fmt: skip
 
     def restore(self, state: TrainState) -> tuple[TrainState, int]:
-        """Returns the latest state and its step; the given state and 0 if there is none.
-
-        Raises:
-          InputError: the checkpoint cannot be read, or has other parameters.
-        """
+        """Returns the latest state and its step; the given state and 0 if there is none."""
         latest = self._checkpointer.latest
         return (self._load(latest.step, state), latest.step) if latest else (state, 0)
 
     def save(self, step: int, state: TrainState, metrics: dict[str, Any]) -> None:
-        """Writes a checkpoint.
-
-        Raises:
-          InputError: it cannot be written.
-        """
+        """Writes a checkpoint."""
         with self._one_line_errors("write a checkpoint to"):
-            metrics = metrics | {_STEP: step}
-            self._checkpointer.save_async(step, _named_leaves(state), metrics=metrics)
-            self._checkpointer.wait()  # the next update donates the state's memory
+            # It waits for the disk: the next update donates the state's memory.
+            self._checkpointer.save(step, _named_leaves(state), metrics=metrics | {_STEP: step})
 
     def is_stale(self) -> bool:
         """Returns whether the recipe's patience has run out since the best score."""
@@ -75,14 +65,7 @@ class Checkpoints:
         return age >= self._recipe.patience * self._recipe.evaluate_every
 
     def best(self, state: TrainState) -> tuple[Params, dict[str, Any]]:
-        """Returns the parameters of the best score, and its metrics.
-
-        Args:
-          state: any state of the same shapes.
-
-        Raises:
-          InputError: the checkpoint cannot be read.
-        """
+        """Returns the parameters of the best score, and its metrics; any state gives the shapes."""
         best = self._best()
         return self._load(best.step, state).params, dict(best.metrics)
 
@@ -91,14 +74,10 @@ class Checkpoints:
         return max(whole, key=lambda one: _rank(one.metrics))  # type: ignore
 
     def _load(self, step: int, state: TrainState) -> TrainState:
-        sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        abstract = {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            for name, leaf in _named_leaves(state).items()
-        }
+        wanted = _named_leaves(state)  # Orbax reads shapes, types and devices off them
         with self._one_line_errors(f"read step {step} of"):
-            leaves = self._checkpointer.load(step, abstract)
-        return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in abstract])
+            leaves = self._checkpointer.load(step, wanted)
+        return jax.tree.unflatten(jax.tree.structure(state), [leaves[name] for name in wanted])
 
     @contextlib.contextmanager
     def _one_line_errors(self, what: str) -> Iterator[None]:

@@ -1,17 +1,47 @@
-"""What a training run is told: the target, the texts, and how to train."""
+"""What a training run is told: the target, the texts, and how to train; and what it is to train."""
 
 import abc
 import dataclasses
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
+
+import jax
 
 from jspec.common.errors import InputError, check_among, check_range
+from jspec.common.typing import Params
 from jspec.training.packing import Rows
 from jspec.training.target_states import StateStore
 from jspec.training.texts import Text
-from jspec.training.trainee import Trainee
 from jspec.weights.resolver import LoadedModel
+
+# (params, frozen parameters, rows) -> the loss and metrics, `SCORE` among them: scalars or
+# vectors, means over the scored positions of the rows.
+LossFn: TypeAlias = Callable[[Params, Any, Rows], tuple[jax.Array, dict[str, jax.Array]]]
+
+
+class Trainee(NamedTuple):
+    """What is trained.
+
+    Attributes:
+      params: before the first update; all of them are trained.
+      frozen: parameters of other models that `loss` needs, the target's as a rule.
+      loss: see `LossFn`.
+      save: (params, folder) -> None: writes the drafter in the format in which it is loaded.
+      layers: the target's layers whose outputs `loss` takes from rows that bring them; empty if
+        `loss` always runs the target.
+    """
+
+    params: Params
+    frozen: Any
+    loss: LossFn
+    save: Callable[[Params, pathlib.Path], None]
+    layers: tuple[int, ...] = ()
+
+
+def cast(params: Params, dtype: jax.typing.DTypeLike) -> Params:
+    """Returns the parameters in another type."""
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +110,7 @@ class TrainingConfig(abc.ABC):
       recipe: how to train.
     """
 
-    OUTPUT: ClassVar[str]  # the folder of the trained drafter in a workdir
+    OUTPUT: ClassVar[str] = "head"  # the folder of the trained drafter in a workdir
 
     drafter: str = ""
     target: str = "smollm2-135m-instruct"
@@ -100,32 +130,19 @@ class TrainingConfig(abc.ABC):
 
     @abc.abstractmethod
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
-        """Returns what is trained.
-
-        Args:
-          target: the loaded target.
-          texts: those to train on.
+        """Returns what is trained on the texts.
 
         Raises:
           InputError: fields that do not fit each other or the target.
         """
 
     def make_fill(
-        self, target: LoadedModel, trainee: Trainee, texts: Sequence[Text]
+        self, target: LoadedModel, layers: tuple[int, ...], texts: Sequence[Text]
     ) -> Callable[[Rows], Rows]:
-        """Returns what adds to rows what the loss reads besides tokens: stored states, if any.
-
-        Args:
-          target: the loaded target.
-          trainee: what is trained.
-          texts: all texts, held-out ones included.
-
-        Raises:
-          InputError: states that the trainee does not read, or that cannot be stored.
-        """
+        """Returns what adds to rows of the texts the stored states of these layers, if any."""
         if not self.states:
             return lambda rows: rows
-        if not trainee.layers:
+        if not layers:
             raise InputError(f"expected no states with {self.drafter}: it runs the target itself")
-        folder, sizes = pathlib.Path(self.states), (self.seq_len, self.batch_size)
-        return StateStore(folder, target, trainee.layers, texts, *sizes).fill
+        sizes = {"batch_size": self.batch_size, "seq_len": self.seq_len}
+        return StateStore(pathlib.Path(self.states), target, layers, texts, **sizes).fill

@@ -1,27 +1,28 @@
 """A small Llama as a trainee, which drafts as `--draft=FOLDER --drafter=model`."""
 
 import dataclasses
+import functools
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool
 
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.common.typing import Params
 from jspec.models import LlamaConfig, init_params
-from jspec.training.boosting import boosted_loss, mark_known
-from jspec.training.config import TrainingConfig
-from jspec.training.model_loss import LOSSES, chain_metrics, compare, lazy_logits
-from jspec.training.packing import Rows
+from jspec.training.config import Trainee, TrainingConfig, cast
+from jspec.training.model_loss import LOSSES, boosted_loss, chain_metrics, compare, lazy_logits
+from jspec.training.packing import Rows, compute_by_text, take_by_text
 from jspec.training.texts import Text
-from jspec.training.trainee import Trainee
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel, load_model
-from jspec.weights.vocabulary import used_vocab_size
+from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
 
-EMBEDDINGS = ("own", "copied", "shared")
 _SIZES = ("embed_dim", "hidden_dim", "num_heads", "num_kv_heads")
 
 
@@ -44,7 +45,7 @@ class DraftModelTraining(TrainingConfig):
       total_variation_weight: likewise.
       chain_steps: drafts of a round, for the score.
       earlier: draft models trained before, as `load_model` takes them. This one is then trained on
-        the positions where they are wrong, and scored together with them; see `boosting`.
+        the positions where they are wrong, and scored together with them; see `boosted_loss`.
       known_weight: of positions where one of them agrees with the target, from 0, which leaves them
         out, to 1. Above 0 this one stays better at going on from its own drafts.
     """
@@ -68,7 +69,7 @@ class DraftModelTraining(TrainingConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_among("embeddings", self.embeddings, EMBEDDINGS)
+        check_among("embeddings", self.embeddings, ("own", "copied", "shared"))
         check_range("chain_steps", self.chain_steps, 1, 64)
         check_range("known_weight", self.known_weight, 0, 1)
         if self.known_weight and not self.earlier:
@@ -86,24 +87,58 @@ class DraftModelTraining(TrainingConfig):
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
         """Returns the draft model; see `TrainingConfig`."""
-        del texts
         if target.is_random:
             raise InputError(f"{target.name}: random weights have nothing to teach")
-        return _make_draft_trainee(self, draft_config(self, target.config), target)
+        config, size = draft_config(self, target.config), used_vocab_size(target)
+        weights = {name: weight for name, weight in self.weights.items() if weight}
+        outer = ("embedding", "final_norm", *([] if config.tie_embeddings else ["head"]))
+
+        def loss(params: Params, frozen: Params, rows: Rows) -> tuple[jax.Array, dict]:
+            whole = {name: frozen[name] for name in outer} | params
+            own = lazy_logits(config, whole, rows, jnp.float32)
+            of_target = lazy_logits(target.config, frozen, rows, frozen["embedding"].dtype)
+            found = compare(own, of_target, jnp.asarray(rows.tokens), weights, size)
+            if rows.is_known is None:
+                metrics = chain_metrics(found, rows.is_scored(1), self.chain_steps)
+                return metrics["losses"][0], metrics
+            options = {"known_weight": self.known_weight, "num_steps": self.chain_steps}
+            return boosted_loss(found, rows.is_scored(1), jnp.asarray(rows.is_known), **options)
+
+        def save(params: Params, folder: pathlib.Path) -> None:
+            assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
+            stored = cast({name: target.params[name] for name in outer} | params, jnp.bfloat16)
+            save_hf(folder, config, stored, tokenizer=target.tokenizer)
+
+        first = cast(_first_params(self, config, target, outer), jnp.float32)
+        return Trainee(first, target.params, loss, save)
 
     def make_fill(
-        self, target: LoadedModel, trainee: Trainee, texts: Sequence[Text]
+        self, target: LoadedModel, layers: tuple[int, ...], texts: Sequence[Text]
     ) -> Callable[[Rows], Rows]:
-        """Returns what marks the positions that earlier drafts know; see `TrainingConfig`.
-
-        Raises:
-          InputError: an earlier draft cannot be loaded, or does not fit the target.
-        """
+        """Returns what marks positions that earlier drafts know, once; see `TrainingConfig`."""
         if self.states or not self.earlier:
-            return super().make_fill(target, trainee, texts)
-        earlier = [load_model(name, dtype=self.dtype) for name in self.earlier]
-        sizes = {"seq_len": self.seq_len, "batch_size": self.batch_size}
-        return mark_known(target, earlier, texts, **sizes)
+            return super().make_fill(target, layers, texts)
+        models = [target, *(load_model(name, dtype=self.dtype) for name in self.earlier)]
+        shared_sizes = [shared_vocab_size(target, draft) for draft in models[1:]]
+
+        @jax.jit
+        def agreement(params: Sequence[Params], rows: Rows) -> Bool[Array, "r t"]:
+            of_target, *of_drafts = (
+                lazy_logits(model.config, own, rows, own["embedding"].dtype)
+                for model, own in zip(models, params, strict=True)
+            )
+            is_known = [
+                compare(logits, of_target, jnp.asarray(rows.tokens), {"kl": 1.0}, size).agreement
+                for logits, size in zip(of_drafts, shared_sizes, strict=True)
+            ]
+            return jnp.any(jnp.stack(is_known), axis=0)
+
+        run = functools.partial(agreement, [model.params for model in models])
+        found = compute_by_text(run, texts, seq_len=self.seq_len, batch_size=self.batch_size)
+        share = np.concatenate([one[:-1] for one in found.values()]).mean()
+        print(f"earlier drafts agree with the target at {share:.1%} of the texts' positions",
+              file=sys.stderr, flush=True)  # fmt: skip
+        return lambda rows: rows._replace(is_known=take_by_text(found, rows))
 
 
 def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConfig:
@@ -114,28 +149,7 @@ def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConf
     """
     sizes = {name: getattr(training, name) or getattr(target, name) for name in _SIZES}
     is_like_target = all(size == getattr(target, name) for name, size in sizes.items())
-    _check_beginning(training, target, is_like_target)
-    head_dim = target.head_dim if is_like_target else sizes["embed_dim"] // sizes["num_heads"]
-    try:
-        return dataclasses.replace(
-            target,
-            **sizes,
-            num_layers=training.num_layers or len(training.init_layers),
-            head_dim=head_dim,
-            tie_embeddings=training.embeddings == "own" or target.tie_embeddings,
-            attention_bias=target.attention_bias and bool(training.init_layers),
-            mlp_bias=target.mlp_bias and bool(training.init_layers),
-        )
-    except ValueError as error:
-        raise InputError(f"no draft model of that shape: {error}") from None
-
-
-def _check_beginning(
-    training: DraftModelTraining, target: LlamaConfig, is_like_target: bool
-) -> None:
-    """Checks that what the draft begins as fits its shape."""
-    layers, number = training.init_layers, training.num_layers
-    last = target.num_layers - 1
+    layers, number, last = training.init_layers, training.num_layers, target.num_layers - 1
     if list(layers) != sorted(set(layers) & set(range(last + 1))):
         raise InputError(f"expected init_layers rising, from 0 to {last}, got {list(layers)}")
     if layers and not is_like_target:
@@ -144,52 +158,34 @@ def _check_beginning(
         raise InputError(f"with init_layers, expected num_layers 0 or {len(layers)}, got {number}")
     if not layers and number < 1:
         raise InputError("expected num_layers of at least 1, or init_layers")
-    if training.embeddings != "own" and training.embed_dim not in (0, target.embed_dim):
+    if training.embeddings != "own" and sizes["embed_dim"] != target.embed_dim:
         raise InputError(
             f"{training.embeddings} embeddings need the target's width, {target.embed_dim}; got "
             f"embed_dim {training.embed_dim}"
         )
+    head_dim = target.head_dim if is_like_target else sizes["embed_dim"] // sizes["num_heads"]
+    try:
+        return dataclasses.replace(
+            target,
+            **sizes,
+            num_layers=number or len(layers),
+            head_dim=head_dim,
+            tie_embeddings=training.embeddings == "own" or target.tie_embeddings,
+            attention_bias=target.attention_bias and bool(layers),
+            mlp_bias=target.mlp_bias and bool(layers),
+        )
+    except ValueError as error:
+        raise InputError(f"no draft model of that shape: {error}") from None
 
 
-def _make_draft_trainee(
-    training: DraftModelTraining, config: LlamaConfig, target: LoadedModel
-) -> Trainee:
-    """Returns a draft model of a shape to train."""
-    vocab_size, steps = used_vocab_size(target), training.chain_steps
-    dtype = target.params["embedding"].dtype
-    weights = {name: weight for name, weight in training.weights.items() if weight}
-    outer = ("embedding", "final_norm", *([] if config.tie_embeddings else ["head"]))
+def _first_params(
+    training: DraftModelTraining, config: LlamaConfig, target: LoadedModel, outer: Sequence[str]
+) -> Params:
+    """Returns the parameters that are trained: all, or all but the `outer` ones."""
     first = init_params(config, jax.random.key(training.recipe.seed))
     for index, layer in enumerate(training.init_layers):
         first[f"layers_{index}"] = target.params[f"layers_{layer}"]
     if training.embeddings == "shared":
-        first = {name: leaf for name, leaf in first.items() if name not in outer}
-    elif training.embeddings == "copied":
-        first |= {name: target.params[name] for name in outer}
-
-    def whole(params: Params, target_params: Params) -> Params:
-        """Returns the draft model's parameters: those trained and those shared."""
-        return {name: target_params[name] for name in outer} | params
-
-    def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        frozen = jax.lax.stop_gradient(target_params)
-        found = compare(
-            lazy_logits(config, whole(params, target_params), rows, jnp.float32),
-            lazy_logits(target.config, frozen, rows, dtype),
-            jnp.asarray(rows.tokens),
-            weights,
-            vocab_size,
-        )
-        if rows.is_known is None:
-            metrics = chain_metrics(found, rows.is_scored(1), steps)
-            return metrics["losses"][0], metrics
-        known, weight = jnp.asarray(rows.is_known), training.known_weight
-        return boosted_loss(found, rows.is_scored(1), known, known_weight=weight, num_steps=steps)
-
-    def save(params: Params, folder: pathlib.Path) -> None:
-        assert isinstance(target.tokenizer, Tokenizer)  # only random weights have another kind
-        stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), whole(params, target.params))
-        save_hf(folder, config, stored, tokenizer=target.tokenizer)
-
-    floats = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), first)
-    return Trainee(floats, loss, save)
+        return {name: leaf for name, leaf in first.items() if name not in outer}
+    theirs = outer if training.embeddings == "copied" else ()
+    return first | {name: target.params[name] for name in theirs}

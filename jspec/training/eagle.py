@@ -15,15 +15,13 @@ from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_e
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import LlamaConfig
-from jspec.models.layers import look_up
-from jspec.models.outputs import head_kernel
-from jspec.training.chain_loss import chain_loss, target_steps
-from jspec.training.config import TrainingConfig
-from jspec.training.eagle_unroll import head_logits, unroll
+from jspec.models.layers import head_kernel, linear, look_up
+from jspec.training.config import Trainee, TrainingConfig, cast
+from jspec.training.eagle_unroll import unroll
+from jspec.training.heads import Heads, StepLogits, make_heads_trainee
 from jspec.training.packing import Rows
-from jspec.training.target_states import make_states, read_layers
-from jspec.training.texts import Text, most_frequent
-from jspec.training.trainee import LossFn, Trainee
+from jspec.training.target_states import TargetStates
+from jspec.training.texts import Text
 from jspec.weights.quantize import dequantize
 from jspec.weights.resolver import LoadedModel
 
@@ -45,8 +43,6 @@ class EagleTraining(TrainingConfig):
         a layer of the target.
     """
 
-    OUTPUT = "head"
-
     drafter: str = "eagle"
     vocab_size: int = 8192
     feature_layers: tuple[int, ...] = ()
@@ -59,53 +55,40 @@ class EagleTraining(TrainingConfig):
         """Returns a head of the most frequent tokens; its layer is one of the target's in shape."""
         check_range("chain_steps", self.chain_steps, 1, 64)
         check_range("vocab_size", self.vocab_size, 1, 10**9)
-        size = target.config.vocab_size
-        ids = most_frequent(texts, size, min(self.vocab_size, size))
-        earlier = self._load_earlier(target.config)
-        usual = default_feature_layers(target.config.num_layers)
-        layers = tuple(self.feature_layers) or (earlier.config.feature_layers if earlier else usual)
-        for layer in layers:
-            check_range("feature_layers", layer, 0, target.config.num_layers)
         check_range("chain_decay", self.chain_decay, 0, 10)
+        shape = target.config
+        size, depth = shape.vocab_size, shape.num_layers
         answers = np.concatenate([np.array(text.answer, int) for text in texts])
+        # Of equally frequent tokens the smaller ids are taken.
+        by_count = np.argsort(-np.bincount(answers, minlength=size), kind="stable")
+        ids = np.sort(by_count[: self.vocab_size]).astype(np.int32)
+        earlier = self._load_earlier(shape)
+        usual = earlier.config.feature_layers if earlier else default_feature_layers(depth)
+        layers = self.feature_layers or usual
+        for layer in layers:
+            check_range("feature_layers", layer, 0, depth)
         print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
               "texts", file=sys.stderr, flush=True)  # fmt: skip
-        layer = dataclasses.replace(
-            target.config, num_layers=1, vocab_size=len(ids), tie_embeddings=False
-        )
-        config = EagleConfig(layer, size, layers, target.config.num_layers)
+        layer = dataclasses.replace(shape, num_layers=1, vocab_size=len(ids), tie_embeddings=False)
+        config = EagleConfig(layer, size, layers, depth)
         first = _first_params(target, config, ids, self.recipe.seed)
         if earlier is not None:
             first = _go_on(first, earlier, ids)
-        loss = self._make_loss(target, config, ids)
+
+        steps, decay = self.chain_steps, self.chain_decay
+
+        def logits(params: Params, frozen: Params, states: TargetStates, rows: Rows) -> StepLogits:
+            head, outputs = params["head"]["head"], unroll(config, params, rows, states, steps)
+            if self.freeze_head:
+                head = jax.lax.stop_gradient(head)
+            return lambda step: linear(outputs[step], head)
 
         def save(params: Params, folder: pathlib.Path) -> None:
-            stored = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-            save_eagle(folder, config, stored | {"ids": jnp.asarray(ids)})
+            stored = cast(params, jnp.bfloat16) | {"ids": jnp.asarray(ids)}
+            save_eagle(folder, config, stored)
 
-        return Trainee(first, loss, save, read_layers(target.config, layers))
-
-    def _make_loss(self, target: LoadedModel, config: EagleConfig, ids: np.ndarray) -> LossFn:
-        """Returns the loss of a head that can propose some tokens, [u]."""
-        states_of = make_states(target, ids, config.feature_layers)
-        is_known = jnp.zeros([config.target_vocab_size], bool).at[jnp.asarray(ids)].set(True)
-
-        def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-            states = jax.lax.stop_gradient(states_of(target_params, rows))
-            if self.freeze_head:
-                frozen = {"head": jax.lax.stop_gradient(params["head"]["head"])}
-                params = params | {"head": params["head"] | frozen}
-            outputs = unroll(
-                config, params, rows, states.embedded, states.features, self.chain_steps
-            )
-            return chain_loss(
-                lambda step: head_logits(params, outputs[step]),
-                target_steps(rows, states, is_known),
-                num_steps=self.chain_steps,
-                decay=self.chain_decay,
-            )
-
-        return loss
+        heads = Heads(first, logits, save, ids, steps, decay, layers, is_frugal=False)
+        return make_heads_trainee(target, heads)
 
     def _load_earlier(self, target: LlamaConfig) -> LoadedHead | None:
         """Returns the head to go on from, if there is one."""
@@ -126,10 +109,9 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
 
     The layer's weights for the embeddings begin as noise; the target's head reads its output.
     """
-    params = init_eagle_params(config, jax.random.key(seed))
-    width = config.layer.embed_dim
-    theirs = target.params
+    params, theirs = init_eagle_params(config, jax.random.key(seed)), target.params
     layer = theirs[f"layers_{max(target.config.num_layers - _FROM_THE_END, 0)}"]
+    width = config.layer.embed_dim
     noise = params["head"]["attention"]["qkv"][..., :width]
     qkv = jnp.concatenate([noise, layer["attention"]["qkv"].astype(jnp.float32)], axis=-1)
     head = {
@@ -141,17 +123,12 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
         "mlp": layer["mlp"],
         "mlp_norm": layer["mlp_norm"],
     }
-    head = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), head)
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
-    return {"fc": fc, "head": head}
+    return {"fc": fc, "head": cast(head, jnp.float32)}
 
 
 def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:
-    """Returns an earlier head's parameters; tokens new to it get those of `first`.
-
-    Raises:
-      InputError: the earlier head's layer has other shapes.
-    """
+    """Returns an earlier head's parameters; tokens new to it get those of `first`."""
     floats = jax.tree.map(
         lambda leaf: dequantize(leaf) if isinstance(leaf, QuantizedKernel) else leaf,
         earlier.params,

@@ -13,10 +13,11 @@ The tokens are the text's: a chain matters only as long as its drafts are accept
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Float32
+from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import Params
 from jspec.drafters.heads.eagle_module import EagleConfig, fuse
@@ -25,6 +26,7 @@ from jspec.models import LlamaConfig
 from jspec.models.layers import FeedForward, RMSNorm, linear
 from jspec.models.rope import rope_cos_sin
 from jspec.training.packing import Rows, shift_left
+from jspec.training.target_states import TargetStates
 
 _MASKED = -1e30
 
@@ -33,48 +35,33 @@ def unroll(
     config: EagleConfig,
     params: Params,
     rows: Rows,
-    embedded: Float[Array, "b t d"],
-    features: Float[Array, "b t l d"],
+    states: TargetStates,
     num_steps: int,
 ) -> list[Float32[Array, "b t d"]]:
     """Returns the head's outputs, normed, at every position and each of a chain's calls.
 
-    Args:
-      config: the head's.
-      params: the head's.
-      rows: the texts.
-      embedded: the target's embeddings of their tokens.
-      features: the target's features at their tokens.
-      num_steps: calls of each chain.
-
-    Returns:
-      For each step s, from whose index i `head_logits` predicts token i + 2 + s. The last 2 + s
-      positions of a text have no meaning.
+    From index i of those of step s the head predicts token i + 2 + s; the last 2 + s positions of a
+    text have no meaning.
     """
-    norm, mlp = RMSNorm(config.layer.norm_epsilon), FeedForward(config.layer)
+    mlp, norm = FeedForward(config.layer), RMSNorm(config.layer.norm_epsilon)
     head, visible = params["head"], rows.visible()
-    hidden = fuse(params, features)
+
+    def normed(name: str, inputs: Array) -> Any:
+        return norm.apply({"params": head[name]}, inputs)
+
+    hidden = fuse(params, states.features)
     pairs, outputs = [], []
     for step in range(num_steps):
-        tokens = shift_left(embedded.astype(jnp.float32), 1 + step)
-        both = [
-            norm.apply({"params": head["embedding_norm"]}, tokens),
-            norm.apply({"params": head["feature_norm"]}, hidden),
-        ]
-        inputs = jnp.concatenate(both, axis=-1)  # type: ignore[arg-type]
+        tokens = shift_left(states.embedded.astype(jnp.float32), 1 + step)
+        both = [normed("embedding_norm", tokens), normed("feature_norm", hidden)]
+        inputs = jnp.concatenate(both, axis=-1)
         positions = jnp.asarray(rows.positions) + step
         queries, *pair = _project(config.layer, head["attention"], inputs, positions)
         pairs.append(pair)
         hidden = hidden + _attend(config.layer, head["attention"], queries, pairs, visible)
-        normed = norm.apply({"params": head["mlp_norm"]}, hidden)
-        hidden = hidden + mlp.apply({"params": head["mlp"]}, normed)  # type: ignore[operator, arg-type]
-        outputs.append(norm.apply({"params": head["final_norm"]}, hidden))
+        hidden = hidden + mlp.apply({"params": head["mlp"]}, normed("mlp_norm", hidden))  # type: ignore
+        outputs.append(normed("final_norm", hidden))
     return outputs
-
-
-def head_logits(params: Params, outputs: Float32[Array, "b t d"]) -> Float32[Array, "b t u"]:
-    """Returns the logits of the tokens that a head can propose."""
-    return linear(outputs, params["head"]["head"])
 
 
 def _project(
@@ -99,10 +86,7 @@ def _attend(
     pairs: Sequence[Sequence[Float32[Array, "b t k h"]]],
     visible: Bool[Array, "b t t"],
 ) -> Float32[Array, "b t d"]:
-    """Returns the attention to the pairs of step 0 that a position sees and to its chain's own.
-
-    `pairs` are the keys and values of each step.
-    """
+    """Returns the attention to the pairs of step 0 that a position sees and to its chain's own."""
     # The softmax over both is assembled from its parts, so that no array holds all scores.
     (keys, values), *own = pairs
     scores = jnp.einsum("btkgh,bskh->bkgts", queries, keys)

@@ -10,24 +10,25 @@ Where the first one lies depends on the text alone, so that a step is a function
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float32, Int32
+from jaxtyping import Array, Bool, Int32
 
 from jspec.common.errors import check_range
 from jspec.common.typing import Params
-from jspec.drafters.heads.lookahead_checkpoint import save_lookahead
-from jspec.drafters.heads.lookahead_module import LookaheadConfig, init_lookahead_params
+from jspec.drafters.heads.lookahead_embeddings import (
+    LookaheadConfig,
+    init_lookahead_params,
+    save_lookahead,
+)
 from jspec.models import init_cache, make_apply
-from jspec.models.cache import KVCache
-from jspec.training.chain_loss import TargetStep, chain_loss
-from jspec.training.config import TrainingConfig
+from jspec.training.chain_loss import SCORE, TargetStep, chain_loss
+from jspec.training.config import LossFn, Trainee, TrainingConfig
 from jspec.training.packing import Rows
 from jspec.training.texts import Text
-from jspec.training.trainee import SCORE, LossFn, Trainee
 from jspec.weights.resolver import LoadedModel
 
 
@@ -41,8 +42,6 @@ class LookaheadTraining(TrainingConfig):
       decay: weight of each embedding's loss relative to the one before.
     """
 
-    OUTPUT = "head"
-
     drafter: str = "lookahead"
     num_tokens: int = 4
     stride: int = 8
@@ -50,7 +49,6 @@ class LookaheadTraining(TrainingConfig):
 
     def make_trainee(self, target: LoadedModel, texts: Sequence[Text]) -> Trainee:
         """Returns untrained embeddings; the score counts both target calls of a round."""
-        del texts
         check_range("num_tokens", self.num_tokens, 1, 63)
         check_range("decay", self.decay, 0, 10)
         check_range("stride", self.stride, 1, self.seq_len)
@@ -61,42 +59,38 @@ class LookaheadTraining(TrainingConfig):
         def save(params: Params, folder: pathlib.Path) -> None:
             save_lookahead(folder, config, params, target.config)
 
-        return Trainee(first, self._make_loss(target), save)
+        return Trainee(first, target.params, self._make_loss(target), save)
 
     def _make_loss(self, target: LoadedModel) -> LossFn:
         """Returns the loss of all groups of embeddings, which are one block of a second call."""
         shape, num, stride = target.config, self.num_tokens, self.stride
         apply, dtype = make_apply(shape), target.params["embedding"].dtype
 
-        def read(params: Params, rows: Rows) -> tuple[Array, KVCache]:
-            """Returns the target's logits at every token, [b t v], and its keys and values."""
-            b, t = rows.tokens.shape
-            capacity = t + t // stride * num
-            cache = init_cache(shape, batch_size=b, capacity=capacity, dtype=dtype)
-            positions, mask = jnp.asarray(rows.positions), rows.visible()
-            tokens = jnp.asarray(rows.tokens)
-            logits, _, cache = apply(params, tokens, cache, positions=positions, block_mask=mask)
-            return logits, cache
-
         def loss(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-            target_logits, cache = jax.lax.stop_gradient(read(target_params, rows))
+            (b, t), positions = rows.tokens.shape, jnp.asarray(rows.positions)
+            cache = init_cache(shape, batch_size=b, capacity=t + t // stride * num, dtype=dtype)
+            tokens, mask = jnp.asarray(rows.tokens), rows.visible()
+            read = apply(target_params, tokens, cache, positions=positions, block_mask=mask)
+            target_logits, _, cache = jax.lax.stop_gradient(read)
             anchors = anchors_of(rows, stride)
-            b, n = anchors.shape
-            block = jnp.broadcast_to(params["embeddings"], (b, n, num, shape.embed_dim))
-            positions = _take(jnp.asarray(rows.positions), anchors)[..., None] + 1 + jnp.arange(num)
-            logits, _, _ = apply(
-                target_params,
-                block.reshape(b, n * num, -1),
-                cache,
-                positions=positions.reshape(b, -1),
-                block_mask=group_mask(rows, anchors, num),
-            )
+            n = anchors.shape[1]
+            positions = jnp.take_along_axis(positions, anchors, axis=1)[..., None]
+            positions = (positions + 1 + jnp.arange(num)).reshape(b, -1)
+            block = jnp.tile(params["embeddings"], (b, n, 1))
+            mask = group_mask(rows, anchors, num)
+            logits = apply(target_params, block, cache, positions=positions, block_mask=mask)[0]
             logits = logits.reshape(b, n, num, -1)
+
+            def target_step(step: int) -> TargetStep:
+                ahead = 2 + step
+                is_scored = jnp.take_along_axis(rows.is_scored(ahead), anchors, axis=1)
+                at = anchors[..., None] + ahead - 1
+                here = jnp.take_along_axis(target_logits, at, axis=1, mode="clip")
+                best = jnp.argmax(here, axis=-1)
+                return TargetStep(jax.nn.softmax(here), best, is_scored, is_scored)
+
             value, metrics = chain_loss(
-                lambda step: logits[:, :, step],
-                _anchored_steps(rows, anchors, target_logits),
-                num_steps=num,
-                decay=self.decay,
+                lambda step: logits[:, :, step], target_step, num_steps=num, decay=self.decay
             )
             return value, metrics | {SCORE: (1 + metrics[SCORE]) / 2}
 
@@ -120,23 +114,3 @@ def group_mask(rows: Rows, anchors: Int32[Array, "b n"], num: int) -> Bool[Array
     group = jnp.asarray(np.kron(np.eye(n), np.tril(np.ones([num, num]))).astype(bool))
     group = jnp.broadcast_to(group, (b, n * num, n * num))
     return jnp.concatenate([jnp.repeat(text, num, axis=1), group], axis=2)
-
-
-def _anchored_steps(
-    rows: Rows, anchors: Int32[Array, "b n"], logits: Float32[Array, "b t v"]
-) -> Callable[[int], TargetStep]:
-    """Returns the target's side of chains that begin after the anchors, from its logits."""
-
-    def target_step(step: int) -> TargetStep:
-        ahead = 2 + step
-        is_scored = _take(rows.is_scored(ahead), anchors)
-        at = anchors[..., None] + ahead - 1
-        here = jnp.take_along_axis(logits, at, axis=1, mode="clip")
-        return TargetStep(jax.nn.softmax(here), jnp.argmax(here, axis=-1), is_scored, is_scored)
-
-    return target_step
-
-
-def _take(leaf: Array, anchors: Int32[Array, "b n"]) -> Array:
-    """Returns the entries [b n] of [b t] at the anchors."""
-    return jnp.take_along_axis(leaf, anchors, axis=1)

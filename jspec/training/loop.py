@@ -10,7 +10,7 @@ import math
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,20 +19,21 @@ import numpy as np
 import optax
 
 from jspec.common.errors import InputError
+from jspec.common.journal import Journal
 from jspec.common.progress import format_seconds
 from jspec.common.typing import Params
+from jspec.training.chain_loss import SCORE
 from jspec.training.checkpoints import Checkpoints, TrainState
-from jspec.training.config import Recipe
-from jspec.training.metrics import open_metrics
+from jspec.training.config import LossFn, Recipe, Trainee, cast
+from jspec.training.metrics import METRICS
+from jspec.training.model_loss import COVERED, COVERED_BEFORE
 from jspec.training.packing import Batches, Rows
-from jspec.training.trainee import LossFn, Trainee, describe
 
 _NORM = "gradient_norm"
 
 
 def train(
     trainee: Trainee,
-    target_params: Params,
     batches: Batches,
     held_out: Sequence[Rows],
     recipe: Recipe,
@@ -40,34 +41,26 @@ def train(
 ) -> tuple[Params, dict[str, Any]]:
     """Trains, or goes on where a run in the same folder was killed.
 
-    Args:
-      trainee: what is trained.
-      target_params: the frozen target's.
-      batches: to train on.
-      held_out: batches to score on.
-      recipe: how to train.
-      workdir: gets `metrics.jsonl` and `checkpoints/`.
-
-    Returns:
-      The parameters of the best score, and its metrics.
+    The workdir gets `metrics.jsonl` and `checkpoints/`; `held_out` are batches to score on. Returns
+    the parameters of the best score, and its metrics.
 
     Raises:
       InputError: the loss or its gradient is not finite, or the disk is full.
     """
     optimizer, loss_fn = make_optimizer(recipe), with_precision(trainee.loss, recipe)
     params = jax.tree.map(jnp.copy, trainee.params)  # updates donate the state's memory
-    state = TrainState(params, optimizer.init(params))
     update, evaluate = _make_update(loss_fn, optimizer), make_evaluate(loss_fn)
     checkpoints = Checkpoints(workdir, recipe)
-    state, step = checkpoints.restore(state)
+    state, step = checkpoints.restore(TrainState(params, optimizer.init(params)))
     if step > 0:
         _print(f"going on after step {step} of {recipe.num_steps}")
-    log = open_metrics(workdir, step)
+    log = Journal(workdir / METRICS)
+    log.cut(sum(record["step"] <= step for record in log.read()))  # not those after a checkpoint
     begin, first_step = time.monotonic(), step
     while step < recipe.num_steps and not checkpoints.is_stale():
         losses = []
         for index in range(step * recipe.accumulate, (step + 1) * recipe.accumulate):
-            state, loss, metrics = update(state, target_params, batches[index])
+            state, loss, metrics = update(state, trainee.frozen, batches[index])
             where = f"of step {step + 1}, batch {index},"
             losses.append(_check_finite(f"the loss {where}", loss, checkpoints))
             _check_finite(f"the gradient {where}", metrics[_NORM], checkpoints)
@@ -81,7 +74,7 @@ def train(
         if step % recipe.evaluate_every == 0 or is_last:
             what = f"the size of the parameters after step {step}"
             _check_finite(what, optax.tree.norm(state.params), checkpoints)
-            scores = evaluate(state.params, target_params, held_out)
+            scores = evaluate(state.params, trainee.frozen, held_out)
             log.append({"step": step, "held_out": scores})
             _print(f"step {step}: {describe(scores)}")
             checkpoints.save(step, state, scores)
@@ -90,16 +83,24 @@ def train(
     return checkpoints.best(state)
 
 
+def describe(metrics: Mapping[str, Any]) -> str:
+    """Returns in one line how well a trainee does on held-out texts."""
+    text = f"{metrics[SCORE]:.3f} tokens a call on held-out texts"
+    if COVERED in metrics:
+        text += (
+            " by a tree of all drafts; a draft agrees with the target at "
+            f"{metrics[COVERED]:.1%} of the positions, without this one at "
+            f"{metrics[COVERED_BEFORE]:.1%}"
+        )
+    return text
+
+
 def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def _check_finite(what: str, value: Any, checkpoints: Checkpoints) -> float:
-    """Returns the value as a number.
-
-    Raises:
-      InputError: it is not finite.
-    """
+    """Returns the value as a number, if it is finite."""
     number = float(value)
     if not math.isfinite(number):
         raise InputError(
@@ -129,9 +130,8 @@ def make_optimizer(recipe: Recipe) -> optax.GradientTransformation:
 def with_precision(loss: LossFn, recipe: Recipe) -> LossFn:
     """Returns a loss of parameters rounded to the recipe's type, recomputed as it says."""
 
-    def rounded(params: Params, target_params: Params, rows: Rows) -> tuple[jax.Array, dict]:
-        dtype = jnp.dtype(recipe.compute_dtype)
-        return loss(jax.tree.map(lambda leaf: leaf.astype(dtype), params), target_params, rows)
+    def rounded(params: Params, frozen: Any, rows: Rows) -> tuple[jax.Array, dict]:
+        return loss(cast(params, recipe.compute_dtype), frozen, rows)
 
     if recipe.remat == "none":
         return rounded
@@ -140,9 +140,9 @@ def with_precision(loss: LossFn, recipe: Recipe) -> LossFn:
 
 
 def _make_update(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Callable[..., Any]:
-    def update(state: TrainState, target_params: Params, rows: Rows) -> Any:
+    def update(state: TrainState, frozen: Any, rows: Rows) -> Any:
         grad = jax.value_and_grad(loss_fn, has_aux=True)
-        (loss, metrics), grads = grad(state.params, target_params, rows)
+        (loss, metrics), grads = grad(state.params, frozen, rows)
         changes, own = optimizer.update(grads, state.optimizer, state.params)
         metrics = metrics | {_NORM: optax.tree.norm(grads)}
         return TrainState(optax.apply_updates(state.params, changes), own), loss, metrics
@@ -150,28 +150,20 @@ def _make_update(loss_fn: LossFn, optimizer: optax.GradientTransformation) -> Ca
     return jax.jit(update, donate_argnums=0)
 
 
-def make_evaluate(loss: LossFn) -> Callable[[Params, Params, Iterable[Rows]], dict[str, Any]]:
-    """Returns (params, target's parameters, batches) -> the loss's metrics as plain numbers.
-
-    They are means over the batches, weighted by the number of tokens of answers in each.
-    """
+def make_evaluate(loss: LossFn) -> Callable[[Params, Any, Iterable[Rows]], dict[str, Any]]:
+    """Returns (params, frozen parameters, batches) -> means of metrics over answers' tokens."""
 
     @jax.jit
-    def weighted(params: Params, target_params: Params, rows: Rows) -> tuple[dict, jax.Array]:
-        metrics = loss(params, target_params, rows)[1]
+    def weighted(params: Params, frozen: Any, rows: Rows) -> tuple[dict, jax.Array]:
+        metrics = loss(params, frozen, rows)[1]
         # Nothing predicts the first token of a text.
         is_scored = jnp.asarray(rows.is_answer) & (jnp.asarray(rows.positions) > 0)
         count = jnp.sum(is_scored).astype(jnp.float32)
         return {name: value * count for name, value in metrics.items()}, count
 
-    def evaluate(params: Params, target_params: Params, batches: Iterable[Rows]) -> dict[str, Any]:
-        sums: dict[str, Any] = {}
-        total = 0.0
-        for rows in batches:
-            values, count = weighted(params, target_params, rows)
-            total += float(count)
-            for name, value in values.items():
-                sums[name] = sums.get(name, 0.0) + np.asarray(value, np.float64)
+    def evaluate(params: Params, frozen: Any, batches: Iterable[Rows]) -> dict[str, Any]:
+        found = [weighted(params, frozen, rows) for rows in batches]
+        sums, total = jax.tree.map(lambda *values: np.sum(values, axis=0, dtype=np.float64), *found)
         return _as_lists({name: value / max(total, 1.0) for name, value in sums.items()})
 
     return evaluate

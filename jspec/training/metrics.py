@@ -9,39 +9,14 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves, draw
 from jspec.common.journal import Journal, Record
-from jspec.training.trainee import SCORE
+from jspec.training.chain_loss import SCORE
 
 METRICS = "metrics.jsonl"
-_FIGURES, _NAME = "figures", "training"
 _CAPTION = (
     "Loss on the texts trained on; tokens a call of the target at temperature 0 on held-out texts; "
     "and the probability at temperature 1 that each draft of a chain is accepted there, among the "
     "tokens that the drafter can propose."
 )
-
-
-def open_metrics(workdir: pathlib.Path, step: int) -> Journal:
-    """Returns the log of a run that goes on after `step`; entries of later steps are dropped.
-
-    Raises:
-      InputError: it is damaged, or cannot be written.
-    """
-    journal = _journal(workdir)
-    journal.cut(sum(record["step"] <= step for record in journal.read()))
-    return journal
-
-
-def read_metrics(workdir: pathlib.Path) -> list[Record]:
-    """Returns the entries of a run.
-
-    Raises:
-      InputError: they cannot be read.
-    """
-    return _journal(workdir).read() if (workdir / METRICS).exists() else []
-
-
-def _journal(workdir: pathlib.Path) -> Journal:
-    return Journal(workdir / METRICS)
 
 
 def training_curves(records: Sequence[Record]) -> list[Curves]:
@@ -70,14 +45,14 @@ def write_figures(workdir: pathlib.Path) -> None:
     Raises:
       InputError: the files cannot be written.
     """
-    panels = training_curves(read_metrics(workdir))
+    panels = training_curves(Journal(workdir / METRICS).read())
     if not panels or importlib.util.find_spec("matplotlib") is None:
         return
-    picture = draw(_NAME, panels, caption=_CAPTION, title=f"Training: {workdir.name}")
-    path = workdir / _FIGURES / _NAME
+    picture = draw("training", panels, caption=_CAPTION, title=f"Training: {workdir.name}")
+    folder = workdir / "figures"
     try:
-        path.parent.mkdir(exist_ok=True)
-        path.with_suffix(".svg").write_text(picture.svg, encoding="utf-8")
-        path.with_suffix(".png").write_bytes(picture.png)
+        folder.mkdir(exist_ok=True)
+        (folder / "training.svg").write_text(picture.svg, encoding="utf-8")
+        (folder / "training.png").write_bytes(picture.png)
     except OSError as error:
-        raise InputError(f"cannot write {path.parent}: {error.strerror}") from None
+        raise InputError(f"cannot write {folder}: {error.strerror}") from None

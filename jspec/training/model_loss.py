@@ -16,22 +16,23 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32
+from jaxtyping import Array, Bool, Float32, Shaped
+from optax.losses import kl_divergence_with_log_targets, softmax_cross_entropy_with_integer_labels
 
 from jspec.common.typing import Logits, Params, Tokens
 from jspec.models import LlamaConfig
-from jspec.models.layers import Kernel, linear
-from jspec.models.outputs import head_kernel
-from jspec.training.chain_loss import masked_mean
+from jspec.models.layers import Kernel, head_kernel, linear
+from jspec.training.chain_loss import SCORE, masked_mean
 from jspec.training.packing import Rows, packed_hidden, shift_left
-from jspec.training.trainee import SCORE
 
+# Of drafts trained in sequence: the share of positions where one of them agrees with the target.
+COVERED_BEFORE, COVERED = "covered_before", "covered"
 LOSSES = ("cross_entropy", "kl", "total_variation")
 _CHUNK = 64  # positions of a row at a time
 
 
 class LazyLogits(NamedTuple):
-    """A model's logits before they are computed: normed last hidden states, and the head [v d]."""
+    """Logits before they are computed: normed last hidden states, and the head [v d]."""
 
     hidden: Float32[Array, "b t d"]
     head: Kernel
@@ -42,13 +43,13 @@ class PositionMetrics(NamedTuple):
 
     Attributes:
       loss: what is trained for, [b t].
-      acceptance: sum min(target, draft), both at temperature 1, [b t].
-      agreement: 1 where both find the same token most likely, else 0, [b t].
+      acceptance: see `overlap`, [b t].
+      agreement: whether both find the same token most likely, [b t].
     """
 
     loss: Float32[Array, "b t"]
     acceptance: Float32[Array, "b t"]
-    agreement: Float32[Array, "b t"]
+    agreement: Bool[Array, "b t"]
 
 
 def position_losses(
@@ -59,11 +60,10 @@ def position_losses(
     The first two are in nats. The last one's gradient vanishes where the two distributions share
     nothing: begin with another loss.
     """
-    log_probs = jax.nn.log_softmax(draft_logits)
     draft, target = jax.nn.log_softmax(draft_logits), jax.nn.log_softmax(target_logits)
-    return {  # each with a softmax of its own: shared, its gradient would be rounded otherwise
-        "cross_entropy": -jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0],
-        "kl": jnp.sum(jnp.exp(target) * (target - draft), axis=-1),
+    return {
+        "cross_entropy": softmax_cross_entropy_with_integer_labels(draft_logits, tokens),
+        "kl": kl_divergence_with_log_targets(draft, target),
         "total_variation": 1 - overlap(draft_logits, target_logits),
     }
 
@@ -88,14 +88,10 @@ def compare(
     weights: Mapping[str, float],
     vocab_size: int,
 ) -> PositionMetrics:
-    """Returns how a draft and its target compare on the same texts.
+    """Returns how a draft and its target, which gets no gradient, compare on texts [b t].
 
-    Args:
-      draft: the draft's logits, [b t v].
-      target: the target's; no gradient goes to it.
-      tokens: of the texts, [b t].
-      weights: of the losses by name; others do not count.
-      vocab_size: number of token ids; the heads' later rows are padding.
+    `weights` are those of the losses by name; others do not count. There are `vocab_size` token
+    ids; the heads' later rows are padding.
     """
     target = jax.lax.stop_gradient(target)
 
@@ -105,41 +101,29 @@ def compare(
         target_logits = linear(target_hidden, target.head)[..., :vocab_size]
         agrees = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
         losses = position_losses(draft_logits, target_logits, next_tokens)
-        loss = jnp.float32(0)
-        for name, weight in weights.items():
-            loss += weight * losses[name]
-        acceptance = overlap(draft_logits, target_logits)
-        return PositionMetrics(loss, acceptance, agrees.astype(jnp.float32))
+        loss = sum((weight * losses[name] for name, weight in weights.items()), jnp.float32(0))
+        return PositionMetrics(loss, overlap(draft_logits, target_logits), agrees)
 
-    leaves = draft.hidden, target.hidden, shift_left(tokens, 1)
-    found = jax.lax.map(jax.checkpoint(compare_chunk), jax.tree.map(_to_chunks, leaves))
+    def to_chunks(leaf: Array) -> Array:  # [b t ...] to [chunks b t' ...], zeros after the end
+        padding = [(0, 0), (0, -length % _CHUNK)] + [(0, 0)] * (leaf.ndim - 2)
+        split = jnp.pad(leaf, padding).reshape(leaf.shape[0], -1, _CHUNK, *leaf.shape[2:])
+        return jnp.moveaxis(split, 1, 0)
+
     length = tokens.shape[1]
+    leaves = draft.hidden, target.hidden, shift_left(tokens, 1)
+    found = jax.lax.map(jax.checkpoint(compare_chunk), jax.tree.map(to_chunks, leaves))
     return jax.tree.map(
         lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(leaf.shape[1], -1)[:, :length], found
     )
 
 
-def _to_chunks(leaf: Array) -> Array:
-    """[b t ...] to [chunks b t' ...], zeros after the end."""
-    b, t = leaf.shape[:2]
-    num_chunks = -(-t // _CHUNK)
-    padding = [(0, 0), (0, num_chunks * _CHUNK - t)] + [(0, 0)] * (leaf.ndim - 2)
-    split = jnp.pad(leaf, padding).reshape(b, num_chunks, _CHUNK, *leaf.shape[2:])
-    return jnp.moveaxis(split, 1, 0)
-
-
 def chain_metrics(
     found: PositionMetrics, is_scored: Bool[Array, "b t"], num_steps: int
 ) -> dict[str, Array]:
-    """Returns what rounds that begin at every scored position would achieve.
+    """Returns what rounds of `num_steps` drafts that begin at every scored position would achieve.
 
     Chains run along the text: draft s of the chain that begins at position i is the draft at
     position i + s, and the chain's length counts the drafts accepted before the first rejection.
-
-    Args:
-      found: by position.
-      is_scored: positions whose next token counts.
-      num_steps: drafts of a chain, s.
 
     Returns:
       `losses`, `acceptance`, `agreement`: means at each step, [s].
@@ -150,14 +134,13 @@ def chain_metrics(
     for step in range(1, num_steps):
         counts.append(counts[-1] & shift_left(is_scored, step))
 
-    def by_step(values: Float32[Array, "b t"]) -> Float32[Array, "s"]:
-        means = [masked_mean(shift_left(values, s), counted) for s, counted in enumerate(counts)]
-        return jnp.stack(means)
+    def by_step(values: Shaped[Array, "b t"]) -> Float32[Array, "s"]:
+        return jnp.stack([masked_mean(shift_left(values, s), on) for s, on in enumerate(counts)])
 
-    def length(accepted: Float32[Array, "b t"]) -> Float32[Array, ""]:
-        product, total = jnp.ones_like(accepted), jnp.zeros_like(accepted)
+    def length(accepted: Shaped[Array, "b t"]) -> Float32[Array, ""]:
+        product, total = jnp.ones(accepted.shape), jnp.zeros(accepted.shape)
         for step, counted in enumerate(counts):
-            product *= jnp.where(counted, shift_left(accepted, step), 0.0)
+            product *= jnp.where(counted, shift_left(accepted, step), 0).astype(jnp.float32)
             total += product
         return 1 + masked_mean(total, is_scored)
 
@@ -167,4 +150,39 @@ def chain_metrics(
         "agreement": by_step(found.agreement),
         SCORE: length(found.agreement),
         "sampled_tokens_per_call": length(found.acceptance),
+    }
+
+
+def boosted_loss(
+    found: PositionMetrics,
+    is_scored: Bool[Array, "b t"],
+    is_known: Bool[Array, "b t"],
+    *,
+    known_weight: float,
+    num_steps: int,
+) -> tuple[Float32[Array, ""], dict[str, Array]]:
+    """Returns the loss of a draft beside earlier ones, and metrics of all of them together.
+
+    SpecInfer (arXiv 2305.09781, section 3, collective boost-tuning) trains one small model after
+    another, the next one on prompts that those before do not continue as the target does. Here
+    every position of a text is such a prompt, and its continuation is one token.
+
+    `is_known` marks where an earlier draft and the target find the same next token most likely. The
+    loss is a mean over the scored positions, these weighted by `known_weight`, the others by 1.
+
+    Of the metrics, `COVERED_BEFORE` is the share of positions where an earlier draft agrees with
+    the target, `COVERED` where any draft does, and `SCORE` the tokens of a round at temperature 0
+    whose tree has, at every node, the best token of each draft; `own_tokens_per_call` is that of a
+    chain of this draft alone.
+    """
+    weights = jnp.where(is_scored, jnp.where(is_known, jnp.float32(known_weight), 1.0), 0.0)
+    loss = jnp.sum(weights * found.loss) / jnp.maximum(jnp.sum(weights), 1e-6)
+    either = found.agreement | is_known
+    alone = chain_metrics(found, is_scored, num_steps)
+    together = chain_metrics(found._replace(agreement=either), is_scored, num_steps)
+    return loss, alone | {
+        "own_tokens_per_call": alone[SCORE],
+        COVERED_BEFORE: masked_mean(is_known, is_scored),
+        COVERED: masked_mean(either, is_scored),
+        SCORE: together[SCORE],
     }

@@ -29,8 +29,7 @@ class Rows(NamedTuple):
       is_answer: whether each token belongs to an answer, [r t].
       outputs: of some of the target's layers at the tokens, [r t l d], if they were computed
         before; see `StateStore`.
-      is_known: whether an earlier draft predicts the target's next token, [r t], if that was
-        computed before; see `mark_known`.
+      is_known: where an earlier draft agrees with the target, [r t]; see `boosted_loss`.
     """
 
     tokens: Int32[np.ndarray, "r t"]
@@ -64,41 +63,28 @@ def shift_left(leaf: Array, by: int) -> Array:
 
 
 def pack(texts: Sequence[Text], seq_len: int) -> Rows:
-    """Returns rows of texts, each in the first row with room; texts longer than a row are cut.
-
-    `seq_len` is the number of tokens of a row, t.
-    """
-    ids = [text.ids[:seq_len] for text in texts]
-    rows = _first_fit([len(one) for one in ids], seq_len)
-    packed = Rows(
-        *(np.zeros([len(rows), seq_len], np.int32) for _ in range(3)),
-        np.zeros([len(rows), seq_len], bool),  # type: ignore
-    )
-    for row, members in enumerate(rows):
-        begin = 0
-        for number, index in enumerate(members, 1):
-            end = begin + len(ids[index])
-            packed.tokens[row, begin:end] = ids[index]
-            packed.text[row, begin:end] = number
-            packed.positions[row, begin:end] = np.arange(end - begin)
-            packed.is_answer[row, begin + len(texts[index].prompt) : end] = True
-            begin = end
-    return packed
-
-
-def _first_fit(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Returns the indices of the lengths in each bin of a size; no length exceeds it."""
-    room = np.full([len(lengths)], size)
-    bins: list[list[int]] = [[] for _ in lengths]
-    for index, length in enumerate(lengths):
-        first = int(np.argmax(room >= length))
-        bins[first].append(index)
-        room[first] -= length
-    return [members for members in bins if members]
+    """Packs each text into the first row of `seq_len` tokens with room; longer texts are cut."""
+    rows: list[Int32[np.ndarray, "4 t"]] = []
+    room = np.full([len(texts)], seq_len)
+    for text in texts:
+        ids = text.ids[:seq_len]
+        row = int(np.argmax(room >= len(ids)))
+        if row == len(rows):
+            rows.append(np.zeros([4, seq_len], np.int32))
+        tokens, number, positions, is_answer = rows[row]
+        begin = seq_len - room[row]
+        span = slice(begin, begin + len(ids))
+        tokens[span] = ids
+        number[span] = number.max() + 1
+        positions[span] = np.arange(len(ids))
+        is_answer[begin + len(text.prompt) : begin + len(ids)] = 1
+        room[row] -= len(ids)
+    tokens, number, positions, is_answer = np.reshape(rows, [-1, 4, seq_len]).swapaxes(0, 1)
+    return Rows(tokens, number, positions, is_answer.astype(bool))
 
 
 class Batches:
-    """The batches of a training run: batch k is a function of the texts, the seed and k alone."""
+    """The batches of a run: batch k is a function of texts, seed and k; epochs differ in order."""
 
     def __init__(
         self,
@@ -109,22 +95,15 @@ class Batches:
         seed: int,
         fill: Callable[[Rows], Rows] = lambda rows: rows,
     ) -> None:
-        """Packs the first epoch; every epoch packs the texts in another order.
-
-        Args:
-          texts: to train on.
-          batch_size: rows of a batch.
-          seq_len: tokens of a row.
-          seed: of the orders.
-          fill: adds to a batch what was computed before.
+        """Packs the first epoch; `fill` adds to a batch what was computed before.
 
         Raises:
           InputError: there are not enough texts for one batch.
         """
-        self._texts, self._seed, self._fill = list(texts), seed, fill
+        self._texts, self._seed, self._fill = texts, seed, fill
         self._batch_size, self._seq_len = batch_size, seq_len
-        self._epoch, self._rows = -1, None
-        num_rows = len(self._rows_of(0).tokens)
+        self._epoch, self._rows = 0, self._pack(0)
+        num_rows = len(self._rows.tokens)
         self.num_batches = num_rows // batch_size  # of an epoch
         if not self.num_batches:
             raise InputError(
@@ -134,65 +113,54 @@ class Batches:
     def __getitem__(self, index: int) -> Rows:
         """Returns a batch; every epoch has as many as the first one."""
         epoch, number = divmod(index, self.num_batches)
-        rows = self._rows_of(epoch)
-        if len(rows.tokens) < self._batch_size:  # an order that happens to be packed more tightly
-            rows = self._rows_of(0)
-        begin = min(number * self._batch_size, len(rows.tokens) - self._batch_size)
-        return self._fill(rows.pick(slice(begin, begin + self._batch_size)))
+        if epoch != self._epoch:
+            self._epoch, self._rows = epoch, self._pack(epoch)
+            if len(self._rows.tokens) < self._batch_size:  # an order that is packed more tightly
+                self._rows = self._pack(0)
+        begin = min(number * self._batch_size, len(self._rows.tokens) - self._batch_size)
+        return self._fill(self._rows.pick(slice(begin, begin + self._batch_size)))
 
-    def _rows_of(self, epoch: int) -> Rows:
-        if self._rows is None or epoch != self._epoch:
-            order = np.random.default_rng([self._seed, epoch]).permutation(len(self._texts))
-            self._rows = pack([self._texts[i] for i in order], self._seq_len)
-            self._epoch = epoch
-        return self._rows
+    def _pack(self, epoch: int) -> Rows:
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._texts))
+        return pack([self._texts[i] for i in order], self._seq_len)
 
 
 def iterate_rows(rows: Rows, batch_size: int) -> Iterator[Rows]:
     """Yields all rows in batches; empty rows complete the last one."""
-    for begin in range(0, len(rows.tokens), batch_size):
-        batch = rows.pick(slice(begin, begin + batch_size))
-        missing = ((0, batch_size - len(batch.tokens)), (0, 0))
-        yield jax.tree.map(lambda leaf, missing=missing: np.pad(leaf, missing), batch)
+    missing = ((0, -len(rows.tokens) % batch_size), (0, 0))
+    whole = jax.tree.map(lambda leaf: np.pad(leaf, missing), rows)
+    for begin in range(0, len(whole.tokens), batch_size):
+        yield whole.pick(slice(begin, begin + batch_size))
 
 
 def compute_by_text(
-    compute: Callable[[Rows], Array],
-    texts: Sequence[tuple[int, ...]],
-    *,
-    seq_len: int,
-    batch_size: int,
-) -> dict[bytes, Shaped[np.ndarray, "t *rest"]]:
-    """Returns what `compute`, (rows) -> [r t ...], gives for each text, by its tokens' bytes.
-
-    Texts have at most `seq_len` tokens, of 32 bits; `batch_size` rows are computed at a time.
-    """
-    longest_first = sorted(texts, key=len, reverse=True)
-    rows = pack([Text((), ids) for ids in longest_first], seq_len)
+    compute: Callable[[Rows], Array], texts: Sequence[Text], *, seq_len: int, batch_size: int
+) -> dict[tuple[int, ...], Shaped[np.ndarray, "t *rest"]]:
+    """Returns what `compute`, (rows) -> [r t ...], gives for each text, by its tokens."""
+    longest_first = sorted(texts, key=lambda text: len(text.ids), reverse=True)  # packs tightly
     found = {}
-    for batch in iterate_rows(rows, batch_size):
+    for batch in iterate_rows(pack(longest_first, seq_len), batch_size):
         values = np.asarray(compute(batch))
-        found |= {key: values[span] for span, key in _spans(batch)}
+        found |= {ids: values[span] for span, ids in _spans(batch)}
     return found
 
 
-def take_by_text(
-    found: Mapping[bytes, Shaped[np.ndarray, "t *rest"]], rows: Rows, zeros: np.ndarray
-) -> Shaped[np.ndarray, "r t *rest"]:
-    """Returns the values of `compute_by_text` for rows of the same texts, put into `zeros`."""
-    for span, key in _spans(rows):
-        zeros[span] = found[key]
-    return zeros
+def take_by_text(found: Mapping[tuple[int, ...], np.ndarray], rows: Rows) -> np.ndarray:
+    """Returns the values of `compute_by_text` for rows of the same texts; 0 where padded."""
+    some = next(iter(found.values()))
+    values = np.zeros([*rows.tokens.shape, *some.shape[1:]], some.dtype)
+    for span, ids in _spans(rows):
+        values[span] = found[ids]
+    return values
 
 
-def _spans(rows: Rows) -> Iterator[tuple[tuple[int, slice], bytes]]:
-    """Yields where each text is, as an index (row, tokens), and its tokens as bytes."""
+def _spans(rows: Rows) -> Iterator[tuple[tuple[int, slice], tuple[int, ...]]]:
+    """Yields where each text is, as an index (row, tokens), and its tokens."""
     for row, text in enumerate(rows.text):
         for number in range(1, text.max() + 1):
-            found = np.flatnonzero(text == number)
-            if len(found):  # a text may have no tokens
-                span = row, slice(int(found[0]), int(found[-1]) + 1)
-                yield span, rows.tokens[span].tobytes()
+            first, last = np.flatnonzero(text == number)[[0, -1]]
+            span = row, slice(int(first), int(last) + 1)
+            yield span, tuple(rows.tokens[span].tolist())
 
 
 def packed_hidden(
@@ -202,10 +170,9 @@ def packed_hidden(
     dtype: jax.typing.DTypeLike,
     layers: tuple[int, ...] = (),
 ) -> Float32[Array, "r t *l d"]:
-    """Returns a model's last hidden states at every token, normed, as its head reads them.
+    """Returns a model's last hidden states at every token, normed, or the outputs of `layers`.
 
-    Keys and values have the type `dtype`. If there are `layers`, their outputs are returned
-    instead, [r t l d]; see `ApplyFn`.
+    See `ApplyFn`; keys and values have the type `dtype`.
     """
     r, t = rows.tokens.shape
     _, hidden, _ = make_apply(config)(

@@ -10,10 +10,10 @@ from typing import Any
 from jspec.common.dataclass_fields import read_fields
 from jspec.common.errors import InputError, check_among
 from jspec.common.work_dir import check_or_write_config
-from jspec.training.blockwise import BlockwiseTraining
 from jspec.training.config import Recipe, TrainingConfig
 from jspec.training.draft_model import DraftModelTraining
 from jspec.training.eagle import EagleTraining
+from jspec.training.heads import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
@@ -22,21 +22,13 @@ from jspec.training.packing import Batches, iterate_rows, pack
 from jspec.training.texts import Text, read_texts, split
 from jspec.weights.resolver import load_model
 
-KINDS: Mapping[str, type[TrainingConfig]] = {
-    "blockwise": BlockwiseTraining,
-    "draft_model": DraftModelTraining,
-    "eagle": EagleTraining,
-    "lookahead": LookaheadTraining,
-    "medusa": MedusaTraining,
-}
+_ALL = BlockwiseTraining, DraftModelTraining, EagleTraining, LookaheadTraining, MedusaTraining
+KINDS: Mapping[str, type[TrainingConfig]] = {kind.drafter: kind for kind in _ALL}
 _TEXTS = "texts.json"  # a digest of what is trained on, written when everything is ready
 
 
 def read_config(plain: Mapping[str, Any]) -> TrainingConfig:
-    """Returns the training run that plain values describe.
-
-    Args:
-      plain: its fields as in JSON; `drafter` decides which fields there are.
+    """Returns the training run whose fields are given as in JSON; `drafter` decides which they are.
 
     Raises:
       InputError: an unknown field, or a value of another type or out of range.
@@ -56,10 +48,8 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
         was begun, a model that cannot be loaded, a loss that is not finite, or a full disk.
     """
     target = load_model(config.target, dtype=config.dtype)
-    texts = []
-    for path in config.texts:
-        sizes = {"vocab_size": target.config.vocab_size, "seq_len": config.seq_len}
-        texts += read_texts(path, target.tokenizer, **sizes)
+    sizes = {"vocab_size": target.config.vocab_size, "seq_len": config.seq_len}
+    texts = [text for path in config.texts for text in read_texts(path, target.tokenizer, **sizes)]
     if len(texts) <= config.num_held_out:
         raise InputError(f"expected more than {config.num_held_out} texts, got {len(texts)}")
     if has_begun(workdir):
@@ -70,20 +60,15 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
     num_answer_tokens = _count_answer_tokens(training, config.seq_len)
     _count_answer_tokens(held_out, config.seq_len)
     trainee = config.make_trainee(target, training)
-    fill = config.make_fill(target, trainee, texts)
-    batches = Batches(
-        training,
-        batch_size=config.batch_size,
-        seq_len=config.seq_len,
-        seed=config.recipe.seed,
-        fill=fill,
-    )
+    fill = config.make_fill(target, trainee.layers, texts)
+    sizes = {"batch_size": config.batch_size, "seq_len": config.seq_len}
+    batches = Batches(training, **sizes, seed=config.recipe.seed, fill=fill)
     print(f"{len(training)} texts, {num_answer_tokens} tokens to predict, "
           f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
-    held_out_rows = iterate_rows(pack(held_out, config.seq_len), config.batch_size)
-    held_out_rows = [fill(rows) for rows in held_out_rows]
+    packed = pack(held_out, config.seq_len)
+    scored = [fill(rows) for rows in iterate_rows(packed, config.batch_size)]
     check_or_write_config(workdir / _TEXTS, _digest(texts))
-    params, metrics = train(trainee, target.params, batches, held_out_rows, config.recipe, workdir)
+    params, metrics = train(trainee, batches, scored, config.recipe, workdir)
     trainee.save(params, workdir / config.OUTPUT)
     write_figures(workdir)
     return metrics
@@ -103,11 +88,7 @@ def _digest(texts: Sequence[Text]) -> dict[str, Any]:
 
 
 def _count_answer_tokens(texts: Sequence[Text], seq_len: int) -> int:
-    """Returns the number of tokens of answers that fit into rows.
-
-    Raises:
-      InputError: there are none, since all texts are cut before their answers begin.
-    """
+    """Returns the number of tokens of answers that fit into rows; there have to be some."""
     count = sum(len(text.ids[len(text.prompt) : seq_len]) for text in texts)
     if count == 0:
         raise InputError(

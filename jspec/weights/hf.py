@@ -1,82 +1,29 @@
 """Hugging Face folders: config.json and safetensors, one file or several with an index."""
 
-import collections
+import contextlib
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
+from jspec.common.typing import Params
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import LlamaConfig
-from jspec.models.hf_config import to_hf_config
-from jspec.weights.assemble import (
-    TensorSource,
-    check_params,
-    iterate_tensors,
-    load_params,
-    parse_config,
-)
-from jspec.weights.quantize import refuse_quantized
+from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.weights.assemble import TensorSource, check_params, load_params
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_STORED_DTYPES = ("F32", "F16", "BF16")
-
-
-def open_hf(folder: pathlib.Path) -> TensorSource:
-    """Opens every safetensors file of a folder and reads the shapes.
-
-    Raises:
-      InputError: a file is missing, truncated or damaged, or holds something other than floats.
-    """
-    files: dict[str, Any] = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file_name, promised in _list_files(folder).items():
-        path = folder / file_name
-        if promised and not path.exists():
-            raise InputError(f"{path}: missing, although {_INDEX} names it")
-        file = open_safetensors(path)
-        for name in file.keys():  # noqa: SIM118 (not a dict)
-            tensor = file.get_slice(name)
-            if tensor.get_dtype() not in _STORED_DTYPES:
-                raise InputError(
-                    f"{path}: expected {name} as {', '.join(_STORED_DTYPES)}; got "
-                    f"{tensor.get_dtype()}"
-                )
-            if name in shapes:
-                raise InputError(f"{path}: {name} is in two files")
-            shapes[name], files[name] = tuple(tensor.get_shape()), file
-        if absent := promised - shapes.keys():
-            raise InputError(f"{path}: lacks {min(absent)}, although {_INDEX} names it")
-
-    def read(name: str, dtype: np.dtype) -> np.ndarray:
-        return files[name].get_tensor(name).astype(dtype, copy=False)
-
-    return TensorSource(str(folder), shapes, read)
-
-
-def _list_files(folder: pathlib.Path) -> dict[str, set[str]]:
-    """Returns the files of a folder, each with the tensors that an index promises in it."""
-    if (folder / _FILE).is_file():
-        return {_FILE: set()}
-    path = folder / _INDEX
-    if not path.is_file():
-        raise InputError(f"{folder}: neither {_FILE} nor {_INDEX} in the folder")
-    weight_map = read_json(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{path}: no weight_map")
-    if not all(isinstance(file, str) for file in weight_map.values()):
-        raise InputError(f"{path}: expected file names in weight_map")
-    files: dict[str, set[str]] = {}
-    for name, file in weight_map.items():
-        files.setdefault(file, set()).add(name)
-    return files
+_MAX_FILE_BYTES = 5_000_000_000  # as transformers has it; a larger tensor gets a file of its own
 
 
 def read_config(folder: pathlib.Path) -> LlamaConfig:
@@ -90,74 +37,103 @@ def read_config(folder: pathlib.Path) -> LlamaConfig:
         raise InputError(f"{folder}: no such folder")
     if not path.is_file():
         raise InputError(f"{folder}: no config.json in the folder")
-    return parse_config(read_json(path), path)
+    raw = read_json(path)
+    try:
+        return from_hf_config(raw)
+    except (ValueError, TypeError, ZeroDivisionError) as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def load_hf(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, dict[str, Any]]:
-    """Returns the config and the parameters of a Hugging Face folder; see `load_params`.
-
-    Raises:
-      InputError: anything missing, damaged, unknown or of another shape.
-    """
+) -> tuple[LlamaConfig, Params]:
+    """Returns the config and the parameters of a Hugging Face folder; see `load_params`."""
     config = read_config(folder)
-    return config, load_params(config, open_hf(folder), dtype, quantization)
+    return config, load_params(config, _open(folder), dtype, quantization)
 
 
-def save_hf(
-    folder: pathlib.Path,
-    config: LlamaConfig,
-    params: dict[str, Any],
-    *,
-    tokenizer: Tokenizer | None = None,
-    max_shard_bytes: int = 5_000_000_000,
-) -> None:
-    """Writes a Hugging Face folder; it appears when it is complete.
+def _open(folder: pathlib.Path) -> TensorSource:
+    files: dict[str, Any] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    promised = _read_index(folder)
+    for path in [folder / name for name in dict.fromkeys(promised.values()) or (_FILE,)]:
+        if promised and not path.exists():
+            raise InputError(f"{path}: missing, although {_INDEX} names it")
+        file = open_safetensors(path)
+        for name in file.keys():  # noqa: SIM118 (not a dict)
+            tensor = file.get_slice(name)
+            if (dtype := tensor.get_dtype()) not in ("F32", "F16", "BF16"):
+                raise InputError(f"{path}: expected {name} as F32, F16, BF16; got {dtype}")
+            if name in shapes:
+                raise InputError(f"{path}: {name} is in two files")
+            shapes[name], files[name] = tuple(tensor.get_shape()), file
+    for name in promised.keys() - shapes.keys():
+        raise InputError(f"{folder / promised[name]}: lacks {name}, although {_INDEX} names it")
 
-    Args:
-      folder: must not exist, or be empty.
-      config: the model's.
-      params: its parameters, floats, all in one dtype.
-      tokenizer: written next to them.
-      max_shard_bytes: of one safetensors file; a single larger tensor gets a file of its own.
+    def read(name: str, dtype: np.dtype) -> np.ndarray:
+        return files[name].get_tensor(name).astype(dtype, copy=False)
+
+    return TensorSource(str(folder), shapes, read)
+
+
+def _read_index(folder: pathlib.Path) -> dict[str, str]:
+    """Returns the file that an index promises for each tensor; nothing if there is one file."""
+    if (folder / _FILE).is_file():
+        return {}
+    path = folder / _INDEX
+    if not path.is_file():
+        raise InputError(f"{folder}: neither {_FILE} nor {_INDEX} in the folder")
+    weight_map: Any = read_json(path).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
+        raise InputError(f"{path}: no weight_map with the file of each tensor")
+    return weight_map
+
+
+@contextlib.contextmanager
+def new_model_folder(
+    folder: pathlib.Path, config: LlamaConfig, params: Params, tokenizer: Tokenizer | None
+) -> Iterator[pathlib.Path]:
+    """Yields a folder for a model's arrays; config.json and the tokenizer are put beside them.
+
+    The folder appears when it is complete.
 
     Raises:
-      InputError: the folder exists or cannot be written, or the parameters are quantised.
+      InputError: see `new_folder`; or the parameters are quantised.
       ValueError: the parameters do not fit the config.
     """
-    refuse_quantized(params, folder)
+    if any(isinstance(leaf, QuantizedKernel) for leaf in flatten_dict(params).values()):
+        raise InputError(f"{folder}: expected float weights to write, got quantised ones")
     with new_folder(folder) as partial:
-        _write_tensors(partial, config, params, max_shard_bytes)
+        check_params(config, params)
+        yield partial
         dtype = str(params["embedding"].dtype)
         save_json(partial / "config.json", to_hf_config(config) | {"dtype": dtype})
         if tokenizer is not None:
             tokenizer.save(partial)
 
 
-def _write_tensors(
-    folder: pathlib.Path, config: LlamaConfig, params: dict[str, Any], max_shard_bytes: int
+def save_hf(
+    folder: pathlib.Path, config: LlamaConfig, params: Params, *, tokenizer: Tokenizer | None = None
 ) -> None:
+    """Writes a Hugging Face folder of floats in one dtype; see `new_model_folder`."""
     import huggingface_hub
 
-    check_params(config, params)
-    num_bytes = {
-        part.name: math.prod(part.shape) * params["embedding"].dtype.itemsize
-        for entry in parameter_table(config)
-        for part in entry.parts
+    leaves, itemsize = flatten_dict(params), params["embedding"].dtype.itemsize
+    parts = {
+        part.name: (entry.path, part) for entry in parameter_table(config) for part in entry.parts
     }
     split = huggingface_hub.split_state_dict_into_shards_factory(
-        num_bytes,
-        get_storage_size=lambda size: size,
+        parts,
+        get_storage_size=lambda found: math.prod(found[1].shape) * itemsize,
         filename_pattern="model{suffix}.safetensors",
-        max_shard_size=max_shard_bytes,
+        max_shard_size=_MAX_FILE_BYTES,
     )
-    shards: dict[str, dict[str, np.ndarray]] = collections.defaultdict(dict)
-    for part, tensor in iterate_tensors(config, params):
-        file = split.tensor_to_filename[part.name]
-        shards[file][part.name] = tensor
-        if len(shards[file]) == len(split.filename_to_tensors[file]):  # written, and freed
-            save_safetensors(folder / file, shards.pop(file))
-    if split.is_sharded:
-        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
-        save_json(folder / _INDEX, index)
+    with new_model_folder(folder, config, params, tokenizer) as partial:
+        for file, names in split.filename_to_tensors.items():
+            own = [parts[name] for name in names]
+            tensors = {part.name: part.take(np.asarray(leaves[path])) for path, part in own}
+            save_safetensors(partial / file, tensors)
+        if split.is_sharded:
+            index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+            save_json(partial / _INDEX, index)

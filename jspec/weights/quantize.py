@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
@@ -22,17 +21,8 @@ from jspec.weights.tensor_names import Parameter, Path, parameter_table
 KINDS = ("int8", "int4")
 _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
-_NUM_CONTRACTED = {
-    "embedding": 1,
-    "head": 1,
-    "qkv": 1,
-    "out": 3,
-    "gate_up": 1,
-    "down": 1,
-    "fc": 1,
-}
+_NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1, "fc": 1}
 _LARGEST_MULTIPLIER = 18
-_SCALE_BYTES = 4
 
 
 def num_contracted(path: Path) -> int:
@@ -45,25 +35,22 @@ def is_quantizable(parameter: Parameter) -> bool:
     return num_contracted(parameter.path) > 0
 
 
+def _is_packed(parameter: Parameter, kind: str | None) -> bool:
+    """Returns whether a parameter becomes 4-bit integers."""
+    return kind == "int4" and is_quantizable(parameter) and parameter.path[-1] not in _TABLES
+
+
 def _num_inputs(parameter: Parameter) -> int:
     return math.prod(parameter.shape[-num_contracted(parameter.path) :])
 
 
 def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
-    """Returns how many bytes a parameter takes.
-
-    Args:
-      parameter: one entry of the model's table.
-      kind: how kernels are quantised; None leaves them floats.
-      float_bytes: bytes of a float.
-    """
+    """Returns how many bytes a parameter takes, if a float takes `float_bytes`."""
     size = math.prod(parameter.shape)
     if kind is None or not is_quantizable(parameter):
         return size * float_bytes
-    scales = _SCALE_BYTES * size // _num_inputs(parameter)
-    if kind == "int8" or parameter.path[-1] in _TABLES:
-        return size + scales
-    return size // 2 + size // GROUP + scales
+    scales = 4 * size // _num_inputs(parameter)  # float32, one an output
+    return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
 
 
 def check_kind(config: LlamaConfig, kind: str | None) -> None:
@@ -74,10 +61,8 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
     """
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
-    for parameter in parameter_table(config) if kind == "int4" else ():
-        if not is_quantizable(parameter) or parameter.path[-1] in _TABLES:
-            continue
-        if _num_inputs(parameter) % GROUP:
+    for parameter in parameter_table(config):
+        if _is_packed(parameter, kind) and _num_inputs(parameter) % GROUP:
             raise InputError(
                 f"{'/'.join(parameter.path)}: int4 expects inputs in groups of {GROUP}, "
                 f"got {_num_inputs(parameter)}; int8 takes any number"
@@ -85,78 +70,18 @@ def check_kind(config: LlamaConfig, kind: str | None) -> None:
 
 
 def quantize(kernel: jax.Array, path: Path, kind: str, dtype: Any) -> QuantizedKernel:
-    """Returns a kernel in integers, already computed, so that the floats can be freed.
+    """Returns a float kernel in integers, already computed, so that the floats can be freed.
 
-    Args:
-      kernel: floats, as `layers.linear` takes them.
-      path: the parameter's path; its last key tells which axes are inputs.
-      kind: "int8" or "int4"; see `check_kind`.
-      dtype: the model's dtype, bfloat16 or float32.
+    The last key of the parameter's `path` tells which axes are inputs; `dtype` is the model's.
     """
     kind = "int8" if path[-1] in _TABLES else kind
     return jax.block_until_ready(_quantize(kernel, num_contracted(path), kind, jnp.dtype(dtype)))
-
-
-def quantize_leaves(leaves: dict[Path, Any], config: LlamaConfig, kind: str) -> dict[Path, Any]:
-    """Returns the parameters quantised.
-
-    Each parameter is taken out of `leaves` before the next is quantised, so that float arrays
-    without another reference are freed one by one.
-
-    Raises:
-      InputError: see `check_kind`.
-    """
-    check_kind(config, kind)
-    dtype = leaves["embedding",].dtype
-    quantized = {}
-    for entry in parameter_table(config):
-        leaf = leaves.pop(entry.path)
-        is_kernel = is_quantizable(entry)
-        quantized[entry.path] = quantize(leaf, entry.path, kind, dtype) if is_kernel else leaf
-    return quantized
-
-
-def quantize_params(params: dict[str, Any], config: LlamaConfig, kind: str) -> dict[str, Any]:
-    """Returns the parameters with every kernel in integers.
-
-    Args:
-      params: float parameters (see `tensor_names.parameter_table`); they are not changed.
-      config: the model's.
-      kind: "int8" or "int4".
-
-    Raises:
-      InputError: see `check_kind`.
-    """
-    return unflatten_dict(quantize_leaves(flatten_dict(params), config, kind))
-
-
-def quantize_head_leaf(path: Path, leaf: jax.Array, dtype: Any) -> Any:
-    """Returns a parameter of an EAGLE-3 head, with kernels in int8.
-
-    Args:
-      path: the parameter's path.
-      leaf: float32; values that were read from int8 become the same integers again.
-      dtype: of parameters that stay floats, and of the products (except on CPU without C++).
-    """
-    if num_contracted(path):
-        return quantize(leaf, path, "int8", dtype)
-    return leaf.astype(dtype)
 
 
 def dequantize(kernel: QuantizedKernel) -> jax.Array:
     """Returns the float32 array [*out, *in] that a kernel represents."""
     ids = jnp.arange(kernel.scales.shape[0], dtype=jnp.int32)
     return quantized_rows(kernel, ids[None])[0].reshape(kernel.shape)
-
-
-def refuse_quantized(params: dict[str, Any], where: Any) -> None:
-    """Checks that parameters about to be written are floats.
-
-    Raises:
-      InputError: they are quantised.
-    """
-    if any(isinstance(leaf, QuantizedKernel) for leaf in flatten_dict(params).values()):
-        raise InputError(f"{where}: expected float weights to write, got quantised ones")
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))

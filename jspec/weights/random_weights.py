@@ -7,12 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import unflatten_dict
 
+from jspec.common.typing import Params
 from jspec.models.config import LlamaConfig
-from jspec.weights.assemble import as_dtype, check_room
-from jspec.weights.quantize import check_kind, is_quantizable, quantize
-from jspec.weights.tensor_names import Shape, parameter_table
+from jspec.weights.assemble import as_dtype, check_room, make_params
+from jspec.weights.tensor_names import Parameter, Shape, parameter_table
 
 _STD = 0.02
 # Mean and standard deviation, sqrt(4 · (256² - 1) / 12), of the sum of four uniform bytes.
@@ -43,28 +42,21 @@ def _draw(salt: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
 
 def random_params(
     config: LlamaConfig, seed: int, dtype: Any, quantization: str | None = None
-) -> dict[str, Any]:
+) -> Params:
     """Returns random parameters: bell-shaped values of standard deviation 0.02, and norms of 1.
 
-    Args:
-      config: the model's shape.
-      seed: the same seed gives the same parameters.
-      dtype: bfloat16 or float32; each array is made in it on the device.
-      quantization: of the kernels, each as soon as it is made; see `quantize.KINDS`.
-
-    Raises:
-      InputError: see `quantize.check_kind` and `check_room`.
+    The same seed gives the same parameters. Each is made on the device, in `dtype`, and quantised
+    at once; see `assemble.make_params` and, for errors, `assemble.check_room`.
     """
-    check_kind(config, quantization)
     dtype = as_dtype(dtype)
     check_room(config, dtype, quantization)
-    leaves = {}
-    salts = np.random.default_rng(seed)
-    for entry in parameter_table(config):
-        salt = salts.integers(1 << 32, dtype=np.uint32)
-        is_norm = entry.path[-1] == "scale"
-        leaf = jnp.ones(entry.shape, dtype) if is_norm else _draw(salt, entry.shape, dtype)
-        if quantization is not None and is_quantizable(entry):
-            leaf = quantize(leaf, entry.path, quantization, dtype)
-        leaves[entry.path] = leaf
-    return unflatten_dict(leaves)
+    paths = [entry.path for entry in parameter_table(config)]
+    salts = np.random.default_rng(seed).integers(1 << 32, size=len(paths), dtype=np.uint32)
+    salt_of = dict(zip(paths, salts, strict=True))
+
+    def draw(parameter: Parameter, _: np.dtype) -> jax.Array:
+        if parameter.path[-1] == "scale":
+            return jnp.ones(parameter.shape, dtype)
+        return _draw(salt_of[parameter.path], parameter.shape, dtype)
+
+    return make_params(config, draw, dtype, quantization)

@@ -10,10 +10,13 @@ from typing import Any
 import jax
 
 from jspec.common.errors import InputError
+from jspec.common.typing import Params
 from jspec.models.config import PRESETS, LlamaConfig
-from jspec.weights import smollm2
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
-from jspec.weights.tokenizers.tokenizer import TokenizerLike
+from jspec.weights import gguf_model, hf, orbax_checkpoint, smollm2
+from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.random_weights import random_params
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
+from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
 
 _RANDOM = "random:"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
@@ -28,7 +31,7 @@ _HUB_ADVICE = {
     "LocalEntryNotFoundError": _NO_NETWORK,
 }
 
-_Loaded = tuple[LlamaConfig, dict[str, Any], TokenizerLike]
+_Loaded = tuple[LlamaConfig, Params, TokenizerLike]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,79 +43,48 @@ class LoadedModel:
       params: the parameters on the default device (see `tensor_names.parameter_table`).
       tokenizer: its tokenizer.
       name: the name that it was loaded by.
-      source: "hf", "gguf", "orbax", "hub", "preset" or "random".
+      is_random: whether the weights are random.
       quantization: "int8" or "int4" if the weights were rounded (see `weights.quantize`), which
         makes it a different model from the one of that name; None if they are the checkpoint's.
     """
 
     config: LlamaConfig
-    params: dict[str, Any]
+    params: Params = dataclasses.field(repr=False)
     tokenizer: TokenizerLike
     name: str
-    source: str
+    is_random: bool = False
     quantization: str | None = None
 
-    @property
-    def is_random(self) -> bool:
-        """Whether the weights are random."""
-        return self.source == "random"
+
+def _read(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
+    if path.is_file():
+        config, params, file = gguf_model.load_gguf(path, dtype, quantization)
+        return config, params, build_tokenizer(file)
+    is_orbax = (path / orbax_checkpoint.PARAMS).is_dir()
+    load = orbax_checkpoint.load_orbax if is_orbax else hf.load_hf
+    return *load(path, dtype, quantization), load_tokenizer(path)
 
 
-def _load_gguf(path: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
-    from jspec.weights.gguf.build_tokenizer import build_tokenizer
-    from jspec.weights.gguf_parameters import load_gguf
-
-    config, params, file = load_gguf(path, dtype, quantization)
-    return config, params, build_tokenizer(file)
-
-
-def _is_orbax(folder: pathlib.Path) -> bool:
-    return (folder / "params").is_dir()
-
-
-def _load_folder(folder: pathlib.Path, dtype: Any, quantization: str | None) -> _Loaded:
-    from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
-
-    if _is_orbax(folder):
-        from jspec.weights.orbax_checkpoint import load_orbax as load
-    else:
-        from jspec.weights.hf import load_hf as load
-    config, params = load(folder, dtype, quantization)
-    return config, params, load_tokenizer(folder)
-
-
-def _load_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
-    from jspec.weights.random_weights import random_params
-
-    print(
-        f"jspec: WARNING: {name} has RANDOM WEIGHTS, its text is noise: good for timing only",
-        file=sys.stderr,
-        flush=True,
-    )
+def _make_random(name: str, dtype: Any, quantization: str | None) -> _Loaded:
+    warning = f"{name} has RANDOM WEIGHTS, its text is noise: good for timing only"
+    print(f"jspec: WARNING: {warning}", file=sys.stderr, flush=True)
     preset, seed = _parse_random(name)
     config = PRESETS[preset]
     params = random_params(config, seed, dtype, quantization)
-    tokenizer = ByteTokenizer(config.vocab_size, bos_id=config.bos_id, eos_ids=config.eos_ids)
-    return config, params, tokenizer
+    return config, params, ByteTokenizer(config.vocab_size, config.bos_id, config.eos_ids)
 
 
 def _parse_random(name: str) -> tuple[str, int]:
     """Returns the preset and the seed."""
     preset, _, seed = name.removeprefix(_RANDOM).partition(":")
     if preset not in PRESETS or not (seed == "" or seed.isdecimal()):
-        raise InputError(
-            f"expected random:<preset> or random:<preset>:<seed> with a preset among "
-            f"{', '.join(PRESETS)}; got {name!r}"
-        )
+        known = ", ".join(PRESETS)
+        raise InputError(f"expected random:<preset>[:<seed>], a preset of {known}; got {name!r}")
     return preset, int(seed or 0)
 
 
 def _fetch_from_hub(name: str) -> pathlib.Path:
-    """Returns the folder of a hub model, after downloading what is not in huggingface_hub's cache.
-
-    Raises:
-      InputError: no such model, no access, or no network and not in the cache.
-    """
+    """Returns the folder of a hub model, downloaded unless huggingface_hub has it in its cache."""
     import huggingface_hub
 
     try:
@@ -121,9 +93,8 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
         advice = advice or f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
-        raise InputError(
-            f"{name}: no such folder here, and not to be had from the hub: {advice}"
-        ) from None
+        where = f"{name}: no such folder here, and not to be had from the hub"
+        raise InputError(f"{where}: {advice}") from None
 
 
 def model_name(spec: str | os.PathLike[str]) -> str:
@@ -170,29 +141,25 @@ def load_model(
       InputError: no such model, or a value that jspec cannot honour; one line.
     """
     name = model_name(spec)
-    source, path = find_model(name)
+    path = find_model(name)
     check_device()
     try:
         if path is None:
-            config, params, tokenizer = _load_random(name, dtype, quantization)
+            config, params, tokenizer = _make_random(name, dtype, quantization)
         else:
-            load = _load_gguf if path.is_file() else _load_folder
-            config, params, tokenizer = load(path, dtype, quantization)
+            config, params, tokenizer = _read(path, dtype, quantization)
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
-    return LoadedModel(config, params, tokenizer, name, source, quantization)
+    return LoadedModel(config, params, tokenizer, name, path is None, quantization)
 
 
-def find_model(spec: str) -> tuple[str, pathlib.Path | None]:
-    """Returns the source of a model and its folder or file, without loading it.
+def find_model(spec: str) -> pathlib.Path | None:
+    """Returns the folder or file of a model, without loading it; None for random weights.
 
-    A hub model or the preset is downloaded unless it is there; random weights have no path.
-
-    Args:
-      spec: see `load_model`.
+    A hub model or the preset is downloaded unless it is there; see `load_model` for `spec`.
 
     Raises:
       InputError: no such model; one line.
@@ -203,17 +170,17 @@ def find_model(spec: str) -> tuple[str, pathlib.Path | None]:
         raise InputError(f"no model {spec!r}: {error}") from None
     if spec.startswith(_RANDOM):
         _parse_random(spec)
-        return "random", None
+        return None
     if spec == smollm2.NAME:
-        return "preset", smollm2.fetch()
+        return smollm2.fetch()
     if spec and path.is_dir():
-        return "orbax" if _is_orbax(path) else "hf", path
+        return path
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{path}: cannot be read: No such file or directory")
-        return "gguf", path
+        return path
     if _HUB_NAME.fullmatch(spec):
-        return "hub", _fetch_from_hub(spec)
+        return _fetch_from_hub(spec)
     raise InputError(
         f"no model {spec!r}: expected an existing folder, a .gguf file, {smollm2.NAME}, a hub "
         f"name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"

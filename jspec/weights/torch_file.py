@@ -19,20 +19,16 @@ from jspec.weights.assemble import as_dtype
 from jspec.weights.safetensors_file import save_safetensors
 
 _SUFFIXES = (".bin", ".pt", ".pth")
-_SHARDS = "pytorch_model*.bin"
 _READABLE = ("model.safetensors", "model.safetensors.index.json", "params")
 _COPIED = (".json", ".txt", ".model", ".jinja")
-_INDEX = ".index.json"
-_MEDUSA = "medusa_lm_head"  # the file name of published Medusa heads, before the suffix
+_OWN_NAMES = ("medusa_lm_head",)  # of published Medusa heads
 _GLOBAL = re.compile(r"GLOBAL (\S+)")
 
 
 def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
     """Returns the files of weights that a path means; none if it means something else.
 
-    Args:
-      source: a file, or a folder with `pytorch_model*.bin` or one single file, and without weights
-        that `load_model` reads.
+    A folder means its `pytorch_model*.bin` or its single file, unless `load_model` can read it.
 
     Raises:
       InputError: a folder with several files, none of that name.
@@ -42,7 +38,7 @@ def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
     if any((source / name).exists() for name in _READABLE):
         return []
     found = sorted(path for path in source.iterdir() if path.suffix in _SUFFIXES)
-    shards = sorted(source.glob(_SHARDS))
+    shards = sorted(source.glob("pytorch_model*.bin"))
     if not shards and len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise InputError(f"{source}: expected one file of weights, found {names}: name one")
@@ -50,16 +46,12 @@ def find_torch_files(source: pathlib.Path) -> list[pathlib.Path]:
 
 
 def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -> None:
-    """Writes the files' tensors as safetensors under their names, and copies the configs.
+    """Writes the tensors of one folder's files as safetensors, and copies the configs.
 
-    Args:
-      files: files of one folder, each with other tensors.
-      output: the folder, which appears when it is complete.
-      dtype: "bfloat16" or "float32", of every float; integers and flags stay as they are.
+    Every float becomes `dtype`, "bfloat16" or "float32"; integers and flags stay as they are.
 
     Raises:
-      InputError: see `read_torch`; a tensor in two files; or the folder exists or cannot be
-        written.
+      InputError: see `read_torch` and `new_folder`; or a tensor is in two files.
     """
     tensors: dict[str, np.ndarray] = {}
     for path in files:
@@ -68,33 +60,28 @@ def convert_torch(files: list[pathlib.Path], output: pathlib.Path, dtype: Any) -
                 raise InputError(f"{path}: {name} is in two files")
             is_float = tensor.dtype == as_dtype("bfloat16") or tensor.dtype.kind == "f"
             tensors[name] = tensor.astype(as_dtype(dtype)) if is_float else tensor
-    name = f"{_MEDUSA if files[0].stem == _MEDUSA else 'model'}.safetensors"
+    name = files[0].stem if files[0].stem in _OWN_NAMES else "model"
     with new_folder(output) as partial:
-        save_safetensors(partial / name, tensors)
+        save_safetensors(partial / f"{name}.safetensors", tensors)
         for path in files[0].parent.iterdir():
-            if path.suffix in _COPIED and not path.name.endswith(_INDEX):
+            if path.suffix in _COPIED and not path.name.endswith(".index.json"):
                 shutil.copyfile(path, partial / path.name)
 
 
 def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a file by name.
-
-    Raises:
-      InputError: torch is not installed, or the file is missing, damaged, or holds something other
-        than named tensors.
-    """
+    """Returns the tensors of a file by name; InputError if it holds anything else."""
     try:
         import torch
     except ImportError:
-        raise InputError(
-            f"{path}: reading PyTorch's files needs torch, which is not installed: "
-            "pip install torch"
-        ) from None
+        raise InputError(f"{path}: reading it needs torch: pip install torch") from None
     try:
         with warnings.catch_warnings(action="ignore"):  # about pickles that it then refuses
             found = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise InputError(f"{path}: {_refusal(str(error))}") from None
+        reason = "expected PyTorch's file of tensors, got something else or a damaged one"
+        if blocked := _GLOBAL.search(str(error)):
+            reason = f"expected tensors, but it asks for {blocked[1]}: refused, nothing was run"
+        raise InputError(f"{path}: {reason}") from None
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (RuntimeError, ValueError, EOFError, LookupError, AttributeError, TypeError) as error:
@@ -103,13 +90,6 @@ def read_torch(path: pathlib.Path) -> dict[str, np.ndarray]:
     if not isinstance(found, dict) or not found:
         raise InputError(f"{path}: expected tensors by name, got {type(found).__name__}")
     return {name: _to_numpy(path, name, value) for name, value in found.items()}
-
-
-def _refusal(message: str) -> str:
-    """Returns one line about what torch refused to build."""
-    if blocked := _GLOBAL.search(message):
-        return f"expected tensors alone, but it asks for {blocked[1]}: refused, nothing was run"
-    return "expected PyTorch's file of tensors, got something else or a damaged one"
 
 
 def _to_numpy(path: pathlib.Path, name: Any, value: Any) -> np.ndarray:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
-from jspec.weights.tokenizers.tokenizer import TokenizerLike
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 
 # The names that converters give to rows that stand for no token.
 _PADDING = re.compile(r"\[PAD\d*\]|<pad_?\d*>|<\|?dummy_?\d*\|?>", re.IGNORECASE)
@@ -40,22 +39,18 @@ def vocabulary_digest(tokenizer: TokenizerLike) -> str | None:
 def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
     """Checks that a draft model's ids mean what the target's mean.
 
-    Tokens beyond the shorter vocabulary are accepted if they are only padding. If one tokenizer is
-    the byte tokenizer, a stand-in, only the numbers of tokens must agree.
+    Tokens beyond the shorter vocabulary are accepted if they are only padding.
 
     Raises:
       InputError: names the first id that differs.
     """
-    reason = None
-    if isinstance(target, ByteTokenizer) or isinstance(draft, ByteTokenizer):
-        if target.vocab_size != draft.vocab_size:
-            reason = f"{target.vocab_size} tokens and {draft.vocab_size}"
-    elif differing := dict(set(_meanings(target).items()) ^ set(_meanings(draft).items())):
+    own, other = _meanings(target), _meanings(draft)
+    if differing := dict(own.items() ^ other.items()):
         first = min(differing)
-        own, other = (_meanings(tokenizer).get(first) for tokenizer in (target, draft))
-        reason = f"id {first} is {own!r} in the target and {other!r} in the draft"
-    if reason is not None:
-        raise InputError(f"target and draft have different tokenizers: {reason}")
+        raise InputError(
+            f"target and draft have different tokenizers: id {first} is {own.get(first)!r} in the "
+            f"target and {other.get(first)!r} in the draft"
+        )
 
 
 def used_vocab_size(model: LoadedModel) -> int:

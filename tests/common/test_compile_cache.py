@@ -8,14 +8,14 @@ import zlib
 
 import pytest
 
-from jspec.common.compile_cache import _rebuild_damaged_entries
+from jspec.common.user_cache import _rebuild_damaged_entries
 
 # Two programs, so that two entries are damaged; prints how many came from the cache.
 _PROGRAM = """
 import sys
 import jax
 from jax._src import cache_key
-from jspec.common.compile_cache import use_compile_cache
+from jspec.common.user_cache import use_compile_cache
 
 use_compile_cache()
 if len(sys.argv) > 1:

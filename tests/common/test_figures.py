@@ -77,6 +77,10 @@ def test_panels_share_their_axis_if_asked(figures):
     assert left.get_ylim() == right.get_ylim()
     assert left.get_ylim()[1] > 9
     assert (left.get_ylabel(), right.get_ylabel()) == ("y", "")
+    from_zero = [panel._replace(begins_at_zero=True) for panel in panels]
+    draw("c", from_zero, caption="c", share_y=True)  # guards against a later panel that is cut off
+    bottom, top = figures[1].axes[0].get_ylim()
+    assert (bottom, top) == (0, pytest.approx(left.get_ylim()[1], rel=0.1))
 
 
 def test_axes_begin_at_zero_and_are_logarithmic_where_asked(figures):
@@ -98,6 +102,9 @@ def test_a_line_that_would_press_all_others_flat_is_cut_off(figures):
     assert figures[0].axes[0].get_ylim() == (0, 11)
     draw("c", [Curves([0, 1], {"a": [1, 12], "b": [1, 10]}, "x", "y")], caption="")
     assert figures[1].axes[0].get_ylim()[1] > 12
+    panels = [Curves([0, 1], {"a": [1, top], "b": [1, 10]}, "x", "y") for top in (12, 100)]
+    draw("c", panels, caption="", share_y=True)
+    assert figures[2].axes[0].get_ylim() == (0, 11)
 
 
 def test_the_same_data_gives_the_same_files():

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from jspec.common import memory
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
 from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, Settings
 from jspec.sampling.settings import Switches
 from jspec.weights.resolver import load_model
@@ -51,7 +51,7 @@ def test_a_run_begins_with_its_device_and_what_it_needs_there(monkeypatch):
     (budget,) = budgets
     list(pieces)
     models = tiny_models.target(), tiny_models.draft()
-    state = generator._programs.engine.state_bytes(3, 512, Switches())
+    state = generator.engine.state_bytes(3, 512, Switches())
     assert budget == (device_name(), tree_bytes([m.params for m in models]), (2, 512, state))
     assert budgets == [budget]
     gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
@@ -112,7 +112,7 @@ def test_a_single_stream_holds_one_cache_from_prompt_to_prompt(monkeypatch):
     before = sum(array.nbytes for array in jax.live_arrays())
     monkeypatch.setattr(jax, "device_get", look)
     generator.generate(requests)
-    state = generator._programs.engine.state_bytes(1, 512, Switches())
+    state = generator.engine.state_bytes(1, 512, Switches())
     assert len(found) > len(requests)
     assert 0.95 * state <= min(found) <= max(found) <= 1.05 * state
 
@@ -131,7 +131,7 @@ def test_rows_are_filled_anew_by_one_program(batch_size):
     results = generator.generate(requests * 2)
     assert [len(result.token_ids) for result in results] == 2 * [1, 9, 20, 3]
     assert compile_clock().num_programs == before
-    assert generator._programs.engine._run._cache_size() == 1
+    assert generator.engine._run._cache_size() == 1
 
 
 def test_the_bytes_of_a_tree_are_those_of_its_arrays_or_shapes():

@@ -7,10 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import CascadeDrafter, ModelDrafter, PromptLookupDrafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Control
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal
 
@@ -22,7 +24,7 @@ LOOKUP = PromptLookupDrafter(WIDTH, min_match=2, max_match=4)
 
 @pytest.fixture(scope="module")
 def drafter(tiny_pair):
-    model = ModelDrafter(tiny_pair.apply, tiny.empty_cache, WIDTH, SIZE, SIZE)
+    model = ModelDrafter(WIDTH, SIZE, SIZE, apply=tiny_pair.apply, init_cache=tiny.empty_cache)
     return CascadeDrafter((LOOKUP, model))
 
 
@@ -45,13 +47,16 @@ def test_each_row_is_answered_by_the_first_that_has_something_to_say(engine, dra
     state = engine.start([[4, 9, 23, 4, 9, 23, 4, 9], [1, 2, 3, 5, 8, 13]], temperature=1.0)
     state = state.replace(last_token=jnp.array([23, 21], jnp.int32))
     keys = jax.random.split(jax.random.key(0), (2, WIDTH))
-    proposal, new = jax.jit(
-        lambda state: drafter.propose(
-            engine.params.draft, state.draft, state.last_token,
-            limit=lambda kind: jnp.full_like(kind, WIDTH), rng_keys=keys,
-            settings=state.settings, view=NO_TARGET,
-        )
-    )(state)  # fmt: skip
+    inputs = RoundInputs(
+        state.last_token,
+        limit=lambda kind: jnp.full_like(kind, WIDTH),
+        rng_keys=keys,
+        settings=state.settings,
+        view=NO_TARGET,
+    )
+    proposal, new = jax.jit(lambda state: drafter.propose(engine.params.draft, state, inputs))(
+        state.draft
+    )
     assert proposal.prefix is None, "nobody has called the target"
     assert proposal.tokens[0].tolist() == [4, 9, 23]
     assert proposal.num_tokens.tolist() == [WIDTH, WIDTH]
@@ -81,9 +86,9 @@ class Witness(PromptLookupDrafter):
 
     seen: list = dataclasses.field(default_factory=list, hash=False)
 
-    def propose(self, *args, limit, view, **options):
-        self.seen.append(view.cache)
-        return super().propose(*args, limit=jnp.zeros_like, view=view, **options)
+    def propose(self, params, state, inputs):
+        self.seen.append(inputs.view.cache)
+        return super().propose(params, state, inputs._replace(limit=jnp.zeros_like))
 
 
 def test_the_targets_cache_is_handed_on(tiny_pair):
@@ -100,10 +105,16 @@ def test_the_targets_cache_is_handed_on(tiny_pair):
     last = jnp.array([23, 21], jnp.int32)
     keys = jax.random.split(jax.random.key(0), (2, WIDTH))
     proposal, _ = drafter.propose(
-        params, state.draft, last, limit=lambda kind: jnp.full_like(kind, WIDTH), rng_keys=keys,
-        settings=state.settings,
-        view=TargetView(tiny_pair.target, tiny_pair.apply, state.target_cache),
-    )  # fmt: skip
+        params,
+        state.draft,
+        RoundInputs(
+            last,
+            limit=lambda kind: jnp.full_like(kind, WIDTH),
+            rng_keys=keys,
+            settings=state.settings,
+            view=TargetView(tiny_pair.target, tiny_pair.apply, state.target_cache),
+        ),
+    )
     assert [drafter.kinds[kind].drafter for kind in proposal.kind] == ["prompt_lookup", "lookahead"]
     prefix = proposal.prefix
     assert prefix.num_layers == 0

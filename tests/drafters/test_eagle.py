@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
+from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.models import init_cache
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_eagle
 from tests.speculation.drive import Engine, settings_of
 
@@ -54,10 +55,16 @@ def propose(tiny_pair, head, state, last, limit, temperature=0.0, vocab_size=61)
         zeros = jnp.zeros_like(last)
         keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
         return drafter.propose(
-            head, state, last, limit=lambda kind: limit + kind, rng_keys=keys,
-            settings=settings_of(len(LENGTHS), temperature),
-            view=TargetView(tiny_pair.target, tiny_pair.apply, None),
-        )  # fmt: skip
+            head,
+            state,
+            RoundInputs(
+                last,
+                limit=lambda kind: limit + kind,
+                rng_keys=keys,
+                settings=settings_of(len(LENGTHS), temperature),
+                view=TargetView(tiny_pair.target, tiny_pair.apply, None),
+            ),
+        )
 
     return run(head, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
 
@@ -162,8 +169,8 @@ def test_after_many_rounds_its_cache_holds_pairs_of_real_features(
 def fresh_cache(pair, head, tokens):
     """Returns the cache of one call on all pairs of a text."""
     features = fuse(head, tiny_eagle.features_of(pair, tokens)[:, :-1])
-    empty = init_eagle_cache(
-        tiny_eagle.CONFIG, batch_size=1, capacity=features.shape[1], dtype=jnp.float32
+    empty = init_cache(
+        tiny_eagle.CONFIG.layer, batch_size=1, capacity=features.shape[1], dtype=jnp.float32
     )
     embedded = pair.target["embedding"][tokens[:, 1:]]
     return apply_head(tiny_eagle.CONFIG, head, embedded, features, empty)[2]

@@ -9,11 +9,12 @@ import pytest
 import scipy.special
 
 from jspec.common.errors import InputError
-from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.request import Settings
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_blockwise, tiny_eagle, tiny_medusa
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings, settings_of
@@ -84,9 +85,16 @@ def propose(pair, drafter, heads, state, last, limit, settings):
         zeros = jnp.zeros_like(last)
         keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
         return drafter.propose(
-            heads, state, last, limit=lambda kind: limit + kind, rng_keys=keys, settings=settings,
-            view=TargetView(pair.target, pair.apply, None),
-        )[0]  # fmt: skip
+            heads,
+            state,
+            RoundInputs(
+                last,
+                limit=lambda kind: limit + kind,
+                rng_keys=keys,
+                settings=settings,
+                view=TargetView(pair.target, pair.apply, None),
+            ),
+        )[0]
 
     return run(heads, state, jnp.asarray(last), jnp.asarray(limit, jnp.int32), settings)
 

@@ -10,19 +10,14 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters import (
-    DrafterOptions,
-    DrafterSpec,
-    HierarchicalDrafter,
-    HierarchicalParams,
-    ModelDrafter,
-    PromptLookupDrafter,
-    make_drafter,
-)
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests import tiny
 from tests.cases import slow_unless
@@ -45,7 +40,9 @@ NO_TARGET = TargetView(None, lambda: None, None)
 
 def make_pair(apply, num_guesses=3, min_confidence=0.0):
     """Returns the drafter `model` and the hierarchical one over it."""
-    model = ModelDrafter(apply, tiny.empty_cache, WIDTH, VOCAB, PADDED_VOCAB, min_confidence)
+    model = ModelDrafter(
+        WIDTH, VOCAB, PADDED_VOCAB, min_confidence, apply=apply, init_cache=tiny.empty_cache
+    )
     return model, HierarchicalDrafter(model, PromptLookupDrafter(num_guesses))
 
 
@@ -59,9 +56,16 @@ def make_programs(drafter):
     def propose(params, state, last, limit, position, settings):
         keys = round_keys(jnp.arange(ROWS).astype(jnp.uint32), position, Purpose.DRAFT, WIDTH)
         return drafter.propose(
-            params, state, last, limit=lambda kind: limit, rng_keys=keys,
-            settings=settings.after(last), view=NO_TARGET,
-        )  # fmt: skip
+            params,
+            state,
+            RoundInputs(
+                last,
+                limit=lambda kind: limit,
+                rng_keys=keys,
+                settings=settings.after(last),
+                view=NO_TARGET,
+            ),
+        )
 
     return [jax.jit(function, compiler_options=QUICK) for function in (observe, propose)]
 
@@ -198,7 +202,7 @@ def test_repetitive_text_takes_fewer_calls(num_guesses):
         jax.debug.callback(lambda: widths.append(tokens.shape[1]))
         return toy_apply(table, tokens, cache, **options)
 
-    model = ModelDrafter(counted, toy_cache, WIDTH, TOY_VOCAB, PADDED_VOCAB)
+    model = ModelDrafter(WIDTH, TOY_VOCAB, PADDED_VOCAB, apply=counted, init_cache=toy_cache)
     drafter = HierarchicalDrafter(model, PromptLookupDrafter(num_guesses))
     table = make_tables(seed=3)[1]
     run = Run(drafter, HierarchicalParams(table), SETTINGS["greedy"])
@@ -221,9 +225,9 @@ def test_repetitive_text_takes_fewer_calls(num_guesses):
 class Stubborn(PromptLookupDrafter):
     """Guesses one token for all time."""
 
-    def propose(self, params, state, last_token, *, limit, **options):
-        proposal, state = super().propose(params, state, last_token, limit=limit, **options)
-        count = limit(jnp.zeros_like(last_token))
+    def propose(self, params, state, inputs):
+        proposal, state = super().propose(params, state, inputs)
+        count = inputs.wanted()
         return proposal.replace(tokens=jnp.full_like(proposal.tokens, 5), num_tokens=count), state
 
 

@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import DrafterOptions, DrafterSpec, ModelDrafter, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.model import ModelDrafter
 from jspec.speculation.control import Control
 from jspec.speculation.types import lag_of
 from tests import layered, tiny, tiny_eagle
@@ -68,7 +69,7 @@ def test_members_of_a_cascade_lag_each_for_itself(tmp_path):
 ])  # fmt: skip
 def test_a_model_catches_up_in_calls(missing, places):
     """Wide calls while more than 16 tokens are missing, then narrow ones: what they cost counts."""
-    drafter = ModelDrafter(layered.apply, layered.empty_cache, WIDTH, 61, 61)
+    drafter = ModelDrafter(WIDTH, 61, 61, apply=layered.apply, init_cache=layered.empty_cache)
     state = drafter.init(1, 256)
     history = state.history.replace(length=jnp.full([1], missing + 1, jnp.int32))
     assert drafter.lag(state.replace(history=history), jnp.zeros([1], jnp.int32)) == places

@@ -11,11 +11,10 @@ from absl import flags
 from absl.testing import flagsaver
 
 from jspec.common.errors import InputError
-from jspec.drafters import FirstLayersDrafter, LayerSubsetDrafter
-from jspec.drafters.layer_choice import choose_layers
+from jspec.drafters.layer_skip import FirstLayersDrafter, LayerSubsetDrafter, choose_layers
 from jspec.generation.drafter_flags import read_drafter
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import layered
 from tests.layered import ALL, FIRST, SUBSET, build
 from tests.speculation.drive import QUICK, settings_of
@@ -117,10 +116,16 @@ def jit_propose(**options):
         zeros = jnp.zeros_like(last_token)
         keys = round_keys(zeros.astype(jnp.uint32), cache.length, Purpose.DRAFT, WIDTH)
         return drafter.propose(
-            None, (), last_token, limit=lambda kind: limit + kind, rng_keys=keys,
-            settings=settings_of(len(LENGTHS), 1.0),
-            view=TargetView(params, layered.apply, cache),
-        )  # fmt: skip
+            None,
+            (),
+            RoundInputs(
+                last_token,
+                limit=lambda kind: limit + kind,
+                rng_keys=keys,
+                settings=settings_of(len(LENGTHS), 1.0),
+                view=TargetView(params, layered.apply, cache),
+            ),
+        )
 
     return propose
 

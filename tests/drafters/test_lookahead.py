@@ -9,10 +9,11 @@ import pytest
 import scipy.special
 
 from jspec.common.errors import InputError
-from jspec.drafters import CascadeDrafter, DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny, tiny_lookahead
 from tests.speculation.drive import Engine, assert_committed_equal, settings_of
 from tests.tiny_heads import SAVE_HEAD
@@ -65,10 +66,16 @@ def propose(pair, embeddings, cache, text, limit, temperature=0.0, vocab_size=No
         zeros = jnp.zeros_like(last)
         keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, WIDTH)
         return drafter.propose(
-            embeddings, (), last, limit=lambda kind: limit + kind, rng_keys=keys,
-            settings=settings_of(len(LENGTHS), temperature),
-            view=TargetView(pair.target, pair.apply, cache),
-        )[0]  # fmt: skip
+            embeddings,
+            (),
+            RoundInputs(
+                last,
+                limit=lambda kind: limit + kind,
+                rng_keys=keys,
+                settings=settings_of(len(LENGTHS), temperature),
+                view=TargetView(pair.target, pair.apply, cache),
+            ),
+        )[0]
 
     return run(embeddings, cache, jnp.asarray(last), jnp.asarray(limit, jnp.int32))
 

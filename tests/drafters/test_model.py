@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter
-from jspec.drafters.model import CATCH_UP_WIDTH
+from jspec.drafters.model import CATCH_UP_WIDTH, ModelDrafter
 from jspec.sampling.noise import Purpose, round_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests import tiny
 from tests.speculation.drive import assert_committed_equal, settings_of
 from tests.speculation.toys import toy_apply, toy_cache
@@ -25,10 +24,16 @@ def run_propose(drafter, params, state, last_token, temperature=0.0):
         zeros = jnp.zeros([b], jnp.int32)
         keys = round_keys(zeros.astype(jnp.uint32), zeros, Purpose.DRAFT, drafter.num_draft_tokens)
         return drafter.propose(
-            params, state, last_token, limit=lambda kind: jnp.full_like(kind, 3), rng_keys=keys,
-            settings=settings_of(b, temperature),
-            view=NO_TARGET,
-        )  # fmt: skip
+            params,
+            state,
+            RoundInputs(
+                last_token,
+                limit=lambda kind: jnp.full_like(kind, 3),
+                rng_keys=keys,
+                settings=settings_of(b, temperature),
+                view=NO_TARGET,
+            ),
+        )
 
     return propose(params, state, jnp.asarray(last_token, jnp.int32))
 
@@ -51,7 +56,7 @@ def test_padding_of_the_vocabulary_is_never_proposed(draft_vocab, temperature):
     table = rng.normal(size=(draft_vocab,) * 3)
     table[..., shared:] += 50  # what the draft would rather say
     table = jnp.asarray(table, jnp.float32)
-    drafter = ModelDrafter(toy_apply, toy_cache, 3, shared, target_vocab)
+    drafter = ModelDrafter(3, shared, target_vocab, apply=toy_apply, init_cache=toy_cache)
     state = observe(drafter, drafter.init(20, 16), [[1, 2]] * 20, [2] * 20)
     last = np.arange(20) % shared
     proposal, _ = run_propose(drafter, table, state, last, temperature)
@@ -74,7 +79,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def drafter(tiny_pair):
-    return ModelDrafter(tiny_pair.apply, tiny.empty_cache, 3, 61, 61)
+    return ModelDrafter(3, 61, 61, apply=tiny_pair.apply, init_cache=tiny.empty_cache)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.processor import Processor
 from jspec.sampling.settings import Switches
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from tests.drafters.test_prompt_lookup import CAPACITY, as_history
 from tests.speculation.drive import QUICK, settings_of
 
@@ -26,7 +26,7 @@ FALSE_ALARM = 1e-6
 
 # Windows shorter than the context, than the text, and than the capacity; the last is longer.
 DRAFTERS = [
-    NgramDrafter(WIDTH, VOCAB, min_order, max_order, window)
+    NgramDrafter(WIDTH, VOCAB, VOCAB, min_order=min_order, max_order=max_order, window=window)
     for min_order, max_order, window in ((2, 4, 64), (2, 3, 9), (3, 4, 3), (2, 2, CAPACITY))
 ]
 
@@ -69,9 +69,16 @@ def proposer(drafter, switches=Switches()):  # noqa: B008 (immutable)
         )  # fmt: skip
         keys = independent_draft_keys(seeds, jnp.zeros_like(last_token), WIDTH)
         return drafter.propose(
-            None, history, last_token, limit=lambda kind: jnp.full_like(kind, limit),
-            rng_keys=keys, settings=settings, view=TargetView(None, lambda: None, None),
-        )  # fmt: skip
+            None,
+            history,
+            RoundInputs(
+                last_token,
+                limit=lambda kind: jnp.full_like(kind, limit),
+                rng_keys=keys,
+                settings=settings,
+                view=TargetView(None, lambda: None, None),
+            ),
+        )
 
     return propose
 
@@ -149,7 +156,7 @@ def test_a_text_longer_than_the_window_is_counted_at_its_end():
     assert drafts_of(propose(drafter, rows)) == [expected] * BATCH
 
 
-SAMPLED = NgramDrafter(WIDTH, VOCAB, 2, 3, 20, is_sampled=True)
+SAMPLED = NgramDrafter(WIDTH, VOCAB, VOCAB, min_order=2, max_order=3, window=20, is_sampled=True)
 
 
 def distribution_of(counts, temperature):
@@ -282,6 +289,15 @@ def test_a_processor_adds_no_token_to_what_was_counted():
 
 def test_an_unsure_row_stops_before_it_draws():
     """`draft_confidence` holds for this drafter, too."""
-    sure = NgramDrafter(WIDTH, VOCAB, 2, 3, 20, is_sampled=True, min_confidence=0.9)
+    sure = NgramDrafter(
+        WIDTH,
+        VOCAB,
+        VOCAB,
+        min_order=2,
+        max_order=3,
+        window=20,
+        is_sampled=True,
+        min_confidence=0.9,
+    )
     rows = [[1, 2, 1, 2, 1], [1, 2, 1, 3, 1], [0], [1, 2, 1, 2, 1]]
     assert [len(d) for d in drafts_of(propose(sure, rows, temperature=1.0))] == [4, 0, 0, 4]

@@ -9,9 +9,8 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters import count_ngrams as counting
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import load_table, save_table
+from jspec.drafters import ngram_table as counting
+from jspec.drafters.ngram_table import count_ngrams, load_table, save_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 
@@ -123,10 +122,10 @@ def test_counts_of_another_tokenizer_are_refused(tmp_path):
     size = own.vocab_size
     save_table(count_ngrams(TEXTS, size), path, own)
     for tokenizer in (own, None, ByteTokenizer(size)):  # bytes are a stand-in: only sizes count
-        assert load_table(str(path), tokenizer=tokenizer, vocab_size=size).vocab_size == size
+        assert load_table(str(path), tokenizer=tokenizer, vocab_size=size).unigrams.size == size
     with pytest.raises(InputError, match=r"t\.safetensors: expected a table counted with the tar"):
         load_table(str(path), tokenizer=other)
     with pytest.raises(InputError, match=f"vocabulary of {size + 1} tokens, got one of {size}"):
         load_table(str(path), tokenizer=own, vocab_size=size + 1)
     save_table(count_ngrams(TEXTS, size), path)  # of which nobody knows
-    assert load_table(str(path), tokenizer=other).vocab_size == size
+    assert load_table(str(path), tokenizer=other).unigrams.size == size

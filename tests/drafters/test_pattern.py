@@ -11,12 +11,12 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.common.errors import InputError
-from jspec.drafters import DrafterOptions, DrafterSpec, PatternDrafter, make_drafter
-from jspec.drafters.pattern import make_tables, skeleton_pattern
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.pattern import PatternDrafter, make_tables, skeleton_pattern
 from jspec.drafters.pattern_automaton import compile_pattern, forced_bytes, token_table
 from jspec.drafters.pattern_regex import utf8_ranges
 from jspec.generation.request import Request, Settings
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG
@@ -160,10 +160,16 @@ def test_the_device_follows_the_text(pattern):
 def propose(drafter, params, state, last, limit):
     keys = jax.random.split(jax.random.key(0), (len(last), drafter.num_draft_tokens))
     proposal, after = drafter.propose(
-        params, state, jnp.asarray(last), limit=lambda kind: jnp.full_like(kind, limit),
-        rng_keys=keys, settings=settings_of(len(last), 0.0),
-        view=TargetView(None, lambda: None, None),
-    )  # fmt: skip
+        params,
+        state,
+        RoundInputs(
+            jnp.asarray(last),
+            limit=lambda kind: jnp.full_like(kind, limit),
+            rng_keys=keys,
+            settings=settings_of(len(last), 0.0),
+            view=TargetView(None, lambda: None, None),
+        ),
+    )
     np.testing.assert_array_equal(after, state)
     assert proposal.probs is None
     return proposal

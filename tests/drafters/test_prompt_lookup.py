@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jspec.drafters.memory import History
 from jspec.drafters.prompt_lookup import PromptLookupDrafter, longest_match
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 
 CAPACITY = 24
 MAX_MATCH = 5
@@ -61,12 +61,16 @@ def proposer(min_match, growth=0.0):
         b = last_token.shape[0]
         zeros = jnp.zeros([b])
         return drafter.propose(
-            None, history, last_token,
-            limit=lambda kind: jnp.full_like(kind, WIDTH),
-            rng_keys=jax.random.split(jax.random.key(0), (b, WIDTH)),
-            settings=SamplingSettings(zeros, zeros.astype(jnp.int32), zeros, zeros),
-            view=TargetView(None, lambda: None, None),
-        )  # fmt: skip
+            None,
+            history,
+            RoundInputs(
+                last_token,
+                limit=lambda kind: jnp.full_like(kind, WIDTH),
+                rng_keys=jax.random.split(jax.random.key(0), (b, WIDTH)),
+                settings=SamplingSettings(zeros, zeros.astype(jnp.int32), zeros, zeros),
+                view=TargetView(None, lambda: None, None),
+            ),
+        )
 
     return propose
 

@@ -12,24 +12,22 @@ import jspec.generation.drafter_flags  # noqa: F401 (it defines the flags)
 from jspec.common.errors import InputError
 from jspec.drafters import (
     DRAFTERS,
-    REGISTRY,
-    Drafter,
     DrafterOptions,
     DrafterSpec,
-    ModelDrafter,
-    NgramDrafter,
-    PromptLookupDrafter,
-    TableDrafter,
     check_options,
     choose_drafter,
-    drafters_table,
     make_drafter,
     options_read,
     without_unread,
 )
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.ngram import NgramDrafter
+from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.registry import REGISTRY, drafters_table
 from jspec.drafters.spec import option_title
+from jspec.drafters.tables import TableDrafter
+from jspec.speculation.types import Drafter
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.tiny import CONFIG
 from tests.tiny_heads import SAVE_HEAD
@@ -82,7 +80,7 @@ def test_names_mean_what_they_say(spec):
     for name in ("unigram", "bigram", "random"):
         drafter = make_drafter(name, spec).drafter
         assert isinstance(drafter, TableDrafter)
-        assert drafter.name == drafter.kinds[0].drafter == name
+        assert drafter.kinds[0].drafter == name
 
 
 def test_ngram_reads_its_options():
@@ -92,7 +90,9 @@ def test_ngram_reads_its_options():
         ngram_probs="sampled", draft_confidence=0.25,
     )  # fmt: skip
     drafter = make_drafter("ngram", SPEC._replace(options=options)).drafter
-    assert drafter == NgramDrafter(2, 61, 3, 7, 99, is_sampled=True, min_confidence=0.25)
+    assert drafter == NgramDrafter(
+        2, 61, 61, min_order=3, max_order=7, window=99, is_sampled=True, min_confidence=0.25
+    )
     assert len(drafter.kinds) == 5
     assert not make_drafter("ngram", SPEC).drafter.is_sampled
 

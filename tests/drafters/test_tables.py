@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters.ngram_table import count_ngrams
 from jspec.drafters.tables import (
     TableDrafter,
     bigram_logits,
@@ -16,7 +16,7 @@ from jspec.drafters.tables import (
     unigram_logits,
 )
 from jspec.sampling.noise import independent_draft_keys
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import Kind, RoundInputs, TargetView
 from tests.speculation.drive import QUICK, settings_of
 
 VOCAB, TARGET_VOCAB, WIDTH = 5, 7, 3  # the target's distributions are padded
@@ -44,17 +44,29 @@ def parameters(name):
 @functools.cache
 def proposer(name, min_confidence=0.0):
     """Returns the compiled proposal; parameters, temperature and limit are data."""
-    drafter = TableDrafter(name, LOGITS[name], WIDTH, TARGET_VOCAB, min_confidence)
+    drafter = TableDrafter(
+        WIDTH,
+        TARGET_VOCAB,
+        TARGET_VOCAB,
+        min_confidence,
+        kind=Kind(name, 0.2, 0.2),
+        logits=LOGITS[name],
+    )
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def propose(params, last_token, temperature, limit):
         b = last_token.shape[0]
         proposal, state = drafter.propose(
-            params, drafter.init(b, 16), last_token, limit=lambda kind: limit,
-            rng_keys=independent_draft_keys(jnp.arange(b, dtype=jnp.uint32), limit, WIDTH),
-            settings=settings_of(b, 0.0).replace(temperature=jnp.full([b], temperature)),
-            view=TargetView(None, lambda: None, None),
-        )  # fmt: skip
+            params,
+            drafter.init(b, 16),
+            RoundInputs(
+                last_token,
+                limit=lambda kind: limit,
+                rng_keys=independent_draft_keys(jnp.arange(b, dtype=jnp.uint32), limit, WIDTH),
+                settings=settings_of(b, 0.0).replace(temperature=jnp.full([b], temperature)),
+                view=TargetView(None, lambda: None, None),
+            ),
+        )
         assert state == ()
         return proposal
 

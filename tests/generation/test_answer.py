@@ -1,13 +1,18 @@
 """The host's side of an answer: where it ends, what it counts, without any model."""
 
+import dataclasses
 import time
 
 import pytest
 
-from jspec.common.compile_clock import compile_clock
+from jspec.common.timing import compile_clock
 from jspec.generation.answer import Answer, Round
 from jspec.generation.request import Request, Settings
+from jspec.generation.rows import Row
+from jspec.generation.stats import RoundCounts
+from jspec.weights.resolver import LoadedModel
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.tiny_models import CONFIG
 
 _EOS = 300
 
@@ -15,24 +20,24 @@ _EOS = 300
 def make_answer(*, max_new_tokens=50, num_draft_tokens=3, **settings):
     """Returns an answer that has just begun; ids are bytes."""
     request = Request("ask", Settings(max_new_tokens=max_new_tokens, **settings))
-    return Answer(
-        0, request, list(b"ask"), tokenizer=ByteTokenizer(400, eos_ids=(_EOS,)), eos_ids=(_EOS,),
-        max_new_tokens=max_new_tokens, num_draft_tokens=num_draft_tokens,
-    )  # fmt: skip
+    row = Row(request.settings, list(b"ask"), (_EOS,), max_length=3 + max_new_tokens)
+    config = dataclasses.replace(CONFIG, vocab_size=400, eos_ids=(_EOS,))
+    target = LoadedModel(config, {}, ByteTokenizer(400, eos_ids=(_EOS,)), "bytes", "random")
+    return Answer(0, request, row, target, num_draft_tokens)
 
 
 def finish(answer, rounds):
     """Feeds rounds of (tokens, proposed, accepted); returns the result."""
     for tokens, proposed, accepted in rounds:
         assert answer.finish_reason is None
-        answer.add_visit(0.0, [Round(list(tokens), None, proposed, accepted)])
+        answer.add_visit(0.0, [Round(list(tokens), None, RoundCounts(proposed, accepted))])
     return answer.take_piece().result
 
 
 def test_counts_add_up():
     """Guards against metrics that mean different things in different places."""
     answer = make_answer(max_new_tokens=9)
-    answer.add_first(Round([ord("a")], None))
+    answer.add_first(Round([ord("a")]))
     result = finish(answer, [(b"bcde", 3, 3), (b"f", 0, 0), (b"gh", 3, 1), (b"i", 1, 0)])
     stats = result.stats
     assert (bytes(result.token_ids), result.finish_reason) == (b"abcdefghi", "length")
@@ -59,7 +64,7 @@ def test_drafts_past_the_end_count_neither_way(settings, ending, reason, text):
     forgotten.
     """
     answer = make_answer(num_draft_tokens=5, **settings)
-    answer.add_first(Round([ord("a")], None))
+    answer.add_first(Round([ord("a")]))
     result = finish(answer, [([*b"bc", ending, *b"de", 0], 5, 5)])
     assert result.token_ids == [*b"abc", ending]
     assert (result.finish_reason, result.text) == (reason, text)
@@ -71,7 +76,7 @@ def test_an_end_that_is_the_first_token():
     """Guards against a round run after the prefill has ended the answer."""
     for first, settings in ((_EOS, {}), (ord("a"), {"stop": ("a",)})):
         answer = make_answer(**settings)
-        answer.add_first(Round([first], None))
+        answer.add_first(Round([first]))
         result = answer.take_piece().result
         assert (result.token_ids, result.text) == ([first], "")
         assert result.stats.tokens_per_second is None
@@ -80,14 +85,14 @@ def test_an_end_that_is_the_first_token():
 def test_the_models_end_goes_before_other_reasons():
     """Guards against "length" or "stop" where the model ended by itself with the last token."""
     answer = make_answer(max_new_tokens=1, stop_token_ids=(_EOS,))
-    answer.add_first(Round([_EOS], None))
+    answer.add_first(Round([_EOS]))
     assert answer.finish_reason == "eos"
 
 
 def test_a_stop_string_over_two_tokens_and_two_rounds():
     """Guards against a search within one token or one round only."""
     answer = make_answer(stop=("zzz", "cde"))
-    answer.add_first(Round([ord("a")], None))
+    answer.add_first(Round([ord("a")]))
     result = finish(answer, [(b"bc", 1, 1), (b"def", 2, 2)])
     assert (bytes(result.token_ids), result.text) == (b"abcde", "ab")
     assert result.finish_reason == "stop"
@@ -97,10 +102,10 @@ def test_a_stop_string_over_two_tokens_and_two_rounds():
 def test_pieces_hold_stop_beginnings_back_and_add_up():
     """Guards against half of a stop string on the screen, or withheld text that never comes."""
     answer = make_answer(stop=("cde",), max_new_tokens=9)
-    answer.add_first(Round([ord("a")], None))
+    answer.add_first(Round([ord("a")]))
     pieces = [answer.take_piece()]
     for block, accepted in ((b"bc", 1), (b"d", 0), (b"X", 0), (b"yc", 1), (b"de", 2)):
-        answer.add_visit(0.0, [Round(list(block), None, 3, accepted)])
+        answer.add_visit(0.0, [Round(list(block), None, RoundCounts(3, accepted))])
         pieces.append(answer.take_piece())
     assert [piece.text for piece in pieces] == ["a", "b", "", "cdX", "y", ""]
     assert [piece.num_drafted for piece in pieces] == [0, 1, 0, 0, 1, 2]
@@ -113,8 +118,8 @@ def test_pieces_hold_stop_beginnings_back_and_add_up():
 def test_a_stop_beginning_at_the_end_is_given_out():
     """Guards against text that is lost because a stop string might have come."""
     answer = make_answer(stop=("bcd",), max_new_tokens=3)
-    answer.add_first(Round([ord("a")], None))
-    answer.add_visit(0.0, [Round(list(b"bc"), None)])
+    answer.add_first(Round([ord("a")]))
+    answer.add_visit(0.0, [Round(list(b"bc"))])
     assert answer.take_piece().text == "abc"
 
 
@@ -122,10 +127,10 @@ def test_broken_characters_wait_for_their_end():
     """Guards against U+FFFD on the screen where the next token would have completed it."""
     answer = make_answer(max_new_tokens=4)
     smile = "é€".encode()
-    answer.add_first(Round([smile[0]], None))
+    answer.add_first(Round([smile[0]]))
     texts = [answer.take_piece().text]
     for block in (smile[1:3], smile[3:4]):
-        answer.add_visit(0.0, [Round(list(block), None)])
+        answer.add_visit(0.0, [Round(list(block))])
         texts.append(answer.take_piece().text)
     assert texts == ["", "é", "\ufffd"]  # the euro sign was cut by the limit
 
@@ -133,7 +138,6 @@ def test_broken_characters_wait_for_their_end():
 def test_compile_time_is_not_run_time(monkeypatch):
     """Guards against a first answer that looks slow: what was compiled meanwhile is told apart."""
     clock = compile_clock()
-    answer = make_answer(max_new_tokens=2)
 
     def pass_time(seconds, compiling):
         now = time.perf_counter() + seconds
@@ -141,11 +145,11 @@ def test_compile_time_is_not_run_time(monkeypatch):
         monkeypatch.setattr(clock, "seconds", clock.seconds + compiling)
 
     pass_time(0, 0)
-    answer.start()
+    answer = make_answer(max_new_tokens=2)
     pass_time(50, 40)
-    answer.add_first(Round([ord("a")], None))
+    answer.add_first(Round([ord("a")]))
     pass_time(7, 4)
-    answer.add_visit(0.0, [Round(list(b"b"), None)])
+    answer.add_visit(0.0, [Round(list(b"b"))])
     stats = answer.take_piece().result.stats
     assert stats.prefill_seconds == pytest.approx(10)
     assert stats.decode_seconds == pytest.approx(3)

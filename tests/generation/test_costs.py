@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.generation.costs import RoundCosts, read_costs, recall_or_measure
+from jspec.generation.auto import recall_or_measure
+from jspec.generation.costs import RoundCosts, read_costs
 
 COSTS = RoundCosts(
     contexts=(512, 2048),
@@ -64,7 +65,9 @@ def test_a_corrupt_file_is_begun_anew_with_a_word(tmp_path, capsys, content):
     path = tmp_path / "costs.json"
     path.write_bytes(content)
     assert recall_or_measure(path, {"a": 1}, lambda: COSTS) == COSTS
-    assert f"{path} is corrupt" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert f"note: {path}: " in errors
+    assert ": begun anew\n" in errors
     assert recall_or_measure(path, {"a": 1}, never) == COSTS
 
 

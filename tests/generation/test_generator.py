@@ -220,7 +220,7 @@ def test_the_cache_has_room_for_a_block_after_the_longest_answer(monkeypatch):
     """Guards against drafts written past the end, where a clamp would move them onto good slots."""
     rooms = []
     monkeypatch.setattr(
-        "jspec.generation.batch.capacity_for", lambda *room: rooms.append(room) or 256
+        "jspec.generation.engine.capacity_for", lambda *room: rooms.append(room) or 256
     )
     requests = [Request([1] * 9, change(GREEDY, max_new_tokens=n)) for n in (3, 8, 5)]
     shared_generator("model").generate(requests)
@@ -229,5 +229,5 @@ def test_the_cache_has_room_for_a_block_after_the_longest_answer(monkeypatch):
 
 def test_rows_without_a_request_are_done():
     """Guards against rounds that are run for nobody, in rows that wait for a request."""
-    state = shared_generator("model")._programs.engine.empty_state(3, 256, Switches())
+    state = shared_generator("model").engine.empty_state(3, 256, Switches())
     assert state.is_done.all()

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
@@ -127,7 +127,7 @@ def test_other_costs_compile_nothing():
     generator = make_auto("prompt_lookup")
     generator.generate(requests(max_new_tokens=20)[0])
     other = make_auto("prompt_lookup", costs=costs_of("prompt_lookup", 3.0))
-    other._programs.engine = generator._programs.engine
+    other.engine = generator.engine
     begin = compile_clock().num_programs
     result = other.generate(requests(max_new_tokens=25, temperature=0.5)[1])
     assert compile_clock().num_programs == begin
@@ -161,8 +161,7 @@ def test_what_catching_up_takes_is_measured(monkeypatch):
         return num_rounds * (1 + drafting)
 
     monkeypatch.setattr("jspec.generation.calibration._time_visit", visit)
-    auto = make_auto("model", costs=None, max_seq_len=200)._programs.auto
-    costs = auto.measure()
+    costs = make_auto("model", costs=None, max_seq_len=200).measure_costs()
     assert costs.reading[0] == pytest.approx((0.002,))
     assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
 

@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, Settings
 from tests import tiny_models
 from tests.tiny_models import make_generator, shared_generator
@@ -256,14 +256,14 @@ def test_every_part_of_compiling_is_on_the_clock():
 
 def spy_on_rounds(monkeypatch, generator):
     """Returns a list that will hold how many tokens each row emitted in each visit."""
-    visits, run = [], generator._programs.engine.run
+    visits, run = [], generator.engine.run
 
     def spy(*args):
         state, infos = run(*args)
         visits.append(infos.num_tokens.sum(axis=0).tolist())
         return state, infos
 
-    monkeypatch.setattr(generator._programs.engine, "run", spy)
+    monkeypatch.setattr(generator.engine, "run", spy)
     return visits
 
 

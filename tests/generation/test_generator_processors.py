@@ -4,8 +4,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.generation.request import Request, Settings
 from jspec.models import init_cache, make_apply
 from jspec.sampling.processor import Processor

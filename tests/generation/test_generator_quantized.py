@@ -13,9 +13,9 @@ from jspec.generate import list_notes
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.weights import load_model
-from jspec.weights.quantize import quantize_params
 from tests.programs import call_generate, check_refusal
 from tests.tiny_models import save_folder, shared_generator, target
+from tests.weights.toys import quantize_params
 
 _PROMPTS = [[1 + (7 * i + i * i) % 127 for i in range(n)] for n in (5, 23, 40)]
 

@@ -79,4 +79,3 @@ def test_categories_are_apart():
     assert (found["qa"].num_rounds, found["qa"].num_draft_tokens) == (24, 0)
     assert (found["code"].num_rounds, found["code"].num_draft_tokens) == (12, None)
     assert str(found["qa"]).endswith("off: drafting does not pay")
-    assert monitor.to_json(COSTS)[0] == dataclasses.asdict(found["qa"])

@@ -5,7 +5,6 @@ from jspec.generation.stats import (
     Stats,
     acceptance_by_position,
     by_drafter,
-    conditional_acceptance,
 )
 
 ROUNDS = [
@@ -20,13 +19,14 @@ ROUNDS = [
 def test_acceptance_by_position():
     """Guards against mixed definitions: of all drafts at a position, or of those reached."""
     assert acceptance_by_position(ROUNDS) == [3 / 4, 1 / 3, 1 / 2]
-    assert conditional_acceptance(ROUNDS) == [3 / 4, 1 / 2, 1]
+    assert acceptance_by_position(ROUNDS, is_conditional=True) == [3 / 4, 1 / 2, 1]
 
 
 def test_a_place_whose_turn_never_came_has_no_rate():
     """Guards against 0 / 0, and against 0 where nothing is known."""
-    assert conditional_acceptance([RoundCounts(3, 0, "a")] * 2) == [0.0]
-    assert acceptance_by_position([RoundCounts(3, 0, "a")] * 2) == [0.0, 0.0, 0.0]
+    lost = [RoundCounts(3, 0, "a")] * 2
+    assert acceptance_by_position(lost, is_conditional=True) == [0.0]
+    assert acceptance_by_position(lost) == [0.0, 0.0, 0.0]
     assert acceptance_by_position([RoundCounts(0, 0)]) == []
 
 

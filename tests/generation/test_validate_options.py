@@ -16,12 +16,17 @@ from jspec.drafters import (
     draws_from_distribution,
     make_drafter,
 )
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.generation.request import Request, Settings
-from jspec.generation.validate_options import check_read, rules_that_read, settings_read_by
+from jspec.generation.validate_options import (
+    check_draft_temperature,
+    check_num_draft_tokens,
+    check_rule_options,
+    rules_that_read,
+    settings_read_by,
+)
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
-from jspec.speculation.types import TargetView
+from jspec.speculation.types import RoundInputs, TargetView
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.speculation.drive import settings_of
 from tests.tiny import CONFIG, empty_cache
@@ -38,17 +43,18 @@ _TEMPERATURE = (
 _OPTIONS = DrafterOptions()
 _SAMPLED = DrafterOptions(ngram_probs="sampled")
 _SETTINGS = Settings()
+_RULE_OPTIONS = RuleOptions()
 _COOL = Settings(draft_temperature=0.5)
 
 
-def check(drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, **changes):
+def check(
+    drafter="prompt_lookup", options=_OPTIONS, settings=_SETTINGS, acceptance="rejection",
+    num_draft_tokens=DEFAULT_NUM_DRAFT_TOKENS, rule_options=_RULE_OPTIONS,
+):  # fmt: skip
     """Checks a run of defaults and changes."""
-    run = {
-        "num_draft_tokens": DEFAULT_NUM_DRAFT_TOKENS,
-        "acceptance": "rejection",
-        "rule_options": RuleOptions(),
-    }
-    check_read(drafter, options, settings, **(run | changes))
+    check_num_draft_tokens(num_draft_tokens, drafter)
+    check_rule_options(rule_options, acceptance, drafter)
+    check_draft_temperature(settings, [(drafter, options)])
 
 
 @pytest.mark.parametrize(
@@ -154,14 +160,15 @@ def test_who_draws_is_who_reports_a_distribution(name, distribution, table, tiny
     )  # fmt: skip
     spec = SPEC._replace(draft_params=tiny_pair.draft, options=options)
     drafter, params = make_drafter(name, spec)
-    propose = functools.partial(
-        drafter.propose,
+    inputs = RoundInputs(
+        jnp.zeros([1], jnp.int32),
         limit=lambda kind: jnp.full_like(kind, drafter.num_draft_tokens),
         rng_keys=jax.random.split(jax.random.key(0), (1, drafter.num_draft_tokens)),
         settings=settings_of(1, 1.0),
         view=TargetView(tiny_pair.target, tiny_pair.apply, empty_cache(1, 32)),
     )
-    proposal, _ = jax.eval_shape(propose, params, drafter.init(1, 32), jnp.zeros([1], jnp.int32))
+    propose = functools.partial(drafter.propose, inputs=inputs)
+    proposal, _ = jax.eval_shape(propose, params, drafter.init(1, 32))
     assert draws_from_distribution(name, options) == (proposal.probs is not None)
 
 

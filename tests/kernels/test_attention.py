@@ -1,13 +1,15 @@
 """Attention in C++: right to rounding, alone as in a block, and blind behind."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import build
+from jspec.kernels import attention, build
 from jspec.kernels import library as native
-from jspec.kernels.attention import _NATIVE_DIMS, attend_by_xla
+from jspec.kernels.attention import _NATIVE_DIMS
 from jspec.models.cache import KVCache
 
 # batch, tokens, heads, key/value heads, slots, dimensions
@@ -20,13 +22,13 @@ SHAPES = [
 ]
 
 
+attend_by_xla = inspect.unwrap(attention.attend)
 pytestmark = pytest.mark.usefixtures("library")
 
 
 @jax.jit
 def attend(*operands):
-    result = jax.ShapeDtypeStruct(operands[0].shape, jnp.float32)
-    return native.call("attention", attend_by_xla, result, *operands)
+    return native.call("attention", attend_by_xla, native.floats(*operands[0].shape), *operands)
 
 
 def draw(shape, dtype):
@@ -125,9 +127,7 @@ def test_derivatives_and_batching_are_those_of_xlas_attention():
 
 def test_the_cache_uses_it_for_whole_vectors_only():
     def calls(dims):
-        cache = KVCache.init(
-            num_layers=1, batch_size=1, capacity=24, num_kv_heads=2, head_dim=dims, dtype="bfloat16"
-        )
+        cache = KVCache.init(1, (1, 2, 24, dims), "bfloat16")
         queries = jnp.zeros([1, 3, 4, dims])
         visible = jnp.ones([1, 3, 40], bool)
         text = jax.jit(lambda *a: cache.attend(*a)).lower(queries, visible).as_text()

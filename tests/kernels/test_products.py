@@ -10,10 +10,11 @@ import pytest
 
 from jspec.kernels import build
 from jspec.kernels import library as native
-from jspec.kernels.product import prefill_widths, product_by_xla
+from jspec.kernels.product import float_product, prefill_widths
 from jspec.models.layers import linear
-from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
+from jspec.weights.quantize import KINDS, dequantize, quantize
 from tests import tiny_models
+from tests.weights.toys import quantize_params
 
 SHAPES = [
     (963, 576),
@@ -26,12 +27,13 @@ SHAPES = [
 ]  # outputs, inputs
 
 
+product_by_xla = float_product.__wrapped__
 pytestmark = pytest.mark.usefixtures("library")
 
 
 @jax.jit
 def product(rows, kernel):
-    result = jax.ShapeDtypeStruct((rows.shape[0], kernel.shape[0]), jnp.float32)
+    result = native.floats(rows.shape[0], kernel.shape[0])
     return native.call("product", product_by_xla, result, rows.astype(jnp.float32), kernel)
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from jspec.kernels import library as native
-from jspec.kernels.rotation import rotate_heads, rotate_heads_by_xla
+from jspec.kernels import rotate_heads
 
+rotate_heads_by_xla = rotate_heads.__wrapped__
 pytestmark = pytest.mark.usefixtures("library")
 
 # batch, tokens, key/value heads, heads beside each (g + 2), dimensions

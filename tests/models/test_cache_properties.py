@@ -193,10 +193,7 @@ def chained(layer, new, start):
 
 def num_whole_layers(batch_size):
     """Returns how often a loop that writes a token a row makes float32 of a bfloat16 layer."""
-    cache = KVCache.init(
-        num_layers=1, batch_size=batch_size, capacity=112, num_kv_heads=2, head_dim=8,
-        dtype=jnp.bfloat16,
-    )  # fmt: skip
+    cache = KVCache.init(1, (batch_size, 2, 112, 8), jnp.bfloat16)
 
     def write(_, cache):
         new = jnp.broadcast_to(cache.length[:, None, None, None], (batch_size, 1, 2, 8))

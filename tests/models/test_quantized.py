@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jspec.kernels import library as native
-from jspec.kernels import quantized
 from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up
-from jspec.weights.quantize import KINDS, dequantize, quantize, quantize_params
+from jspec.weights.quantize import KINDS, dequantize, quantize
 from tests import tiny_models
+from tests.weights.toys import quantize_params
 
 CONFIG = dataclasses.replace(tiny_models.CONFIG, hidden_dim=64)
 _SHAPES = {
@@ -51,7 +51,6 @@ def method(request, monkeypatch):
     monkeypatch.setattr(
         jax, "default_backend", lambda: "cpu" if request.param == "digits" else "gpu"
     )
-    monkeypatch.setattr(quantized, "_BLOCK_BYTES", 640)  # several blocks, and a rest
     return request.param
 
 
@@ -160,8 +159,8 @@ def test_a_kernel_of_another_shape_is_refused():
 
 
 @pytest.mark.usefixtures("optimised")
-def test_a_block_of_unpacked_weights_is_all_that_a_loop_holds(monkeypatch):
-    """Guards against XLA unpacking int4 weights ahead of the loop: eight times their bytes."""
+def test_a_loop_holds_no_unpacked_weights(monkeypatch):
+    """Guards against XLA unpacking int4 weights ahead of the loop: four times their bytes."""
     monkeypatch.setattr(native, "is_available", lambda: False)
     weights = jnp.ones([4096, 1024], jnp.float32)
     kernel = quantize(weights, ("down",), "int4", "bfloat16")

@@ -16,7 +16,7 @@ from transformers.generation import logits_process
 from jspec.generation.request import Settings
 from jspec.sampling.distribution import NO_TOKEN, sample, sampling_probs
 from jspec.sampling.pipeline import PROCESSORS
-from jspec.sampling.settings import SamplingSettings, Switches, process_block
+from jspec.sampling.settings import SamplingSettings, Switches, process_drafts
 
 VOCAB = 23
 STOP_IDS = [4, 9]
@@ -128,7 +128,8 @@ def test_every_position_of_a_block_sees_its_own_prefix(name):
     prompt, block = rng.integers(0, VOCAB, 6), rng.integers(0, 4, [1, 5]).astype(np.int32)
     settings = settings_of(prompt, PIPELINES[name])
     logits = jnp.asarray(4 * rng.normal(size=[1, 5, VOCAB]), jnp.float32)
-    processed = jax.jit(process_block)(logits, settings, block)
+    start = settings.after(jnp.asarray(block[:, 0]))
+    processed = jax.jit(process_drafts)(logits, start, jnp.asarray(block[:, 1:]))
     for i in range(5):
         settings = settings.after(jnp.asarray(block[:, i]))
         np.testing.assert_allclose(processed[:, i], settings.process(logits[:, i]), atol=1e-6)

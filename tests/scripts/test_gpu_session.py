@@ -180,5 +180,5 @@ def test_steps_leave_their_records_and_failures_their_status(tmp_path):
     assert "status 1" in printed.splitlines()[-1]
     record = json.loads((tmp_path / "profile.jsonl").read_text())
     assert record["num_rounds"] > 0
-    assert record["lines"][0]["operations"]
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert printed.count("failed, with status 2: ") == 2

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.programs import check_refusal, environment
+from tests.programs import check_refusal, environment, run_many
 from tests.tiny_models import save_folder
 
 _SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "make_answers.py"
@@ -58,7 +58,7 @@ def test_other_answers_are_not_mixed(call, tmp_path):
     assert call("--num_prompts=2")[0] == 0
     before = (tmp_path / "answers.jsonl").read_bytes()
     message = check_refusal(*call("--temperature=0.5"))
-    assert "temperature of prompt 0 is 0.0 there and 0.5 here" in message
+    assert "prompt 0: made with temperature 0.0, not 0.5" in message
     assert (tmp_path / "answers.jsonl").read_bytes() == before
 
 
@@ -68,6 +68,19 @@ def test_prompts_are_no_answers(call, tmp_path):
     path.write_text('{"prompt": "a"}')
     assert "than is read" in check_refusal(*call(f"--output_json={path}"))
     assert path.read_text() == '{"prompt": "a"}'
+
+
+def test_all_missing_flags_are_named(compile_cache, tmp_path):
+    """Guards against a second refusal after the first one is heeded."""
+    cases = {
+        "": "expected --prompts_file and --output_json",
+        "--what=prompts": "expected --output_json",
+        "--what=table": "expected --input and --output",
+    }
+    env = environment(compile_cache, tmp_path / "home")
+    outcomes = run_many("scripts.make_answers", [flag.split() for flag in cases], env=env)
+    for outcome, message in zip(outcomes, cases.values(), strict=True):
+        assert message in check_refusal(*outcome)
 
 
 @pytest.fixture

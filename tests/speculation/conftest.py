@@ -5,12 +5,9 @@ import functools
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    HierarchicalDrafter,
-    HierarchicalParams,
-    ModelDrafter,
-    PromptLookupDrafter,
-)
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests import tiny
 from tests.speculation.drive import Engine
 from tests.tiny_heads import MODULES
@@ -28,7 +25,9 @@ def prompts():
 @pytest.fixture(scope="session")
 def model_drafter(tiny_pair):
     """Returns a function from a number of drafts to the drafter over the tiny Llama."""
-    return lambda width: ModelDrafter(tiny_pair.apply, tiny.empty_cache, width, VOCAB, VOCAB)
+    return lambda width: ModelDrafter(
+        width, VOCAB, VOCAB, apply=tiny_pair.apply, init_cache=tiny.empty_cache
+    )
 
 
 @pytest.fixture(scope="session")

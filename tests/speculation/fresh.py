@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
-from jspec.models import make_apply
+from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.models import init_cache, make_apply
 from tests import layered
 
 
@@ -41,7 +41,7 @@ def jit_prefill_head(config):
         features = fuse(params, jit_outputs(config.feature_layers)(tokens))[:, :-1]
         embedded = layered.params()["embedding"][tokens[:, 1:]]
         b, s = tokens.shape
-        empty = init_eagle_cache(config, batch_size=b, capacity=s, dtype=jnp.float32)
+        empty = init_cache(config.layer, batch_size=b, capacity=s, dtype=jnp.float32)
         return apply_head(config, params, embedded, features, empty)[2]
 
     return jax.jit(prefill)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter
+from jspec.drafters.model import ModelDrafter
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, make_tables, softmax, toy_apply, toy_cache
 
@@ -18,7 +18,7 @@ def deviation(rule):
 
     One draft a round; given the two tokens before it, it is kept with that probability.
     """
-    drafter = ModelDrafter(toy_apply, toy_cache, 1, VOCAB, VOCAB)
+    drafter = ModelDrafter(1, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache)
     engine = Engine(toy_apply, toy_cache, TABLES, drafter, rule, capacity=64, max_rounds=NUM_ROUNDS)
     state = engine.start([PROMPT] * NUM_ROWS, temperature=1.0)
     context = np.array([[PROMPT[-1], token] for token in state.last_token.tolist()])

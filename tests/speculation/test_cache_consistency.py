@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import HierarchicalParams, ModelDrafter
 from jspec.drafters.draw import draw_from_distribution
+from jspec.drafters.hierarchical import HierarchicalParams
+from jspec.drafters.model import ModelDrafter
 from jspec.speculation.acceptance.types import Proposal
 from tests import tiny
 from tests.cases import slow_unless
@@ -111,7 +112,8 @@ def test_self_draft_accepts_everything_for_many_rounds(make_engine, prompts, tem
 class HoleyDrafter(ModelDrafter):
     """The natural but wrong drafter: it feeds `last` alone and counts all committed as cached."""
 
-    def propose(self, params, state, last_token, *, limit, rng_keys, settings, view):
+    def propose(self, params, state, inputs):
+        last_token, _, rng_keys, settings, _ = inputs
         cache = self._catch_up(params, state, last_token >= 0).rollback(state.history.length)
         tokens, probs, token, start = [], [], last_token, cache.length
         for i in range(self.num_draft_tokens):
@@ -129,7 +131,7 @@ class HoleyDrafter(ModelDrafter):
 
 def test_the_draft_hole_is_detected(tiny_pair, prompts, fresh_cache):
     """Negative control: the tests above see the hole."""
-    drafter = HoleyDrafter(tiny_pair.apply, tiny.empty_cache, 2, 61, 61)
+    drafter = HoleyDrafter(2, 61, 61, apply=tiny_pair.apply, init_cache=tiny.empty_cache)
     params = tiny_pair.target, tiny_pair.target
     engine = Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
     with pytest.raises(AssertionError):

@@ -7,17 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.drafters import (
-    CascadeDrafter,
-    DrafterOptions,
-    DrafterSpec,
-    HierarchicalDrafter,
-    HierarchicalParams,
-    LookaheadDrafter,
-    ModelDrafter,
-    PromptLookupDrafter,
-    make_drafter,
-)
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.lookahead import LookaheadDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control
@@ -67,7 +62,7 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     """Guards against 22 ms a round of copying at batch 8: loops of 0 or 1 trips copy nothing."""
     size = CONFIG.vocab_size
     drafters = {
-        "model": ModelDrafter(tiny_pair.apply, empty_cache, 3, size, size),
+        "model": ModelDrafter(3, size, size, apply=tiny_pair.apply, init_cache=empty_cache),
         "prompt_lookup": PromptLookupDrafter(3),
         "first layers": _layer_skip(0),
         "other layers": _layer_skip(1),

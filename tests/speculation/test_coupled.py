@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, plain_noise, shared_noise
 from jspec.speculation.acceptance import get_rule
@@ -30,7 +31,7 @@ def run(drafter, rule="coupled", **options):
 
 
 def model(width):
-    return ModelDrafter(toy_apply, toy_cache, width, VOCAB, VOCAB)
+    return ModelDrafter(width, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache)
 
 
 @pytest.mark.parametrize(

@@ -15,26 +15,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    BlockwiseDrafter,
-    CascadeDrafter,
-    DrafterOptions,
-    DrafterSpec,
-    EagleDrafter,
-    LookaheadDrafter,
-    MedusaDrafter,
-    make_drafter,
-)
-from jspec.drafters.heads.blockwise_module import BlockwiseConfig
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.blockwise import BlockwiseDrafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.eagle import EagleDrafter
+from jspec.drafters.heads.blockwise_heads import BlockwiseConfig
 from jspec.drafters.heads.eagle_module import EagleConfig
-from jspec.drafters.heads.lookahead_module import LookaheadConfig
-from jspec.drafters.heads.medusa_module import MedusaConfig
+from jspec.drafters.heads.lookahead_embeddings import LookaheadConfig
+from jspec.drafters.heads.medusa_heads import MedusaConfig
+from jspec.drafters.lookahead import LookaheadDrafter
+from jspec.drafters.medusa import MedusaDrafter
 from jspec.drafters.tables import table_params
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context, path_logits
-from jspec.evaluation.auditing.distribution import joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.distribution import joint_distribution, path_logits
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.models import LlamaConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
@@ -87,7 +82,7 @@ class Case(NamedTuple):
 
 CASES = ("pattern", "first layers", "other layers", "told", "auto", "cascade", "medusa",
          "blockwise", "lookahead", "lookahead cascade", "eagle", "eagle cascade")  # fmt: skip
-WAYS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
+METHODS = {"penalties": PENALTIES, "temperature": SETTINGS["temperature"]}
 QUICK = ("pattern", "first layers", "told", "medusa", "blockwise", "lookahead", "eagle")
 QUICK_GREEDY = ("first layers", "told", "medusa")
 RULES = {"pattern": "rejection", "first layers": "block", "other layers": "rejection",
@@ -100,7 +95,7 @@ HEADS = {"medusa": "rejection", "blockwise": "block", "lookahead": "rejection",
 RIGHT = [
     (name, rule, method)
     for name, rule in [*RULES.items(), *MORE, *HEADS.items()]
-    for method in WAYS
+    for method in METHODS
 ]
 RULES |= HEADS
 FALSE_ALARM = 1e-5 / (len(RIGHT) * len(CONTEXTS))
@@ -171,13 +166,15 @@ def make_medusa():
     """Returns heads that are the target's own, disturbed."""
     config = MedusaConfig(CONFIG.embed_dim, VOCAB, num_heads=3)
     params = tiny_medusa.params(config, models()[0]["head"], std=0.5)
-    return MedusaDrafter(config, CONFIG, 3, VOCAB), params
+    return MedusaDrafter(3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG), params
 
 
 def make_blockwise():
     """Returns heads that are the target's own, disturbed."""
     config = BlockwiseConfig(CONFIG.embed_dim, hidden_dim=8, num_heads=3)
-    return BlockwiseDrafter(config, CONFIG, 3, VOCAB), tiny_blockwise.params(config)
+    return BlockwiseDrafter(
+        3, VOCAB, CONFIG.vocab_size, config=config, target=CONFIG
+    ), tiny_blockwise.params(config)
 
 
 def make_lookahead():
@@ -196,7 +193,9 @@ def make_eagle():
     """Returns a head without training, which cannot propose one of the five tokens."""
     layer = dataclasses.replace(CONFIG, num_layers=1, vocab_size=VOCAB - 1)
     config = EagleConfig(layer, VOCAB, (0, 2, CONFIG.num_layers))
-    return EagleDrafter(config, 3, VOCAB, jnp.float32), tiny_eagle.params(config=config)
+    return EagleDrafter(
+        3, VOCAB, config.target_vocab_size, config=config, dtype=jnp.float32
+    ), tiny_eagle.params(config=config)
 
 
 def make_eagle_cascade():
@@ -259,7 +258,7 @@ def expected_distribution(index, method):
     """Returns the exact joint distribution of the tokens after a context."""
     target = make_model(CONFIG, params=models()[0])
     logits = path_logits(target, CONTEXTS[index], NUM_TOKENS)
-    return joint_distribution(logits, CONTEXTS[index], WAYS[method], NUM_TOKENS)
+    return joint_distribution(logits, CONTEXTS[index], METHODS[method], NUM_TOKENS)
 
 
 def smallest_p_value(all_infos, method):
@@ -276,7 +275,7 @@ def smallest_p_value(all_infos, method):
 def check_samples(name, rule, method, num_rows):
     """Asserts that the distribution is right, and that there was something to prove."""
     first_seed = NUM_ROWS * RIGHT.index((name, rule, method))
-    infos = list(sample(make_engine(name, rule), name, WAYS[method], first_seed, num_rows))
+    infos = list(sample(make_engine(name, rule), name, METHODS[method], first_seed, num_rows))
     assert smallest_p_value(infos, method) > FALSE_ALARM
     check_drafts(make_case(name), infos)
 

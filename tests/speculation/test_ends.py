@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import PromptLookupDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests.speculation.drive import Engine, emitted_in_row
 from tests.speculation.toys import VOCAB, toy_apply, toy_cache
 from tests.tiny_heads import head_cases

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import ModelDrafter, PromptLookupDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine
 from tests.speculation.toys import VOCAB, toy_apply, toy_cache
@@ -52,7 +53,11 @@ def test_greedy_output_equals_plain_decoding(make_engine, prompts, plain, name, 
 
 @pytest.mark.parametrize(
     "drafter",
-    [None, PromptLookupDrafter(2), ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)],
+    [
+        None,
+        PromptLookupDrafter(2),
+        ModelDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache),
+    ],
     ids=["plain", "prompt lookup", "model"],
 )
 def test_a_small_lead_decides(drafter):

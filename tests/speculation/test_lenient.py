@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.drafters import ModelDrafter
+from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise
 from jspec.speculation.acceptance import RuleOptions, chain, get_rule, rejection
@@ -152,7 +152,7 @@ def test_argmax_form_decodes_within_its_bound():
     """
     tables = make_tables(seed=3)
     prompts = [[a, b] for a in range(5) for b in range(5)]
-    drafter = ModelDrafter(toy_apply, toy_cache, 3, VOCAB, VOCAB)
+    drafter = ModelDrafter(3, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache)
 
     def run(rule):
         engine = Engine(toy_apply, toy_cache, tables, drafter, rule, max_rounds=20)

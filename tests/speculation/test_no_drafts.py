@@ -25,8 +25,8 @@ class SilentDrafter:
     def observe(self, params, state, tokens, hidden, valid):
         return state
 
-    def propose(self, params, state, last_token, **_):
-        zeros = jnp.zeros([last_token.shape[0], 3], jnp.int32)
+    def propose(self, params, state, inputs):
+        zeros = jnp.zeros([inputs.last_token.shape[0], 3], jnp.int32)
         return Proposal(zeros, zeros[:, 0]), state
 
 

@@ -16,16 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    DrafterOptions,
-    DrafterSpec,
-    EagleDrafter,
-    FirstLayersDrafter,
-    LookaheadDrafter,
-    ModelDrafter,
-    make_drafter,
-)
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.eagle import EagleDrafter
+from jspec.drafters.layer_skip import FirstLayersDrafter
+from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.drafters.memory import History, ReadingLastOutput
+from jspec.drafters.model import ModelDrafter
 from jspec.speculation.control import Control
 from jspec.speculation.step import speculative_step
 from tests import layered, tiny

@@ -14,22 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters import (
-    CascadeDrafter,
-    HierarchicalDrafter,
-    HierarchicalParams,
-    ModelDrafter,
-    NgramDrafter,
-    PromptLookupDrafter,
-    TableDrafter,
-    tables,
-)
-from jspec.drafters.count_ngrams import count_ngrams
+from jspec.drafters import tables
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.ngram import NgramDrafter
+from jspec.drafters.ngram_table import count_ngrams
+from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.tables import TableDrafter
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.context import Context
 from jspec.evaluation.auditing.distribution import joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.generation.request import Settings
 from jspec.sampling.noise import (
@@ -40,6 +36,7 @@ from jspec.sampling.noise import (
     round_keys,
 )
 from jspec.speculation.acceptance import get_rule
+from jspec.speculation.control import Kind
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache
@@ -51,15 +48,16 @@ TABLES = make_tables(seed=3)
 RULES = {name: get_rule(name) for name in ("rejection", "block", "coupled")}
 REJECTION, BLOCK = RULES["rejection"], RULES["block"]
 LOOKUP = PromptLookupDrafter(2, min_match=1)
-MODEL = ModelDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB)
+MODEL = ModelDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache)
 HIERARCHICAL = HierarchicalDrafter(MODEL, LOOKUP)
 CASCADE = CascadeDrafter((PromptLookupDrafter(2, min_match=2), MODEL))
 UNSURE = dataclasses.replace(MODEL, min_confidence=0.6)
-NGRAM = NgramDrafter(2, VOCAB, window=8, is_sampled=True)
-BIGRAM = TableDrafter("bigram", tables.bigram_logits, 2, VOCAB)
-UNIGRAM = TableDrafter("unigram", tables.unigram_logits, 2, VOCAB)
+NGRAM = NgramDrafter(2, VOCAB, VOCAB, window=8, is_sampled=True)
+BIGRAM_KIND, UNIGRAM_KIND = Kind("bigram", 0.2, 0.2), Kind("unigram", 0.05, 0.05)
+BIGRAM = TableDrafter(2, VOCAB, VOCAB, kind=BIGRAM_KIND, logits=tables.bigram_logits)
+UNIGRAM = TableDrafter(2, VOCAB, VOCAB, kind=UNIGRAM_KIND, logits=tables.unigram_logits)
 ANYTHING = functools.partial(tables.uniform_logits, vocab_size=VOCAB)
-RANDOM = TableDrafter("random", ANYTHING, 2, VOCAB)
+RANDOM = TableDrafter(2, VOCAB, VOCAB, kind=Kind("random", 0.01, 0.01), logits=ANYTHING)
 TEXT = np.random.default_rng(0).choice(4, p=[0.4, 0.3, 0.2, 0.1], size=60)
 COUNTS = count_ngrams([TEXT.tolist()], VOCAB, num_continuations=3)  # nothing follows 4
 SETTINGS = {
@@ -91,8 +89,8 @@ OTHERS = {
     ),  # rows with one-hot distributions beside rows with sampled ones
     "unsure model": (UNSURE, "block"),  # stops before it draws what it is not sure of
 }
-# Every pair of a drafter and a way of sampling, with a rule such that each rule meets them all;
-# the other drafters meet one rule and two ways of sampling each, one of them with penalties.
+# Every pair of a drafter and a kind of sampling, with a rule such that each rule meets them all;
+# the other drafters meet one rule and two kinds of sampling each, one of them with penalties.
 RIGHT = [
     (tuple(RULES)[(i + j) % 3], drafter, settings)
     for (i, drafter), (j, settings) in itertools.product(enumerate(DRAFTERS), enumerate(SETTINGS))
@@ -113,8 +111,8 @@ def engine_of(drafter, rule):
         params = target, HierarchicalParams(draft)
     if drafter is CASCADE:
         params = target, (None, draft)
-    if isinstance(drafter, TableDrafter) and drafter.name != "random":
-        params = target, tables.table_params(COUNTS, drafter.name)
+    if isinstance(drafter, TableDrafter) and drafter.kind.drafter != "random":
+        params = target, tables.table_params(COUNTS, drafter.kind.drafter)
     return Engine(toy_apply, toy_cache, params, drafter, rule, capacity=32, max_rounds=NUM_TOKENS)
 
 
@@ -249,8 +247,8 @@ def test_block_with_noise_of_absolute_positions_is_rejected():
 class DroppingDrafter(ModelDrafter):
     """Takes back a sampled draft that looks unlikely, and those after it."""
 
-    def propose(self, params, state, last_token, **options):
-        proposal, state = super().propose(params, state, last_token, **options)
+    def propose(self, params, state, inputs):
+        proposal, state = super().propose(params, state, inputs)
         probs = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
         is_kept = jnp.cumprod((probs > 0.3).astype(jnp.int32), axis=1)
         return proposal.replace(num_tokens=is_kept.sum(axis=1)), state
@@ -263,7 +261,7 @@ class DroppingDrafter(ModelDrafter):
         (controls.misreporting(MODEL, drawn=controls.greedily), "temperature"),
         (controls.misreporting(MODEL, reported=controls.unprocessed), "penalties"),
         (controls.misreporting(MODEL, drawn=controls.unprocessed), "penalties"),
-        (DroppingDrafter(toy_apply, toy_cache, 2, VOCAB, VOCAB), "temperature"),
+        (DroppingDrafter(2, VOCAB, VOCAB, apply=toy_apply, init_cache=toy_cache), "temperature"),
         (controls.misreporting(NGRAM, drawn=controls.greedily), "temperature"),
         (controls.misreporting(BIGRAM, reported=controls.unprocessed), "penalties"),
     ],

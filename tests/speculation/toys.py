@@ -34,10 +34,7 @@ def softmax(logits, temperature=1.0):
 
 def toy_cache(batch_size, capacity):
     """Returns an empty cache whose keys will hold token + 1."""
-    return KVCache.init(
-        num_layers=1, batch_size=batch_size, capacity=capacity, num_kv_heads=1, head_dim=1,
-        dtype=jnp.float32,
-    )  # fmt: skip
+    return KVCache.init(1, (batch_size, 1, capacity, 1), jnp.float32)
 
 
 def toy_apply(

@@ -1,9 +1,10 @@
-"""Tiny targets and texts on disk, as runs of training read them."""
+"""Tiny targets, texts and metrics on disk, as runs of training read and write them."""
+
+import json
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
-from jspec.training.texts import write_texts
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 
@@ -17,6 +18,13 @@ def save_target(folder, model):
 
 
 def save_texts(path, texts):
-    """Writes texts; returns the file's name."""
-    write_texts(path, texts)
+    """Writes texts as JSONL; returns the file's name."""
+    records = ({"prompt_token_ids": list(one.prompt), "token_ids": list(one.answer)}
+               for one in texts)  # fmt: skip
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
+
+
+def read_metrics(workdir):
+    """Returns the lines of metrics of a run."""
+    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]

@@ -64,7 +64,7 @@ def grammar_batches(batch_size):
 def metrics_before(trainee, batch_size):
     """Returns the metrics on held-out rows before the first update."""
     evaluate = make_evaluate(trainee.loss)
-    return evaluate(trainee.params, grammar_target().params, grammar_batches(batch_size)[1])
+    return evaluate(trainee.params, trainee.frozen, grammar_batches(batch_size)[1])
 
 
 @functools.cache

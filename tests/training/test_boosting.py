@@ -5,24 +5,23 @@ Seeds: 0 of the grammar and of the first draft, 1 of the second ones.
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
 from jspec.models import init_cache, make_apply
-from jspec.training.boosting import boosted_loss, mark_known
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining
-from jspec.training.model_loss import PositionMetrics
+from jspec.training.model_loss import COVERED, COVERED_BEFORE, PositionMetrics, boosted_loss
 from jspec.training.packing import pack
 from jspec.training.run import run_training
-from jspec.training.texts import Text
-from jspec.training.trainee import COVERED, COVERED_BEFORE, SCORE
 from jspec.weights.resolver import load_model
 from tests.tiny_models import CONFIG, make_model, peaked_params
 from tests.training.folders import save_target, save_texts
-from tests.training.grammar import SEQ_LEN, grammar_target, grammar_texts
+from tests.training.grammar import PROMPT_LEN, SEQ_LEN, grammar_target, grammar_texts
 
 RECIPE = Recipe(
     num_steps=150, learning_rate=1e-2, warmup_steps=5, max_norm=5.0, log_every=50, evaluate_every=50
@@ -91,29 +90,37 @@ def test_the_score_is_what_the_folders_cover(outcomes):
     assert either == pytest.approx(found["boosted"][COVERED], abs=0.02)
 
 
-def test_marks_are_where_one_of_the_drafts_agrees():
-    """Wherever a text stands in a row, behind padding or not, and cut where rows end."""
+def test_marks_are_where_one_of_the_drafts_agrees(tmp_path, capsys):
+    """Wherever a text stands in a row, and cut where rows end; no draft runs after that."""
     drafts = [make_model(params=peaked_params(CONFIG, disturbance=noise)) for noise in (0.2, 0.1)]
-    target, texts = make_model(), [Text(one.prompt, one.answer) for one in grammar_texts(6, 4, 40)]
-    drafts = [dataclasses.replace(draft, tokenizer=target.tokenizer) for draft in drafts]
-    fill = mark_known(target, drafts, texts, seq_len=36, batch_size=4)
-    rows = fill(pack(texts[::-1], 36))
-    assert rows.is_known is not None
-    cache = init_cache(CONFIG, batch_size=1, capacity=36, dtype=jnp.float32)
-    for tokens, is_known in zip(rows.tokens, rows.is_known, strict=True):
-        best = [
-            np.argmax(make_apply(CONFIG)(one.params, jnp.asarray(tokens)[None], cache)[0][0], -1)
-            for one in (target, *drafts)
-        ]
-        wanted = (best[0] == best[1]) | (best[0] == best[2])
-        assert 0 < wanted.sum() < wanted.size
-        np.testing.assert_array_equal(is_known, wanted)
+    names = [save_target(tmp_path / str(i), one) for i, one in enumerate([make_model(), *drafts])]
+    models = [load_model(name, dtype="float32") for name in names]
+    training = DraftModelTraining(
+        num_layers=1, dtype="float32", earlier=tuple(names[1:]), seq_len=36, recipe=RECIPE
+    )
+    texts = grammar_texts(6, 4, 40)
+    rows = training.make_fill(models[0], (), texts)(pack(texts[::-1], 36))
+    cache = init_cache(CONFIG, batch_size=6, capacity=36, dtype=jnp.float32)
+    best = [
+        np.argmax(make_apply(CONFIG)(one.params, jnp.asarray(rows.tokens), cache)[0], axis=-1)
+        for one in models
+    ]
+    wanted = (best[0] == best[1]) | (best[0] == best[2])
+    assert 0 < wanted.sum() < wanted.size
+    np.testing.assert_array_equal(rows.is_known, wanted)
+    share = f"earlier drafts agree with the target at {wanted[:, :-1].mean():.1%} of the texts'"
+    assert share in capsys.readouterr().err
+    trainee = training.make_trainee(models[0], texts)
+    assert trainee.frozen is models[0].params
+    _, metrics = jax.jit(trainee.loss)(trainee.params, trainee.frozen, rows)
+    scored = wanted[:, PROMPT_LEN - 1 : -1]  # what comes after the prompts
+    assert float(metrics[COVERED_BEFORE]) == pytest.approx(scored.mean())
 
 
 def test_marked_places_do_not_count():
     """By hand: four places, the last of which is not scored."""
     row = lambda *values: jnp.array([values], jnp.float32)  # noqa: E731
-    found = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0))
+    found = PositionMetrics(row(1, 2, 4, 100), row(1, 1, 1, 1), row(1, 0, 0, 0) > 0)
     is_scored = jnp.array([[True, True, True, False]])
     is_known = jnp.array([[True, True, False, True]])
     for weight, loss in [(0.0, 4.0), (1.0, 7 / 3), (0.5, 5.5 / 2)]:
@@ -136,7 +143,7 @@ def test_marked_places_do_not_count():
 def test_bad_fields_are_refused(fields, message):
     """In one line."""
     with pytest.raises(InputError, match=message):
-        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), None, [])
+        DraftModelTraining(num_layers=1, **fields).make_fill(grammar_target(), (), [])
 
 
 def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
@@ -147,4 +154,4 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path):
     target = load_model(save_target(tmp_path / "target", make_model()), dtype="float32")
     training = DraftModelTraining(num_layers=1, earlier=(folder,))
     with pytest.raises(InputError, match="different tokenizers"):
-        training.make_fill(target, None, grammar_texts(2, 5))
+        training.make_fill(target, (), grammar_texts(2, 5))

@@ -10,10 +10,10 @@ from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.models import LlamaConfig
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining, draft_config
 from jspec.training.loop import train
-from jspec.training.trainee import SCORE
 from jspec.weights.resolver import LoadedModel
 from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_models import CONFIG, target
@@ -33,9 +33,9 @@ def learn(folder, **options):
     trainee = training.make_trainee(grammar_target(), [])
     data = grammar_batches(BATCH)
     before = metrics_before(trainee, BATCH)
-    params, after = train(trainee, grammar_target().params, *data, RECIPE, folder)
+    params, after = train(trainee, *data, RECIPE, folder)
     config = draft_config(training, CONFIG)
-    model = LoadedModel(config, params, grammar_target().tokenizer, "draft", "hf")
+    model = LoadedModel(config, params, grammar_target().tokenizer, "draft")
     return model, after, before
 
 
@@ -103,7 +103,7 @@ def test_all_layers_of_the_target_are_the_target(embeddings):
     training = DraftModelTraining(init_layers=(0, 1), embeddings=embeddings, recipe=RECIPE)
     trainee = training.make_trainee(grammar_target(), [])
     grad = jax.jit(jax.grad(trainee.loss, has_aux=True))
-    grads, metrics = grad(trainee.params, grammar_target().params, grammar_batches(BATCH)[1][0])
+    grads, metrics = grad(trainee.params, trainee.frozen, grammar_batches(BATCH)[1][0])
     np.testing.assert_allclose(metrics["acceptance"], 1, atol=1e-4)
     np.testing.assert_allclose(metrics["losses"], 0, atol=1e-4)
     assert max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(grads)) < 1e-4
@@ -157,6 +157,6 @@ def test_shapes_follow_the_target():
 
 def test_random_targets_teach_nothing():
     """Their weights are noise, and they have no tokenizer to save."""
-    noise = LoadedModel(CONFIG, target().params, target().tokenizer, "random:x", "random")
+    noise = LoadedModel(CONFIG, target().params, target().tokenizer, "random:x", is_random=True)
     with pytest.raises(InputError, match="nothing to teach"):
         DraftModelTraining(num_layers=1).make_trainee(noise, [])

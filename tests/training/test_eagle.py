@@ -4,7 +4,6 @@ Seeds: 0 of the grammar, the order of its texts and the heads' parameters.
 """
 
 import dataclasses
-import json
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,7 @@ from jspec.training.eagle import EagleTraining
 from jspec.training.loop import train
 from jspec.training.texts import Text
 from tests.tiny_models import CONFIG
+from tests.training.folders import read_metrics
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
 LAYERS = (0, 1)
@@ -63,6 +63,15 @@ def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
     largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), gradient(trainee.params))
     assert (largest["head"].pop("head") == 0) == freeze_head
     assert min(jax.tree.leaves(largest)) > 0
+
+
+def test_a_head_proposes_the_most_frequent_tokens():
+    """Of answers; ties go to the smaller id, and they come rising."""
+    texts = [Text((9, 9, 9), (5, 5, 2)), Text((), (7, 2, 1))]
+    trainee = EagleTraining(vocab_size=3).make_trainee(grammar_target(), texts)
+    np.testing.assert_array_equal(
+        trainee.params["head"]["head"], frozen()["head"][jnp.array([1, 2, 5])]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -124,23 +133,18 @@ def kill():
     raise Killed
 
 
-def metrics_of(folder):
-    """Returns the lines of metrics."""
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_killed_run_ends_like_an_undisturbed_one(tmp_path):
     """Killed between two checkpoints: the same parameters to the bit, and each line once."""
     trainee, (batches, held_out) = trainee_of(OWN), grammar_batches(4)
     whole, other = tmp_path / "whole", tmp_path / "killed"
-    wanted = train(trainee, frozen(), batches, held_out, RECIPE, whole)
+    wanted = train(trainee, batches, held_out, RECIPE, whole)
     with pytest.raises(Killed):
-        train(trainee, frozen(), Changed(batches, 15, kill), held_out, RECIPE, other)
-    assert [one["step"] for one in metrics_of(other)] == [6, 6, 12, 12]
-    params, metrics = train(trainee, frozen(), batches, held_out, RECIPE, other)
+        train(trainee, Changed(batches, 15, kill), held_out, RECIPE, other)
+    assert [one["step"] for one in read_metrics(other)] == [6, 6, 12, 12]
+    params, metrics = train(trainee, batches, held_out, RECIPE, other)
     jax.tree.map(np.testing.assert_array_equal, params, wanted[0])
     assert metrics == wanted[1]
-    assert metrics_of(other) == metrics_of(whole)
+    assert read_metrics(other) == read_metrics(whole)
 
 
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
@@ -157,5 +161,5 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     rows.tokens[0, 0] = poison
     poisoned = Changed(batches, 17, lambda: rows)
     with pytest.raises(InputError, match="the loss of step 18, batch 17, is nan"):
-        train(trainee._replace(loss=loss), frozen(), poisoned, held_out, RECIPE, tmp_path)
+        train(trainee._replace(loss=loss), poisoned, held_out, RECIPE, tmp_path)
     assert max(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == 12

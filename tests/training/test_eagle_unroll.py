@@ -5,15 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.heads.eagle_module import apply_head, fuse, init_eagle_cache
-from jspec.training.eagle_unroll import head_logits, unroll
+from jspec.drafters.heads.eagle_module import apply_head, fuse
+from jspec.models import init_cache
+from jspec.models.layers import linear
+from jspec.training.eagle_unroll import unroll
 from jspec.training.packing import pack
+from jspec.training.target_states import TargetStates
 from jspec.training.texts import Text
 from tests import tiny_eagle
 
 STEPS = 3
 _apply_head = jax.jit(apply_head, static_argnums=0)
-_unroll = jax.jit(unroll, static_argnums=(0, 5))
+_unroll = jax.jit(unroll, static_argnums=(0, 4))
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +30,24 @@ def rows_of(texts):
     return pack(texts, sum(len(text.ids) for text in texts))
 
 
+def states_of(pair, tokens, features):
+    """Returns what the target says of one row, as far as a head reads it."""
+    return TargetStates(pair.target["embedding"][tokens], features, None, None)
+
+
+def logits_of(head, outputs):
+    """Returns what the head says at its outputs."""
+    return linear(outputs, head["head"]["head"])
+
+
 def chain(pair, head, tokens, features, anchor):
     """Returns the logits of the calls of the chain that begins at a pair, teacher-forced."""
     pairs = features[:, : anchor + 1]
     said = []
     for step in range(min(STEPS, tokens.shape[1] - anchor - 1)):
         later = tokens[:, 1 : anchor + 2 + step]
-        empty = init_eagle_cache(
-            tiny_eagle.CONFIG, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
+        empty = init_cache(
+            tiny_eagle.CONFIG.layer, batch_size=1, capacity=later.shape[1], dtype=jnp.float32
         )
         embedded = pair.target["embedding"][later]
         logits, hidden, _ = _apply_head(tiny_eagle.CONFIG, head, embedded, pairs, empty)
@@ -49,11 +62,9 @@ def test_every_chain_is_what_drafting_computes(tiny_pair, head):
     texts = [jnp.asarray(rng.integers(0, 61, (1, n)), jnp.int32) for n in (9, 12)]
     features = [tiny_eagle.features_of(tiny_pair, text) for text in texts]
     row = jnp.concatenate(texts, axis=1)
-    outputs = _unroll(
-        tiny_eagle.CONFIG, head, rows_of(texts), tiny_pair.target["embedding"][row],
-        jnp.concatenate(features, axis=1), STEPS,
-    )  # fmt: skip
-    logits = [head_logits(head, output)[0] for output in outputs]
+    states = states_of(tiny_pair, row, jnp.concatenate(features, axis=1))
+    outputs = _unroll(tiny_eagle.CONFIG, head, rows_of(texts), states, STEPS)
+    logits = [logits_of(head, output)[0] for output in outputs]
     for text, own, begin in zip(texts, features, (0, 9), strict=True):
         for anchor in (0, 3, 6):
             said = chain(tiny_pair, head, text, fuse(head, own), anchor)
@@ -70,11 +81,9 @@ def test_gradients_reach_every_parameter(tiny_pair, head):
     trained = {name: leaf for name, leaf in head.items() if name != "ids"}
 
     def loss(params):
-        outputs = unroll(
-            tiny_eagle.CONFIG, params, rows, tiny_pair.target["embedding"][tokens],
-            features, STEPS,
-        )  # fmt: skip
-        return jnp.sum(jax.nn.log_softmax(head_logits(params, outputs[-1]))[:, :, 0])
+        states = states_of(tiny_pair, tokens, features)
+        outputs = unroll(tiny_eagle.CONFIG, params, rows, states, STEPS)
+        return jnp.sum(jax.nn.log_softmax(logits_of(params, outputs[-1]))[:, :, 0])
 
     grads = jax.jit(jax.grad(loss))(trained)
     assert all(float(jnp.abs(leaf).max()) > 0 for leaf in jax.tree.leaves(grads))

@@ -1,5 +1,6 @@
-"""Configs of heads: each describes its kind, and names itself in its commands."""
+"""Configs of heads: each describes its kind, names itself in its commands, or is refused."""
 
+import dataclasses
 import pathlib
 import runpy
 
@@ -7,7 +8,12 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.evaluation.experiments.config import to_plain
-from jspec.training.run import KINDS, read_config
+from jspec.training.draft_model import DraftModelTraining
+from jspec.training.lookahead import LookaheadTraining
+from jspec.training.run import KINDS, read_config, run_training
+from jspec.training.texts import Text
+from tests.tiny_models import target
+from tests.training.folders import save_target, save_texts
 
 HEADS = ("medusa", "blockwise", "lookahead")
 
@@ -36,3 +42,19 @@ def test_fields_of_other_kinds_are_refused(fields, message):
     """By name."""
     with pytest.raises(InputError, match=message):
         read_config(fields)
+
+
+@pytest.mark.parametrize(
+    "training", [LookaheadTraining(), DraftModelTraining(num_layers=1)], ids=lambda one: one.drafter
+)
+def test_states_are_refused_where_the_target_runs_anyway(tmp_path, training):
+    """Before they are computed."""
+    texts = [Text((1, 2), (3,) * 9)] * 4
+    run = dataclasses.replace(
+        training, target=save_target(tmp_path / "model", target()), dtype="float32",
+        texts=(save_texts(tmp_path / "texts.jsonl", texts),), states=str(tmp_path / "states"),
+        num_held_out=1, batch_size=1, seq_len=16,
+    )  # fmt: skip
+    with pytest.raises(InputError, match=f"expected no states with {training.drafter}"):
+        run_training(run, tmp_path)
+    assert not (tmp_path / "states").exists()

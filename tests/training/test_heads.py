@@ -14,13 +14,13 @@ from jspec.drafters import DrafterOptions
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
-from jspec.training.blockwise import BlockwiseTraining
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
+from jspec.training.heads import BlockwiseTraining
 from jspec.training.lookahead import LookaheadTraining
 from jspec.training.loop import train
 from jspec.training.medusa import MedusaTraining
-from jspec.training.trainee import SCORE
 from tests.cases import slow_unless
 from tests.evaluation.auditing.subjects import make_subject
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts, metrics_before
@@ -41,6 +41,8 @@ MARGIN = {"eagle": 1.0, "medusa": 1.0, "blockwise": 1.0, "lookahead": 0.06}
 SHARE = {"eagle": 0.3, "medusa": 0.3, "blockwise": 0.3, "lookahead": 0.08}
 _RULES = {0.0: "greedy", 1.0: "rejection"}
 _PENALTIES = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+# At temperature 0 all rows have one text: of these letters heads know how it goes on.
+_ALLOWED = {0.0: tuple(map(ord, "the ")), 1.0: None}
 
 
 @pytest.fixture(
@@ -50,7 +52,7 @@ def trained(request, tmp_path_factory):
     """Returns a kind, its trainee, the metrics of a whole run, and folders of both heads."""
     folder = tmp_path_factory.mktemp(request.param)
     trainee = KINDS[request.param].make_trainee(grammar_target(), grammar_texts(128, 2))
-    params, metrics = train(trainee, grammar_target().params, *grammar_batches(16), RECIPE, folder)
+    params, metrics = train(trainee, *grammar_batches(16), RECIPE, folder)
     trainee.save(trainee.params, folder / "untrained")
     trainee.save(params, folder / "head")
     return request.param, trainee, metrics, folder
@@ -91,22 +93,21 @@ def test_what_was_trained_drafts_better_than_untrained(trained):
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", _RULES)
 def test_it_is_lossless(trained, temperature):
-    """Every check of the audit passes, with penalties; with sampled text drafts were kept, too.
-
-    Greedy text under penalties repeats nothing, so that hardly a draft is kept.
-    """
+    """Every check of the audit passes, with penalties, and drafts were accepted."""
     drafter, _, _, folder = trained
     subject = make_subject(
         _RULES[temperature], drafter, target=grammar_target(), num_draft_tokens=3,
         drafter_options=DrafterOptions(draft_head=str(folder / "head")),
-        settings=Settings(temperature=temperature, **_PENALTIES),
+        settings=Settings(
+            temperature=temperature, allowed_token_ids=_ALLOWED[temperature], **_PENALTIES
+        ),
     )  # fmt: skip
     with jax.numpy_dtype_promotion("strict"):
         checks = {one.name: one for one in run_checks(subject, num_rows=1024, max_new_tokens=16)}
     assert {"emitted distribution", "negative control", "caches", "drafts"} <= set(checks)
     failed = [f"{name}: {one.detail}" for name, one in checks.items() if not one.has_passed]
     assert failed == []
-    assert temperature == 0 or checks["drafts"].data["num_accepted"] > 0
+    assert checks["drafts"].data["num_accepted"] > 0
 
 
 @pytest.mark.parametrize(

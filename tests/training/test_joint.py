@@ -13,16 +13,14 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.heads.medusa_checkpoint import save_medusa
-from jspec.drafters.heads.medusa_module import MedusaConfig, init_medusa_params
+from jspec.drafters.heads.medusa_heads import MedusaConfig, init_medusa_params, save_medusa
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.models import init_cache, make_apply
+from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
-from jspec.training.heads import move
-from jspec.training.medusa import MedusaTraining
+from jspec.training.medusa import MedusaTraining, move
 from jspec.training.run import run_training
-from jspec.training.trainee import SCORE
 from jspec.weights.resolver import load_model
 from tests.tiny_models import CONFIG
 from tests.training.folders import save_target, save_texts
@@ -175,8 +173,7 @@ def joint_training(folder, **fields):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
-    [({"states": "runs/states"}, "expected no states with train_target, got runs/states"),
-     ({"init_head": ""}, "train_target expects init_head"),
+    [({"init_head": ""}, "train_target expects init_head"),
      ({"num_heads": 2}, "expected num_heads 2 and num_layers 1, found 3 and 1"),
      ({"target_rate": -1.0}, "target_rate from 0 to 10, got -1.0"),
      ({"heads_weight": -1.0}, "heads_weight from 0 to 100, got -1.0")],
@@ -190,6 +187,6 @@ def test_bad_fields_are_refused(folder, fields, message):
 @pytest.mark.slow
 def test_a_random_target_is_refused(folder):
     """Its distribution is worth nothing, and it has no tokenizer to save."""
-    noise = dataclasses.replace(grammar_target(), name="random:x", source="random")
+    noise = dataclasses.replace(grammar_target(), name="random:x", is_random=True)
     with pytest.raises(InputError, match="random:x: random weights"):
         joint_training(folder).make_trainee(noise, [])

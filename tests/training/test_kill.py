@@ -1,6 +1,5 @@
 """Training runs that are killed by SIGKILL at random moments, through the program."""
 
-import json
 import random
 import signal
 import subprocess
@@ -10,9 +9,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from jspec.training.texts import Text, write_texts
+from jspec.training.texts import Text
 from tests.programs import command, environment, run
 from tests.tiny_models import save_folder
+from tests.training.folders import read_metrics, save_texts
 
 _NUM_KILLS = 6
 _NUM_STEPS = 600
@@ -26,7 +26,7 @@ def home(tmp_path_factory):
     save_folder(home / "target")
     rng = np.random.default_rng(0)
     texts = [Text((1,), tuple(rng.integers(3, 250, 20).tolist())) for _ in range(48)]
-    write_texts(home / "answers.jsonl", texts)
+    save_texts(home / "answers.jsonl", texts)
     return home
 
 
@@ -40,13 +40,6 @@ def flags_of(home, workdir):
     }  # fmt: skip
     own = [f"--config.{name}={value}" for name, value in fields.items()]
     return ["--config=configs/train_eagle.py", f"--workdir={workdir}", *own]
-
-
-def losses(workdir):
-    """Returns the metrics of every logged step."""
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [{key: value for key, value in json.loads(line).items() if key != "time"}
-            for line in lines]  # fmt: skip
 
 
 def kill_among_steps(home, workdir, env, seconds):
@@ -85,4 +78,4 @@ def test_killed_runs_end_like_an_undisturbed_one(home, compile_cache):
     assert one.keys() == other.keys()
     for name, tensor in one.items():
         np.testing.assert_array_equal(other[name], tensor, err_msg=name)
-    assert losses(home / "other") == losses(home / "one")
+    assert read_metrics(home / "other") == read_metrics(home / "one")

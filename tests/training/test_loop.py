@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training.config import Recipe
+from jspec.training.chain_loss import SCORE
+from jspec.training.config import Recipe, Trainee
 from jspec.training.loop import train, with_precision
-from jspec.training.metrics import read_metrics
 from jspec.training.packing import Rows
-from jspec.training.trainee import SCORE, Trainee
+from tests.training.folders import read_metrics
 
 WIDTH = 20_000  # more than the full disk takes
 RECIPE = Recipe(
@@ -52,15 +52,13 @@ def loss(params, frozen, rows):
 
 def make_trainee(loss=loss, first=None):
     start = jnp.linspace(-1.0, 1.0, WIDTH) if first is None else first
-    return Trainee({"w": start}, loss, lambda params, folder: None)
+    return Trainee({"w": start}, {}, loss, lambda params, folder: None)
 
 
 def run(folder, batches=None, trainee=None, **changes):
     """Trains; returns the parameters, the metrics and the journal."""
     recipe = dataclasses.replace(RECIPE, **changes)
-    found = train(
-        trainee or make_trainee(), {}, batches or Numbers(), [Numbers()[5]], recipe, folder
-    )
+    found = train(trainee or make_trainee(), batches or Numbers(), [Numbers()[5]], recipe, folder)
     return *found, read_metrics(folder)
 
 

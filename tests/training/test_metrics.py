@@ -3,8 +3,8 @@
 import importlib.util
 import json
 
-from jspec.training.metrics import open_metrics, read_metrics, training_curves, write_figures
-from jspec.training.trainee import SCORE
+from jspec.training.chain_loss import SCORE
+from jspec.training.metrics import training_curves, write_figures
 
 RECORDS = [
     {"step": 10, "loss": 3.0},
@@ -36,13 +36,3 @@ def test_pictures_are_written_where_matplotlib_is(tmp_path, monkeypatch):
     write_figures(tmp_path)
     assert (tmp_path / "figures" / "training.png").read_bytes().startswith(b"\x89PNG")
     assert "tokens a call" in (tmp_path / "figures" / "training.svg").read_text()
-
-
-def test_torn_lines_and_later_steps_are_dropped(tmp_path):
-    """A kill may tear the last line, and may come after the last checkpoint."""
-    path = tmp_path / "metrics.jsonl"
-    lines = [json.dumps({"step": step, "loss": 1.0}) for step in (1, 2, 2, 3)]
-    path.write_text("\n".join([*lines, '{"step": 3, "lo']))
-    assert [one["step"] for one in read_metrics(tmp_path)] == [1, 2, 2, 3]
-    open_metrics(tmp_path, 2).append({"step": 3, "loss": 2.0})
-    assert path.read_text().splitlines() == [*lines[:3], json.dumps({"step": 3, "loss": 2.0})]

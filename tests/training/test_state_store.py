@@ -12,8 +12,8 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.training import target_states
 from jspec.training.eagle import EagleTraining
-from jspec.training.packing import Batches, pack
-from jspec.training.target_states import StateStore, make_reader
+from jspec.training.packing import Batches, pack, packed_hidden
+from jspec.training.target_states import StateStore
 from jspec.training.texts import Text
 from tests.tiny_models import CONFIG, make_model, peaked_params, target
 
@@ -21,7 +21,7 @@ SEQ_LEN, LAYERS = 32, (1, 2)
 
 
 @pytest.fixture(autouse=True)
-def small_shards(monkeypatch):
+def small_files(monkeypatch):
     """Several of them, the last one not full."""
     monkeypatch.setattr(target_states, "_TEXTS_A_FILE", 4)
 
@@ -44,7 +44,7 @@ def test_rows_get_what_the_target_says(tmp_path):
     texts = make_texts(10)
     rows = pack(texts[::-1], SEQ_LEN)
     filled = open_store(tmp_path, texts).fill(rows)
-    wanted = np.asarray(make_reader(CONFIG, LAYERS, jnp.float32)(target().params, rows))
+    wanted = np.asarray(packed_hidden(CONFIG, target().params, rows, jnp.float32, LAYERS))
     is_text = rows.text > 0
     assert 0 < is_text.sum() < is_text.size
     outputs = filled.outputs.astype(np.float32)
@@ -73,13 +73,12 @@ def test_a_head_learns_the_same_from_them(tmp_path):
 
 
 def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
-    """A second run reads; a longer list of texts adds shards; another target has its own."""
+    """A second run reads; a longer list of texts adds files; another target has its own."""
     texts = make_texts(8)
     first = open_store(tmp_path, texts)
-    files = sorted(tmp_path.iterdir())
-    assert len(files) == 2
+    assert len(list(tmp_path.iterdir())) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(StateStore, "_write", None)
+        patch.setattr(target_states, "_write", None)
         again = open_store(tmp_path, texts)
     rows = pack(texts, SEQ_LEN)
     np.testing.assert_array_equal(again.fill(rows).outputs, first.fill(rows).outputs)
@@ -90,21 +89,24 @@ def test_what_is_there_is_not_computed_again(tmp_path, monkeypatch):
 
 
 def test_a_run_that_was_killed_goes_on(tmp_path, monkeypatch):
-    """The shard that it was at is made anew; nothing else stays of it."""
-    texts, compute = make_texts(8), target_states.compute_by_text
+    """After the last whole file; those that are there stay as they are."""
+    texts, write = make_texts(10), target_states._write
 
-    def kill(*args, **options):
-        if len(list(tmp_path.iterdir())) == 1:
+    def kill(path, outputs):
+        if len(list(tmp_path.iterdir())) == 2:
             raise KeyboardInterrupt
-        return compute(*args, **options)
+        write(path, outputs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(target_states, "compute_by_text", kill)
+        patch.setattr(target_states, "_write", kill)
         with pytest.raises(KeyboardInterrupt):
             open_store(tmp_path, texts)
-    assert len(list(tmp_path.iterdir())) == 1
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(before) == 2
     open_store(tmp_path, texts)
-    assert len(list(tmp_path.iterdir())) == 2
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(after) == 3
+    assert before.items() <= after.items()
 
 
 def test_what_a_killed_run_had_half_written_goes(tmp_path):
@@ -118,9 +120,23 @@ def test_what_a_killed_run_had_half_written_goes(tmp_path):
     assert [path.name for path in tmp_path.glob("*.partial")] == names[2:]
 
 
+def test_folders_of_earlier_versions_are_recognised():
+    """Guards against another digest of the same texts: all states would be computed again."""
+    name = target_states._digest_of_texts("model", [Text((), (1, 2)), Text((), ())])
+    assert name == "35b9aa180233e177a74d5483a248f91e"
+
+
+def test_a_text_without_tokens_has_no_states(tmp_path):
+    """Nor do the others lose theirs."""
+    texts = [Text((), ()), *make_texts(5)]
+    rows = pack(texts, SEQ_LEN)
+    filled = open_store(tmp_path, texts).fill(rows)
+    np.testing.assert_array_equal(filled.outputs.any(axis=(2, 3)), rows.text > 0)
+
+
 @pytest.mark.parametrize("content", [b"", b"no array", None])
-def test_a_damaged_shard_is_refused(tmp_path, content):
-    """By name; None is one that was cut short."""
+def test_a_damaged_file_is_refused(tmp_path, content):
+    """By name, before the first step; None is one that was cut short."""
     texts = make_texts(3)
     open_store(tmp_path, texts)
     (path,) = tmp_path.iterdir()

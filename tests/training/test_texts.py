@@ -1,21 +1,13 @@
-"""Texts from files: answers as ids, lines with a text, any text, docstrings; what is held out."""
+"""Texts from files: answers as ids, lines with a text, any text; what is held out."""
 
 import json
 
-import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training.texts import (
-    Text,
-    most_frequent,
-    read_docstrings,
-    read_texts,
-    read_token_texts,
-    split,
-    write_texts,
-)
+from jspec.training.texts import Text, read_texts, read_token_texts, split
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests.training.folders import save_texts
 
 TOKENIZER = ByteTokenizer(128, bos_id=1, eos_ids=(0,))
 ANSWER = {"prompt_token_ids": [1, 2], "token_ids": [3, 4], "text": "x", "prompt": "y"}
@@ -35,7 +27,7 @@ def test_answers_come_as_they_were_written(tmp_path):
     """Ids are not cut here; lines of failed prompts are skipped."""
     texts = [Text((1, 2), (3,) * 9), Text((), (4,))]
     path = tmp_path / "answers.jsonl"
-    write_texts(path, texts)
+    save_texts(path, texts)
     with path.open("a") as file:
         file.write('{"error": "too long"}\n\n')
     assert read(path) == texts
@@ -122,54 +114,9 @@ def test_broken_lines_are_named(tmp_path, record, message):
         next(texts)
 
 
-def test_the_most_frequent_tokens_of_answers():
-    """Prompts do not count; ties go to the smaller id; they come rising."""
-    texts = [Text((9, 9, 9), (5, 5, 2)), Text((), (7, 2, 1))]
-    np.testing.assert_array_equal(most_frequent(texts, 10, 3), [1, 2, 5])
-
-
 def test_held_out_texts_are_not_trained_on():
     """Evenly spaced, the same in every run."""
     texts = [Text((i,), (i,)) for i in range(10)]
     training, held_out = split(texts, 3)
     assert held_out == [texts[0], texts[3], texts[6]]
     assert sorted(training + held_out) == texts
-    assert split(texts, 0) == (texts, [])
-
-
-FILES = {
-    "b/two.py": '"""Two."""\n\ndef f():\n    """Says f."""\n\nclass C:\n    """Two."""\n',
-    "a.py": '"""One é."""\n',
-    "broken.py": '"""Broken."""\nprint "no"\n',
-    "half.py": '"""Half: \\ud800."""\n',
-    "latin.py": b'"""\xe9"""\n',
-    "odd.py": '"""Odd."""\n"\\d"\n',
-    "test/test_a.py": '"""A test."""\n',
-    "site-packages/other.py": '"""Another."""\n',
-}
-
-
-def test_docstrings_that_are_taken_and_their_order(tmp_path):
-    """Guards against tests, installed packages, a text twice, files that cannot be read, too few.
-
-    And against a smaller corpus than the one that was asked for.
-    """
-    for name, content in FILES.items():
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    texts = ["One é.", "Two.", "Says f.", "Odd."]
-    sizes = [len(text.encode()) for text in texts]
-    for number in range(1, 5):
-        assert read_docstrings(sum(sizes[:number]), tmp_path) == texts[:number]
-    assert read_docstrings(sum(sizes) - 1, tmp_path) == texts[:-1]
-    with pytest.raises(InputError, match=r"expected 23 bytes of docstrings in .*, got 22"):
-        read_docstrings(23, tmp_path)
-
-
-def test_the_standard_library_has_enough_for_a_model():
-    """The same texts twice, as many as were asked for, none longer than all of them."""
-    texts = read_docstrings(50_000)
-    assert 49_000 < sum(len(text.encode()) for text in texts) <= 50_000
-    assert len(set(texts)) == len(texts) > 100
-    assert read_docstrings(50_000) == texts

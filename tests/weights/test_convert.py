@@ -1,5 +1,6 @@
 """scripts/convert_weights.py, as a user runs it."""
 
+import json
 import pathlib
 import subprocess
 import sys
@@ -24,56 +25,98 @@ from tests.tiny_models import save_folder
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
 from tests.weights.toys import CONFIGS
 
-_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "convert_weights.py"
+_ROOT = pathlib.Path(__file__).parents[2]
 _CONFIG = CONFIGS["grouped"]
+# Runs the program several times in one process: importing takes longest.
+_RUN_ALL = """
+import contextlib, io, json, sys
+from absl.testing import flagsaver
+from jspec.common import cli
+from scripts import convert_weights
+done = []
+for flags in json.loads(sys.argv[1]):
+    sys.argv, status = ["convert_weights.py", *flags], 0
+    with flagsaver.flagsaver(), contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            cli.run_main(convert_weights.main)
+        except SystemExit as error:
+            status = error.code or 0
+    done.append((status, errors.getvalue()))
+print(json.dumps(done))
+"""
 
 
-def _run(*flags):
-    return subprocess.run(
-        [sys.executable, str(_SCRIPT), *flags], capture_output=True, text=True, check=False
-    )
+def _run_all(command_lines):
+    """Returns the status and the errors of each."""
+    done = subprocess.run(
+        [sys.executable, "-c", _RUN_ALL, json.dumps(command_lines)],
+        capture_output=True, text=True, check=True, cwd=_ROOT,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("source") / "m"
+def folder(tmp_path_factory):
+    """Returns a folder with sources of every kind: a model, a head, a head in PyTorch's format."""
+    folder = tmp_path_factory.mktemp("sources")
     params = random_params(_CONFIG, 3, "float32")
-    save_hf(folder, _CONFIG, params, tokenizer=make_tokenizer(), max_shard_bytes=9_000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jspec.weights.hf._MAX_FILE_BYTES", 9_000)
+        save_hf(folder / "model", _CONFIG, params, tokenizer=make_tokenizer())
+    save_eagle(folder / "head", tiny_eagle.CONFIG, tiny_eagle.params())
+    torch.save({"fc.weight": torch.ones(2, 3)}, folder / "head.pt")
     return folder
 
 
-@pytest.mark.parametrize("name", ["orbax", "hf"])
-def test_converted_model_is_the_same(source, tmp_path, name):
-    """Guards against losing weights, tokenizer or ends of text on the way."""
-    output = tmp_path / "out"
-    done = _run(f"--source={source}", f"--output={output}", f"--format={name}", "--dtype=float32")
-    assert (done.returncode, done.stderr) == (0, "")
-    before, after = (load_model(str(path), dtype="float32") for path in (source, output))
-    assert after.source == name
+@pytest.fixture(scope="module")
+def converted(folder):
+    """Returns the folder in which everything was converted."""
+    found = _run_all([
+        [f"--source={folder}/model", f"--output={folder}/hf", "--format=hf", "--dtype=float32"],
+        [f"--source={folder}/head.pt", f"--output={folder}/torch", "--dtype=float32"],
+        [f"--source={folder}/head", f"--output={folder}/small_head", "--dtype=int8"],
+    ])  # fmt: skip
+    assert found == [[0, ""]] * 3
+    return folder
+
+
+def _check_same_model(before, after):
+    before, after = (load_model(str(path), dtype="float32") for path in (before, after))
     assert after.config == before.config
     assert after.tokenizer.vocabulary() == before.tokenizer.vocabulary()
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
-def test_torch_files_become_safetensors(tmp_path):
-    """Guards against a program that never reaches the weights-only loader."""
-    torch.save({"fc.weight": torch.ones(2, 3)}, tmp_path / "head.pt")
-    done = _run(f"--source={tmp_path}/head.pt", f"--output={tmp_path}/out", "--dtype=float32")
+def test_the_program_writes_orbax(folder):
+    """Guards against losing weights, tokenizer or ends of text; this one as a user runs it."""
+    flags = [f"--source={folder}/model", f"--output={folder}/orbax", "--dtype=float32"]
+    done = subprocess.run(
+        [sys.executable, "scripts/convert_weights.py", *flags],
+        capture_output=True, text=True, check=False, cwd=_ROOT,
+    )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
-    found = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert (folder / "orbax" / "params").is_dir()
+    _check_same_model(folder / "model", folder / "orbax")
+
+
+def test_safetensors_stay_the_same_model(converted):
+    """Guards against shards that are lost on the way into one file."""
+    assert (converted / "hf" / "model.safetensors").is_file()
+    _check_same_model(converted / "model", converted / "hf")
+
+
+def test_torch_files_become_safetensors(converted):
+    """Guards against a program that never reaches the weights-only loader."""
+    found = safetensors.numpy.load_file(converted / "torch" / "model.safetensors")
     np.testing.assert_array_equal(found["fc.weight"], np.ones([2, 3], np.float32))
 
 
-def test_a_head_becomes_half_as_large(tmp_path):
+def test_a_head_becomes_half_as_large(converted):
     """It loads as before, every weight nearly the same; what is no matrix is exactly so."""
-    save_eagle(tmp_path / "head", tiny_eagle.CONFIG, tiny_eagle.params())
-    done = _run(f"--source={tmp_path}/head", f"--output={tmp_path}/out", "--dtype=int8")
-    assert (done.returncode, done.stderr) == (0, "")
-    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("head", "out")]
+    folders = converted / "head", converted / "small_head"
+    sizes = [(folder / "model.safetensors").stat().st_size for folder in folders]
     assert sizes[1] < 0.4 * sizes[0]
-    before, after = (
-        load_eagle(tmp_path / name, tiny.CONFIG, "float32") for name in ("head", "out")
-    )
+    before, after = (load_eagle(folder, tiny.CONFIG, "float32") for folder in folders)
     assert after.config == before.config
     np.testing.assert_array_equal(after.params["ids"], before.params["ids"])
     pairs = zip(
@@ -108,23 +151,22 @@ def test_a_whole_model_is_no_head(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_refusals_are_one_line_and_write_nothing(source, tmp_path):
+def test_refusals_are_one_line_and_write_nothing(folder, tmp_path):
     """Guards against tracebacks, overwriting and half-written folders."""
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").write_text("")
-    for flags, message in [
-        ((f"--source={source}", f"--output={tmp_path}/full"), "not overwritten"),
-        (("--source=nonsense", f"--output={tmp_path}/new"), "no model 'nonsense'"),
-        (("--source=random:llama3.2-1b", f"--output={tmp_path}/new"), "random weights"),
-        ((f"--source={tmp_path}/a.bin", f"--output={tmp_path}/new"), "cannot read"),
-        (
-            (f"--source={tmp_path}/a.bin", f"--output={tmp_path}/new", "--format=orbax"),
-            "--format=hf",
-        ),
-        ((f"--source={tmp_path}/full", f"--output={tmp_path}/new", "--dtype=int8"), "found 0"),
-    ]:
-        done = _run(*flags)
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert message in done.stderr
+    new = f"--output={tmp_path}/new"
+    cases = [
+        ((f"--source={folder}/model", f"--output={tmp_path}/full"), "not overwritten"),
+        (("--source=nonsense", new), "no model 'nonsense'"),
+        (("--source=random:llama3.2-1b", new), "random weights"),
+        ((f"--source={tmp_path}/a.bin", new), "cannot read"),
+        ((f"--source={tmp_path}/a.bin", new, "--format=orbax"), "--format=hf"),
+        ((f"--source={tmp_path}/full", new, "--dtype=int8"), "found 0"),
+    ]
+    found = _run_all([flags for flags, _ in cases])
+    for (status, errors), (_, message) in zip(found, cases, strict=True):
+        assert status == 2
+        assert errors.count("\n") == 1
+        assert message in errors
     assert [path.name for path in tmp_path.iterdir()] == ["full"]

@@ -142,7 +142,7 @@ def test_files_that_hold_something_else_are_refused(tmp_path):
 def test_without_torch_a_line_says_what_to_install(tmp_path, monkeypatch):
     """It is no dependency of jspec."""
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(InputError, match="needs torch, which is not installed: pip install torch"):
+    with pytest.raises(InputError, match="needs torch: pip install torch"):
         read_torch(tmp_path / "a.bin")
 
 

@@ -24,14 +24,18 @@ def pad(params, num_rows):
     return {**params, "head": head, "embedding": embedding}
 
 
-def padded_model(num_rows, disturbance=0.0, source="hf"):
+def padded_model(num_rows, disturbance=0.0, is_random=False):
     """Returns a model of 100 real ids and twice so many rows of padding."""
     real = dataclasses.replace(CONFIG, vocab_size=_REAL)
     params = tiny_models.peaked_params(real, disturbance=disturbance)
     config = dataclasses.replace(real, vocab_size=_REAL + 2 * num_rows)
     tokenizer = ByteTokenizer(_REAL, eos_ids=CONFIG.eos_ids)
     return make_model(
-        config, params=pad(params, num_rows), tokenizer=tokenizer, name="padded", source=source
+        config,
+        params=pad(params, num_rows),
+        tokenizer=tokenizer,
+        name="padded",
+        is_random=is_random,
     )
 
 
@@ -57,7 +61,7 @@ def test_sizes():
     assert used_vocab_size(target) == _REAL
     assert shared_vocab_size(target, draft) == _REAL
     assert shared_vocab_size(target, None) == _REAL
-    assert used_vocab_size(padded_model(6, source="random")) == _REAL + 12
+    assert used_vocab_size(padded_model(6, is_random=True)) == _REAL + 12
     small = make_model(tokenizer=ByteTokenizer(500))
     assert used_vocab_size(small) == CONFIG.vocab_size  # a tokenizer may know more
 
@@ -73,9 +77,11 @@ def test_the_shared_vocabulary_ends_with_the_smaller_model():
 def test_different_tokenizers_are_refused():
     """Guards against a draft that speaks another language: lossless, and useless."""
     other = make_model(tokenizer=ByteTokenizer(120))
-    with pytest.raises(InputError, match="different tokenizers: 128 tokens and 120"):
+    with pytest.raises(
+        InputError, match="different tokenizers: id 120 is '<120>' in the target and None"
+    ):
         Generator(tiny_models.target(), other)
-    random = padded_model(6, source="random")
+    random = padded_model(6, is_random=True)
     with pytest.raises(InputError, match="one vocabulary, got 112 ids"):
         Generator(tiny_models.target(), random)
 

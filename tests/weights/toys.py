@@ -1,8 +1,10 @@
 """Tiny models in every format, for the tests of the weights."""
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.models.config import LlamaConfig, RopeScaling
+from jspec.weights.quantize import is_quantizable, quantize
 from jspec.weights.tensor_names import parameter_table
 
 # Every field is off its default in at least one of them.
@@ -43,6 +45,22 @@ def random_tensors(config, seed=0):
     rng = np.random.default_rng(seed)
     parts = [part for rule in parameter_table(config) for part in rule.parts]
     return {part.name: rng.normal(size=part.shape).astype(np.float32) for part in parts}
+
+
+def unpack(config, params):
+    """Returns a model's Hugging Face tensors by name."""
+    leaves = flatten_dict(params)
+    found = [entry.unpack(np.asarray(leaves[entry.path])) for entry in parameter_table(config)]
+    return {name: tensor for tensors in found for name, tensor in tensors.items()}
+
+
+def quantize_params(params, config, kind):
+    """Returns float parameters with every kernel in integers."""
+    leaves, dtype = flatten_dict(params), params["embedding"].dtype
+    for entry in parameter_table(config):
+        if is_quantizable(entry):
+            leaves[entry.path] = quantize(leaves[entry.path], entry.path, kind, dtype)
+    return unflatten_dict(leaves)
 
 
 def gguf_name(name):

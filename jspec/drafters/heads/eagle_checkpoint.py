@@ -12,20 +12,20 @@
 ```
 
 What vLLM's `speculators` write is read as well; see `speculators`. A head whose matrices are
-int8 (see `int8_tensors`) runs in int8.
+int8 (see `safetensors_file`) runs in int8.
 """
 
 import dataclasses
-import functools
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers
 from jspec.drafters.heads.folder import (
+    LoadedHead,
     check_target,
     pack_params,
     read_any_config,
@@ -36,90 +36,50 @@ from jspec.drafters.heads.folder import (
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.models.config import LlamaConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
-from jspec.weights.int8_tensors import FloatTensors
-from jspec.weights.quantize import quantize_head_leaf
-from jspec.weights.tensor_names import (
-    Parameter,
-    bias_tensors,
-    gate_up_tensors,
-    one_tensor,
-    qkv_tensors,
-)
+from jspec.weights.quantize import num_contracted, quantize
+from jspec.weights.safetensors_file import FloatTensors
+from jspec.weights.tensor_names import Parameter, Path, attention_tensors, mlp_tensors, one_tensor
 
 _FILE = "model.safetensors"
 _ARCHITECTURE = "LlamaForCausalLMEagle3"
 _LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-class LoadedHead(NamedTuple):
-    """A head ready to run.
-
-    Attributes:
-      config: its shape.
-      params: `fc`, `head` and `ids`; see `eagle_module`.
-      name: the name by which it was asked for.
-    """
-
-    config: EagleConfig
-    params: dict[str, Any]
-    name: str
-
-
 def eagle_rules(config: EagleConfig) -> list[Parameter]:
     """Returns the table from a head's tensors to its parameters, `ids` apart."""
-    shape = config.layer
-    embed, heads = (shape.embed_dim,), ("head", "attention")
-    attention, mlp = "midlayer.self_attn", "midlayer.mlp"
-    out = (shape.embed_dim, shape.num_kv_heads, shape.num_groups, shape.head_dim)
-    flat_out = (shape.embed_dim, shape.num_heads * shape.head_dim)
+    shape, embed = config.layer, (config.layer.embed_dim,)
     return [
-        one_tensor(("fc",), "fc.weight", (shape.embed_dim, config.feature_dim)),
+        one_tensor(("fc",), "fc.weight", (*embed, config.feature_dim)),
         one_tensor(("head", "embedding_norm", "scale"), "midlayer.input_layernorm.weight", embed),
         one_tensor(("head", "feature_norm", "scale"), "midlayer.hidden_norm.weight", embed),
         # Twice as wide as usual: the layer reads the embedding and the feature.
-        qkv_tensors(shape, (*heads, "qkv"), attention, "weight", (2 * shape.embed_dim,)),
-        one_tensor((*heads, "out"), f"{attention}.o_proj.weight", flat_out, out),
+        *attention_tensors(shape, ("head",), "midlayer", 2 * shape.embed_dim),
         one_tensor(
             ("head", "mlp_norm", "scale"), "midlayer.post_attention_layernorm.weight", embed
         ),
-        gate_up_tensors(shape, ("head", "mlp", "gate_up"), mlp, "weight", embed),
-        one_tensor(("head", "mlp", "down"), f"{mlp}.down_proj.weight", (*embed, shape.hidden_dim)),
+        *mlp_tensors(shape, ("head",), "midlayer"),
         one_tensor(("head", "final_norm", "scale"), "norm.weight", embed),
         one_tensor(("head", "head"), "lm_head.weight", (shape.vocab_size, *embed)),
-        *bias_tensors(shape, "head", "midlayer"),
     ]
 
 
-def is_eagle_folder(folder: pathlib.Path) -> bool:
-    """Returns whether a folder holds a head, by its config.json."""
-    path = folder / "config.json"
-    if not path.is_file():
-        return False
-    architectures = read_json(path).get("architectures")
-    return isinstance(architectures, list) and any("Eagle3" in str(name) for name in architectures)
-
-
 def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedHead:
-    """Loads a head; int8 matrices become `QuantizedKernel`s.
-
-    Args:
-      folder: with config.json and model.safetensors.
-      target: the model that it was trained for.
-      dtype: bfloat16 or float32.
+    """Loads a head that was trained for a target; int8 matrices become `QuantizedKernel`s.
 
     Raises:
       InputError: anything missing, damaged, of another shape, or of another target.
     """
-    import jax
-
     config = _read_config(folder, target)
     stored = published_names(read_stored(folder / _FILE))
-    # Of equal logits the first is taken, in the head as in the target: the smallest id's.
     ids = _in_order(stored, _read_ids(folder, stored, config))
     tensors, rules = FloatTensors(stored), eagle_rules(config)
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
+
+        def finish(path: Path, leaf: jax.Array) -> Any:
+            is_kernel = num_contracted(path) > 0
+            return quantize(leaf, path, "int8", dtype) if is_kernel else leaf.astype(dtype)
+
         # One matrix at a time, so that the head is never whole in float32.
-        finish = functools.partial(quantize_head_leaf, dtype=dtype)
         params = pack_params(folder, tensors, rules, "float32", finish)
     else:
         params = pack_params(folder, tensors, rules, dtype)
@@ -146,23 +106,19 @@ def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
         raise
     except (ValueError, TypeError) as error:
         raise InputError(f"{path}: {error}") from None
-    check_target(
-        folder,
-        [
-            ("width", config.layer.embed_dim, target.embed_dim),
-            ("vocabulary", config.target_vocab_size, target.vocab_size),
-            ("layers", depth or target.num_layers, target.num_layers),
-        ],
-    )
+    sizes = [
+        ("width", config.layer.embed_dim, target.embed_dim),
+        ("vocabulary", config.target_vocab_size, target.vocab_size),
+        ("layers", depth or target.num_layers, target.num_layers),
+    ]
+    check_target(folder, sizes)
     if not is_in_range:
         raise InputError(f"{folder}: it reads layers {list(layers)}, of {target.num_layers}")
     return config
 
 
 def _pop_layers(raw: dict[str, Any]) -> list[int] | None:
-    """Removes the entry with the layers that are read from a config; some heads have it in a
-    group.
-    """
+    """Removes the layers that are read from a config; some heads have them in a group."""
     group = raw.pop(LAYERS_GROUP, None) or {}
     if not isinstance(group, dict):
         raise ValueError(f"expected {LAYERS_GROUP} to be an object, got {group!r}")
@@ -196,8 +152,8 @@ def _read_ids(
 
 
 def _in_order(tensors: dict[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
-    """Sorts the head's rows by the target's ids: of equal logits the first is the smallest id's."""
-    # Published heads may list their tokens in any order.
+    # Published heads may list their tokens in any order. Of equal logits the first is taken, in the
+    # head as in the target: the smallest id's.
     order = np.argsort(ids)
     if not np.array_equal(order, np.arange(len(ids))):
         heads = [name for name in tensors if name.startswith("lm_head.")]

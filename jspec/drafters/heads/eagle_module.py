@@ -19,13 +19,14 @@ from jspec.common.typing import Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import LlamaConfig
+from jspec.models.decoder import init_cache
 from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear
 from jspec.models.rope import rope_cos_sin
 
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-    """Everything that decides the computation of a head.
+    """The shape of a head.
 
     Attributes:
       layer: the shape of its decoder layer; `vocab_size` counts the tokens that it can propose, and
@@ -63,11 +64,7 @@ def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
 
 
 class EagleHead(nn.Module):
-    """The layer, the norm and the head.
-
-    Attributes:
-      config: the head's.
-    """
+    """The layer, the norm and the head."""
 
     config: EagleConfig
 
@@ -104,12 +101,7 @@ class EagleHead(nn.Module):
 
 
 def fuse(params: Params, features: Float[Array, "b t l d"]) -> Float32[Array, "b t d"]:
-    """Returns one feature a token of those of several layers.
-
-    Args:
-      params: the head's.
-      features: outputs of the target's `feature_layers`, [b t l d].
-    """
+    """Returns one feature a token of the outputs of the target's `feature_layers`, [b t l d]."""
     b, t = features.shape[:2]
     # Layers side by side, [b t l·d], in the order of `feature_layers`.
     return linear(features.reshape(b, t, -1), params["fc"])
@@ -128,9 +120,9 @@ def apply_head(
 
     Args:
       config: the head's.
-      params: the head's.
-      embedded: the target's embeddings of the later tokens, [b t d].
-      features: fused features of the earlier ones, or the head's own outputs for them, [b t d].
+      params: see `init_eagle_params`.
+      embedded: the target's embeddings of the later tokens.
+      features: fused features of the earlier ones, or the head's own outputs for them.
       cache: the head's; pair i has position and slot i.
       logits_at: compute logits at this one index of each row's block only.
 
@@ -154,7 +146,7 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
     shape = config.layer
     head_key, fc_key = jax.random.split(rng_key)
     # Flax only needs shapes here; nothing in the cache is kept.
-    cache = init_eagle_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
+    cache = init_cache(shape, batch_size=1, capacity=2, dtype=jnp.float32)
     some = jnp.zeros([1, 1, shape.embed_dim], jnp.float32)
     fc = nn.initializers.normal(0.02)(fc_key, (shape.embed_dim, config.feature_dim))
     return {
@@ -162,17 +154,3 @@ def init_eagle_params(config: EagleConfig, rng_key: Array) -> dict[str, Any]:
         "head": EagleHead(config).init(head_key, some, some, cache)["params"],
         "ids": jnp.arange(shape.vocab_size, dtype=jnp.int32),
     }
-
-
-def init_eagle_cache(
-    config: EagleConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
-) -> KVCache:
-    """Returns an empty cache of a head."""
-    return KVCache.init(
-        num_layers=1,
-        batch_size=batch_size,
-        capacity=capacity,
-        num_kv_heads=config.layer.num_kv_heads,
-        head_dim=config.layer.head_dim,
-        dtype=dtype,
-    )

@@ -1,28 +1,130 @@
-"""What folders with a trained head have in common: a config.json and one safetensors file.
+"""Folders with a trained head: a config.json and one safetensors file, loaded and saved.
 
 A table (see `tensor_names`) says which tensors there are and where each goes; nothing may be
-missing, left over, or of another shape.
+missing, left over, or of another shape. A `HeadFormat` holds what differs between kinds of heads.
 """
 
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json, save_json
+from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
+from jspec.models.config import LlamaConfig
 from jspec.weights.assemble import as_dtype
-from jspec.weights.int8_tensors import FloatTensors, to_int8
-from jspec.weights.safetensors_file import load_safetensors, save_safetensors
+from jspec.weights.safetensors_file import (
+    FloatTensors,
+    load_safetensors,
+    save_safetensors,
+    to_int8,
+)
 from jspec.weights.tensor_names import Parameter, Path
 
-if TYPE_CHECKING:
-    import jax
-
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
+# What a config.json says of the target: in words, its key, and the field of LlamaConfig.
+_TARGET_ENTRIES = (
+    ("width", "hidden_size", "embed_dim"),
+    ("vocabulary", "vocab_size", "vocab_size"),
+    ("layers", "num_hidden_layers", "num_layers"),
+)
+
+
+class HeadSizes:
+    """Base of a dataclass whose fields are numbers of at least 1; a ValueError names another."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            # `type` and not isinstance: True is an int in Python.
+            if type(value) is not int or value < 1:
+                raise ValueError(f"expected {name} as a number of at least 1, got {value!r}")
+
+
+class LoadedHead(NamedTuple):
+    """A head ready to run: its shape, its module's parameters, and its folder."""
+
+    config: Any
+    params: dict[str, Any]
+    name: str
+
+
+class HeadFormat(NamedTuple):
+    """The folder layout of one kind of head.
+
+    Attributes:
+      what: the kind, in words.
+      architecture: as config.json has it.
+      keys: entries of config.json with the fields of the head's config, by the field's name; the
+        first is an entry that no other kind has.
+      read_config: (config.json, target, tensors) -> the head's config; raises ValueError for a bad
+        one.
+      rules: the table from the head's tensors to its parameters.
+      file: the name of the safetensors file.
+      sizes: what the tensors themselves say of the target, for `check_target`.
+    """
+
+    what: str
+    architecture: str
+    keys: Mapping[str, str]
+    read_config: Callable[[dict[str, Any], LlamaConfig, Mapping[str, np.ndarray]], Any]
+    rules: Callable[[Any], list[Parameter]]
+    file: str = "model.safetensors"
+    sizes: Callable[[Any, Mapping[str, np.ndarray]], list[tuple[str, Any, int]]] = lambda *_: []
+
+
+def load_head(
+    layout: HeadFormat, folder: pathlib.Path, target: LlamaConfig, dtype: Any = "float32"
+) -> LoadedHead:
+    """Loads a head that was trained for a target, in bfloat16 or float32.
+
+    Raises:
+      InputError: anything missing, damaged, of another shape, or of another target.
+    """
+    # The first key tells the kinds of heads apart.
+    path, key = folder / "config.json", next(iter(layout.keys.values()))
+    raw = read_any_config(folder, layout.what)
+    if key not in raw:
+        raise InputError(f"{path}: expected {layout.what}; it has no {key}")
+    # Read first, as published folders may hold more heads than their config.json says.
+    tensors = FloatTensors(read_stored(folder / layout.file))
+    try:
+        config = layout.read_config(raw, target, tensors)
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+    known = [entry for entry in _TARGET_ENTRIES if entry[1] in raw]
+    sizes = [(what, raw[key], getattr(target, field)) for what, key, field in known]
+    check_target(folder, sizes + layout.sizes(config, tensors))
+    params = pack_params(folder, tensors, layout.rules(config), dtype)
+    return LoadedHead(config, params, str(folder))
+
+
+def save_head(
+    layout: HeadFormat,
+    folder: pathlib.Path,
+    config: Any,
+    params: dict[str, Any],
+    target: LlamaConfig,
+    *,
+    base_model: str | None = None,
+) -> None:
+    """Writes a head that was trained for a target; the folder appears when it is complete.
+
+    `base_model` is the target's name, for other programs that read such a folder.
+
+    Raises:
+      InputError: the folder exists or cannot be written.
+    """
+    text = {entry: getattr(target, field) for _, entry, field in _TARGET_ENTRIES}
+    text |= {"architectures": [layout.architecture]}
+    text |= {entry: getattr(config, field) for field, entry in layout.keys.items()}
+    text |= {"dtype": str(next(iter(flatten_dict(params).values())).dtype)}
+    if base_model is not None:
+        text["base_model_name_or_path"] = base_model
+    write_head(folder, layout.file, unpack_params(layout.rules(config), params), text)
 
 
 def read_any_config(folder: pathlib.Path, what: str) -> dict[str, Any]:
@@ -38,11 +140,7 @@ def read_any_config(folder: pathlib.Path, what: str) -> dict[str, Any]:
 
 
 def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) -> None:
-    """Checks that a head was made for a target.
-
-    Args:
-      folder: the head's.
-      sizes: what is compared, such as "width"; the head's; the target's.
+    """Checks sizes of a head: what is compared, such as "width"; the head's; the target's.
 
     Raises:
       InputError: one that differs.
@@ -54,13 +152,8 @@ def check_target(folder: pathlib.Path, sizes: Iterable[tuple[str, Any, int]]) ->
             )
 
 
-def read_tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file, float32 where they are int8; see `read_stored`."""
-    return dict(FloatTensors(read_stored(path)))
-
-
 def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the tensors of a safetensors file as they are; see `int8_tensors`.
+    """Returns the tensors of a safetensors file as they are; see `safetensors_file`.
 
     Raises:
       InputError: it is missing, truncated or damaged.
@@ -72,34 +165,31 @@ def read_stored(path: pathlib.Path) -> dict[str, np.ndarray]:
 
 def pack_params(
     folder: pathlib.Path,
-    tensors: Mapping[str, np.ndarray],
+    tensors: FloatTensors,
     rules: Sequence[Parameter],
     dtype: Any,
-    finish: Callable[[Path, "jax.Array"], Any] = lambda _, leaf: leaf,
+    finish: Callable[[Path, jax.Array], Any] = lambda _, leaf: leaf,
 ) -> dict[str, Any]:
-    """Returns the parameters, on the default device.
+    """Returns the parameters of a folder's head, on the default device.
 
     Args:
-      folder: the head's, for messages.
-      tensors: all there are.
-      rules: where each goes.
+      folder: for messages.
+      tensors: all there are; `rules` say where each goes.
+      rules: see `tensor_names`.
       dtype: bfloat16 or float32.
       finish: what becomes of a parameter before the next is made, by its path.
 
     Raises:
       InputError: a tensor that is missing, unknown or of another shape.
     """
-    import jax
-
     expected = {part.name: part.shape for rule in rules for part in rule.parts}
+    # By `shape`, as `FloatTensors` make a float copy when they are indexed.
+    found = {name: tensors.shape(name) for name in tensors}
     # Both sets: a tensor too many is an error as well as one too few.
-    for name in sorted(expected.keys() | tensors.keys()):
-        shape = _shape(tensors, name) if name in tensors else None
-        if shape != expected.get(name):
-            raise InputError(
-                f"{folder}: {name}: expected {_shape_text(expected.get(name))}, found "
-                f"{_shape_text(shape)}"
-            )
+    for name in sorted(expected.keys() | found.keys()):
+        if found.get(name) != expected.get(name):
+            wanted, own = (_shape_text(shapes.get(name)) for shapes in (expected, found))
+            raise InputError(f"{folder}: {name}: expected {wanted}, found {own}")
     return unflatten_dict(
         {
             # Each parameter is finished before the next, which keeps the peak of memory low.
@@ -107,11 +197,6 @@ def pack_params(
             for rule in rules
         }
     )
-
-
-def _shape(tensors: Mapping[str, np.ndarray], name: str) -> tuple[int, ...]:
-    # `FloatTensors` makes a float copy when it is indexed; its shape costs nothing.
-    return tensors.shape(name) if isinstance(tensors, FloatTensors) else tensors[name].shape
 
 
 def _shape_text(shape: tuple[int, ...] | None) -> str:
@@ -130,13 +215,7 @@ def unpack_params(rules: Sequence[Parameter], params: dict[str, Any]) -> dict[st
 def write_head(
     folder: pathlib.Path, name: str, tensors: dict[str, np.ndarray], config: dict[str, Any]
 ) -> None:
-    """Writes a folder, which appears when it is complete.
-
-    Args:
-      folder: the new one.
-      name: of the safetensors file.
-      tensors: what is in it.
-      config: what is in config.json.
+    """Writes config.json and a safetensors file; the folder appears when it is complete.
 
     Raises:
       InputError: the folder exists or cannot be written.
@@ -147,11 +226,7 @@ def write_head(
 
 
 def round_head(source: pathlib.Path, output: pathlib.Path) -> None:
-    """Writes a head again with its matrices in int8.
-
-    Args:
-      source: folder with a head of any kind.
-      output: the new one.
+    """Writes a head of any kind again with its matrices in int8.
 
     Raises:
       InputError: the source cannot be read, has other than one file of tensors, or is a whole
@@ -161,7 +236,7 @@ def round_head(source: pathlib.Path, output: pathlib.Path) -> None:
     if len(files) != 1:
         raise InputError(f"{source}: expected a head's one .safetensors, found {len(files)}")
     config = read_json(source / "config.json")
-    tensors = read_tensors(files[0])
+    tensors = dict(FloatTensors(read_stored(files[0])))
     if _OF_A_MODEL in tensors:
         raise InputError(f"{source}: expected a trained head, got a whole model")
     write_head(output, files[0].name, to_int8(tensors), config)

@@ -1,4 +1,4 @@
-"""Trained heads that come with jspec, each for one target; `jspec/heads/` holds their folders."""
+"""Trained heads that come with jspec, each for one target; `shipped_heads/` holds their folders."""
 
 import pathlib
 
@@ -11,12 +11,7 @@ _HEADS = {("eagle", smollm2.NAME): smollm2.NAME}  # of a drafter and what its ta
 
 
 def shipped_head(drafter: str, target: str) -> str | None:
-    """Returns the name of the head that comes with jspec, as `draft_head` takes it; None without.
-
-    Args:
-      drafter: the name of a drafter.
-      target: what the target was asked for by.
-    """
+    """Returns the `draft_head` that comes with jspec for a drafter and a target's name, or None."""
     name = _HEADS.get((drafter, target))
     return None if name is None else _PREFIX + name
 

@@ -22,9 +22,10 @@ from typing import Any
 import numpy as np
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
-from jspec.drafters.heads.folder import read_tensors, write_head
+from jspec.common.json_lines import read_json
+from jspec.drafters.heads.folder import read_stored, write_head
 from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.weights.safetensors_file import FloatTensors
 
 _FILE = "model.safetensors"
 _TYPE, _LAYER, _NORM = "speculators_model_type", "transformer_layer_config", "norm_before_residual"
@@ -37,23 +38,23 @@ _PREFIX, _THEIR_PREFIX = "midlayer.", "layers.0."
 def save_speculators(
     source: pathlib.Path, output: pathlib.Path, *, target: str, num_draft_tokens: int
 ) -> None:
-    """Writes a head for vLLM.
+    """Writes the head of EAGLE-3 in folder `source` for vLLM.
 
     Args:
-      source: folder with a head in the layout of `eagle_checkpoint`.
-      output: the new one.
+      source: in the layout of `eagle_checkpoint`.
+      output: the new folder.
       target: the name or folder by which vLLM finds the target.
-      num_draft_tokens: that vLLM drafts a round.
+      num_draft_tokens: of vLLM in a round.
 
     Raises:
       InputError: the source is no head of EAGLE-3; the output exists or cannot be written.
     """
     raw = read_json(source / "config.json")
-    own = {name: raw.pop(name) for name in _OWN if name in raw}
     raw.pop(DEPTH, None)
-    own = {
-        name: one for name, one in (raw.pop(LAYERS_GROUP, None) or {}).items() if name in _OWN
-    } | own
+    # Some heads have the layers in a group; an entry of their own goes before it.
+    entries = (raw.pop(LAYERS_GROUP, None) or {}) | raw
+    own = {name: entries[name] for name in _OWN if name in entries}
+    raw = {name: value for name, value in raw.items() if name not in _OWN}
     try:
         layer = from_hf_config(raw | {"architectures": ["LlamaForCausalLM"]})
     except ValueError as error:
@@ -62,7 +63,7 @@ def save_speculators(
         raise InputError(f"{source}: expected a head of one layer, got {layer.num_layers} layers")
     tensors = {
         name.replace(_PREFIX, _THEIR_PREFIX): tensor
-        for name, tensor in read_tensors(source / _FILE).items()
+        for name, tensor in FloatTensors(read_stored(source / _FILE)).items()
     }
     if "fc.weight" not in tensors:
         raise InputError(f"{source}: expected a head of EAGLE-3; it has no fc.weight")
@@ -89,10 +90,8 @@ def _old_rope(layer: dict[str, Any]) -> dict[str, Any]:
     """Returns a config with RoPE in the spelling that every version of transformers reads."""
     rope = layer.pop("rope_parameters")
     theta = rope.pop("rope_theta")
-    return layer | {
-        "rope_theta": theta,
-        "rope_scaling": None if rope["rope_type"] == "default" else rope,
-    }
+    scaling = None if rope["rope_type"] == "default" else rope
+    return layer | {"rope_theta": theta, "rope_scaling": scaling}
 
 
 def published_config(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,15 +12,14 @@ paying. Launches, norms, sampling and the like come on top of both sides and are
 """
 
 import dataclasses
-import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.common.errors import InputError, whole_number
-from jspec.evaluation.analysis.call_cost import CallCost
-from jspec.evaluation.analysis.improvement import break_even_alpha, walltime_improvement
-from jspec.evaluation.analysis.machine import Machine, measure_machine
+from jspec.common.errors import InputError
+from jspec.common.progress import counted
+from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine
+from jspec.evaluation.analysis.theory import break_even_alpha, walltime_improvement
 from jspec.models.config import PRESETS, LlamaConfig
 from jspec.weights import smollm2
 from jspec.weights.hf import read_config
@@ -32,14 +31,9 @@ _SAME_SHAPE = {smollm2.NAME: "smollm2-135m"}
 
 @dataclasses.dataclass(frozen=True)
 class PairCost:
-    """What rounds of a draft model and a target cost at least on a machine.
+    """What rounds of a draft model and a target cost at least, in plain decoding steps.
 
-    Attributes:
-      target: the target's calls.
-      draft: the draft's.
-      machine: what it can do.
-      context: tokens in each row's caches.
-      batch_size: rows that run together.
+    `context` are the tokens in each row's caches.
     """
 
     target: CallCost
@@ -47,20 +41,6 @@ class PairCost:
     machine: Machine
     context: int = 0
     batch_size: int = 1
-
-    def __post_init__(self) -> None:
-        sizes = [model.config.vocab_size for model in (self.target, self.draft)]
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                f"expected draft and target of one vocabulary, got {sizes[1]} and {sizes[0]} ids"
-            )
-        for name, value in self.machine._asdict().items():
-            if not 0 < value < math.inf:
-                raise InputError(f"expected a {name} above 0, got {value}")
-        if whole_number("batch_size", self.batch_size) < 1:
-            raise InputError(f"expected a batch_size of at least 1, got {self.batch_size}")
-        if whole_number("context", self.context) < 0:
-            raise InputError(f"expected a context of at least 0, got {self.context}")
 
     def seconds(self, model: CallCost, width: int) -> float:
         """Returns the least seconds of a call of a model over `width` tokens a row."""
@@ -75,81 +55,68 @@ class PairCost:
 
     @property
     def cost_ratio(self) -> float:
-        """The paper's c: a decoding step of the draft, in plain steps."""
+        """The paper's c: a decoding step of the draft."""
         return self.seconds(self.draft, 1) / self.plain_seconds
 
     def drafting_cost(self, number: int) -> float:
-        """Returns what drafting this many tokens costs, in plain steps: a call each."""
+        """Returns what drafting this many tokens costs: a call each."""
         if number == 0:
             return 0.0
         first = self.seconds(self.draft, _FIRST_CALL_WIDTH)
         return (first + (number - 1) * self.seconds(self.draft, 1)) / self.plain_seconds
 
     def verify_cost(self, number: int) -> float:
-        """Returns what verifying this many drafts costs, in plain steps."""
+        """Returns what verifying this many drafts costs."""
         return self.seconds(self.target, number + 1) / self.plain_seconds
+
+    def costs(self, number: int) -> tuple[float, float]:
+        """Returns what each of this many drafts costs, and what verifying them costs."""
+        return self.drafting_cost(number) / max(number, 1), self.verify_cost(number)
 
     def improvement(self, alpha: float, number: int) -> float:
         """Returns the speed over plain decoding's (Thm 3.8 with these costs)."""
-        return walltime_improvement(alpha, number, *self._costs(number))
-
-    def break_even_alpha(self, number: int) -> float | None:
-        """Returns the acceptance from which on this many drafts pay; None if they never do."""
-        return break_even_alpha(number, *self._costs(number))
-
-    def _costs(self, number: int) -> tuple[float, float]:
-        """Returns what a draft costs, and what verifying them costs."""
-        return self.drafting_cost(number) / max(number, 1), self.verify_cost(number)
+        return walltime_improvement(alpha, number, *self.costs(number))
 
 
 def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Returns what to expect of a pair, one row for each number of drafts.
 
     Args:
-      predict: `target` and `draft`, presets or Hugging Face folders; of each
-        `..._bytes_per_weight` or `..._quantization` ("int8", "int4", "none" or None); `bandwidth`
-        in bytes and `flop_rate` in operations a second, None to measure them here; `context` in
-        tokens; `batch_size`; `alphas`; `numbers` of drafts; and perhaps `dtype` of the floats.
-
-    Returns:
-      "columns", "units", "rows" and "notes"; the notes say whether it pays.
+      predict: the fields of `experiments.spec.PairSpec`, already checked: `bandwidth` in bytes and
+        `flop_rate` in operations a second, None to measure them here.
 
     Raises:
-      InputError: no such model, models that do not fit, or a value out of range.
+      InputError: no such model, or models that do not fit.
     """
-    pair = _make_pair(predict)
-    alphas = [float(alpha) for alpha in predict["alphas"]]
-    numbers = [whole_number("numbers", number) for number in predict["numbers"]]
-    if not alphas or not numbers:
-        raise InputError("expected some alphas and numbers of drafts, got none")
-    rows = [
-        [
-            number,
-            pair.drafting_cost(number),
-            pair.verify_cost(number),
-            pair.break_even_alpha(number),
-            *(pair.improvement(alpha, number) for alpha in alphas),
-        ]
-        for number in numbers
-    ]
-    verdicts = [_verdict(pair, alpha, numbers) for alpha in alphas]
-    given = [predict["bandwidth"] is not None, predict["flop_rate"] is not None]
+    dtype, alphas = predict["dtype"], predict["alphas"]
+    given = [predict["bandwidth"], predict["flop_rate"]]
+    measured = measure_machine(dtype) if None in given else given
+    rates = [own if rate is None else rate for rate, own in zip(given, measured, strict=True)]
+    target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
+    if target.config.vocab_size != draft.config.vocab_size:
+        raise InputError(
+            f"expected draft and target of one vocabulary, got {draft.config.vocab_size} and "
+            f"{target.config.vocab_size} ids"
+        )
+    pair = PairCost(target, draft, Machine(*rates), predict["context"], predict["batch_size"])
+    rows = []
+    for number in predict["numbers"]:
+        costs = pair.drafting_cost(number), pair.verify_cost(number)
+        speeds = [pair.improvement(alpha, number) for alpha in alphas]
+        rows.append([number, *costs, break_even_alpha(number, *pair.costs(number)), *speeds])
+    verdicts = [_verdict(pair, alpha, predict["numbers"]) for alpha in alphas]
+    names = [f"speed at alpha {alpha:g}" for alpha in alphas]
     return {
-        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha",
-                    *(f"speed at alpha {alpha:g}" for alpha in alphas)],
+        "columns": ["drafts a round", "drafting", "verifying", "break-even alpha", *names],
         "units": ["tokens", "plain steps", "plain steps", "",
                   *["times plain decoding's"] * len(alphas)],
         "rows": rows,
-        "notes": [*_describe(pair, predict, given), *verdicts],
+        "notes": [*_describe(pair, predict), *verdicts],
     }  # fmt: skip
 
 
 def load_config(name: str) -> LlamaConfig:
-    """Returns the config of a preset, or of a Hugging Face folder without its weights.
-
-    Raises:
-      InputError: neither.
-    """
+    """Returns the config of a preset or a Hugging Face folder; an `InputError` if it is neither."""
     preset = _SAME_SHAPE.get(name, name.removeprefix("random:"))
     if preset in PRESETS:
         return PRESETS[preset]
@@ -159,53 +126,37 @@ def load_config(name: str) -> LlamaConfig:
     return read_config(folder)
 
 
-def _make_pair(predict: Mapping[str, Any]) -> PairCost:
-    dtype = predict.get("dtype") or "bfloat16"
-    if dtype not in _FLOAT_BYTES:
-        raise InputError(f"expected a dtype among {', '.join(_FLOAT_BYTES)}, got {dtype!r}")
-    bandwidth, flop_rate = predict["bandwidth"], predict["flop_rate"]
-    if bandwidth is None or flop_rate is None:
-        measured = measure_machine(dtype)
-        bandwidth = measured.bandwidth if bandwidth is None else bandwidth
-        flop_rate = measured.flop_rate if flop_rate is None else flop_rate
-    machine = Machine(bandwidth, flop_rate)
-    target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
-    return PairCost(target, draft, machine, predict["context"], predict["batch_size"])
-
-
 def _make_cost(predict: Mapping[str, Any], side: str, dtype: str) -> CallCost:
-    kind = predict.get(f"{side}_quantization")
+    kind = predict[f"{side}_quantization"]
     return CallCost(
         load_config(predict[side]),
-        bytes_per_weight=predict.get(f"{side}_bytes_per_weight"),
+        bytes_per_weight=predict[f"{side}_bytes_per_weight"],
         quantization=None if kind == "none" else kind,
         float_bytes=_FLOAT_BYTES[dtype],
     )
 
 
-def _describe(pair: PairCost, predict: Mapping[str, Any], given: list[bool]) -> list[str]:
-    origin = ["given" if is_given else "measured here" for is_given in given]
+def _describe(pair: PairCost, predict: Mapping[str, Any]) -> list[str]:
+    names = "bandwidth", "flop_rate"
+    origins = ["measured here" if predict[name] is None else "given" for name in names]
     return [
         f"{side} {predict[side]}: {model.weight_bytes / 1e9:.3g} GB of weights a call, "
         f"{model.slot_bytes / 1e3:.3g} kB of cache a token; "
         f"{pair.seconds(model, 1) * 1e3:.3g} ms a decoding step at least"
         for side, model in (("target", pair.target), ("draft", pair.draft))
     ] + [
-        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origin[0]}), "
-        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origin[1]}); context of {pair.context} "
-        f"tokens, batch of {pair.batch_size}",
+        f"machine: {pair.machine.bandwidth / 1e9:.4g} GB/s ({origins[0]}), "
+        f"{pair.machine.flop_rate / 1e9:.4g} GFLOP/s ({origins[1]}); context of "
+        f"{pair.context} tokens, batch of {pair.batch_size}",
         f"cost ratio c = {pair.cost_ratio:.3f}; plain decoding: at most "
         f"{pair.batch_size / pair.plain_seconds:.4g} tokens/s",
     ]
 
 
 def _verdict(pair: PairCost, alpha: float, numbers: list[int]) -> str:
-    """Says whether it pays at that acceptance."""
     best = max(numbers, key=lambda number: pair.improvement(alpha, number))
     speed = pair.improvement(alpha, best)
     if best == 0 or speed <= 1:
         return f"alpha {alpha:g}: does not pay"
-    drafts = "1 draft" if best == 1 else f"{best} drafts"
-    return (
-        f"alpha {alpha:g}: can pay, at most {speed:.2f} times plain decoding's speed with {drafts}"
-    )
+    gain = f"at most {speed:.2f} times plain decoding's speed with {counted(best, 'draft')}"
+    return f"alpha {alpha:g}: can pay, {gain}"

@@ -1,15 +1,22 @@
-"""What a call of a model reads and computes at least, from its config alone."""
+"""What a call of a model reads and computes at least, and how fast a machine does either."""
 
 import dataclasses
 import functools
 import math
+from typing import NamedTuple
 
-from jspec.common.errors import InputError
+import jax
+import jax.numpy as jnp
+
+from jspec.common.timing import Loop, least_seconds, make_loop
+from jspec.kernels import timed_products
 from jspec.models.config import LlamaConfig
+from jspec.models.layers import linear
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
 from jspec.weights.tensor_names import Parameter, parameter_table
 
 _EMBEDDING = ("embedding",)
+_WIDTH = 4096  # of the product by which reading is measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,8 +25,8 @@ class CallCost:
 
     Attributes:
       config: its shape.
-      bytes_per_weight: of every weight; None for what `quantization` and `float_bytes` say.
-      quantization: "int8", "int4" or None; see `weights.quantize`.
+      bytes_per_weight: None for what `quantization` and `float_bytes` say.
+      quantization: "int8", "int4" or None.
       float_bytes: of a float, the cache's among them: 2 for bfloat16, 4 for float32.
     """
 
@@ -30,35 +37,20 @@ class CallCost:
 
     def __post_init__(self) -> None:
         check_kind(self.config, self.quantization)
-        if self.bytes_per_weight is None:
-            return
-        if self.quantization is not None:
-            raise InputError("expected bytes_per_weight or a quantization, got both")
-        if not 0 < self.bytes_per_weight < math.inf:
-            raise InputError(f"expected bytes_per_weight above 0, got {self.bytes_per_weight}")
 
     @functools.cached_property
     def weight_bytes(self) -> float:
-        """Bytes of the weights that every call reads.
-
-        An input embedding that is not the head as well is left out: only the tokens' rows of it are
-        looked up.
-        """
+        """Bytes of the weights that every call reads."""
+        rules = streamed_rules(self.config)
         if self.bytes_per_weight is not None:
-            return self.bytes_per_weight * sum(
-                math.prod(rule.shape) for rule in streamed_rules(self.config)
-            )
-        return sum(
-            num_bytes(rule, self.quantization, self.float_bytes)
-            for rule in streamed_rules(self.config)
-        )
+            return self.bytes_per_weight * sum(math.prod(rule.shape) for rule in rules)
+        return sum(num_bytes(rule, self.quantization, self.float_bytes) for rule in rules)
 
     @functools.cached_property
     def num_multiplied(self) -> int:
         """Weights that every token is multiplied with: norms and biases are not."""
-        return sum(
-            math.prod(rule.shape) for rule in streamed_rules(self.config) if is_quantizable(rule)
-        )
+        rules = filter(is_quantizable, streamed_rules(self.config))
+        return sum(math.prod(rule.shape) for rule in rules)
 
     @property
     def slot_bytes(self) -> int:
@@ -68,13 +60,7 @@ class CallCost:
         return 2 * config.num_layers * width * self.float_bytes
 
     def call_bytes(self, width: int, *, context: int, batch_size: int = 1) -> float:
-        """Returns the bytes that a call reads and writes.
-
-        Args:
-          width: tokens a row.
-          context: tokens in each row's cache before them.
-          batch_size: rows.
-        """
+        """Returns the bytes that a call on `width` tokens a row, after `context` others, moves."""
         return self.weight_bytes + batch_size * (context + width) * self.slot_bytes
 
     def call_operations(self, width: int, *, context: int, batch_size: int = 1) -> float:
@@ -89,8 +75,48 @@ class CallCost:
 
 
 def streamed_rules(config: LlamaConfig) -> list[Parameter]:
-    """Returns the parameters that every call of a model reads."""
+    """Returns the parameters that every call of a model reads.
+
+    An input embedding that is not the head as well is left out: only the tokens' rows of it are
+    looked up.
+    """
     rules = parameter_table(config)
     if config.tie_embeddings:
         return rules
     return [rule for rule in rules if rule.path != _EMBEDDING]
+
+
+class Machine(NamedTuple):
+    """What a machine can do at most in a second: bytes of weights read, floating-point operations.
+
+    A multiplication and an addition are two.
+    """
+
+    bandwidth: float
+    flop_rate: float
+
+
+def measure_machine(dtype: str) -> Machine:
+    """Measures the default device, by the products that a model of that dtype consists of."""
+    num_bytes, rows, width, *_ = timed_products(dtype)
+    outputs = num_bytes // jnp.dtype(dtype).itemsize // _WIDTH
+    reading = least_seconds(product_loop(1, _WIDTH, outputs, dtype))
+    computing = least_seconds(product_loop(rows, width, width, dtype))
+    return Machine(num_bytes / reading, 2 * rows * width**2 / computing)
+
+
+def product_loop(rows: int, inputs: int, outputs: int, dtype: str) -> Loop:
+    """Returns a loop over products of `rows` rows with one kernel, [outputs, inputs]."""
+    keys = jax.random.split(jax.random.key(0))
+    # Random, because a chip's clock depends on how many bits change.
+    kernel = inputs**-0.5 * jax.random.normal(keys[0], [outputs, inputs], dtype)
+    # In the type that needs no conversion, which in a model is a part of the norms.
+    rows_dtype = timed_products(dtype).rows_dtype
+    values = jax.random.normal(keys[1], [1, rows, inputs], rows_dtype)
+
+    def turn(kernel: jax.Array, values: jax.Array) -> jax.Array:
+        # The barrier keeps every output, and the next product waits for this one.
+        outputs = jax.lax.optimization_barrier(linear(values, kernel))
+        return values.at[0, 0, 0].set(outputs[0, 0, 0].astype(values.dtype))
+
+    return make_loop(turn, kernel, values)

@@ -7,7 +7,6 @@ then in either pass, and in a third one, the two are at most E apart: that is lo
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,41 +23,32 @@ from jspec.weights.vocabulary import mask_padding
 EXCUSED_GAPS = {"float32": 1e-4, "bfloat16": 0.3}
 _SMALLEST_WIDTH = 128
 
+Answers = Sequence[Sequence[int]]
 LogitsFn = Callable[[Sequence[int]], np.ndarray]
 
 
-class Divergence(NamedTuple):
-    """The first difference between two answers.
+def parting_gaps(
+    prompts: Answers, answers: Answers, others: Answers, logits_after: LogitsFn
+) -> list[float]:
+    """Returns a gap for each prompt whose two answers differ; see `make_logits_after`.
 
-    Attributes:
-      place: index of the first token that differs, or the length of the shorter answer.
-      gap: the target's best logit there minus that of the less likely of the two tokens: at least
-        the gap between its two best ones. Infinite where one answer is the other's beginning.
+    The gap is between the target's best logit where they part and that of the less likely of the
+    two tokens: at least the gap between its two best ones. It is infinite where one answer is the
+    other's beginning.
     """
-
-    place: int
-    gap: float
-
-
-def find_divergence(
-    prompt: Sequence[int], one: Sequence[int], other: Sequence[int], logits_after: LogitsFn
-) -> Divergence | None:
-    """Returns where two answers to a prompt part, or None; see `make_logits_after`."""
-    if list(one) == list(other):
-        return None
-    pairs = zip(one, other, strict=False)
-    place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-    if place is None:
-        return Divergence(min(len(one), len(other)), math.inf)
-    logits = logits_after([*prompt, *one[:place]])
-    return Divergence(place, float(logits.max() - min(logits[one[place]], logits[other[place]])))
+    gaps = []
+    for prompt, one, other in zip(prompts, answers, others, strict=False):
+        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+        if place is not None:
+            logits = logits_after([*prompt, *one[:place]])
+            gaps.append(float(logits.max() - min(logits[one[place]], logits[other[place]])))
+        elif len(one) != len(other):
+            gaps.append(math.inf)
+    return gaps
 
 
 def make_logits_after(model: LoadedModel) -> LogitsFn:
-    """Returns the function from ids to the logits [v] after them: one pass over all of them.
-
-    Texts are padded to powers of two: few widths are compiled.
-    """
+    """Returns the function from ids to the logits [v] after them: one pass over all of them."""
     apply = mask_padding(make_apply(model.config), model)
     dtype = model.params["embedding"].dtype
 
@@ -68,6 +58,7 @@ def make_logits_after(model: LoadedModel) -> LogitsFn:
         return apply(params, tokens, cache, logits_at=num_tokens - 1)[0][0, 0]
 
     def logits_after(token_ids: Sequence[int]) -> np.ndarray:
+        # Padded to powers of two: few widths are compiled.
         width = max(_SMALLEST_WIDTH, 1 << (len(token_ids) - 1).bit_length())
         tokens = np.zeros([1, width], np.int32)
         tokens[0, : len(token_ids)] = token_ids
@@ -81,10 +72,8 @@ def largest_gap_change(
 ) -> float:
     """Returns how far the gap between the two best logits changes with the tokens of a pass.
 
-    Args:
-      model: whose logits.
-      texts: ids; of each as many as both widths divide are run.
-      widths: of the two splits of a text into passes, each on a cache of its own making.
+    Each text is split into passes of the one and of the other width, each split on a cache of its
+    own making; ids that do not fill both are left out.
     """
     apply = make_apply(model.config)
     dtype = model.params["embedding"].dtype

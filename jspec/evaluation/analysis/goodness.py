@@ -14,8 +14,8 @@ class Fit(NamedTuple):
       p_value: how likely counts at least as far off are if the distribution is right.
       total_variation: between the observed frequencies and the distribution.
       noise: what total variation the distribution itself gives on average at that many samples.
-      num_cells: cells of the test, after pooling.
-      num_samples: how many samples there were.
+      num_cells: of the test, after pooling.
+      num_samples: the sum of the counts.
     """
 
     p_value: float
@@ -26,14 +26,10 @@ class Fit(NamedTuple):
 
 
 def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
-    """Tests counts against a distribution (Pearson, 1900).
+    """Tests counts against probabilities of the same shape, summing to 1 (Pearson, 1900).
 
     Cells of an expectation below 25 are pooled, so that the chi-square distribution holds far into
     its tail. A sample in a cell of probability 0 refutes the distribution by itself.
-
-    Args:
-      counts: of any shape.
-      probs: of the same shape, summing to 1.
 
     Raises:
       ValueError: `probs` is no distribution.
@@ -51,14 +47,13 @@ def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
     deviation = 2 * above * (1 - probs) * scipy.stats.binom.pmf(above, num_samples, probs)
     distance = 0.5 * np.abs(counts - expected).sum() / num_samples
     noise = 0.5 * deviation.sum() / num_samples
-    is_large = expected >= _SMALLEST_EXPECTATION
-    pooled = [np.append(cells[is_large], cells[~is_large].sum()) for cells in (counts, expected)]
-    if pooled[1][-1] < _SMALLEST_EXPECTATION and is_large.any():  # the rest joins the smallest
-        smallest = np.argmin(np.where(is_large, expected, np.inf)[is_large])
-        for cells in pooled:
-            cells[smallest] += cells[-1]
-        pooled = [cells[:-1] for cells in pooled]
-    observed, wanted = pooled
+    is_rare = expected < _SMALLEST_EXPECTATION
+    cell_of = np.where(is_rare, 0, np.cumsum(~is_rare))
+    if expected[is_rare].sum() < _SMALLEST_EXPECTATION and not is_rare.all():
+        # The rare ones join the smallest of the others.
+        cell_of[is_rare] = cell_of[np.argmin(np.where(is_rare, np.inf, expected))]
+        cell_of -= 1
+    observed, wanted = (np.bincount(cell_of, cells) for cells in (counts, expected))
     statistic = np.sum((observed - wanted) ** 2 / wanted)
     degrees = len(observed) - 1
     p_value = float(scipy.stats.chi2.sf(statistic, degrees)) if degrees else 1.0

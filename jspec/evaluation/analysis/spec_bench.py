@@ -12,19 +12,11 @@ were generated.
 """
 
 TASKS = {
-    "multi-turn conversation": (
-        "writing",
-        "roleplay",
-        "reasoning",
-        "math",
-        "coding",
-        "extraction",
-        "stem",
-        "humanities",
-    ),
+    "multi-turn conversation": ("writing", "roleplay", "reasoning", "math", "coding", "extraction",
+                                "stem", "humanities"),
     "translation": ("translation",),
     "summarization": ("summarization",),
     "question answering": ("qa",),
     "mathematical reasoning": ("math_reasoning",),
     "retrieval-augmented generation": ("rag",),
-}
+}  # fmt: skip

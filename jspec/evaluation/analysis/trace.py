@@ -12,8 +12,10 @@ A trace is plain values:
 is null in a round that an accepted draft ends. Times are seconds since the first round began.
 """
 
+import html
 import itertools
 import operator
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -22,61 +24,57 @@ from jspec.common.figures import INK, Picture, add_legend, new_figure, to_pictur
 
 Kind = Literal["accepted", "rejected", "dropped", "next"]
 MEANINGS: Mapping[Kind, str] = {
-    "accepted": "a draft that the target kept",
+    "accepted": "a draft that the target accepted",
     "rejected": "a draft that it rejected",
     "dropped": "drafts after the rejected one, never looked at",
     "next": "the target's own token",
 }
-_ANSI = {
-    "accepted": "\033[32m",
-    "rejected": "\033[31;9m",
-    "dropped": "\033[90;9m",
-    "next": "\033[1;34m",
-}
+_ANSI = {"accepted": "32", "rejected": "31;9", "dropped": "90;9", "next": "1;34"}
 _SIGNS = {"accepted": "++", "rejected": "--", "dropped": "~~", "next": "[]"}
-_RESET = "\033[0m"
 _MOST_ROUNDS = 16  # of a timeline
 _LANES = ("drafter", "target", "plain decoding")
 _FACES = ("#f2c891", "#c9d8ef", "#dcdcdc")
 _LABELS = ("proposal, a box a draft", "call of the target, with the tokens that it gave",
            "step of plain decoding")  # fmt: skip
 _VISIBLE = {"\n": "⏎", "\t": "⇥", "\r": "␍"}
+_CHARACTER, _LINE, _MARGIN = 8.4, 20, 16  # pixels: of a monospaced character of 14 px
+_SECONDS_A_ROUND = 0.6
+_SVG_ROUNDS = 24
+_SVG_STYLE = """
+text { font: 14px ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; fill: #d8dee9;
+       white-space: pre }
+.accepted { fill: #8fd18a } .rejected { fill: #ff7b72; text-decoration: line-through }
+.dropped { fill: #7d8590; text-decoration: line-through } .next { fill: #79b8ff }
+.quiet { fill: #9aa4b2 }
+g { opacity: 0; animation: appear 0.2s forwards }
+@keyframes appear { to { opacity: 1 } }
+@media (prefers-reduced-motion: reduce) { g { opacity: 1; animation: none } }
+"""
 
 
 class TracedToken(NamedTuple):
-    """A token of a round.
-
-    Attributes:
-      kind: what became of it.
-      text: of the token.
-    """
+    """What became of a token of a round, and its text."""
 
     kind: Kind
     text: str
 
 
 def check_trace(trace: Any) -> dict[str, Any]:
-    """Returns a trace.
-
-    Raises:
-      InputError: it is none.
-    """
+    """Returns a trace; raises an `InputError` for anything else."""
     try:
         for a_round in trace["rounds"]:
-            texts = [*a_round["drafts"], a_round["next"] or ""]
-            seconds = [a_round[name] for name in ("begin", "draft_seconds", "target_seconds")]
-            is_right = 0 <= a_round["num_accepted"] <= len(a_round["drafts"])
-            if not is_right or not all(isinstance(text, str) for text in texts):
+            "".join([*a_round["drafts"], a_round["next"] or ""])  # all of them are texts
+            float(a_round["begin"] + a_round["draft_seconds"] + a_round["target_seconds"])
+            if not 0 <= a_round["num_accepted"] <= len(a_round["drafts"]):
                 raise ValueError(a_round)
-            sum(map(float, seconds))
-        str.join("", [trace["prompt"], trace["first"]])
+        "".join([trace["prompt"], trace["first"]])
         return trace
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"expected a trace, got something else ({error!r})") from None
 
 
 def round_tokens(a_round: Mapping[str, Any]) -> list[TracedToken]:
-    """Returns a round's tokens: kept drafts, rejected ones, the target's own."""
+    """Returns a round's tokens: accepted drafts, rejected ones, the target's own."""
     drafts, num_accepted = a_round["drafts"], a_round["num_accepted"]
     tokens = [TracedToken("accepted", text) for text in drafts[:num_accepted]]
     tokens += [TracedToken("rejected", text) for text in drafts[num_accepted : num_accepted + 1]]
@@ -97,34 +95,26 @@ def answer_tokens(trace: Mapping[str, Any]) -> Iterator[TracedToken]:
 def to_terminal(trace: Mapping[str, Any], *, has_colours: bool = True) -> str:
     """Returns the trace for a terminal, a line a round.
 
-    Args:
-      trace: the trace.
-      has_colours: else +kept|kept+, -rejected-, ~dropped|dropped~ and [the target's own].
+    Without colours: +accepted|accepted+, -rejected-, ~dropped|dropped~ and [the target's own].
     """
 
     def show(tokens: Sequence[TracedToken]) -> str:
-        runs = itertools.groupby(tokens, key=operator.attrgetter("kind"))
-        return "".join(
-            _show_run(kind, [visible(t.text) for t in run], has_colours) for kind, run in runs
-        )
+        if has_colours:
+            return "".join(f"\033[{_ANSI[kind]}m{visible(text)}\033[0m" for kind, text in tokens)
+        shown = ""
+        for kind, run in itertools.groupby(tokens, key=operator.attrgetter("kind")):
+            left, right = _SIGNS[kind]
+            shown += f"{left}{'|'.join(visible(one.text) for one in run)}{right}"
+        return shown
 
-    legend = ", ".join(show([TracedToken(kind, text)]) for kind, text in MEANINGS.items())
-    first = show([TracedToken("next", trace["first"])])
+    legend = ", ".join(show([TracedToken(*pair)]) for pair in MEANINGS.items())
     lines = [visible(describe(trace)), f"prompt: {visible(trace['prompt'])}", legend]
-    lines.append(f"{'prompt':>7}  {first}")
+    lines.append(f"{'prompt':>7}  {show([TracedToken('next', trace['first'])])}")
     lines += [
         f"{number:>7}  {show(round_tokens(a_round))}"
         for number, a_round in enumerate(trace["rounds"], 1)
     ]
     return "\n".join([*lines, summary(trace)])
-
-
-def _show_run(kind: Kind, texts: Sequence[str], has_colours: bool) -> str:
-    """Returns tokens of one kind that follow each other."""
-    if has_colours:
-        return "".join(f"{_ANSI[kind]}{text}{_RESET}" for text in texts)
-    left, right = _SIGNS[kind]
-    return f"{left}{'|'.join(texts)}{right}"
 
 
 def visible(text: str) -> str:
@@ -141,8 +131,12 @@ def describe(trace: Mapping[str, Any]) -> str:
     return (
         f"Target {trace.get('target')}, drafter {trace.get('drafter')}{draft}, at most "
         f"{trace.get('num_draft_tokens')} drafts a round, rule {trace.get('acceptance')}, "
-        f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}."
+        f"{_temperature(trace)}."
     )
+
+
+def _temperature(trace: Mapping[str, Any]) -> str:
+    return f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}"
 
 
 def summary(trace: Mapping[str, Any]) -> str:
@@ -150,35 +144,69 @@ def summary(trace: Mapping[str, Any]) -> str:
     rounds = trace["rounds"]
     num_tokens = sum(1 for _ in answer_tokens(trace)) - 1
     num_drafts = sum(len(a_round["drafts"]) for a_round in rounds)
-    num_kept = sum(a_round["num_accepted"] for a_round in rounds)
+    num_accepted = sum(a_round["num_accepted"] for a_round in rounds)
     return (
-        f"{num_tokens} tokens from {len(rounds)} calls of the target; {num_kept} of {num_drafts} "
-        "drafts kept."
+        f"{num_tokens} tokens from {len(rounds)} calls of the target; {num_accepted} of "
+        f"{num_drafts} drafts accepted."
     )
+
+
+def to_svg(trace: Mapping[str, Any]) -> str:
+    """Returns the first rounds of a trace as an SVG that plays once, one round after the other.
+
+    The animation is CSS inside the file: no script, no font and nothing else is loaded.
+    """
+    lines = [
+        [("quiet", f"prompt  {visible(trace['prompt'])}")],
+        [("quiet", "        "), ("next", visible(trace["first"]))],
+    ]
+    for number, a_round in enumerate(trace["rounds"][:_SVG_ROUNDS], 1):
+        spans = [(kind, visible(text)) for kind, text in round_tokens(a_round)]
+        lines.append([("quiet", f"{number:>6}  "), *spans])
+    lines.append([])
+    lines += [[("quiet", line)] for line in textwrap.wrap(describe(trace), 88)]
+    lines.append([("quiet", "green: accepted, red: rejected, grey: not looked at, blue: target's")])
+    lines.append([("next", summary(trace))])
+    longest = max(sum(len(text) for _, text in line) for line in lines)
+    width, height = longest * _CHARACTER + 2 * _MARGIN, len(lines) * _LINE + 2 * _MARGIN
+    body = "\n".join(_svg_line(index, line) for index, line in enumerate(lines))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" role="img" '
+        f'aria-label="{html.escape(summary(trace))}">\n<style>{_SVG_STYLE}</style>\n'
+        f'<rect width="100%" height="100%" rx="8" fill="#0d1117"/>\n{body}\n</svg>\n'
+    )
+
+
+def _svg_line(index: int, spans: Sequence[tuple[str, str]]) -> str:
+    """Returns one line of the terminal, which appears after those above it."""
+    y = _MARGIN + (index + 0.75) * _LINE
+    texts = "".join(
+        f'<tspan class="{kind}">{html.escape(text)}</tspan>' for kind, text in spans if text
+    )
+    delay = index * _SECONDS_A_ROUND
+    text = f'<text x="{_MARGIN}" y="{y:.0f}">{texts}</text>'
+    return f'<g style="animation-delay: {delay:.1f}s">{text}</g>'
 
 
 def timeline(trace: Mapping[str, Any], name: str) -> Picture:
     """Returns when drafter and target worked, as Figure 5 of arXiv 2211.17192 shows it.
 
-    Where plain decoding was timed too, its steps for as many tokens are the third lane.
-
-    Args:
-      trace: with at least one round.
-      name: of the picture's files.
+    Where plain decoding was timed too, its steps for as many tokens are the third lane. There must
+    be a round; `name` is that of the picture's files.
     """
     rounds = trace["rounds"][:_MOST_ROUNDS]
     gave = [one["num_accepted"] + (one["next"] is not None) for one in rounds]
     boxes: list[tuple[int, float, float]] = []  # lane, begin and width in ms
     for a_round in rounds:
         begin, drafting = 1000 * a_round["begin"], 1000 * a_round["draft_seconds"]
-        width = drafting / max(len(a_round["drafts"]), 1)
-        boxes += [(0, begin + i * width, width) for i in range(max(len(a_round["drafts"]), 1))]
+        number = max(len(a_round["drafts"]), 1)
+        width = drafting / number
+        boxes += [(0, begin + i * width, width) for i in range(number)]
         boxes.append((1, begin + drafting, 1000 * a_round["target_seconds"]))
     plain = [1000 * seconds for seconds in (trace.get("plain_seconds") or ())[: sum(gave)]]
     boxes += [(2, sum(plain[:index]), width) for index, width in enumerate(plain)]
     lanes, own = (3 if plain else 2), trace.get("environment") or {}
-    temperature = f"temperature {trace.get('settings', {}).get('temperature', 0.0):g}"
-    parts = (trace.get("target"), f"drafter {trace.get('drafter')}", temperature,
+    parts = (trace.get("target"), f"drafter {trace.get('drafter')}", _temperature(trace),
              own.get("processor"), own.get("date"))  # fmt: skip
     figure, (axes,) = new_figure(
         title=f"Drafter and target in the first {len(rounds)} rounds",

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
-from jspec.drafters import ModelDrafter
 from jspec.drafters.draw import draw_from_distribution
+from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings
@@ -79,20 +79,11 @@ def unprocessed(settings: SamplingSettings) -> SamplingSettings:
 def misreporting(
     drafter: ModelDrafter, *, drawn: SettingsFn | None = None, reported: SettingsFn | None = None
 ) -> ModelDrafter:
-    """Returns the drafter, but it reports another distribution than it draws from.
-
-    Args:
-      drafter: an honest one.
-      drawn: changes the settings that drafts are drawn under.
-      reported: changes the settings whose distribution is reported.
-    """
+    """Returns the drafter, but it draws, or reports what it draws from, under changed settings."""
 
     def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
-        drawn_under, reported_under = (
-            settings if change is None else change(settings) for change in (drawn, reported)
-        )
-        token, _ = draw_from_distribution(logits, drawn_under, rng_keys)
-        _, probs = draw_from_distribution(logits, reported_under, rng_keys)
-        return token, probs
+        token, _ = draw_from_distribution(logits, drawn(settings) if drawn else settings, rng_keys)
+        under = reported(settings) if reported else settings
+        return token, draw_from_distribution(logits, under, rng_keys)[1]
 
     return dataclasses.replace(drafter, draw=draw)

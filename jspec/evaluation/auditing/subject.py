@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generation.generator import Generator
+from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS
 from jspec.generation.request import Settings
 from jspec.models import QuantizedKernel
 from jspec.speculation.acceptance import RuleOptions, get_rule
@@ -17,36 +18,19 @@ from jspec.weights.resolver import LoadedModel
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One line of the audit.
-
-    Attributes:
-      name: what was checked.
-      has_passed: whether it is as it should be.
-      detail: what was found, in a few words.
-      data: what was found, in numbers.
-    """
+    """One line of the audit: what was checked, and what was found, in words and in numbers."""
 
     name: str
     has_passed: bool
     detail: str
-    data: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is audited: models, drafter, rule and settings.
+    """What is audited: models, and the options of `Generator`.
 
     Distribution and caches are checked with the models as they are; `generator` casts them.
-
-    Attributes:
-      target: the target.
-      draft: the draft model, if the drafter has one.
-      drafter: its name.
-      num_draft_tokens: drafts a round, or "auto".
-      acceptance: the rule's name.
-      settings: how tokens are sampled.
-      rule_options: numbers of the lossy rules.
-      drafter_options: options of the drafters.
     """
 
     target: LoadedModel
@@ -55,8 +39,8 @@ class Subject:
     num_draft_tokens: int | str
     acceptance: str
     settings: Settings
-    rule_options: RuleOptions = dataclasses.field(default_factory=RuleOptions)
-    drafter_options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
+    rule_options: RuleOptions = RULE_DEFAULTS
+    drafter_options: DrafterOptions = DRAFTER_DEFAULTS
 
     @property
     def dtype(self) -> str:
@@ -71,27 +55,24 @@ class Subject:
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
         drafter = changes.get("drafter", self.drafter)
-        options: dict[str, Any] = {
-            "drafter": drafter,
-            "acceptance": self.acceptance,
-            "drafter_options": without_unread(drafter, self.drafter_options),
-        }
+        own = without_unread(drafter, self.drafter_options)
+        options: dict[str, Any] = {"acceptance": self.acceptance, "drafter_options": own}
         if drafter != "none":  # which reads neither
             options["num_draft_tokens"] = self.num_draft_tokens
             options["rule_options"] = self.rule_options
         draft = None
         if self.draft is not None and needs_draft_model(drafter):
             draft = cast(self.draft, dtype)
-        return Generator(cast(self.target, dtype), draft, **options | changes)
+        options |= changes | {"drafter": drafter}
+        return Generator(cast(self.target, dtype), draft, **options)
 
 
 def cast(model: LoadedModel, dtype: str) -> LoadedModel:
     """Returns the model with its weights in another dtype."""
-    wanted = jnp.dtype(dtype)
-    if model.params["embedding"].dtype == wanted:
+    if model.params["embedding"].dtype == jnp.dtype(dtype):
         return model
     params = jax.tree.map(
-        lambda leaf: leaf.astype(wanted),
+        lambda leaf: leaf.astype(jnp.dtype(dtype)),
         model.params,
         is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
     )

@@ -1,14 +1,20 @@
 """Times the answers of several methods of generating, by turns, and compares them."""
 
+import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.common.timing import timed
 from jspec.evaluation.analysis.ratios import speed_ratio
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
+
+JSPEC_PLAIN = "jspec plain"
 
 
 class Generated(NamedTuple):
@@ -37,36 +43,39 @@ GenerateFn = Callable[[list[int], int], Generated]
 """(prompt ids, seed) -> the answer; a greedy one takes no notice of the seed."""
 
 
-class Timings(NamedTuple):
-    """What one method of generating took, each array [repeats, prompts].
+def answer_with(generator: Generator, settings: Settings, *, decoding: bool = False) -> GenerateFn:
+    """Returns generation by a Generator.
 
-    Attributes:
-      seconds: of the answers.
-      tokens: given in these seconds.
-      round_tokens: see `Generated`.
-      calls: of the target; see `Generated`.
-      proposed: drafts.
-      accepted: drafts kept.
-      token_ids: the last answer to each prompt.
+    Args:
+      generator: what answers.
+      settings: of the answers, but for their seeds.
+      decoding: count the time of decoding alone: without the prompt, and without the first token.
     """
 
-    seconds: np.ndarray
-    tokens: np.ndarray
+    def generate(prompt: list[int], seed: int) -> Generated:
+        result = generator.generate(Request(prompt, dataclasses.replace(settings, seed=seed)))
+        stats = result.stats
+        counts = stats.num_round_tokens, stats.num_rounds, stats.num_proposed, stats.num_accepted
+        own = (stats.decode_seconds, stats.num_round_tokens) if decoding else (None, None)
+        return Generated(result.token_ids, *counts, *own)
+
+    return generate
+
+
+class Timings(NamedTuple):
+    """What a method took, each array [repeats, prompts], and its last answers; see `Generated`."""
+
     round_tokens: np.ndarray
     calls: np.ndarray
     proposed: np.ndarray
     accepted: np.ndarray
+    seconds: np.ndarray
+    tokens: np.ndarray
     token_ids: list[list[int]]
-
-    def first(self, repeats: int) -> Self:
-        """Returns the timings of the first repeats alone."""
-        return self._make([*(leaf[:repeats] for leaf in self[:-1]), self.token_ids])
 
     def to_json(self) -> dict[str, Any]:
         """Returns all but the answers as plain values."""
-        values = self._asdict()
-        del values["token_ids"]
-        return {name: leaf.tolist() for name, leaf in values.items()}
+        return {key: leaf.tolist() for key, leaf in zip(self._fields, self[:-1], strict=False)}
 
 
 def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> None:
@@ -84,25 +93,23 @@ def measure(
 
     Prompt k of repeat r has the seed 1000 r + k.
     """
-    shape = [repeats, len(prompts)]
-    timings = {
-        name: Timings(*(np.zeros(shape) for _ in range(6)), token_ids=[[] for _ in prompts])
-        for name in methods
-    }
+    done: dict[str, list[list[Generated]]] = {name: [] for name in methods}
     for repeat in range(repeats):
         print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        for answers in done.values():
+            answers.append([])
         for index, prompt in enumerate(prompts):
             for name, generate in methods.items():
-                seed = 1000 * repeat + index
-                seconds, found = timed(lambda g=generate, p=prompt, s=seed: g(p, s))
-                num_tokens = len(found.token_ids) if found.num_tokens is None else found.num_tokens
-                *leaves, token_ids = timings[name]
-                values = (seconds if found.seconds is None else found.seconds, num_tokens,
-                          *found[1:5])  # fmt: skip
-                for leaf, value in zip(leaves, values, strict=True):
-                    leaf[repeat, index] = value
-                token_ids[index] = found.token_ids
-        yield {name: own.first(repeat + 1) for name, own in timings.items()}
+                seconds, found = timed(functools.partial(generate, prompt, 1000 * repeat + index))
+                if found.seconds is None:
+                    found = found._replace(seconds=seconds, num_tokens=len(found.token_ids))
+                done[name][-1].append(found)
+        yield {name: _timings_of(answers) for name, answers in done.items()}
+
+
+def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
+    leaves = np.array([[one[1:] for one in row] for row in answers], float)
+    return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
 
 
 def summarise(timings: Mapping[str, Timings]) -> dict[str, dict[str, Any]]:
@@ -135,17 +142,15 @@ def format_summary(report: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the summary as a table: a line and a column of ratios for each method."""
     rows = []
     for name, row in report.items():
-        same = row["same_answers"]
-        rows.append(
-            [
-                name,
-                number_cell(row["tokens_per_second"], ".1f"),
-                number_cell(row["acceptance_rate"], ".1%"),
-                number_cell(row["tokens_per_target_call"], ".2f"),
-                NOTHING if same is None else f"{same}/{row['num_prompts']}",
-                *(ratio_cell(row["ratio_to"].get(other)) for other in report),
-            ]
-        )
+        is_known = row["same_answers"] is not None
+        rows.append([
+            name,
+            number_cell(row["tokens_per_second"], ".1f"),
+            number_cell(row["acceptance_rate"], ".1%"),
+            number_cell(row["tokens_per_target_call"], ".2f"),
+            "{same_answers}/{num_prompts}".format(**row) if is_known else NOTHING,
+            *(ratio_cell(row["ratio_to"].get(other)) for other in report),
+        ])  # fmt: skip
     columns = ["", "tokens/s", "accepted", "per call", "same", *(f"/ {name}" for name in report)]
     return format_table(columns, rows)
 

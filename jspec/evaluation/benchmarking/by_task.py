@@ -1,63 +1,30 @@
-"""Spec-Bench's columns: speed-up and mean accepted tokens, by task and overall.
+"""Spec-Bench's columns, by task and overall; `analysis.spec_bench` has their definitions.
 
-They are defined as in `evaluation/speed.py` of https://github.com/hemingkx/Spec-Bench (arXiv
-2401.07851). The speed of a method on a task is the mean over its prompts of each answer's tokens a
-second, so that every prompt weighs the same. The speed-up is that speed over the speed of plain
-decoding by the same program. Mean accepted tokens are the mean over target calls of the tokens that
-a call gave, its own included. Overall is the same over all prompts, not a mean over tasks.
-
-What differs here: a speed-up is the median over repeats, theirs the mean over runs; only the first
-turn of a prompt is answered; calls that read a prompt never count, theirs do with some methods; and
-plain decoding's tokens are counted as they came, theirs by encoding the text again.
+The speed-up is that over plain decoding by the same program. What differs here: a speed-up is the
+median over repeats, theirs the mean over runs; only the first turn of a prompt is answered; and
+calls that read a prompt never count, theirs do with some methods.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jspec.common.text_table import format_table, number_cell
-from jspec.evaluation.analysis.ratios import Ratio, speed_ratio
+from jspec.evaluation.analysis.ratios import speed_ratio
 from jspec.evaluation.analysis.spec_bench import TASKS
 from jspec.evaluation.benchmarking.answers import Timings, ratio_cell
 
 _TITLE = "speed-up over the program's own plain decoding / mean accepted tokens (Spec-Bench's)"
 
 
-class Figures(NamedTuple):
-    """One method on some prompts.
+Columns = dict[str, Any]
+"""One method on all prompts: `tasks`, figures by task, and `overall`, those without a task too.
 
-    Attributes:
-      num_prompts: how many.
-      speedup: over plain decoding by the same program; None where that was not measured.
-      mean_accepted_tokens: tokens a target call; None without a call after those for the prompts.
-    """
-
-    num_prompts: int
-    speedup: Ratio | None
-    mean_accepted_tokens: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
-        speedup = None if self.speedup is None else self.speedup._asdict()
-        return self._asdict() | {"speedup": speedup}
-
-
-class Columns(NamedTuple):
-    """One method on all prompts.
-
-    Attributes:
-      tasks: by task.
-      overall: over all prompts, those without a task among them.
-    """
-
-    tasks: dict[str, Figures]
-    overall: Figures
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
-        tasks = {task: figures.to_json() for task, figures in self.tasks.items()}
-        return {"tasks": tasks, "overall": self.overall.to_json()}
+Figures are `num_prompts`; `speedup` over plain decoding by the same program (see `Ratio`), None
+where that was not measured; and `mean_accepted_tokens`, None without a call after those that read
+the prompts.
+"""
 
 
 def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
@@ -75,7 +42,7 @@ def tasks_of(categories: Sequence[str | None]) -> list[str | None]:
 def columns_by_method(
     timings: Mapping[str, Timings], plain_of: Mapping[str, str], tasks: Sequence[str | None]
 ) -> dict[str, Columns]:
-    """Returns Spec-Bench's columns of every method.
+    """Returns Spec-Bench's columns of every method, plain values.
 
     Args:
       timings: what was measured.
@@ -83,31 +50,31 @@ def columns_by_method(
       tasks: of each prompt, None where it has none.
     """
     places = {
-        task: np.array([index for index, other in enumerate(tasks) if other == task])
+        task: np.flatnonzero([other == task for other in tasks])
         for task in dict.fromkeys(tasks)
         if task is not None
     }
-    everything = np.arange(len(tasks))
     columns = {}
     for name, own in timings.items():
         base = timings.get(plain_of[name])
-        own_tasks = {task: _figures(own, base, prompts) for task, prompts in places.items()}
-        columns[name] = Columns(own_tasks, _figures(own, base, everything))
+        by_task = {task: _figures(own, base, prompts) for task, prompts in places.items()}
+        overall = _figures(own, base, np.arange(len(tasks)))
+        columns[name] = {"tasks": by_task, "overall": overall}
     return columns
 
 
-def _figures(own: Timings, base: Timings | None, prompts: np.ndarray) -> Figures:
+def _figures(own: Timings, base: Timings | None, prompts: np.ndarray) -> dict[str, Any]:
     calls = own.calls[:, prompts].sum()
     accepted = float(own.round_tokens[:, prompts].sum() / calls) if calls else None
-    speedup = None if base is None else _speedup(own, base, prompts)
-    return Figures(len(prompts), speedup, accepted)
-
-
-def _speedup(own: Timings, base: Timings, prompts: np.ndarray) -> Ratio:
-    """Returns the ratio of mean speeds: each answer counts as one, whatever it took."""
-    speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (own, base))
-    ones = np.ones_like(speeds)
-    return speed_ratio(ones, speeds, ones, base_speeds)
+    speedup = None
+    if base is not None:
+        # The ratio of mean speeds: each answer counts as one, whatever it took.
+        speeds, base_speeds = ((side.tokens / side.seconds)[:, prompts] for side in (own, base))
+        ones = np.ones_like(speeds)
+        speedup = speed_ratio(ones, speeds, ones, base_speeds)._asdict()
+    return {
+        "num_prompts": len(prompts), "speedup": speedup, "mean_accepted_tokens": accepted
+    }  # fmt: skip
 
 
 def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) -> str | None:
@@ -115,16 +82,15 @@ def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) 
     methods = [name for name in columns if name != plain_of[name]]
     if not methods:
         return None
-    some = columns[methods[0]]
+    lines = {name: columns[name]["tasks"] | {"overall": columns[name]["overall"]}
+             for name in methods}  # fmt: skip
     rows = [
-        [task, str(figures.num_prompts), *(_cell(columns[m].tasks[task]) for m in methods)]
-        for task, figures in some.tasks.items()
+        [task, str(one["num_prompts"]), *(_cell(lines[name][task]) for name in methods)]
+        for task, one in lines[methods[0]].items()
     ]
-    overall = [_cell(columns[method].overall) for method in methods]
-    rows.append(["overall", str(some.overall.num_prompts), *overall])
     return f"{_TITLE}\n{format_table(['', 'prompts', *methods], rows)}"
 
 
-def _cell(figures: Figures) -> str:
-    speedup = None if figures.speedup is None else figures.speedup._asdict()
-    return f"{ratio_cell(speedup)} / {number_cell(figures.mean_accepted_tokens, '.2f')}"
+def _cell(figures: Mapping[str, Any]) -> str:
+    accepted = number_cell(figures["mean_accepted_tokens"], ".2f")
+    return f"{ratio_cell(figures['speedup'])} / {accepted}"

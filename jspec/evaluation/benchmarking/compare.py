@@ -5,60 +5,64 @@ slows down slows all of them. A time is that of a whole answer, prompt included,
 excluded.
 """
 
+import dataclasses
+import pathlib
 import resource
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
-from jspec.evaluation.benchmarking.answers import format_summary, measure, summarise, warm_up
-from jspec.evaluation.benchmarking.baselines import Wanted, plain_of, working_baselines
+from jspec.common.errors import InputError
+from jspec.evaluation.benchmarking.answers import (
+    JSPEC_PLAIN,
+    GenerateFn,
+    answer_with,
+    format_summary,
+    measure,
+    summarise,
+    warm_up,
+)
 from jspec.evaluation.benchmarking.by_task import columns_by_method, format_columns
-from jspec.evaluation.benchmarking.methods import answer_with, representative
-from jspec.evaluation.benchmarking.outcome import Outcome
-from jspec.generation.generator import Generator
-from jspec.generation.prompts import Prompt
+from jspec.evaluation.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, llama_methods
+from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
+from jspec.evaluation.benchmarking.transformers_baseline import (
+    TransformersModels,
+    transformers_methods,
+)
+from jspec.generation.auto import MOST_DRAFT_TOKENS
+from jspec.generation.capacity import capacity_for
+from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.request import Settings
 from jspec.weights.resolver import LoadedModel
 
+_STORY = "Tell me a long story about a dragon and a knight."
 
-def compare(
-    generators: Mapping[str, Generator],
-    prompts: Sequence[Prompt],
-    tasks: Sequence[str | None],
-    *,
-    max_new_tokens: int,
-    repeats: int,
-    temperature: float = 0.0,
-    decoding: bool = False,
-    wanted: Wanted | None = None,
-    baseline_draft: LoadedModel | None = None,
-) -> Iterator[Outcome]:
-    """Measures answers, and yields after each repeat all that has been measured.
 
-    Args:
-      generators: jspec's methods, by name, of one target; the first is what answers are compared
-        with.
-      prompts: the prompts.
-      tasks: of each prompt; see `by_task.tasks_of`.
-      max_new_tokens: of an answer.
-      repeats: of every answer.
-      temperature: of the target.
-      decoding: whether the time of decoding alone counts, without the prompt; of jspec only.
-      wanted: the baselines; None for none.
-      baseline_draft: the draft model for transformers.
+def compare(asked: Measurement) -> Iterator[Outcome]:
+    """Measures answers of jspec's methods and of baselines; yields after each repeat.
+
+    The first method is what answers are compared with.
     """
+    prompts, tasks = choose_prompts(asked)
+    own = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
+    target, draft = asked.models()
+    generators = asked.generators(target, draft, **own)
+    other = transformers_draft(asked, target, draft) if asked.with_transformers else None
+    settings, some = asked.settings(), next(iter(generators.values()))
     methods = {
-        name: answer_with(one, max_new_tokens, temperature=temperature, decoding=decoding)
+        name: answer_with(one, settings, decoding=asked.decoding)
         for name, one in generators.items()
     }
-    some = next(iter(generators.values()))
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
-    warm_up(methods, representative(ids, max_new_tokens))
-    peak_bytes, left_out = _peak_bytes(), {}
-    if wanted is not None:
-        baselines, left_out = working_baselines(
-            wanted, some.target, baseline_draft, texts, ids, max_new_tokens
-        )
-        methods |= baselines
+    # One prompt for each set of programs: each size of the cache and width of a chunk.
+    by_size = {}
+    for prompt in ids:
+        capacity = capacity_for(len(prompt) + settings.max_new_tokens, MOST_DRAFT_TOKENS + 1)
+        by_size[capacity, len(prompt) > NARROW_PROMPT] = prompt
+    warm_up(methods, list(by_size.values()))
+    peak_bytes = _peak_bytes()
+    working, left_out = _working_baselines(asked, target, other, texts, ids)
+    methods |= working
     bases = plain_of(list(methods))
     record = {
         "peak_bytes": peak_bytes,
@@ -68,16 +72,130 @@ def compare(
         "described": {name: one.describe() for name, one in generators.items()},
     }
     timings = {}
-    for timings in measure(methods, ids, repeats):
+    for timings in measure(methods, ids, asked.repeats):
         record |= {"timings": {name: own.to_json() for name, own in timings.items()}}
         yield Outcome(record)
     report, columns = summarise(timings), columns_by_method(timings, bases, tasks)
-    by_task = {name: own.to_json() for name, own in columns.items()}
-    before = ", before the baselines were loaded" if wanted is not None else ""
+    before = ", before the baselines were loaded" if working or left_out else ""
     memory = f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB"
     tables = [format_summary(report), format_columns(columns, bases), memory]
-    record |= {"methods": report, "spec_bench": by_task}
+    record |= {"methods": report, "spec_bench": columns}
     yield Outcome(record, "\n\n".join(filter(None, tables)))
+
+
+def _working_baselines(
+    asked: Measurement,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    texts: Sequence[str],
+    prompts: Sequence[list[int]],
+) -> tuple[dict[str, GenerateFn], dict[str, str]]:
+    """Returns the baselines that are wanted and work here, and why others are left out, by name.
+
+    What torch's compiler needs, for example a C compiler, may be missing: the rest is measured.
+    """
+    alike, max_new_tokens = transformers_methods(asked.methods), asked.max_new_tokens
+
+    def make_transformers() -> dict[str, GenerateFn]:
+        models = TransformersModels(target, draft)
+        made = {name: models.method(*one, max_new_tokens) for name, one in alike.items()}
+        if asked.compiled:
+            length = max(map(len, prompts)) + max_new_tokens
+            made["transformers plain, compiled"] = models.compiled_method(length, max_new_tokens)
+        return made
+
+    def make_llama_cpp() -> dict[str, GenerateFn]:
+        chats = [[{"role": "user", "content": text}] for text in texts]
+        written = map(target.tokenizer.chat_prompt, chats)
+        by_ids = dict(zip(map(tuple, prompts), written, strict=True))
+        number = next(number for drafter, number in alike.values() if drafter == "prompt_lookup")
+        folder = pathlib.Path(asked.llama_cpp)
+        return llama_methods(folder, by_ids, max_new_tokens, num_drafts=number)
+
+    makers = [(list(alike), make_transformers)] if asked.with_transformers else []
+    if asked.llama_cpp is not None:
+        makers.append(([LLAMA_PLAIN], make_llama_cpp))
+    working, left_out = {}, {}
+    for names, make in makers:
+        try:
+            made = make()
+        except Exception as error:  # whatever another library may raise, here and below
+            left_out |= dict.fromkeys(names, _reason(error))
+            continue
+        for name, generate in made.items():
+            try:
+                warm_up({name: generate}, prompts[:2])
+                working[name] = generate
+            except Exception as error:
+                left_out[name] = _reason(error)
+    for name, reason in left_out.items():
+        print(f"note: {name} is left out: {reason}", file=sys.stderr, flush=True)
+    return working, left_out
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def plain_of(names: Sequence[str]) -> dict[str, str]:
+    """Returns, for each method, plain decoding by the same program, or else jspec's."""
+    own = {name: f"{name.split()[0]} plain" for name in names}
+    return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
+
+
+def transformers_draft(
+    asked: Measurement, target: LoadedModel, draft: LoadedModel | None
+) -> LoadedModel | None:
+    """Returns the draft model as transformers can load it, which has no integer weights.
+
+    Raises:
+      InputError: transformers will not draft with it.
+    """
+    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
+        raise InputError(
+            f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
+            f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
+            "--notransformers leaves it out"
+        )
+    if draft is None or draft.quantization is None:
+        return draft
+    note = f"it cannot load jspec's {draft.quantization}"
+    print(f"note: transformers drafts with {draft.name} in {asked.dtype}: {note}", file=sys.stderr)
+    return asked.load("draft", is_rounded=False)
+
+
+def compare_settings(asked: Measurement) -> Iterator[Outcome]:
+    """Compares answers with filters, processors and log-probabilities with those without.
+
+    Yields after each repeat.
+    """
+    (generator,) = asked.generators(*asked.models()).values()
+    plain = Settings(max_new_tokens=asked.max_new_tokens, temperature=0.8)
+    filters = {"top_k": 50, "top_p": 0.95, "min_p": 0.02}
+    processors = {
+        "repetition_penalty": 1.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {5: 0.5},
+        "forbidden_token_ids": (7,),
+        "min_new_tokens": asked.max_new_tokens,
+    }
+    changes = {
+        "temperature alone": {},
+        "filters": filters,
+        "processors": processors,
+        "all, with log-probabilities": filters | processors | {"logprobs": True},
+    }
+    methods = {
+        name: answer_with(generator, dataclasses.replace(plain, **own), decoding=True)
+        for name, own in changes.items()
+    }
+    prompts = [generator.encode_prompt(_STORY)]
+    warm_up(methods, prompts)
+    for timings in measure(methods, prompts, asked.repeats):
+        report = summarise(timings)
+        record = {"timings": {name: own.to_json() for name, own in timings.items()}}
+        yield Outcome(record | {"methods": report}, format_summary(report))
 
 
 def _peak_bytes() -> int:

@@ -2,29 +2,16 @@
 
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves, Picture, draw
 from jspec.common.json_lines import read_json_lines
 
+_Lines = Sequence[Mapping[str, Any]]
 _CALL = re.compile(r"(\w+): call on (\d+) tokens, (\d+) before, (\d+) rows")
-_SECONDS: dict[str, Callable[[Mapping[str, Any]], float]] = {
-    "measured": lambda line: line["seconds"],
-    "predicted": lambda line: line["seconds"] * line["expected_ratio"] / line["ratio"],
-    "at least": lambda line: line["least_seconds"],
-}
-_TITLES = {
-    "roofline": "Calls: measured, predicted from their parts, and the least possible time",
-    "synthetic": "Speed against the probability that a draft is kept",
-}
-_CAPTIONS = {
-    "roofline": "Calls of a model, by tokens a row, by tokens in the cache and by rows: the time "
-    "measured, the least possible one, and what its parts predict from the call on one token.",
-    "synthetic": "Decoding with drafts that are kept with a given probability, in the "
-    "speed of plain decoding: measured, and by Theorem 3.8 of Leviathan et al. (arXiv 2211.17192).",
-}
+_SECONDS = {"measured": "seconds", "at least": "least_seconds"}
 
 
 def draw_files(paths: Sequence[str]) -> None:
@@ -36,98 +23,74 @@ def draw_files(paths: Sequence[str]) -> None:
     errors = []
     for path in map(pathlib.Path, paths):
         try:
-            _draw_file(path)
-        except InputError as error:
+            lines = [record for _, record in read_json_lines(str(path), "a record")]
+            picture = draw_record(path.stem, lines[-1] if lines else None)
+            if picture is None:
+                continue
+            for suffix, content in (("png", picture.png), ("svg", picture.svg.encode())):
+                goal = path.with_suffix(f".{suffix}")
+                goal.write_bytes(content)
+                print(goal)
+        except (InputError, OSError) as error:
             errors.append(str(error))
     if errors:
         raise InputError("; ".join(errors))
 
 
-def _draw_file(path: pathlib.Path) -> None:
-    lines = [record for _, record in read_json_lines(str(path), "a record")]
-    picture = draw_record(path.stem, lines[-1] if lines else None)
-    if picture is None:
-        return
-    for suffix, content in (("png", picture.png), ("svg", picture.svg.encode())):
-        goal = path.with_suffix(f".{suffix}")
-        try:
-            goal.write_bytes(content)
-        except OSError as error:
-            raise InputError(f"cannot write {goal}: {error.strerror}") from None
-        print(goal)
-
-
 def draw_record(name: str, record: Any) -> Picture | None:
     """Returns the figure of a record; None where it is neither of a roofline nor synthetic.
-
-    Args:
-      name: of the figure's files.
-      record: what the benchmark has written.
 
     Raises:
       InputError: it is something else, or nothing was measured.
     """
     try:
-        kind = _kind_of(record)
-        curves = _CURVES[kind](record["lines"]) if kind else []
+        # Every record of a measurement has versions.
+        kind = record.get("flags", {}).get("measure") if record["versions"] else None
+        if kind not in _KINDS:
+            return None
+        title, make_curves = _KINDS[kind]
+        curves = make_curves(record["lines"])
     except (AttributeError, KeyError, TypeError):
         raise InputError(f"{name}: expected a record of python -m jspec.benchmark") from None
-    if kind is None:
-        return None
     if not curves[0].x:
         raise InputError(f"{name}: expected lines of what was measured, got none")
     flags = record["flags"]
     parts = (flags.get("target"), flags.get("dtype"), record.get("processor"), record.get("date"))
     subtitle = " · ".join(str(part) for part in parts if part)
-    title, caption = _TITLES[kind], _CAPTIONS[kind]
-    return draw(name, curves, caption=caption, title=title, subtitle=subtitle, share_y=True)
+    return draw(name, curves, caption="", title=title, subtitle=subtitle, share_y=True)
 
 
-def _kind_of(record: Any) -> str | None:
-    """Returns which of `_CURVES` the record has; every record of a measurement has versions."""
-    kind = record.get("flags", {}).get("measure") if record["versions"] else None
-    return kind if kind in _CURVES else None
-
-
-def roofline_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
-    """Returns what calls take by width, by context and by rows, in milliseconds.
-
-    Args:
-      lines: of `measure_roofline`, as JSON.
-    """
+def roofline_curves(lines: _Lines) -> list[Curves]:
+    """Returns what calls take by width, by context and by rows, in milliseconds."""
     calls: dict[str, dict[tuple[int, ...], Mapping[str, Any]]] = {}
     for line in lines:
         if match := _CALL.fullmatch(line["name"]):
             calls.setdefault(match[1], {})[tuple(map(int, match.groups()[1:]))] = line
     panels = []
     for axis, label in enumerate(("tokens a row", "tokens in the cache", "rows")):
-        along = {
-            role: {shape[axis]: line for shape, line in own.items() if _is_along(axis, shape, own)}
-            for role, own in calls.items()
-        }
+        along = {role: _along(axis, own) for role, own in calls.items()}
         places = sorted(set().union(*along.values()))
-        times: dict[str, Sequence[float | None]] = {}
-        for role, own in along.items():
-            for title, seconds in _SECONDS.items():
-                times[f"{role}, {title}"] = [
-                    1e3 * seconds(own[place]) if place in own else None for place in places
-                ]
+        times: dict[str, Sequence[float | None]] = {
+            f"{role}, {title}": [own.get(place, {}).get(key) for place in places]
+            for role, own in along.items()
+            for title, key in _SECONDS.items()
+        }
         panels.append(Curves(places, times, label, "milliseconds", begins_at_zero=True))
     return panels
 
 
-def _is_along(axis: int, shape: Sequence[int], shapes: Iterable[Sequence[int]]) -> bool:
-    """Returns whether a shape differs from the first one along an axis only."""
-    first = next(iter(shapes))
-    return all(a == b for i, (a, b) in enumerate(zip(shape, first, strict=True)) if i != axis)
+def _along(axis: int, calls: Mapping[tuple[int, ...], Mapping[str, Any]]) -> dict[int, Any]:
+    """Returns the milliseconds of calls that differ from the first one along an axis only."""
+    first = list(next(iter(calls)))
+    return {
+        shape[axis]: {key: 1e3 * line[key] for key in _SECONDS.values()}
+        for shape, line in calls.items()
+        if [*shape[:axis], first[axis], *shape[axis + 1 :]] == first
+    }
 
 
-def synthetic_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
-    """Returns the speed of each method of generating by the probability that a draft is kept.
-
-    Args:
-      lines: of `measure_synthetic`, as JSON.
-    """
+def synthetic_curves(lines: _Lines) -> list[Curves]:
+    """Returns the speed of each method of generating by the probability that a draft is kept."""
     rates = sorted({line["rate"] for line in lines})
     by_method: dict[str, Sequence[float | None]] = {}
     for name in dict.fromkeys(line["name"] for line in lines):
@@ -139,7 +102,10 @@ def synthetic_curves(lines: Sequence[Mapping[str, Any]]) -> list[Curves]:
     return [Curves(rates, by_method, x_label, y_label, begins_at_zero=True)]
 
 
-_CURVES: dict[str, Callable[[Sequence[Mapping[str, Any]]], list[Curves]]] = {
-    "roofline": roofline_curves,
-    "synthetic": synthetic_curves,
+_KINDS: dict[str | None, tuple[str, Callable[[_Lines], list[Curves]]]] = {
+    "roofline": (
+        "Calls of a model: measured, and the least possible time",
+        roofline_curves,
+    ),
+    "synthetic": ("Speed against the probability that a draft is kept", synthetic_curves),
 }

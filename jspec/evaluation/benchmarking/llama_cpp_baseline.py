@@ -7,6 +7,7 @@ reads. Speculation with a model drafts with the same model in Q4_1, for want of 
 this tokenizer.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -42,63 +43,56 @@ def llama_methods(
         new = model.with_suffix(".new")
         _run([programs / "llama-quantize", "--allow-requantize", source, new, "BF16"])
         new.rename(model)
-    usual = ["-m", model, "-t", len(os.sched_getaffinity(0)), "--temp", 0]
-    lookup = [programs / "llama-lookup", *usual, "--spec-draft-n-max", num_drafts]
-    drafting = ["-md", source, "--spec-type", "draft-simple", "--spec-draft-n-max"]
-    model_drafts = [programs / "llama-speculative-simple", *usual, *drafting, _NUM_MODEL_DRAFTS]
-    plain = [programs / "llama-completion", *usual, "-no-cnv"]
+    drafting = ["-md", source, "--spec-type", "draft-simple"]
     commands = {
-        LLAMA_PLAIN: (plain, _PLAIN_TIMES),
-        f"llama.cpp lookup:{num_drafts}": (lookup, _SPECULATIVE_TIMES),
-        f"llama.cpp model (Q4_1):{_NUM_MODEL_DRAFTS}": (model_drafts, _SPECULATIVE_TIMES),
-    }
+        LLAMA_PLAIN: ["llama-completion", "-no-cnv"],
+        f"llama.cpp lookup:{num_drafts}": ["llama-lookup", "--spec-draft-n-max", num_drafts],
+        f"llama.cpp model (Q4_1):{_NUM_MODEL_DRAFTS}": [
+            "llama-speculative-simple", *drafting, "--spec-draft-n-max", _NUM_MODEL_DRAFTS
+        ],
+    }  # fmt: skip
+    usual = ["-m", model, "-t", len(os.sched_getaffinity(0)), "--temp", 0]
 
-    def make(command: list, times: _Times) -> GenerateFn:
-        def generate(prompt: list[int], seed: int) -> Generated:
-            del seed
-            with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
-                file.write(texts[tuple(prompt)])
-                file.flush()
-                printed = _run([*command, "-f", file.name, "-n", max_new_tokens])
-            seconds, num_tokens = _read_times(printed, times, command[0])
-            return Generated([], 0, 0, seconds=seconds, num_tokens=num_tokens)
+    def answer(own: list, prompt: list[int], seed: int) -> Generated:
+        del seed
+        command = [programs / own[0], *usual, *own[1:]]
+        with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as file:
+            file.write(texts[tuple(prompt)])
+            file.flush()
+            printed = _run([*command, "-f", file.name, "-n", max_new_tokens])
+        seconds, num_tokens = _read_times(printed, command[0])
+        return Generated([], 0, 0, seconds=seconds, num_tokens=num_tokens)
 
-        return generate
-
-    return {name: make(*one) for name, one in commands.items()}
-
-
-_Times = tuple[float, int, re.Pattern, re.Pattern]
-# Of what a program prints: the unit of its times in seconds, tokens that it does not count, and
-# where it tells the time of the prompt and the time and the tokens of decoding.
-_PLAIN_TIMES = (
-    0.001,
-    1,
-    re.compile(r"prompt eval time = +([\d.]+) ms"),
-    re.compile(r" I .*?(?<!prompt )eval time = +(?P<time>[\d.]+) ms / +(?P<tokens>\d+) runs"),
-)
-_SPECULATIVE_TIMES = (
-    1.0,
-    0,
-    re.compile(r"encoded +\d+ tokens in +([\d.]+) seconds"),
-    re.compile(r"decoded +(?P<tokens>\d+) tokens in +(?P<time>[\d.]+) seconds"),
-)
+    return {name: functools.partial(answer, one) for name, one in commands.items()}
 
 
-def _read_times(printed: str, times: _Times, program: pathlib.Path) -> tuple[float, int]:
+# Where a program tells the time of the prompt and the time and the tokens of decoding: those that
+# speculate tell seconds, plain decoding milliseconds, and runs, which come after the first token.
+_TIMES = {
+    "s": (
+        re.compile(r"encoded +\d+ tokens in +([\d.]+) seconds"),
+        re.compile(r"decoded +(?P<tokens>\d+) tokens in +(?P<time>[\d.]+) seconds"),
+    ),
+    "ms": (
+        re.compile(r"prompt eval time = +([\d.]+) ms"),
+        re.compile(r" I .*?(?<!prompt )eval time = +(?P<time>[\d.]+) ms / +(?P<tokens>\d+) runs"),
+    ),
+}
+
+
+def _read_times(printed: str, program: pathlib.Path) -> tuple[float, int]:
     """Returns the seconds and the tokens of an answer."""
-    unit, uncounted, prompt_pattern, decode_pattern = times
-    prompt, decode = prompt_pattern.search(printed), decode_pattern.search(printed)
-    if prompt is None or decode is None:
-        raise InputError(f"expected times in what {program} prints, got {printed[-200:]!r}")
-    seconds = unit * (float(prompt[1]) + float(decode["time"]))
-    return seconds, int(decode["tokens"]) + uncounted
+    for unit, patterns in _TIMES.items():
+        prompt, decode = (pattern.search(printed) for pattern in patterns)
+        if prompt is not None and decode is not None:
+            time, num_tokens = float(prompt[1]) + float(decode["time"]), int(decode["tokens"])
+            return (time / 1000, num_tokens + 1) if unit == "ms" else (time, num_tokens)
+    raise InputError(f"expected times in what {program} prints, got {printed[-200:]!r}")
 
 
 def _run(command: list) -> str:
-    done = subprocess.run(
-        [str(word) for word in command], capture_output=True, stdin=subprocess.DEVNULL
-    )
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL)
     printed = (done.stderr + done.stdout).decode(errors="replace")
     if done.returncode:
         raise InputError(f"expected {command[0]} to succeed, got status {done.returncode}: "

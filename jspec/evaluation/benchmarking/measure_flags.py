@@ -5,12 +5,17 @@ from typing import Any
 from absl import flags
 
 from jspec.common.errors import InputError, check_range
-from jspec.generation import drafter_flags, generator
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
+from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATIONS
+from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.weights import smollm2
 
-flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
+    if _flag.name != "drafter":  # --drafters stands here for it
+        flags.declare_key_flag(_flag.name)
+
 _MODELS = "draft target_quantization draft_quantization drafters num_draft_tokens"
 _PROMPTS = "prompts_file num_prompts max_new_tokens"
 _READ_BY = {  # besides those of `_ALWAYS`
@@ -27,9 +32,6 @@ _READ_BY = {  # besides those of `_ALWAYS`
     "parity": f"{_MODELS} {_PROMPTS} batch_size",
 }
 _ALWAYS = ("measure", "draw", "target", "dtype", "output_json")
-WITH_OPTIONS = ("methods", "roofline", "synthetic", "sampling", "acceptance", "profile", "parity")
-"""Modes that read the options of drafters."""
-
 _HOLDERS = [
     flags.DEFINE_enum(
         "measure",
@@ -39,24 +41,23 @@ _HOLDERS = [
         "and rounds beside the least time that the machine needs; synthetic: speed against given "
         "rates of acceptance; start: a process up to its first answer; sampling: filters and "
         "processors; drafting: drafters that look back, alone; quantization: bytes and steps of "
-        "rounded weights; acceptance: kept drafts in theory and in fact; profile: operations of an "
+        "rounded weights; acceptance: kept drafts in theory and in fact; profile: a trace of an "
         "answer; parity: whether all greedy answers are plain decoding's.",
     ),
     flags.DEFINE_list(
         "draw", None, "Draw these records of rooflines or synthetic rates, beside them, instead."
     ),
-    flags.DEFINE_string("target", generator.DEFAULT_TARGET, "The model."),
-    flags.DEFINE_string("draft", None, "A draft model, for the drafter `model`."),
+    flags.DEFINE_string("target", DEFAULT_TARGET, "The model."),
+    flags.DEFINE_string("draft", None, "A draft model, for the drafters model and hierarchical."),
     flags.DEFINE_list(
         "drafters",
         None,
-        "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto. One for "
-        "start, sampling and profile. Default: none, prompt_lookup, and what jspec.generate drafts "
-        "with if nothing is said, or what fits the mode.",
+        "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto, except "
+        "with start and acceptance. One for start, sampling and profile. Default: none, "
+        "prompt_lookup, and what jspec.generate drafts with if nothing is said, or what fits the "
+        "mode.",
     ),
-    flags.DEFINE_string(
-        "num_draft_tokens", str(generator.DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."
-    ),
+    flags.DEFINE_string("num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."),
     flags.DEFINE_string(
         "prompts_file",
         "configs/prompts.jsonl",
@@ -67,7 +68,8 @@ _HOLDERS = [
     flags.DEFINE_integer("max_new_tokens", 128, "Tokens an answer may have."),
     flags.DEFINE_integer("max_seq_len", None, "Tokens of prompt and answer. Default: the model's."),
     flags.DEFINE_integer("repeats", 5, "Repeats of each measurement."),
-    flags.DEFINE_float("temperature", 0.0, "Prompt k of repeat r has the seed 1000 r + k."),
+    flags.DEFINE_float("temperature", 0.0, "Of answers; methods give prompt k of repeat r the "
+        "seed 1000 r + k."),
     flags.DEFINE_string("acceptance", "rejection", "The acceptance rule."),
     flags.DEFINE_bool("decoding", False, "Time decoding alone, without the prompt; of jspec only."),
     flags.DEFINE_enum(
@@ -106,7 +108,7 @@ _HOLDERS = [
         "quantization 256, profile 128."
     ),
     flags.DEFINE_integer("batch_size", 8, "Rows of batches."),
-    flags.DEFINE_string("trace_folder", None, "Keep the profiler's trace here."),
+    flags.DEFINE_string("trace_folder", None, "Put the profiler's trace here."),
     flags.DEFINE_string(
         "output_json", None, "Write everything measured to this file, as it is measured."
     ),
@@ -133,11 +135,6 @@ def read_flags() -> dict[str, Any]:
         values["dtype"] = "float32" if mode == "parity" else "bfloat16"
     _check_values(values)
     return {name: values[name] for name in names}
-
-
-def is_given(name: str) -> bool:
-    """Returns whether the command line names a flag."""
-    return any(holder.present for holder in _HOLDERS if holder.name == name)
 
 
 def _check_values(values: dict[str, Any]) -> None:

@@ -1,96 +1,142 @@
 """What a command line of `python -m jspec.benchmark` asks for, checked before models are loaded."""
 
 import collections
-import dataclasses
 import sys
-from collections.abc import Mapping
-from typing import Any
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from absl import flags
 
 from jspec.common.errors import InputError
 from jspec.common.json_lines import title_of
-from jspec.drafters import DrafterOptions, choose_drafter
-from jspec.evaluation.benchmarking.by_task import tasks_of
-from jspec.evaluation.benchmarking.measure_flags import WITH_OPTIONS, is_given
-from jspec.evaluation.benchmarking.methods import (
-    Method,
-    check_methods,
-    make_generators,
-    parse_methods,
+from jspec.drafters import (
+    DEFAULT_NUM_DRAFT_TOKENS,
+    DrafterOptions,
+    check_options,
+    choose_drafter,
+    drafters_needing,
+    member_names,
+    needs_draft_model,
+    without_unread,
 )
+from jspec.evaluation.benchmarking.answers import JSPEC_PLAIN
+from jspec.evaluation.benchmarking.by_task import tasks_of
 from jspec.evaluation.benchmarking.transformers_baseline import has_transformers
-from jspec.generation.flag_values import parse_quantization
+from jspec.generation.flag_values import parse_num_draft_tokens, parse_quantization
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import Prompt, read_prompts
+from jspec.generation.request import Settings
+from jspec.generation.validate_options import check_num_draft_tokens
 from jspec.weights.resolver import LoadedModel, load_model
 
 _CONTEXTS = {"drafting": [512, 1024, 2048, 4096, 8192], "quantization": [256], "profile": [128]}
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurement:
-    """What the command line asks for.
+class Method(NamedTuple):
+    """One of jspec's methods of generating: a drafter's name, and drafts a round or "auto"."""
+
+    drafter: str
+    num_draft_tokens: int | str
+
+
+class Outcome(NamedTuple):
+    """What a mode has measured so far: plain values for the record, and a table to print."""
+
+    record: dict[str, Any]
+    text: str = ""
+
+
+class Measurement(types.SimpleNamespace):
+    """The values of the flags that the mode reads, and what follows from them.
 
     Attributes:
-      values: of the flags that the mode reads.
       options: of the drafters.
       methods: to measure.
       with_transformers: whether transformers is measured.
     """
 
-    values: Mapping[str, Any]
-    options: DrafterOptions
-    methods: Mapping[str, Method]
-    with_transformers: bool
-
-    def __getattr__(self, name: str) -> Any:
-        """Returns the value of a flag."""
-        try:
-            return self.values[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
     def load(self, role: str, *, is_rounded: bool = True) -> LoadedModel | None:
         """Returns the model "target" or "draft"; None where there is none."""
-        name, kind = self.values.get(role), self.values.get(f"{role}_quantization", "none")
+        name = getattr(self, role, None)
+        kind = getattr(self, f"{role}_quantization", "none") if is_rounded else "none"
         if not name:
             return None
-        quantization = parse_quantization(kind if is_rounded else "none")
-        return load_model(name, dtype=self.dtype, quantization=quantization)
+        return load_model(name, dtype=self.dtype, quantization=parse_quantization(kind))
 
-    def target_model(self) -> LoadedModel:
-        """Returns the target."""
+    def models(self) -> tuple[LoadedModel, LoadedModel | None]:
+        """Returns the target, and the draft model or None."""
         target = self.load("target")
         assert target is not None
-        return target
+        return target, self.load("draft")
 
     def generators(
-        self, **others: Any
-    ) -> tuple[LoadedModel, LoadedModel | None, dict[str, Generator]]:
-        """Returns target, draft and a Generator for each method."""
-        target, draft = self.target_model(), self.load("draft")
-        return target, draft, make_generators(target, draft, self.methods, self.options, **others)
+        self, target: LoadedModel, draft: LoadedModel | None, *names: str, **others: Any
+    ) -> dict[str, Generator]:
+        """Returns Generators of all methods, or of those named; `others` are their options."""
+        return {
+            name: Generator(
+                target,
+                draft if needs_draft_model(method.drafter) else None,
+                drafter=method.drafter,
+                drafter_options=without_unread(method.drafter, self.options),
+                num_draft_tokens=method.num_draft_tokens,
+                **others,
+            )
+            for name, method in self.methods.items()
+            if name in (names or self.methods)
+        }
+
+    def settings(self) -> Settings:
+        """Returns the settings of answers."""
+        return Settings(self.max_new_tokens, getattr(self, "temperature", 0.0))
 
     def contexts(self) -> list[int]:
         """Returns the tokens before what is timed."""
         return self.context or _CONTEXTS[self.measure]
 
 
+def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, Method]:
+    """Returns the methods by the names that the tables give them.
+
+    Args:
+      drafters: DRAFTER or DRAFTER:NUMBER each.
+      num_draft_tokens: the number for drafters that are named without one.
+
+    Raises:
+      InputError: none at all, one twice, no such drafter, or a number of drafts for "none".
+    """
+    methods = {}
+    for text in drafters:
+        drafter, _, number = text.partition(":")
+        member_names(drafter)  # refuses one that is not there
+        usual = str(DEFAULT_NUM_DRAFT_TOKENS) if drafter == "none" else num_draft_tokens
+        method = Method(drafter, parse_num_draft_tokens(number or usual))
+        check_num_draft_tokens(method.num_draft_tokens, drafter)
+        methods[JSPEC_PLAIN if drafter == "none" else f"jspec {text}"] = method
+    if not drafters or len(methods) < len(drafters):
+        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
+    return methods
+
+
 def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
     """Returns jspec's methods; refuses what can be refused before anything is loaded."""
     mode, has_draft = values["measure"], bool(values.get("draft"))
-    if mode not in WITH_OPTIONS and options != DrafterOptions():
+    if mode in ("start", "drafting", "quantization") and options != DrafterOptions():
         raise InputError(f"expected options of drafters without --measure={mode}, which reads none")
     if "drafters" not in values:
         return {}
     usual = choose_drafter(None, has_draft=has_draft, target=values["target"])
-    default = {"sampling": ["none"], "start": [usual], "profile": [usual],
-               "acceptance": ["unigram", "bigram", "random"]}  # fmt: skip
     several = list(dict.fromkeys(["none", "prompt_lookup", usual]))
-    drafters = values["drafters"]
-    if drafters is None:
-        drafters = default.get(mode, several)
+    default = {"sampling": ["none"], "start": [usual], "profile": [usual],
+               "acceptance": ["unigram", "bigram", "random"]}.get(mode, several)  # fmt: skip
+    drafters = default if values["drafters"] is None else values["drafters"]
     methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
-    check_methods(methods, options, has_draft=has_draft)
+    drafters = [method.drafter for method in methods.values()]
+    if any(map(needs_draft_model, drafters)) != has_draft:
+        names = ", ".join(drafters_needing("draft"))
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
+    check_options(drafters, options)  # some method has to read each
     if mode in ("start", "sampling", "profile") and len(methods) > 1:
         raise InputError(f"expected one drafter with --measure={mode}, got {len(methods)}")
     return methods
@@ -98,27 +144,24 @@ def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dic
 
 def wants_transformers(values: Mapping[str, Any]) -> bool:
     """Returns whether transformers is to be measured, and refuses it where it cannot be."""
-    wanted = values.get("transformers", False)
-    obstacles = {
-        "--target_quantization: it cannot load rounded weights": (
-            values.get("target_quantization", "none") != "none"
-        ),
-        "--temperature: its answers are greedy": values.get("temperature", 0.0) > 0,
-        "--decoding: its times are those of whole answers": values.get("decoding", False),
-    }
-    found = next((what for what, is_there in obstacles.items() if is_there), None)
-    if wanted is None and not has_transformers():
+    wanted, is_there = values.get("transformers", False), has_transformers()
+    found = []
+    if values.get("target_quantization", "none") != "none":
+        found.append("--target_quantization: it cannot load rounded weights")
+    if values.get("temperature"):
+        found.append("--temperature: its answers are greedy")
+    if values.get("decoding"):
+        found.append("--decoding: its times are those of whole answers")
+    if wanted is None and not is_there:
         note = "note: transformers is not measured: torch is not installed (pip install torch)"
         print(note, file=sys.stderr, flush=True)
     if wanted and found:
-        raise InputError(f"expected --transformers without {found}")
-    if wanted and not has_transformers():
+        raise InputError(f"expected --transformers without {found[0]}")
+    if wanted and not is_there:
         raise InputError("expected torch and transformers to be installed, with --transformers")
-    is_measured = wanted or (wanted is None and has_transformers() and found is None)
+    is_measured = wanted or (wanted is None and is_there and not found)
     if values.get("compiled") and not is_measured:
-        raise InputError(
-            "expected --compiled where transformers is measured, whose step it compiles"
-        )
+        raise InputError("expected --compiled where transformers is measured, whose step it is")
     return is_measured
 
 
@@ -129,13 +172,13 @@ def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:
     if not read:
         raise InputError(f"expected at least one prompt in {title_of(path)}, got none")
     tasks = tasks_of([one.category for one in read])
-    if is_given("num_prompts") and len(read) < count:
+    if flags.FLAGS["num_prompts"].present and len(read) < count:
         print(f"note: {title_of(path)} has {len(read)} of {count} prompts", file=sys.stderr)
-    if asked.values.get("per_category") is not None:
+    if per_category := getattr(asked, "per_category", None):
         seen: dict[str | None, list[int]] = collections.defaultdict(list)
         for index, one in enumerate(read):
             seen[one.category].append(index)
-        places = [index for own in seen.values() for index in own[: asked.per_category]]
+        places = [index for own in seen.values() for index in own[:per_category]]
     else:
         count = min(count, len(read))
         places = [index * len(read) // count for index in range(count)]

@@ -9,19 +9,20 @@ batch are compared with the same answers alone, without any excuse.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jspec.common.text_table import format_table
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.analysis.divergence import (
     EXCUSED_GAPS,
-    find_divergence,
     largest_gap_change,
     make_logits_after,
+    parting_gaps,
 )
-from jspec.evaluation.benchmarking.outcome import Outcome
+from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import TransformersModels, has_transformers
-from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS, Generator
+from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import LoadedModel
 
@@ -30,57 +31,49 @@ _ROUNDING_TOKENS = 114
 Answers = list[list[int]]
 
 
-def measure_parity(
-    target: LoadedModel,
-    names: Sequence[str],
-    make: Callable[[str, int], Generator],
-    prompts: Sequence[list[int]],
-    settings: Settings,
-    batch_size: int,
-) -> Iterator[Outcome]:
+def measure_parity(asked: Measurement) -> Iterator[Outcome]:
     """Generates every answer by every method and compares; yields after each method.
-
-    Args:
-      target: the model, in float32 or bfloat16.
-      names: of the methods.
-      make: (name, batch size) -> the method's Generator.
-      prompts: token ids.
-      settings: of the greedy answers; prompt k has the seed k.
-      batch_size: rows of the batched runs.
 
     Yields:
       Records with `num_unexcused`, the methods whose answers differ without an excuse.
     """
+    texts = [prompt.text for prompt in choose_prompts(asked)[0]]
+    (target, draft), settings = asked.models(), asked.settings()
+    plain = Generator(target, drafter="none")
+    prompts = list(map(plain.encode_prompt, texts))
     dtype = target.params["embedding"].dtype.name
-    expected = _answers(Generator(target, drafter="none"), prompts, settings)
+    excused = EXCUSED_GAPS[dtype]
+    expected = _answers(plain, prompts, settings)
     logits_after, found = make_logits_after(target), []
-    record = {"excused_gap": EXCUSED_GAPS[dtype], "rounding": _rounding(target, prompts, expected)}
+    record: dict[str, Any] = {"excused_gap": excused, "compared": found}
+    record["rounding"] = _rounding(target, prompts, expected)
+
+    def answers(name: str, batch_size: int, prompts: Answers, settings: Settings) -> Answers:
+        (made,) = asked.generators(target, draft, name, batch_size=batch_size).values()
+        return _answers(made, prompts, settings)
 
     def compare(name: str, answers: Answers, wanted: Answers, bound: float) -> Outcome:
-        pairs = zip(prompts, answers, wanted, strict=False)
-        parted = [find_divergence(*texts, logits_after) for texts in pairs]
-        gaps = [one.gap for one in parted if one is not None]
+        gaps = parting_gaps(prompts, answers, wanted, logits_after)
         found.append({
             "name": name, "num_equal": len(answers) - len(gaps), "num_answers": len(answers),
             "gaps": gaps, "is_excused": all(gap < bound for gap in gaps),
         })  # fmt: skip
-        num_unexcused = sum(not one["is_excused"] for one in found)
-        own = record | {"compared": found, "num_unexcused": num_unexcused}
-        return Outcome(own, _format(own))
+        record["num_unexcused"] = sum(not one["is_excused"] for one in found)
+        return Outcome(record, _format(record))
 
-    for name in names:
-        for size, title in ((1, name), (batch_size, f"{name}, batched")):
-            answers = _answers(make(name, size), prompts, settings)
-            yield compare(title, answers, expected, EXCUSED_GAPS[dtype])
+    for name in asked.methods:
+        for size, title in ((1, name), (asked.batch_size, f"{name}, batched")):
+            yield compare(title, answers(name, size, prompts, settings), expected, excused)
     if dtype != "float32":  # transformers rounds its residual stream, jspec does not: no bound
         return
     if has_transformers():
         generate = TransformersModels(target).method("none", 0, settings.max_new_tokens)
-        answers = [generate(prompt, 0).token_ids for prompt in prompts]
-        yield compare("transformers", answers, expected, EXCUSED_GAPS[dtype])
-    few, sampled = prompts[:batch_size], dataclasses.replace(settings, temperature=0.8, top_p=0.95)
-    for name in names:
-        alone, together = (_answers(make(name, size), few, sampled) for size in (1, len(few)))
+        theirs = [generate(prompt, 0).token_ids for prompt in prompts]
+        yield compare("transformers", theirs, expected, excused)
+    few = prompts[: asked.batch_size]
+    sampled = dataclasses.replace(settings, temperature=0.8, top_p=0.95)
+    for name in asked.methods:
+        alone, together = (answers(name, size, few, sampled) for size in (1, len(few)))
         yield compare(f"{name}, sampled, batch against alone", together, alone, bound=0.0)
 
 
@@ -107,9 +100,7 @@ def _answers(generator: Generator, prompts: Sequence[list[int]], settings: Setti
 
 def _rounding(target: LoadedModel, prompts: Sequence[list[int]], expected: Answers) -> float | None:
     """Returns how far the gap between the two best logits changes with the tokens of a pass."""
-    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, expected, strict=True)]
     # Cut to one length: one program, and small enough for logits of all places.
+    texts = [[*prompt, *answer] for prompt, answer in zip(prompts, expected, strict=True)]
     texts = [text[:_ROUNDING_TOKENS] for text in texts if len(text) >= _ROUNDING_TOKENS]
-    if not texts:
-        return None
-    return largest_gap_change(target, texts, (1, DEFAULT_NUM_DRAFT_TOKENS + 1))
+    return largest_gap_change(target, texts, (1, DEFAULT_NUM_DRAFT_TOKENS + 1)) if texts else None

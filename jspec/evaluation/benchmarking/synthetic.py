@@ -1,64 +1,35 @@
 """Speed against acceptance: rounds in which every draft is kept with a given probability."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from jspec.common.errors import InputError, check_range
-from jspec.drafters import DrafterOptions
-from jspec.evaluation.analysis.improvement import expected_tokens, walltime_improvement
-from jspec.evaluation.analysis.ratios import Ratio, speed_ratio
-from jspec.evaluation.benchmarking.answers import GenerateFn, Timings, measure, warm_up
-from jspec.evaluation.benchmarking.call_parts import time_call
-from jspec.evaluation.benchmarking.methods import (
+from jspec.common.text_table import format_table, number_cell
+from jspec.evaluation.analysis.ratios import speed_ratio
+from jspec.evaluation.analysis.theory import expected_tokens, walltime_improvement
+from jspec.evaluation.benchmarking.answers import (
     JSPEC_PLAIN,
-    Method,
+    GenerateFn,
+    Timings,
     answer_with,
-    make_generators,
+    measure,
+    ratio_cell,
+    warm_up,
 )
-from jspec.evaluation.benchmarking.outcome import Outcome
+from jspec.evaluation.benchmarking.measurement import (
+    Measurement,
+    Outcome,
+    choose_prompts,
+)
+from jspec.evaluation.benchmarking.parts import time_call
 from jspec.generation.generator import Generator
+from jspec.generation.request import Settings
 from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.weights.resolver import LoadedModel
 
 _NOTE = "every draft is kept with a given probability: the text means nothing"
+_COLUMNS = ["", "drafts", "kept", "tokens a call", "Eq. 1", "times plain", "Theorem 3.8"]
 _CONTEXT = 256  # tokens before the calls whose costs the theorem is given
-
-
-class SyntheticLine(NamedTuple):
-    """What a method of generating gave at one rate of acceptance.
-
-    Attributes:
-      name: of the method.
-      num_draft_tokens: a round.
-      rate: with which every draft was kept.
-      tokens_per_target_call: of all rounds.
-      expected_tokens: likewise, by Eq. 1 of Leviathan et al.
-      speedup: of decoding over plain decoding, without the prefill.
-      expected_speedup: by Theorem 3.8 with the measured costs of a draft call and of a verify call,
-        in plain target calls; None for a drafter that calls no draft model.
-    """
-
-    name: str
-    num_draft_tokens: int
-    rate: float
-    tokens_per_target_call: float
-    expected_tokens: float
-    speedup: Ratio
-    expected_speedup: float | None
-
-    def __str__(self) -> str:
-        """One line for a person."""
-        ratio = "{median:.2f} [{low:.2f}, {high:.2f}]".format(**self.speedup._asdict())
-        line = f"{self.name}, {self.num_draft_tokens} drafts, each kept with {self.rate:g}: "
-        line += f"{self.tokens_per_target_call:.2f} tokens a call "
-        line += f"(Eq. 1: {self.expected_tokens:.2f}), {ratio} times plain"
-        if self.expected_speedup is not None:
-            line += f" (Theorem 3.8: {self.expected_speedup:.2f})"
-        return line
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
-        return self._asdict() | {"speedup": self.speedup._asdict()}
 
 
 def parse_rates(texts: Sequence[str]) -> list[float]:
@@ -79,107 +50,81 @@ def parse_rates(texts: Sequence[str]) -> list[float]:
     return rates
 
 
-def measure_synthetic(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    methods: Mapping[str, Method],
-    options: DrafterOptions,
-    rates: Sequence[float],
-    texts: Sequence[str],
-    max_new_tokens: int,
-    repeats: int,
-) -> Iterator[Outcome]:
+def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
     """Measures every method at every rate, by turns with plain decoding, at temperature 1.
 
-    Args:
-      target: the target.
-      draft: the draft model, if any.
-      methods: of generating, by name; plain decoding is measured whether it is among them or not.
-      options: of their drafters.
-      rates: of acceptance.
-      texts: the prompts.
-      max_new_tokens: of an answer; the last round of each is cut there.
-      repeats: of every answer, each with a seed of its own.
-
-    Yields:
-      After each repeat the lines of all that has been measured by then.
+    Plain decoding is measured whether it is among the methods or not. The last round of an answer
+    is cut. Yields after each repeat.
 
     Raises:
-      InputError: nothing drafts, or a number of drafts is not fixed.
+      InputError: nothing drafts, a number of drafts is not fixed, or a rate is none.
     """
-    methods = _drafting(methods)
-    generators = make_generators(target, draft, methods, options, acceptance="synthetic")
-    costs = {name: _costs_of(target, draft, method) for name, method in methods.items()}
+    rates = parse_rates(asked.synthetic_acceptance)
+    methods = {name: method for name, method in asked.methods.items() if name != JSPEC_PLAIN}
+    if not methods:
+        raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
+    for name, (_, number) in methods.items():
+        if not isinstance(number, int):
+            raise InputError(f"expected a fixed number of drafts of {name}, got auto")
+    texts = [prompt.text for prompt in choose_prompts(asked)[0]]
+    target, draft = asked.models()
+    generators = asked.generators(target, draft, *methods, acceptance="synthetic")
+    costs = {
+        name: _costs_of(target, draft, int(number))
+        for name, (drafter, number) in methods.items()
+        if draft is not None and drafter == "model"
+    }
     plain = Generator(target, drafter="none")
+    settings = Settings(max_new_tokens=asked.max_new_tokens, temperature=1.0)
     answers = {
-        name: answer_with(generator, max_new_tokens, temperature=1.0, decoding=True)
+        name: answer_with(generator, settings, decoding=True)
         for name, generator in [(JSPEC_PLAIN, plain), *generators.items()]
     }
     cells = {f"{name} at {rate:g}": (name, rate) for rate in rates for name in methods}
     runs = {cell: _at_rate(answers[name], rate) for cell, (name, rate) in cells.items()}
     runs[JSPEC_PLAIN] = answers[JSPEC_PLAIN]
-    prompts = [plain.encode_prompt(text) for text in texts]
+    prompts = list(map(plain.encode_prompt, texts))
     warm_up(answers, prompts)  # one program serves all rates
-    for timings in measure(runs, prompts, repeats):
-        base = timings[JSPEC_PLAIN]
-        lines = [
-            _line(name, rate, methods[name], costs[name], timings[cell], base)
-            for cell, (name, rate) in cells.items()
-        ]
-        record = {"is_meaningless": True, "lines": [line.to_json() for line in lines]}
-        yield Outcome(record, "\n".join([_NOTE, *map(str, lines)]))
-
-
-def _drafting(methods: Mapping[str, Method]) -> dict[str, Method]:
-    """Returns the methods that draft.
-
-    Raises:
-      InputError: there are none, or a number of drafts is not fixed.
-    """
-    methods = {name: method for name, method in methods.items() if name != JSPEC_PLAIN}
-    if not methods:
-        raise InputError("expected a drafter that drafts with synthetic_acceptance, got none")
-    for name, method in methods.items():
-        if not isinstance(method.num_draft_tokens, int):
-            raise InputError(f"expected a fixed number of drafts of {name}, got auto")
-    return methods
+    for timings in measure(runs, prompts, asked.repeats):
+        lines = []
+        for cell, (name, rate) in cells.items():
+            both = timings[cell], timings[JSPEC_PLAIN]
+            number = int(methods[name].num_draft_tokens)
+            lines.append(_line(name, rate, number, costs.get(name), *both))
+        rows = [
+            [name, str(number), f"{rate:g}", f"{given:.2f}", f"{expected:.2f}",
+             ratio_cell(speedup), number_cell(theorem, ".2f")]
+            for name, number, rate, given, expected, speedup, theorem in map(dict.values, lines)
+        ]  # fmt: skip
+        table = format_table(_COLUMNS, rows)
+        yield Outcome({"is_meaningless": True, "lines": lines}, f"{_NOTE}\n{table}")
 
 
 def _at_rate(answer: GenerateFn, rate: float) -> GenerateFn:
-    """Returns generation in which every draft is kept with a given probability."""
     return lambda prompt, seed: answer(prompt, seed_of(rate, seed))
 
 
 def _line(
-    name: str,
-    rate: float,
-    method: Method,
-    costs: tuple[float, float] | None,
-    own: Timings,
-    plain: Timings,
-) -> SyntheticLine:
-    """Returns what a method at a rate gave beside plain decoding."""
-    number = int(method.num_draft_tokens)
-    return SyntheticLine(
-        name,
-        number,
-        rate,
-        float(own.round_tokens.sum() / own.calls.sum()),
-        expected_tokens(rate, number),
-        speed_ratio(own.seconds, own.tokens, plain.seconds, plain.tokens),
-        None if costs is None else walltime_improvement(rate, number, *costs),
-    )
+    name: str, rate: float, number: int, costs: tuple[float, float] | None, *both: Timings
+) -> dict[str, Any]:
+    """Returns what a method gave beside plain decoding, in the order of `_COLUMNS`.
 
-
-def _costs_of(
-    target: LoadedModel, draft: LoadedModel | None, method: Method
-) -> tuple[float, float] | None:
-    """Returns the cost of a draft and of the verify call, in plain target calls.
-
-    None where no draft model drafts.
+    The speed-up is that of decoding, without the prefill. Theorem 3.8 expects one of a drafter that
+    calls a draft model.
     """
-    if draft is None or method.drafter != "model":
-        return None
-    widths = 1, int(method.num_draft_tokens) + 1
-    step, verify = (time_call(target, width, _CONTEXT) for width in widths)
+    own, plain = both
+    return {
+        "name": name,
+        "num_draft_tokens": number,
+        "rate": rate,
+        "tokens_per_target_call": float(own.round_tokens.sum() / own.calls.sum()),
+        "expected_tokens": expected_tokens(rate, number),
+        "speedup": speed_ratio(own.seconds, own.tokens, plain.seconds, plain.tokens)._asdict(),
+        "expected_speedup": costs and walltime_improvement(rate, number, *costs),
+    }
+
+
+def _costs_of(target: LoadedModel, draft: LoadedModel, number: int) -> tuple[float, float]:
+    """Returns the cost of a draft and of the verify call, in plain target calls."""
+    step, verify = (time_call(target, width, _CONTEXT) for width in (1, number + 1))
     return time_call(draft, 1, _CONTEXT) / step, verify / step

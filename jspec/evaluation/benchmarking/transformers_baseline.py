@@ -5,31 +5,38 @@ import importlib.util
 import inspect
 import pathlib
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
-from jspec.common.errors import InputError
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, needs_draft_model
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
 
 
+def transformers_methods(
+    methods: Mapping[str, tuple[str, int | str]],
+) -> dict[str, tuple[str, int]]:
+    """Returns, by name, transformers' drafters and numbers of drafts that stand beside jspec's.
+
+    Prompt lookup and the draft model have the numbers that jspec's methods have. Where jspec
+    chooses the number, and for prompt lookup where jspec does not use it, it is jspec's default.
+    """
+    pairs = []
+    for drafter, number in methods.values():
+        kind = "model" if needs_draft_model(drafter) else drafter
+        if kind in ("model", "prompt_lookup"):
+            fixed = number if isinstance(number, int) else DEFAULT_NUM_DRAFT_TOKENS
+            pairs.append((kind, fixed))
+    if not any(drafter == "prompt_lookup" for drafter, _ in pairs):
+        pairs.append(("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS))
+    named = {f"transformers {drafter}:{number}": (drafter, number) for drafter, number in pairs}
+    return {"transformers plain": ("none", 0)} | named
+
+
 def has_transformers() -> bool:
     """Returns whether transformers can run models here, which takes torch."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-
-
-def check_transformers(target: LoadedModel, draft: LoadedModel | None) -> None:
-    """Checks that transformers will take the models.
-
-    Raises:
-      InputError: it will not; one line.
-    """
-    if draft is not None and draft.config.vocab_size != target.config.vocab_size:
-        raise InputError(
-            f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
-            f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
-            "--notransformers leaves it out"
-        )
 
 
 class TransformersModels:
@@ -39,10 +46,8 @@ class TransformersModels:
         """Hands the weights over as Hugging Face checkpoints, in their own dtype.
 
         Raises:
-          InputError: weights are quantised, or draft and target do not fit; see
-            `check_transformers`.
+          InputError: weights are quantised.
         """
-        check_transformers(target, draft)
         self._eos_ids = list(target.config.eos_ids)
         self._target = _hand_over(target)
         self._draft = None if draft is None else _hand_over(draft)
@@ -64,28 +69,28 @@ class TransformersModels:
             proposes this many tokens in every round, however sure it is of them.
           num_draft_tokens: a round; at the end of an answer no more than can be used.
           max_new_tokens: of an answer.
-
-        Raises:
-          InputError: no such drafter, or no draft model for it.
         """
-        options: dict[str, Any] = {}
-        if drafter == "prompt_lookup":
-            options = {"prompt_lookup_num_tokens": num_draft_tokens}
-        elif drafter == "model" and self._draft is not None:
-            options = {"assistant_model": self._draft}
-        elif drafter != "none":
-            raise InputError(
-                f"expected none, prompt_lookup, or model and a draft model; got {drafter!r}"
-            )
+        options: dict[str, Any] = {
+            "none": {},
+            "prompt_lookup": {"prompt_lookup_num_tokens": num_draft_tokens},
+            "model": {"assistant_model": self._draft},
+        }[drafter]
 
         def generate(prompt: list[int], seed: int) -> Generated:
             del seed
             if self._draft is not None:  # transformers reads these options off the draft alone
-                own = self._draft.generation_config
-                own.num_assistant_tokens = num_draft_tokens
-                own.num_assistant_tokens_schedule = "constant"
-                own.assistant_confidence_threshold = 0.0
-            return self._generate(prompt, max_new_tokens, **options)
+                self._draft.generation_config.update(
+                    num_assistant_tokens=num_draft_tokens,
+                    num_assistant_tokens_schedule="constant",
+                    assistant_confidence_threshold=0.0,
+                )
+            answer = self._answer(prompt, max_new_tokens, **options)
+            # The call that reads the prompt checks the first drafts, too, and may thus give several
+            # tokens. Neither it nor its tokens count.
+            starts = self._starts
+            if len(starts) == 1:
+                return Generated(answer, 0, 0)
+            return Generated(answer, len(prompt) + len(answer) - 1 - starts[1], len(starts) - 1)
 
         return generate
 
@@ -104,18 +109,18 @@ class TransformersModels:
         cache = transformers.StaticCache(self._target.config, max_cache_len=max_length)
         compile_config = transformers.CompileConfig(fullgraph=True)
         setattr(compile_config, "_compile_all_devices", True)  # noqa: B010  # a processor as well
+        options = {_cache_name(): cache, "compile_config": compile_config}
 
         def generate(prompt: list[int], seed: int) -> Generated:
             del seed
             with torch.inference_mode():
                 cache.reset()
-            options = {_cache_name(): cache, "compile_config": compile_config}
-            answer = self._generate(prompt, max_new_tokens, **options).token_ids
+            answer = self._answer(prompt, max_new_tokens, **options)
             return Generated(answer, len(answer) - 1, len(answer) - 1)
 
         return generate
 
-    def _generate(self, prompt: list[int], max_new_tokens: int, **options: Any) -> Generated:
+    def _answer(self, prompt: list[int], max_new_tokens: int, **options: Any) -> list[int]:
         import torch
 
         self._starts.clear()
@@ -130,7 +135,7 @@ class TransformersModels:
                 pad_token_id=self._eos_ids[0] if self._eos_ids else 0,
                 **options,
             )
-        return _count(output[0].tolist(), len(prompt), self._starts)
+        return output[0].tolist()[len(prompt) :]
 
 
 @functools.cache
@@ -140,23 +145,6 @@ def _cache_name() -> str:
 
     is_new = "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
     return "cache" if is_new else "past_key_values"
-
-
-def _count(text: list[int], prompt_len: int, starts: list[int]) -> Generated:
-    """Counts calls and their tokens.
-
-    transformers checks the first drafts in the call that reads the prompt, which may thus give
-    several tokens. Neither this call nor its tokens count.
-
-    Args:
-      text: ids of prompt and answer.
-      prompt_len: ids of the prompt.
-      starts: tokens read before each call, [calls]: all but the last of the text so far.
-    """
-    answer = text[prompt_len:]
-    if len(starts) == 1:
-        return Generated(answer, 0, 0)
-    return Generated(answer, len(text) - 1 - starts[1], len(starts) - 1)
 
 
 def _hand_over(model: LoadedModel) -> Any:

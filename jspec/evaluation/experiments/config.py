@@ -1,28 +1,25 @@
 """Config files: what they are built from, loading them, and their contents as plain JSON."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import pathlib
+import runpy
 from collections.abc import Mapping
 from typing import Any
 
 from ml_collections import ConfigDict, config_dict
 
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, describe_error
+from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment, PairSpec
-from jspec.generation.generator import DEFAULT_NUM_DRAFT_TOKENS
 
 _METHOD_DEFAULTS = dataclasses.asdict(MethodSpec()) | {"options": {}}
 
 
 def defaults() -> ConfigDict:
-    """Returns a config of every field's default; see `Experiment` for their meaning.
-
-    It has no methods, and one setting, "T=0".
-    """
+    """Returns a config of every field's default (see `Experiment`), with one setting, "T=0"."""
     return ordered(dataclasses.asdict(Experiment()) | {"settings": {"T=0": {"temperature": 0.0}}})
 
 
@@ -39,10 +36,7 @@ def method(
 ) -> dict[str, Any]:
     """Returns one method of generating, with all its fields, for `config.methods`.
 
-    Args:
-      drafter: its name.
-      num_draft_tokens: drafts a round, or "auto".
-      **fields: other fields of `MethodSpec`; `options` is a dict.
+    The other fields are those of `MethodSpec`; `options` is a dict.
     """
     given = {"drafter": drafter, "num_draft_tokens": num_draft_tokens, "options": {}} | fields
     own = _METHOD_DEFAULTS | given
@@ -54,23 +48,14 @@ def method(
 
 
 def pair(target: str, draft: str, **fields: Any) -> dict[str, Any]:
-    """Returns a pair of models, with all its fields, for `config.predict`.
-
-    Args:
-      target: a preset, or a Hugging Face folder.
-      draft: likewise.
-      **fields: other fields of `PairSpec`.
-    """
+    """Returns a pair of models, with all its fields (see `PairSpec`), for `config.predict`."""
     own = dataclasses.asdict(PairSpec(target, draft)) | fields
     missing = {name: config_dict.placeholder(float) for name, value in own.items() if value is None}
     return own | missing
 
 
 def load_config(path: str) -> ConfigDict:
-    """Returns the config that a file's function `get_config` returns.
-
-    Args:
-      path: of the file; "FILE:TEXT" passes the text to `get_config`.
+    """Returns the config that a file's `get_config` returns; "FILE:TEXT" passes it the text.
 
     Raises:
       InputError: there is no such file, it raises, or it returns something else; one line.
@@ -78,13 +63,8 @@ def load_config(path: str) -> ConfigDict:
     name, colon, text = path.partition(":")
     if not pathlib.Path(name).is_file():
         raise InputError(f"no config file {name!r}")
-    spec = importlib.util.spec_from_file_location("jspec_config", name)
-    if spec is None or spec.loader is None:
-        raise InputError(f"{name}: expected a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-        get_config = getattr(module, "get_config", None)
+        get_config = runpy.run_path(name).get("get_config")
         if not callable(get_config):
             raise InputError(f"{name}: expected a function get_config(), got none")
         if colon and not inspect.signature(get_config).parameters:
@@ -93,8 +73,7 @@ def load_config(path: str) -> ConfigDict:
     except InputError:
         raise
     except Exception as error:  # whatever the user's file raises is the user's error
-        message = " ".join(str(error).split())
-        raise InputError(f"{name}: {type(error).__name__}: {message}") from None
+        raise InputError(f"{name}: {describe_error(error)}") from None
     if not isinstance(config, ConfigDict):
         kind = type(config).__name__
         raise InputError(f"{name}: expected get_config() to return a ConfigDict, got {kind}")

@@ -1,9 +1,8 @@
 """The distribution of the first draft after every token of a text, for every drafter.
 
-Nothing is drafted. Models (draft models, some of the target's layers) give the distributions in one
-forward pass over the text. All other drafters are shown the text token by token, and are asked for
-one draft after each. The distributions are those that drafts would really be drawn from: after
-temperature and filters, in float32.
+Models (draft models, some of the target's layers) give them in one forward pass over the text. All
+other drafters are shown the text token by token, and are asked for one draft after each. They are
+those that drafts would really be drawn from: after temperature and filters, in float32.
 """
 
 import dataclasses
@@ -18,26 +17,23 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.drafters import (
-    WITH_DRAFT_MODEL,
     DrafterSpec,
     draws_from_distribution,
     make_drafter,
     member_names,
+    needs_draft_model,
 )
-from jspec.drafters.layer_choice import choose_layers
+from jspec.drafters.layer_skip import choose_layers
 from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.types import Drafter, TargetView, observed_layers
+from jspec.speculation.types import Drafter, RoundInputs, TargetView, observed_layers
 
 
 class FirstDrafts(NamedTuple):
-    """What a drafter proposes first after each token of a chunk.
+    """What a drafter proposes first after each token: the distribution that it is drawn from.
 
-    Attributes:
-      probs: the distribution that the draft is drawn from, [t v]; one-hot if the draft follows from
-        the text; 0 everywhere if there is no draft.
-      is_proposed: whether there is one, [t].
+    It is one-hot if the draft follows from the text, and 0 everywhere if there is no draft.
     """
 
     probs: Float32[Array, "t v"]
@@ -56,16 +52,6 @@ class DraftDistribution:
     """
 
     def __init__(self, name: str, spec: DrafterSpec, target_params: Params) -> None:
-        """Prepares; nothing is compiled yet.
-
-        Args:
-          name: a drafter's, or several joined by "+"; see `make_drafter`.
-          spec: what it is built from; one draft a round is asked for, whatever the spec says.
-          target_params: the target's parameters, for a drafter of its layers.
-
-        Raises:
-          InputError: no such drafter, one that lacks something, or "none".
-        """
         names = member_names(name)
         spec = spec._replace(num_draft_tokens=1, is_member=True, is_in_cascade=len(names) > 1)
         self._members = [_make_member(member, spec, target_params) for member in names]
@@ -78,13 +64,7 @@ class DraftDistribution:
     def read(
         self, state: list[Any], tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, list[Any]]:
-        """Returns what is proposed after each token of a chunk, and the state after them.
-
-        Args:
-          state: before them; consumed.
-          tokens: the next ones.
-          settings: of one row; the temperature is the drafter's own.
-        """
+        """Returns what is proposed after each token of a chunk, and the state, consumed, after."""
         pairs = zip(self._members, state, strict=True)
         results = [read(own, tokens, settings) for (_, read), own in pairs]
         drafts = functools.reduce(_first_of, (drafts for drafts, _ in results))
@@ -98,21 +78,21 @@ def _first_of(one: FirstDrafts, other: FirstDrafts) -> FirstDrafts:
 
 
 def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member:
-    """Returns the functions `start` and `read` of one drafter; see `DraftDistribution`."""
+    """Returns the functions `start` and `read` of one drafter."""
     built = make_drafter(name, spec)
     drafter, width = built.drafter, spec.target_config.vocab_size
     if drafter is None:
         raise InputError(f"expected a drafter that drafts, got {name!r}")
     if observed_layers(drafter):
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
-    if name in WITH_DRAFT_MODEL and spec.draft_config is not None:
+    if needs_draft_model(name) and spec.draft_config is not None:
         model = ForwardPass(spec.draft_config, spec.vocab_size, width)
         return _of_model(model, spec.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":
         layers = choose_layers(spec.options.draft_layers, spec.target_config.num_layers)
         model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)
         return _of_model(model, target_params, spec.options.draft_confidence)
-    read = functools.partial(_ask_after_each, built.params, drafter=drafter, width=width)
+    read = functools.partial(_ask_after_each, drafter, width, built.params)
     return functools.partial(drafter.init, 1), read
 
 
@@ -123,7 +103,7 @@ class ForwardPass:
     Attributes:
       config: the model's.
       num_ids: ids that are used; the logits of later ones are -inf.
-      width: v, how many logits are wanted, at least `num_ids`.
+      width: v, how many logits are wanted.
       layers: the layers that are run, in rising order; None runs all.
     """
 
@@ -145,13 +125,7 @@ class ForwardPass:
     def logits(
         self, params: Params, cache: KVCache, tokens: Int32[Array, "t"]
     ) -> tuple[Float32[Array, "t v"], KVCache]:
-        """Returns the logits after each token, and the cache with all of them.
-
-        Args:
-          params: the model's parameters.
-          cache: of the tokens before; consumed.
-          tokens: the next chunk.
-        """
+        """Returns the logits after each token of a chunk, and the cache, consumed, with all."""
         logits, _, cache = make_apply(self.config, self.layers)(params, tokens[None], cache)
         padding = ((0, 0), (0, self.width - self.num_ids))
         logits = jnp.pad(logits[0, :, : self.num_ids], padding, constant_values=-jnp.inf)
@@ -163,14 +137,14 @@ def _of_model(model: ForwardPass, params: Params, min_confidence: float) -> _Mem
         cache: KVCache, tokens: Int32[Array, "t"], settings: SamplingSettings
     ) -> tuple[FirstDrafts, KVCache]:
         logits, cache = model.logits(params, cache, tokens)
-        return _as_drawn(logits, settings, min_confidence=min_confidence), cache
+        return _as_drawn(logits, settings, min_confidence), cache
 
     return functools.partial(model.start, params), read
 
 
 @functools.partial(jax.jit, static_argnames="min_confidence")
 def _as_drawn(
-    logits: Float32[Array, "t v"], settings: SamplingSettings, *, min_confidence: float
+    logits: Float32[Array, "t v"], settings: SamplingSettings, min_confidence: float
 ) -> FirstDrafts:
     """Returns the distributions as `drafters.chain` draws from them, and where it would stop."""
     probs = sampling_probs(logits[None], settings)[0]
@@ -179,15 +153,14 @@ def _as_drawn(
     return FirstDrafts(jnp.where(is_proposed[:, None], probs, 0.0), is_proposed)
 
 
-@functools.partial(jax.jit, static_argnames=("drafter", "width"), donate_argnames="state")
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnames="state")
 def _ask_after_each(
+    drafter: Drafter,
+    width: int,
     params: Params,
     state: Any,
     tokens: Int32[Array, "t"],
     settings: SamplingSettings,
-    *,
-    drafter: Drafter,
-    width: int,
 ) -> tuple[FirstDrafts, Any]:
     """Shows a drafter the tokens one after another, and asks for one draft after each."""
     keys = jax.random.split(jax.random.key(0), (1, 1))  # for a draw that nobody looks at
@@ -195,19 +168,11 @@ def _ask_after_each(
 
     def step(state: Any, token: Int32[Array, ""]) -> tuple[Any, FirstDrafts]:
         last_token = token[None]
-        proposal, state = drafter.propose(
-            params,
-            state,
-            last_token,
-            limit=jnp.ones_like,
-            rng_keys=keys,
-            settings=settings,
-            view=TargetView(None, _no_target, None),
-        )
-        draft = proposal.tokens[0, 0]
-        probs = jax.nn.one_hot(draft, width, dtype=jnp.float32)
-        if proposal.probs is not None:
-            probs = proposal.probs[0, 0]
+        view = TargetView(None, _no_target, None)
+        inputs = RoundInputs(last_token, jnp.ones_like, keys, settings, view)
+        proposal, state = drafter.propose(params, state, inputs)
+        draft, probs = proposal.tokens[0, 0], proposal.probs
+        probs = jax.nn.one_hot(draft, width) if probs is None else probs[0, 0]
         is_proposed = (proposal.num_tokens[0] > 0) & (draft >= 0)
         state = drafter.observe(params, state, last_token[None], hidden, valid)
         return state, FirstDrafts(jnp.where(is_proposed, probs, 0.0), is_proposed)

@@ -14,29 +14,57 @@ smaller share than alpha; otherwise the two agree.
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float32
 
-from jspec.common.errors import InputError, check_count, check_range
 from jspec.drafters import DrafterOptions, choose_drafter
+from jspec.evaluation.analysis.acceptance import (
+    divergence,
+    expected_acceptance,
+    lenient_acceptance,
+    lenient_argmax_accepted,
+    lenient_next_token_probs,
+)
 from jspec.evaluation.experiments.draft_distributions import (
     DraftDistribution,
+    FirstDrafts,
     ForwardPass,
 )
-from jspec.evaluation.experiments.position_figures import PositionFigures, position_figures
 from jspec.generation.batch import needed_switches
 from jspec.generation.capacity import capacity_for
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
+from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.settings import SamplingSettings
+from jspec.speculation.acceptance.lenient import distribution_at_temperature_one
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import used_vocab_size
 
 _CHUNK = 64
 _DRAFTER_DEFAULTS = DrafterOptions()
+_HostOrDeviceArray = Any
+
+
+class PositionFigures(NamedTuple):
+    """Figures of every position.
+
+    Attributes:
+      is_proposed: whether the drafter proposes a token, [t].
+      overlap: the probability that its draft is accepted, [t].
+      entropy: of the target's own distribution, at temperature 1 and without filters, in nats, [t].
+      lenient_acceptance: as `overlap`, for each lenience, [t l].
+      total_variation: between the target's distribution and the one that is then emitted, [t l].
+    """
+
+    is_proposed: _HostOrDeviceArray
+    overlap: _HostOrDeviceArray
+    entropy: _HostOrDeviceArray
+    lenient_acceptance: _HostOrDeviceArray
+    total_variation: _HostOrDeviceArray
 
 
 class Estimator:
@@ -50,17 +78,9 @@ class Estimator:
     ) -> None:
         """Prepares; nothing is compiled yet.
 
-        Args:
-          target: the model whose answers the texts are.
-          leniences: from 0 to 1, of the rule `lenient`; of `lenient_argmax` at temperature 0.
-          num_bins: of the entropy, from 0 to the logarithm of the vocabulary, equally wide.
-
-        Raises:
-          InputError: a value out of range.
+        The leniences are of the rule `lenient`; of `lenient_argmax` at temperature 0. The bins of
+        the entropy go from 0 to the logarithm of the vocabulary and are equally wide.
         """
-        for lenience in leniences:
-            check_range("lenience", lenience, 0, 1)
-        check_count("num_bins", num_bins, 1, 1000)
         self._target, num_ids = target, used_vocab_size(target)
         self._pass = ForwardPass(target.config, num_ids, target.config.vocab_size)
         self._leniences = tuple(map(float, leniences))
@@ -73,12 +93,7 @@ class Estimator:
         options: DrafterOptions = _DRAFTER_DEFAULTS,
         draft: LoadedModel | None = None,
     ) -> DraftDistribution:
-        """Returns a drafter's distributions for `estimate`, for any number of texts.
-
-        Args:
-          drafter: its name, or several joined by "+".
-          options: of the drafters.
-          draft: the draft model, for a drafter that has one.
+        """Returns a drafter's distributions for `estimate`; a cascade's names are joined by "+".
 
         Raises:
           InputError: no such drafter, or one that lacks something.
@@ -96,11 +111,7 @@ class Estimator:
     ) -> dict[str, Any]:
         """Returns the sums over one answer, as plain values.
 
-        Args:
-          distribution: of `make_distribution`.
-          settings: how target and drafter are sampled from: temperatures and filters.
-          prompt_ids: at least one.
-          answer_ids: the target's answer.
+        The settings are temperatures and filters, without processors; there is a prompt.
 
         Returns:
           `num_tokens`, the answer's but the first; `num_places`, how many of them the drafter
@@ -108,33 +119,27 @@ class Estimator:
           the `edges` of its bins in nats, and by bin `counts` of positions and `sums` of overlaps;
           `lenience`: for each its `sum_acceptance` and `sum_total_variation`; `distribution`:
           "sampled" or "deterministic".
-
-        Raises:
-          InputError: an empty prompt, or settings with processors, whose distributions depend on
-            more than is looked at here.
         """
         figures = self.figures(distribution, settings, prompt_ids, answer_ids)
         num_tokens, here = len(figures.is_proposed), figures.is_proposed
         figures = PositionFigures(*(column[here] for column in figures))
         sums = figures.lenient_acceptance.sum(axis=0), figures.total_variation.sum(axis=0)
+        # The entropy of a uniform distribution is the last edge, but for rounding.
+        entropy = np.clip(figures.entropy, 0, self._edges[-1])
+        counts, edges = np.histogram(entropy, self._edges)
+        overlaps, _ = np.histogram(entropy, self._edges, weights=figures.overlap)
         return {
             "num_tokens": num_tokens,
             "num_places": int(here.sum()),
             "sum_overlap": float(figures.overlap.sum()),
-            "entropy": self._bin(figures.entropy, figures.overlap),
+            "entropy": {"edges": edges.tolist(), "counts": counts.tolist(),
+                        "sums": overlaps.tolist()},
             "lenience": [
                 {"lenience": lenience, "sum_acceptance": float(a), "sum_total_variation": float(b)}
                 for lenience, a, b in zip(self._leniences, *sums, strict=True)
             ],
             "distribution": "sampled" if distribution.is_sampled else "deterministic",
-        }
-
-    def _bin(self, entropy: np.ndarray, overlap: np.ndarray) -> dict[str, list[float]]:
-        # The entropy of a uniform distribution is the last edge, but for rounding.
-        entropy = np.clip(entropy, 0, self._edges[-1])
-        counts, edges = np.histogram(entropy, self._edges)
-        sums, _ = np.histogram(entropy, self._edges, weights=overlap)
-        return {"edges": edges.tolist(), "counts": counts.tolist(), "sums": sums.tolist()}
+        }  # fmt: skip
 
     def figures(
         self,
@@ -143,22 +148,18 @@ class Estimator:
         prompt_ids: Sequence[int],
         answer_ids: Sequence[int],
     ) -> PositionFigures:
-        """Returns the figures before each token of an answer but the first, as numpy arrays.
-
-        Arguments and errors are those of `estimate`.
-        """
-        if not prompt_ids:
-            raise InputError("expected a prompt of at least one token, got none")
+        """Returns the figures before each token of an answer but the first; see `estimate`."""
         own_settings, draft_settings = _sampling_settings(settings)
         text, first = (*prompt_ids, *answer_ids[:-1]), len(prompt_ids)  # nothing follows the last
-        options = {"leniences": self._leniences, "is_random": bool(own_settings.is_random)}
         state, parts = distribution.start(capacity_for(len(text), 0)), []
         all_logits = iter(self._logits(text, first))
         for begin, tokens in _chunks(text):
             drafts, state = distribution.read(state, tokens, draft_settings)
             if begin + _CHUNK >= first:
-                logits = next(all_logits)
-                parts.append(position_figures(logits, drafts, own_settings, **options))
+                parts.append(
+                    _position_figures(next(all_logits), drafts, own_settings, self._leniences,
+                                      bool(own_settings.is_random))
+                )  # fmt: skip
         figures = jax.tree.map(lambda *leaves: np.concatenate(jax.device_get(leaves)), *parts)
         skipped = (first - 1) % _CHUNK + 1  # tokens of the prompt in the first of these chunks
         here = slice(skipped, skipped + len(text) - first)
@@ -185,21 +186,47 @@ def _chunks(text: Sequence[int]) -> Iterator[tuple[int, jax.Array]]:
 
 
 def _sampling_settings(settings: Settings) -> tuple[SamplingSettings, SamplingSettings]:
-    """Returns the target's and the drafter's settings, of one row.
+    """Returns the target's and the drafter's settings, of one row."""
+    row = functools.partial(jnp.full, 1, dtype=jnp.float32)
+    own = SamplingSettings(
+        row(settings.temperature), jnp.array([settings.top_k], jnp.int32), row(settings.top_p),
+        row(settings.min_p), switches=needed_switches([settings])._replace(logprobs=False),
+    )  # fmt: skip
+    of_drafts = settings.draft_temperature
+    return own, own if of_drafts is None else own.replace(temperature=row(of_drafts))
 
-    Raises:
-      InputError: there are processors.
-    """
-    switches = needed_switches([settings])._replace(logprobs=False)
-    if switches.processors:
-        names = ", ".join(processor.name for processor in switches.processors)
-        raise InputError(f"expected settings of temperature and filters only, got {names}")
-    temperature, top_p, min_p = (
-        jnp.array([value], jnp.float32)
-        for value in (settings.temperature, settings.top_p, settings.min_p)
+
+@functools.partial(jax.jit, static_argnames=("leniences", "is_random"))
+def _position_figures(
+    logits: Float32[Array, "t v"],
+    drafts: FirstDrafts,
+    settings: SamplingSettings,
+    leniences: tuple[float, ...],
+    is_random: bool,
+) -> PositionFigures:
+    target, own = sampling_probs(logits[None], settings)[0], jax.nn.softmax(logits, axis=1)
+    surprise = jnp.where(own > 0, -jnp.log(jnp.where(own > 0, own, 1.0)), 0.0)
+    # At temperature 0 the target is one-hot, and lenience is measured at temperature 1.
+    at_one = None if is_random else distribution_at_temperature_one(logits[None], settings)[0]
+    columns = [_lenient(target, at_one, drafts.probs, lenience) for lenience in leniences]
+    none = jnp.zeros([logits.shape[0], 0], jnp.float32)
+    accepted, variation = (
+        jnp.concatenate([none, *(pair[i][:, None] for pair in columns)], axis=1) for i in range(2)
     )
-    top_k = jnp.array([settings.top_k], jnp.int32)
-    own = SamplingSettings(temperature, top_k, top_p, min_p, switches=switches)
-    if settings.draft_temperature is not None:
-        temperature = jnp.array([settings.draft_temperature], jnp.float32)
-    return own, own.replace(temperature=temperature)
+    overlap, entropy = expected_acceptance(target, drafts.probs), jnp.sum(own * surprise, axis=1)
+    return PositionFigures(drafts.is_proposed, overlap, entropy, accepted, variation)
+
+
+def _lenient(
+    target: Float32[Array, "t v"],
+    at_one: Float32[Array, "t v"] | None,
+    draft: Float32[Array, "t v"],
+    lenience: float,
+) -> tuple[Float32[Array, "t"], Float32[Array, "t"]]:
+    """Returns how likely a draft is accepted, and how far the emitted distribution is off."""
+    if at_one is None:
+        emitted = lenient_next_token_probs(target, draft, lenience)
+        return lenient_acceptance(target, draft, lenience), divergence(target, emitted)
+    kept = lenient_argmax_accepted(at_one, draft, lenience)
+    acceptance = jnp.sum(kept, axis=1)
+    return acceptance, divergence(target, kept + (1 - acceptance[:, None]) * target)

@@ -19,8 +19,6 @@ from jspec.generation.validate_options import (
 )
 from jspec.speculation.acceptance import RuleOptions, get_rule
 
-_DRAFTER_DEFAULTS = DrafterOptions()
-
 
 @dataclasses.dataclass(frozen=True)
 class MethodSpec:
@@ -33,7 +31,6 @@ class MethodSpec:
       draft_quantization: "none", "int8" or "int4".
       acceptance: the acceptance rule.
       lenience: of the rules `lenient` and `lenient_argmax`; 1, which is none, for the others.
-      options: of the drafters.
     """
 
     drafter: str = "none"
@@ -42,7 +39,7 @@ class MethodSpec:
     draft_quantization: str = "none"
     acceptance: str = "rejection"
     lenience: float = 1.0
-    options: DrafterOptions = _DRAFTER_DEFAULTS
+    options: DrafterOptions = dataclasses.field(default_factory=DrafterOptions)
 
     def __post_init__(self) -> None:
         choose_drafter(self.drafter, has_draft=self.draft is not None, options=self.options)

@@ -12,8 +12,7 @@ from jspec.common.errors import InputError, WorkdirError, describe_error
 from jspec.common.journal import Journal
 from jspec.common.progress import Progress, counted
 from jspec.common.work_dir import write_json
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import Store
@@ -23,27 +22,18 @@ from jspec.generation.flag_values import parse_quantization
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
+from jspec.generation.result import check_answered
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
 
-_FIRST_TABLE_SEED = 10**9  # far from the seeds of what is measured
+_FIRST_SEED = 10**9  # of a table's answers: far from the seeds of what is measured
 _TABLE_BATCH_SIZE = 8
 
 
 class Models:
-    """The models of an experiment, and a Generator for each method and batch size.
-
-    Attributes:
-      target: the target.
-      generator: (label of a method, batch size) -> its Generator; see `_make_generator`.
-    """
+    """The target, the draft models, and a Generator for each method's label and batch size."""
 
     def __init__(self, experiment: Experiment, store: Store) -> None:
-        """Loads the target.
-
-        Raises:
-          InputError: it cannot be loaded.
-        """
         self._experiment, self._store = experiment, store
         self._load = functools.cache(self._load_model)
         self.generator = functools.cache(self._make_generator)
@@ -53,54 +43,38 @@ class Models:
         kind = parse_quantization(quantization)
         return load_model(name, dtype=self._experiment.dtype, quantization=kind)
 
-    @functools.cached_property
-    def _table(self) -> str:
-        return counted_table(self._experiment, self.target, self._store)
-
     def draft(self, method: MethodSpec) -> LoadedModel | None:
-        """Returns the draft model of a method; None if it has none.
-
-        Raises:
-          InputError: it cannot be loaded.
-        """
+        """Returns the draft model of a method; None if it has none."""
         return None if method.draft is None else self._load(method.draft, method.draft_quantization)
 
     def with_table(self, method: MethodSpec) -> MethodSpec:
         """Returns a method, with the workdir's table if it needs one and names none."""
         if not method.needs_table:
             return method
-        options = dataclasses.replace(method.options, draft_table=self._table)
+        path = counted_table(self._experiment, self.target, self._store)
+        options = dataclasses.replace(method.options, draft_table=path)
         return dataclasses.replace(method, options=options)
 
     def _make_generator(self, label: str, batch_size: int) -> Generator:
-        """Returns a method's Generator for a batch size; call it as `generator`, which keeps it.
+        """Returns a method's Generator; call it as `generator`, which keeps it.
 
-        Raises:
-          WorkdirError: the workdir cannot be written.
-          Exception: the Generator cannot be made; another call tries again.
+        Whatever it raises, another call tries again.
         """
         method = self.with_table(self._experiment.methods[label])
-        models = self.target, self.draft(method)
-        options: dict[str, Any] = {
-            "drafter": method.drafter,
-            "drafter_options": method.options,
-            "acceptance": method.acceptance,
-            "rule_options": method.rule_options,
-            "batch_size": batch_size,
-            "max_seq_len": self._experiment.max_seq_len,
-        }
-        if method.drafter == "none":
-            return Generator(*models, **options)
-        options["num_draft_tokens"] = method.num_draft_tokens
-        generator = Generator(*models, **options)
-        is_auto = method.num_draft_tokens == AUTO
+        make = functools.partial(
+            Generator, self.target, self.draft(method), drafter=method.drafter,
+            drafter_options=method.options, num_draft_tokens=method.num_draft_tokens,
+            acceptance=method.acceptance, rule_options=method.rule_options,
+            batch_size=batch_size, max_seq_len=self._experiment.max_seq_len,
+        )  # fmt: skip
+        generator, is_auto = make(), method.num_draft_tokens == AUTO
         if not is_auto and not self._experiment.measure_costs:
             return generator
         measure = (lambda: generator.costs) if is_auto else generator.measure_costs
         with self._store.setup():
             path = self._store.folder / "costs.json"
             costs = recorded_costs(path, label, batch_size, measure)
-        return Generator(*models, costs=costs, **options) if is_auto else generator
+        return make(costs=costs) if is_auto else generator
 
     def describe(self, method: str) -> dict[str, Any]:
         """Returns a method's Generator as plain values; the error of one that cannot be made."""
@@ -118,12 +92,6 @@ def recorded_costs(
     """Returns a workdir's costs of a method's rounds, which are measured once and written down.
 
     A resumed run with "auto" then makes the same choices. Other processes must be kept waiting.
-
-    Args:
-      path: of the file: costs by method, and by batch size.
-      method: its label.
-      batch_size: rows that run together.
-      measure: returns the costs; None if there is nothing to choose.
 
     Raises:
       WorkdirError: the file is damaged or cannot be written.
@@ -145,8 +113,6 @@ def recorded_costs(
 def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> str:
     """Returns the path of the workdir's table, which is made if it is missing.
 
-    The answers are kept in `table_answers.jsonl`, so that a killed run goes on with the next one.
-
     Raises:
       InputError: the prompts file is unreadable or empty.
       WorkdirError: nothing can be written.
@@ -163,7 +129,10 @@ def counted_table(experiment: Experiment, target: LoadedModel, store: Store) -> 
 
 
 def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) -> list[list[int]]:
-    """Returns the ids of answers with enough tokens together; the prompts take turns."""
+    """Returns the ids of answers with enough tokens together; the prompts take turns.
+
+    They are kept in `table_answers.jsonl`: a killed run goes on with the next one.
+    """
     spec = experiment.table
     texts = [prompt.text for prompt in read_prompts(spec.prompts_file)]
     if not texts:
@@ -179,14 +148,15 @@ def _table_answers(experiment: Experiment, target: LoadedModel, store: Store) ->
     while _total(answers) < spec.num_tokens:
         # An answer does not depend on its batch: a resumed run may group them differently.
         numbers = range(len(answers), len(answers) + _TABLE_BATCH_SIZE)
-        settings = Settings(spec.max_new_tokens, spec.temperature)
         requests = [
             Request(
-                texts[n % len(texts)], dataclasses.replace(settings, seed=_FIRST_TABLE_SEED + n)
+                texts[n % len(texts)],
+                Settings(spec.max_new_tokens, spec.temperature, seed=_FIRST_SEED + n),
             )
             for n in numbers
         ]
         results = generator.generate(requests, chat=experiment.wants_chat)
+        check_answered(results)
         for number, result in zip(numbers, results, strict=True):
             if _total(answers) < spec.num_tokens:
                 journal.append({"prompt": number % len(texts), "token_ids": result.token_ids})

@@ -1,20 +1,31 @@
 """Runs an experiment: cell after cell, each kept at once."""
 
+import dataclasses
 import datetime
+import functools
 import pathlib
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import WorkdirError, describe_error
+from jspec.common.journal import Record
 from jspec.common.progress import Progress, counted
-from jspec.evaluation.experiments.cells import Cell, make_cells
-from jspec.evaluation.experiments.inputs import check_files, choose_prompts, digest, find_prompts
+from jspec.evaluation.analysis import theory
+from jspec.evaluation.analysis.byte_model import predict_table
+from jspec.evaluation.experiments.cells import (
+    Cell,
+    check_files,
+    choose_prompts,
+    digest,
+    find_prompts,
+    make_cells,
+)
 from jspec.evaluation.experiments.read_spec import read_experiment
+from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
-from jspec.evaluation.experiments.workers import Worker, make_worker
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
 
@@ -29,11 +40,7 @@ def run_experiment(
 ) -> int:
     """Measures the cells that a workdir lacks, and waits for those of other processes.
 
-    Args:
-      config: as plain JSON; see `config.to_plain`.
-      workdir: the folder of the results, which is made if it is missing.
-      argv: the command line, for the record.
-      base: where prompts files are looked for after the current folder.
+    The config is plain JSON. Prompts files are looked for in the current folder, then in `base`.
 
     Returns:
       How many cells have failed; the next run tries them again.
@@ -51,10 +58,10 @@ def run_experiment(
     with Store(workdir, config) as store:
         _check_prompts(store, prompts, experiment.prompts_file)
         if _remaining(store, cells):
-            worker = make_worker(experiment, prompts, store)
-            run = _describe_run(argv, prompts, worker, len(cells))
+            described, measure = _choose_work(experiment, prompts, store)
+            run = _describe_run(argv, prompts, described, len(cells))
             store.add_run(run)
-            _work(store, cells, worker, run["run"])
+            _work(store, cells, measure, run["run"])
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
     verb = "is" if len(cells) == 1 else "are"
     print(f"{workdir}: {len(cells) - failed} of {counted(len(cells), 'cell')} {verb} done"
@@ -62,21 +69,39 @@ def run_experiment(
     return failed
 
 
+def _choose_work(
+    experiment: Experiment, prompts: Mapping[int, Prompt], store: Store
+) -> tuple[Record, Callable[[Cell], Record]]:
+    """Returns what each method is, and what measures a cell."""
+    if not experiment.needs_prompts:
+        return {}, functools.partial(_compute, experiment)
+    from jspec.evaluation.experiments import workers  # formulas wait for no model
+
+    kind = workers.GenerateWorker if experiment.kind == "generate" else workers.EstimateWorker
+    worker = kind(experiment, prompts, store)
+    return worker.describe(), worker.run
+
+
+def _compute(experiment: Experiment, cell: Cell) -> Record:
+    """Returns a table of the kinds "theory" and "predict", which run no model."""
+    if "table" in cell.key:
+        return dict(getattr(theory, cell.key["table"])())
+    return dict(predict_table(dataclasses.asdict(experiment.predict[cell.key["pair"]])))
+
+
 def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> None:
     """Checks that the prompts are those with which the workdir was begun."""
     before = [one["prompts_digest"] for one in store.runs if "prompts_digest" in one]
     if before and before[0] != digest(prompts):
-        raise WorkdirError(
-            f"the prompts in {path} have changed since {store.folder} was begun; take another "
-            "--workdir"
-        )
+        raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
+                           "take another --workdir")  # fmt: skip
 
 
 def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.name not in store.outcomes]
 
 
-def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None:
+def _work(store: Store, cells: Sequence[Cell], measure: Callable[[Cell], Record], run: str) -> None:
     """Measures cells until all are finished, here or elsewhere."""
     progress = Progress(len(cells), len(cells) - len(_remaining(store, cells)))
     is_waiting = False
@@ -85,7 +110,7 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
         for cell in remaining:
             with store.claim(cell.name) as is_ours:
                 if is_ours:
-                    store.add(_measure(cell, worker, run))
+                    store.add(_measure(cell, measure, run))
             has_worked |= is_ours
             outcomes = [store.outcomes.get(one.name) for one in cells]
             if is_ours or is_waiting:
@@ -97,11 +122,11 @@ def _work(store: Store, cells: Sequence[Cell], worker: Worker, run: str) -> None
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
-def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
+def _measure(cell: Cell, measure: Callable[[Cell], Record], run: str) -> Record:
     """Returns the line of a cell: its record, or its error."""
     line = {"cell": cell.name, "key": cell.key, "run": run}
     try:
-        record = worker.run(cell)
+        record = measure(cell)
     except WorkdirError:
         raise
     except Exception as error:  # the error is kept, and the other cells may well succeed
@@ -112,17 +137,17 @@ def _measure(cell: Cell, worker: Worker, run: str) -> dict[str, Any]:
 
 
 def _describe_run(
-    argv: Sequence[str], prompts: Mapping[int, Prompt], worker: Worker, num_cells: int
-) -> dict[str, Any]:
-    """Returns the line of this process in `runs.jsonl`; no other process has its name."""
+    argv: Sequence[str], prompts: Mapping[int, Prompt], described: Record, num_cells: int
+) -> Record:
+    """Returns the line of this process in `runs.jsonl`."""
     now = datetime.datetime.now()
     record = {
-        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",
+        "run": f"{now:%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}",  # no other process has its name
         "started": now.astimezone().isoformat(timespec="seconds"),
         "argv": list(argv),
         "environment": environment(),
         "git": git_state(),
-        "described": worker.describe(),
+        "described": described,
         "num_cells": num_cells,
     }
     return record | ({"prompts_digest": digest(prompts)} if prompts else {})

@@ -9,24 +9,23 @@ from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.generation.flag_values import QUANTIZATIONS
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
-from jspec.generation.rows import check_temperature
-from jspec.generation.validate_options import check_draft_temperature
+from jspec.generation.validate_options import check_draft_temperature, check_temperature
 from jspec.speculation.acceptance import get_rule
 
 KINDS = ("generate", "estimate", "theory", "predict")
-THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")
+THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
 _DTYPES = ("bfloat16", "float32")
+_RATES = "target_bytes_per_weight", "draft_bytes_per_weight", "bandwidth", "flop_rate"
 _CHATS = {"auto": None, "yes": True, "no": False}
 _MOST = 10**9
-_MOST_SEEDS = 4_000_000
 
 
-def _check_values(spec: object, prefix: str = "", **bounds: tuple[float, float]) -> None:
+def _check_values(spec: object, **bounds: tuple[float, float]) -> None:
     """Checks that fields of a dataclass, or all values of those that are lists, are in bounds."""
     for name, (low, high) in bounds.items():
         value = getattr(spec, name)
         for one in value if isinstance(value, tuple) else (value,):
-            check_range(prefix + name, one, low, high)
+            check_range(name, one, low, high)
 
 
 def _check_different(name: str, values: Sequence[int | str]) -> None:
@@ -38,11 +37,7 @@ def _check_different(name: str, values: Sequence[int | str]) -> None:
 class TableSpec:
     """How the table of `unigram` and `bigram` is counted, for methods that name none.
 
-    Attributes:
-      prompts_file: the target answers these prompts, over and over.
-      num_tokens: until the answers have this many tokens.
-      temperature: of the answers.
-      max_new_tokens: of one answer.
+    The target answers the prompts, over and over, until the answers have `num_tokens`.
     """
 
     prompts_file: str = "configs/table_prompts.jsonl"
@@ -51,37 +46,19 @@ class TableSpec:
     max_new_tokens: int = 256
 
     def __post_init__(self) -> None:
-        _check_values(self, "table.", num_tokens=(1, _MOST))
-        with prefixed_errors("table"):
-            Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        _check_values(self, num_tokens=(1, _MOST))
+        Settings(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
 
 @dataclasses.dataclass(frozen=True)
 class EstimateSpec:
-    """What the kind "estimate" computes at every token.
-
-    Attributes:
-      leniences: for which the acceptance is computed.
-      num_bins: of the target's entropy.
-    """
+    """For which leniences the kind "estimate" computes acceptance, and the bins of entropy."""
 
     leniences: tuple[float, ...] = (1.0, 0.5, 0.3, 0.1)
     num_bins: int = 8
 
     def __post_init__(self) -> None:
-        _check_values(self, "estimate.", leniences=(0, 1), num_bins=(1, 1000))
-
-
-@dataclasses.dataclass(frozen=True)
-class TheorySpec:
-    """What the kind "theory" computes: `tables`, names among `THEORY_TABLES`."""
-
-    tables: tuple[str, ...] = THEORY_TABLES
-
-    def __post_init__(self) -> None:
-        for name in self.tables:
-            check_among("theory.tables", name, THEORY_TABLES)
-        _check_different("theory.tables", self.tables)
+        _check_values(self, leniences=(0, 1), num_bins=(1, 1000))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,36 +79,24 @@ class PairSpec:
     alphas: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9)
     numbers: tuple[int, ...] = (1, 2, 3, 4, 5, 7)
 
-    def check(self, name: str) -> None:
-        """Checks the values of a pair of that name; the models are looked up later.
-
-        Raises:
-          InputError: a value out of range; the message names the field.
-        """
+    def __post_init__(self) -> None:
         for model in ("target", "draft"):
             kind = getattr(self, f"{model}_quantization")
-            check_among(f"{name}.{model}_quantization", kind, QUANTIZATIONS)
+            check_among(f"{model}_quantization", kind, QUANTIZATIONS)
             if kind != "none" and getattr(self, f"{model}_bytes_per_weight") is not None:
                 raise InputError(
-                    f"expected {name}.{model}_bytes_per_weight or {model}_quantization, got both"
+                    f"expected {model}_bytes_per_weight or {model}_quantization, got both"
                 )
-        check_among(f"{name}.dtype", self.dtype, _DTYPES)
-        for field in (
-            "target_bytes_per_weight",
-            "draft_bytes_per_weight",
-            "bandwidth",
-            "flop_rate",
-        ):
+        check_among("dtype", self.dtype, _DTYPES)
+        for field in _RATES:
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
-                raise InputError(f"expected {name}.{field} above 0, and finite, got {value}")
+                raise InputError(f"expected {field} above 0, and finite, got {value}")
         for field in ("alphas", "numbers"):
             if not getattr(self, field):
-                raise InputError(f"expected {name}.{field} to have some, got none")
-        _check_values(
-            self, f"{name}.", context=(0, _MOST), batch_size=(1, 10**6), alphas=(0, 1),
-            numbers=(0, 4096),
-        )  # fmt: skip
+                raise InputError(f"expected {field} to have some, got none")
+        _check_values(self, context=(0, _MOST), batch_size=(1, 10**6), alphas=(0, 1),
+                      numbers=(0, 4096))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,10 +105,7 @@ class Experiment:
 
     Attributes:
       kind: one of `KINDS`.
-      title: a line for the report.
-      target: the target model.
       dtype: "bfloat16" or "float32", of weights and caches.
-      target_quantization: "none", "int8" or "int4".
       prompts_file: JSONL, see `read_prompts`.
       num_prompts: how many of them, evenly spaced over the file; 0 takes all.
       per_category: before that, the first ones of each category; 0 takes all.
@@ -158,10 +120,6 @@ class Experiment:
       max_seq_len: most tokens of prompt and answer together.
       measure_costs: whether the cost of a round is measured for each method, apart from its
         answers, so that the report can compute the expected speed-up; about a minute a method.
-      table: see `TableSpec`.
-      estimate: see `EstimateSpec`.
-      theory: see `TheorySpec`.
-      predict: pairs of models by their labels; see `PairSpec`.
     """
 
     kind: str = "generate"
@@ -184,7 +142,6 @@ class Experiment:
     measure_costs: bool = False
     table: TableSpec = TableSpec()
     estimate: EstimateSpec = EstimateSpec()
-    theory: TheorySpec = TheorySpec()
     predict: Mapping[str, PairSpec] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,13 +151,9 @@ class Experiment:
         check_among("chat", self.chat, tuple(_CHATS))
         _check_different("seeds", self.seeds)
         _check_different("batch_sizes", self.batch_sizes)
-        _check_values(
-            self, num_prompts=(0, _MOST), per_category=(0, _MOST), turns=(0, _MOST),
-            repeats=(1, 10**6), max_seq_len=(2, _MOST), seeds=(0, _MOST_SEEDS),
-            batch_sizes=(1, 4096),
-        )  # fmt: skip
-        for label, pair in self.predict.items():
-            pair.check(f"predict.{label}")
+        _check_values(self, num_prompts=(0, _MOST), per_category=(0, _MOST), turns=(0, _MOST),
+                      repeats=(1, 10**6), max_seq_len=(2, _MOST), seeds=(0, 4_000_000),
+                      batch_sizes=(1, 4096))  # fmt: skip
         if self.needs_prompts:
             self._check_methods()
 

@@ -8,8 +8,7 @@
 ```
 
 A process locks a cell, looks whether it has been finished meanwhile, and appends the result before
-it gives the lock back: a cell is done once, by whichever process comes first, and the cell of a
-killed process is free again at once.
+it gives the lock back. The cell of a killed process is free again at once.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ import hashlib
 import pathlib
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 from jspec.common.errors import WorkdirError
 from jspec.common.journal import Journal, Record
@@ -33,22 +32,17 @@ def is_begun(folder: str) -> bool:
     return (pathlib.Path(folder) / _CONFIG).exists()
 
 
-class Store:
+class Store(contextlib.AbstractContextManager):
     """A workdir in use.
 
     Attributes:
-      folder: where it is.
       outcomes: "done" or "failed" by the names of cells. A cell that had failed before the workdir
         was opened is missing: it is tried again.
       runs: the records of `runs.jsonl` when the workdir was opened.
     """
 
     def __init__(self, folder: str, config: Mapping[str, Any]) -> None:
-        """Opens a workdir, or begins one.
-
-        Args:
-          folder: where.
-          config: as plain JSON.
+        """Opens the workdir of a config, as plain JSON, or begins one.
 
         Raises:
           WorkdirError: it belongs to another config, is damaged, or cannot be written.
@@ -66,16 +60,8 @@ class Store:
         self.outcomes = {str(one.get("cell")): DONE for one in records if one.get("status") == DONE}
         self.runs = self._runs.read()
 
-    def refresh(self) -> None:
-        """Takes notice of the cells that other processes have finished."""
-        self._note(self._results.read())
-
     def add(self, record: Record) -> None:
-        """Appends the result of a cell.
-
-        Raises:
-          WorkdirError: it cannot be written.
-        """
+        """Appends the result of a cell; a `WorkdirError` says that it cannot be written."""
         self._note(self._results.append(record))
 
     def add_run(self, record: Record) -> None:
@@ -97,7 +83,7 @@ class Store:
             yield False
             return
         try:
-            self.refresh()
+            self._note(self._results.read())
             yield name not in self.outcomes
         finally:
             self._locks.release(byte)
@@ -110,9 +96,6 @@ class Store:
                   flush=True)  # fmt: skip
         with self._locks.hold(_SETUP_BYTE):
             yield
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._locks.close()

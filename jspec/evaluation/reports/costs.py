@@ -12,18 +12,17 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves
-from jspec.evaluation.analysis.improvement import expected_tokens
-from jspec.evaluation.analysis.rates import alpha_of, tokens_by_position
-from jspec.evaluation.reports.document import Block, Heading, Paragraph, Table, code, number
-from jspec.evaluation.reports.measured import MeasuredAnswer, answers_by_prompt
-from jspec.evaluation.reports.origin import View
+from jspec.evaluation.analysis.ratios import alpha_of, tokens_by_position
+from jspec.evaluation.analysis.theory import expected_tokens
+from jspec.evaluation.reports.document import Block, Heading, Table, code, number
 from jspec.evaluation.reports.scene import Scene, families
-from jspec.evaluation.reports.timed import compare, decoding
+from jspec.evaluation.reports.timed import TimedAnswer, answers_by_prompt, compare, decoding
+from jspec.evaluation.reports.workdir import View
 from jspec.generation.capacity import capacity_for
 from jspec.generation.costs import RoundCosts
 from jspec.generation.stats import RoundCounts
 
-Answers = Sequence[MeasuredAnswer]
+Answers = Sequence[TimedAnswer]
 _FEWEST_PROMPTS = 4
 _ABOUT_PREDICTIONS = (
     "Prompts at even places are predicted from those at odd places, and the other way round: even "
@@ -40,10 +39,6 @@ def cost_lines(
 
     Methods that differ in the number alone are one line, each in plain steps of its own. Under
     number 0 are the seconds of these plain steps, under -1 those of reading a token of the prompt.
-
-    Args:
-      methods: of the config, by label.
-      costs: of single answers, by label.
     """
     name_of = {m: name for name, own in families(methods).items() for m in own}
     lines: dict[tuple[str, int], dict[int, list[float]]] = {}
@@ -80,15 +75,15 @@ def cost_blocks(
         }
         for (drafter, context), one in lines.items()
     ]
-    panels = []
-    for at in sorted({context for _, context in lines}):
-        own = {
-            drafter: [1.0, *(one[n][0] if n in one else None for n in counts)]
-            for (drafter, context), one in lines.items()
-            if context == at
-        }
-        panels.append(Curves([0, *counts], own, "drafts in a round", "plain steps",
-                             title=f"up to {at} tokens", reference="plain decoding"))  # fmt: skip
+    by_context: dict[int, dict[str, list[float | None]]] = {}
+    for (drafter, context), one in sorted(lines.items(), key=lambda item: item[0][1]):
+        heights = [1.0, *(one[n][0] if n in one else None for n in counts)]
+        by_context.setdefault(context, {})[drafter] = heights
+    panels = [
+        Curves([0, *counts], own, "drafts in a round", "plain steps",
+               title=f"up to {context} tokens", reference="plain decoding")
+        for context, own in by_context.items()
+    ]  # fmt: skip
     note = "Reading: what a draft model takes for a token of the prompt before it first drafts."
     caption = "Measured separately from the answers, one value each: no spread is recorded."
     title = "Cost of a round (plain steps), by its drafts"
@@ -97,19 +92,15 @@ def cost_blocks(
 
 
 def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> float:
-    """Returns the seconds of a round; of a plain step where nobody drafted.
+    """Returns the seconds of a round of one answer; of a plain step where nobody drafted.
 
-    A round costs what the smallest calibrated number of drafts costs that holds its own.
-
-    Args:
-      costs: of the method's rounds, at batch size 1.
-      max_length: tokens of prompt and answer.
-      a_round: the round.
+    A round costs what the smallest calibrated number of drafts costs that holds its own. All
+    tokens of prompt and answer, `max_length`, decide on the cache's size.
 
     Raises:
       InputError: such a round was not calibrated.
     """
-    seconds = costs.at(_context(costs, max_length))
+    seconds = costs.at(capacity_for(max_length, costs.numbers[-1] + 1))
     if not a_round.num_proposed:
         return float(seconds[:, 0].min())
     if a_round.drafter not in costs.drafters or a_round.num_proposed > costs.numbers[-1]:
@@ -121,15 +112,10 @@ def round_seconds(costs: RoundCosts, max_length: int, a_round: RoundCounts) -> f
     return float(own[np.searchsorted(costs.numbers, a_round.num_proposed)])
 
 
-def _context(costs: RoundCosts, max_length: int) -> int:
-    return capacity_for(max_length, costs.numbers[-1] + 1)
-
-
 def predict_by_position(seen: Answers, costs: RoundCosts) -> float:
     """Returns the speed-up of answers like these, whose own seconds are not looked at."""
-    return tokens_by_position(_rounds(seen)) / _cost(
-        seen, costs, sum(_reading(a, costs) for a in seen)
-    )
+    reading = sum(_reading(answer, costs) for answer in seen)
+    return tokens_by_position(_rounds(seen)) / _cost(seen, costs, reading)
 
 
 def predict_iid(seen: Answers, costs: RoundCosts) -> tuple[float, float]:
@@ -161,11 +147,12 @@ def _cost(answers: Answers, costs: RoundCosts, reading: float = 0.0) -> float:
     return (sum(seconds[pair] for pair in own) + reading) / sum(plain[length] for length, _ in own)
 
 
-def _reading(answer: MeasuredAnswer, costs: RoundCosts) -> float:
+def _reading(answer: TimedAnswer, costs: RoundCosts) -> float:
     """Returns the seconds in which the drafters of an answer's rounds read its prompt."""
     drafters = {one.drafter for one in answer.rounds if one.num_proposed}
-    seconds = zip(costs.drafters, costs.reading_at(_context(costs, answer.max_length)), strict=True)
-    return answer.num_prompt_tokens * sum(float(own) for name, own in seconds if name in drafters)
+    seconds = costs.reading_at(capacity_for(answer.max_length, costs.numbers[-1] + 1))
+    own = [one for name, one in zip(costs.drafters, seconds, strict=True) if name in drafters]
+    return answer.num_prompt_tokens * float(sum(own))
 
 
 def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) -> list[Block]:
@@ -177,7 +164,7 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
         rows = [_prediction_row(scene, method, costs[method]) for method in known]
         caption = f"Predicted and measured speed-up ({scene.name})"
         tables += [Table(caption, list(filter(None, rows)))] if any(rows) else []
-    about = Heading("Predicted and measured"), Paragraph(_ABOUT_PREDICTIONS)
+    about = Heading("Predicted and measured"), _ABOUT_PREDICTIONS
     return [*about, *tables] if tables else []
 
 

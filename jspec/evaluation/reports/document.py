@@ -4,12 +4,11 @@ In texts, `code` means what it means in Markdown; nothing else is markup. The pa
 no other file and no network.
 """
 
-import functools
 import json
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
@@ -20,7 +19,7 @@ from jspec.evaluation.analysis import trace as traces
 from jspec.evaluation.analysis.ratios import Ratio
 
 NOTHING = "-"
-_TEMPLATE = pathlib.Path(__file__).with_name("report.html.j2")
+BARS = "Bars: 95 % bootstrap interval over prompts."
 _SPECIAL = re.compile(r"([\\*_<>#|]|\](?=[(\[:]))")  # brackets alone are no link
 _NUMBER = re.compile(r"[+-]?\d|-$")
 
@@ -30,18 +29,6 @@ class Heading(NamedTuple):
 
     text: str
     level: int = 2
-
-
-class Paragraph(NamedTuple):
-    """A paragraph."""
-
-    text: str
-
-
-class Bullets(NamedTuple):
-    """A list."""
-
-    items: tuple[str, ...]
 
 
 class Glossary(NamedTuple):
@@ -57,13 +44,7 @@ class Code(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table.
-
-    Attributes:
-      caption: what it shows, in a line; "" where the heading above says it.
-      rows: cells by column; all rows have the columns of the first.
-      note: below it.
-    """
+    """A table: rows of cells by column, a caption unless a heading says it, and a note below."""
 
     caption: str
     rows: Sequence[Mapping[str, str]]
@@ -82,7 +63,8 @@ class Walk(NamedTuple):
     trace: Mapping[str, Any]
 
 
-Block = Heading | Paragraph | Bullets | Glossary | Code | Table | Picture | Walk
+# A text is a paragraph, a list of texts a list.
+Block = str | list[str] | Heading | Glossary | Code | Table | Picture | Walk
 
 
 def code(text: object) -> str:
@@ -123,21 +105,29 @@ def plain(value: Any) -> str:
 def to_html(blocks: Sequence[Block]) -> str:
     """Returns the page; its title is the first heading."""
     headings = [block for block in blocks if isinstance(block, Heading)]
-    return _template().render(
-        title=next((one.text for one in headings), "Report").replace("`", ""),
-        chapters=[one.text for one in headings if one.level == 2],
-        blocks=[(type(block).__name__, block) for block in blocks],
-    )
+    title = next((one.text for one in headings), "Report").replace("`", "")
+    filters = {"inline": _inline_html, "anchor": _anchor, "svg": _svg}
+    chapters = [one.text for one in headings if one.level == 2]
+    return _render("report.html.j2", blocks, filters, title=title, chapters=chapters)
 
 
-@functools.cache
-def _template() -> jinja2.Template:
+def to_markdown(blocks: Sequence[Block]) -> str:
+    """Returns the report; pictures are links to files under figures/."""
+    text = _render("report.md.j2", blocks, {"inline": _inline, "fenced": fenced})
+    return text.rstrip("\n") + "\n"
+
+
+def _render(
+    template: str, blocks: Sequence[Block], filters: Mapping[str, Any], **values: Any
+) -> str:
     environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"inline": _inline_html, "anchor": _anchor, "svg": _svg}
-    environment.globals["traces"] = traces
-    return environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+        loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+        autoescape=".html." in template,
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters |= filters
+    pairs = [(type(block).__name__, block) for block in blocks]
+    return environment.get_template(template).render(blocks=pairs, traces=traces, **values)
 
 
 def _inline_html(text: str) -> markupsafe.Markup:
@@ -156,46 +146,11 @@ def _anchor(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
-def to_markdown(blocks: Iterable[Block]) -> str:
-    """Returns the report; pictures are links to files under figures/."""
-    return "\n\n".join(map(_markdown, blocks)) + "\n"
-
-
-def _markdown(block: Block) -> str:
-    match block:
-        case Heading(text, level):
-            return f"{'#' * level} {_inline(text)}"
-        case Paragraph(text):
-            return _inline(text)
-        case Bullets(items):
-            return "\n".join(f"- {_inline(item)}" for item in items)
-        case Glossary(meanings):
-            lines = "\n".join(f"- **{_inline(word)}**: {_inline(text)}" for word, text in meanings)
-            return f"<details><summary>Glossary</summary>\n\n{lines}\n\n</details>"
-        case Code(text):
-            return fenced(text)
-        case Table():
-            return _table(block)
-        case Picture(name, caption, description):
-            return f"![{_inline(description)}](figures/{name}.png)\n\n{_inline(caption)}".strip()
-        case Walk(trace):
-            return fenced(traces.to_terminal(trace, has_colours=False))
-
-
 def fenced(text: str) -> str:
     """Returns lines in a fence that none of them can end."""
     longest = max((len(run) for run in re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"
-
-
-def _table(table: Table) -> str:
-    aligned = ["---:" if is_number else "---" for is_number in table.numeric.values()]
-    rows = [[_inline(cell, bar="\\|") for cell in row]
-            for row in (table.numeric, *(row.values() for row in table.rows))]  # fmt: skip
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in (rows[0], aligned, *rows[1:]))
-    caption = f"**{_inline(table.caption)}**" if table.caption else ""
-    return "\n\n".join(filter(None, (caption, lines, _inline(table.note))))
 
 
 def _inline(text: str, bar: str = "|") -> str:

@@ -9,20 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 from jspec.common.errors import InputError
 from jspec.common.figures import Picture
 from jspec.evaluation.analysis.trace import check_trace, timeline
-from jspec.evaluation.reports.curve_tables import predict_chapters, theory_chapters
-from jspec.evaluation.reports.document import (
-    Block,
-    Glossary,
-    Heading,
-    Paragraph,
-    Walk,
-    to_html,
-    to_markdown,
-)
-from jspec.evaluation.reports.estimate import estimate_chapters
+from jspec.evaluation.reports.computed import estimate_chapters, predict_chapters, theory_chapters
+from jspec.evaluation.reports.document import Block, Glossary, Heading, Walk, to_html, to_markdown
 from jspec.evaluation.reports.generate import generate_chapters
-from jspec.evaluation.reports.origin import View, origin_blocks, portable, view_of
-from jspec.evaluation.reports.workdir import PACKED, RESULTS, Workdir, read_file, read_workdir
+from jspec.evaluation.reports.workdir import (
+    PACKED,
+    RESULTS,
+    View,
+    Workdir,
+    origin_blocks,
+    portable,
+    read_file,
+    read_workdir,
+    view_of,
+)
 
 _CHAPTERS: Mapping[str, Callable[[Workdir, View], list[Block]]] = {
     "generate": generate_chapters,
@@ -46,13 +46,15 @@ def make_report(workdir: Workdir) -> list[Block]:
     view = view_of(workdir)
     blocks: list[Block] = [Heading(view.title, 1)]
     done, failed = len(workdir.done), len(workdir.failed)
-    num_cells = max(workdir.num_cells or 0, done + failed)
+    num_cells = max(workdir.num_cells, done + failed)
     if done < num_cells:
-        blocks.append(Paragraph(f"{done} of {num_cells} cells are finished, {failed} failed."))
-    if done:
-        blocks += _CHAPTERS[kind](workdir, view)
-    else:
-        blocks.append(Paragraph("No cell is finished yet."))
+        blocks.append(f"{done} of {num_cells} cells are finished, {failed} failed.")
+    if not done:
+        blocks.append("No cell is finished yet.")
+    try:
+        blocks += _CHAPTERS[kind](workdir, view) if done else []
+    except KeyError as error:
+        raise InputError(f"expected cells of kind {kind}, got one without {error}") from error
     for index, trace in enumerate(map(check_trace, workdir.traces), 1):
         blocks += [Heading("One generation, round by round"), Walk(trace)]
         blocks += [timeline(trace, f"timeline-{index}")] if trace["rounds"] else []
@@ -63,18 +65,10 @@ def make_report(workdir: Workdir) -> list[Block]:
 def write_report(
     folder: pathlib.Path, blocks: Sequence[Block], *, is_small: bool = False
 ) -> list[pathlib.Path]:
-    """Writes report.md, report.html and figures/ into a folder.
+    """Writes report.md, report.html and figures/ into a folder; returns the files.
 
-    Figures of an earlier report there that this one does not have are removed: those to which its
-    report.md links.
-
-    Args:
-      folder: where.
-      blocks: of the report.
-      is_small: whether report.md and the figures as PNG are enough.
-
-    Returns:
-      The files of the report.
+    Figures to which an earlier report.md there links, and this one does not, are removed. A small
+    report is report.md and the figures as PNG.
 
     Raises:
       InputError: they cannot be written.
@@ -109,18 +103,11 @@ def _earlier_figures(folder: pathlib.Path) -> set[pathlib.Path]:
 
 
 def publish(folder: pathlib.Path, target: pathlib.Path) -> list[pathlib.Path]:
-    """Writes what is worth keeping under version control into another folder.
+    """Writes what is worth keeping under version control into another folder; returns the files.
 
     That is report.md and figures/*.png, config.json and runs.jsonl without the folders of the
     machine, costs.json and trace*.json as they are, and results.jsonl packed: enough to make the
     report anew, which is the same then.
-
-    Args:
-      folder: of the experiment, or one that this function has written.
-      target: the other one; it is made where there is none.
-
-    Returns:
-      The files.
 
     Raises:
       InputError: the folder is no experiment's, the other one is that of a run, or cannot be

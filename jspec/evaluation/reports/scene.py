@@ -7,8 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jspec.evaluation.reports.measured import Cell
-from jspec.evaluation.reports.timed import Timed
+from jspec.evaluation.reports.timed import Timed, TimedCell
 
 _NUMBER = re.compile(r"[^0-9A-Za-z]+(\d+|auto)$")
 _MOST_SHOWN = 6
@@ -19,19 +18,14 @@ SHOWN = f"At most {_MOST_SHOWN} methods: of the fastest drafters the fastest num
 class Scene:
     """The methods that were timed in turn, at one setting and batch size.
 
-    Attributes:
-      setting: its label.
-      settings: its fields.
-      batch_size: answers that are generated together.
-      methods: of the config, by label; the first is the baseline.
-      cells: of each method that has any.
+    The first is the baseline. `cells` has only methods with cells, `methods` all.
     """
 
     setting: str
     settings: Mapping[str, Any]
     batch_size: int
     methods: Mapping[str, Mapping[str, Any]]
-    cells: Mapping[str, Sequence[Cell]]
+    cells: Mapping[str, Sequence[TimedCell]]
 
     @property
     def baseline(self) -> str:
@@ -93,12 +87,12 @@ class Scene:
         return [method for method in self.others if method in chosen]
 
 
-def _of(cells: Sequence[Cell], category: str) -> list[Cell]:
+def _of(cells: Sequence[TimedCell], category: str) -> list[TimedCell]:
     """Returns the cells all of whose answers are of a category."""
     return [cell for cell in cells if all(answer.category == category for answer in cell.answers)]
 
 
-def make_scenes(config: Mapping[str, Any], cells: Sequence[Cell]) -> list[Scene]:
+def make_scenes(config: Mapping[str, Any], cells: Sequence[TimedCell]) -> list[Scene]:
     """Returns the scenes in which the baseline was timed, in the config's order."""
     methods, scenes = config.get("methods", {}), []
     for label, settings in config.get("settings", {}).items():
@@ -114,12 +108,7 @@ def make_scenes(config: Mapping[str, Any], cells: Sequence[Cell]) -> list[Scene]
 def by_length(scenes: Sequence[Scene], default: int) -> list[dict[int, Scene]]:
     """Returns the scenes of the smallest batch size in groups that differ in the answers' length.
 
-    Args:
-      scenes: of an experiment.
-      default: tokens of an answer where a setting says nothing else.
-
-    Returns:
-      For each other setting, the scenes by `max_new_tokens`, rising.
+    Each group is by `max_new_tokens`, rising; `default` holds where a setting does not say.
     """
     groups: dict[str, dict[int, Scene]] = {}
     for scene in scenes:

@@ -1,23 +1,15 @@
 """The tables of one setting, and of the methods of generating."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from jspec.evaluation.analysis.spec_bench import TASKS
-from jspec.evaluation.reports.document import (
-    NOTHING,
-    Table,
-    code,
-    interval,
-    number,
-    percent,
-    plain,
-)
-from jspec.evaluation.reports.measured import Cell
+from jspec.evaluation.reports.document import NOTHING, Table, code, interval, number, percent, plain
 from jspec.evaluation.reports.scene import SHOWN, Scene
+from jspec.evaluation.reports.timed import Timed, TimedCell, whole
 
 _UNSAID = (None, "none", 1.0)  # of options: what they are without saying so
 _CATEGORIES = {category for members in TASKS.values() for category in members}
@@ -25,7 +17,7 @@ _CATEGORIES = {category for members in TASKS.values() for category in members}
 
 def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
     """Returns what each method of a config is, and whether it keeps the target's distribution."""
-    from jspec.evaluation.analysis.rules import is_lossless_rule  # loads JAX
+    from jspec.speculation.acceptance import get_rule  # loads JAX
 
     rows = []
     for label, method in methods.items():
@@ -40,7 +32,7 @@ def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
                 "drafts a round, at most": "-" if is_plain else str(method["num_draft_tokens"]),
                 "options": ", ".join(said) or NOTHING,
                 "rule": NOTHING if is_plain else rule,
-                "lossless": "yes" if is_lossless_rule(rule) else "no",
+                "lossless": "yes" if get_rule(rule).is_lossless else "no",
             }
         )
     return Table("Methods of generating", rows)
@@ -74,21 +66,21 @@ def overall_table(scene: Scene) -> Table:
 
 def category_tables(scene: Scene) -> list[Table]:
     """Returns speed-up, tokens per call and drafts kept by category; nothing without categories."""
-    faster, per_call = [], []
-    for category, own in scene.by_category.items():
-        shown = {code(method): own[method] for method in scene.shown if method in own}
-        faster.append({"category": category} | {m: interval(n.speedup) for m, n in shown.items()})
-        per_call.append(
-            {"category": category}
-            | {
-                m: f"{number(n.tokens_per_call)} ({percent(n.acceptance)})"
-                for m, n in shown.items()
-            }
-        )
-    captions = "Speed-up by category", "Tokens per target call by category (drafts kept, %)"
+    written: dict[str, Callable[[Timed], str]] = {
+        "Speed-up by category": lambda own: interval(own.speedup),
+        "Tokens per target call by category (drafts kept, %)": (
+            lambda own: f"{number(own.tokens_per_call)} ({percent(own.acceptance)})"
+        ),
+    }
     note = "" if scene.shown == scene.others else SHOWN
-    tables = zip(captions, (faster, per_call), strict=True)
-    return [Table(f"{caption} ({scene.name})", rows, note) for caption, rows in tables if rows]
+    tables = []
+    for caption, write in written.items() if scene.by_category else ():
+        rows = [
+            {"category": category} | {code(m): write(own[m]) for m in scene.shown}
+            for category, own in scene.by_category.items()
+        ]
+        tables.append(Table(f"{caption} ({scene.name})", rows, note))
+    return tables
 
 
 def spec_bench_table(scene: Scene, prompts_file: str) -> list[Table]:
@@ -114,13 +106,15 @@ def spec_bench_table(scene: Scene, prompts_file: str) -> list[Table]:
     return [Table(caption, rows, note)]
 
 
-def _spec_bench_cell(own: Sequence[Cell], base: Sequence[Cell], categories: set[str]) -> str:
+def _spec_bench_cell(
+    own: Sequence[TimedCell], base: Sequence[TimedCell], categories: set[str]
+) -> str:
     """Returns speed-up and mean accepted tokens of a task.
 
     A repeat with fewer prompts than others, as an unfinished run has it, is left out.
     """
     theirs = {(cell.repeat, cell.prompts, cell.seed): cell for cell in base}
-    runs: dict[int, list[tuple[Cell, Cell]]] = {}
+    runs: dict[int, list[tuple[TimedCell, TimedCell]]] = {}
     for cell in own:
         other = theirs.get((cell.repeat, cell.prompts, cell.seed))
         if other is not None and {answer.category for answer in cell.answers} <= categories:
@@ -131,11 +125,7 @@ def _spec_bench_cell(own: Sequence[Cell], base: Sequence[Cell], categories: set[
     num_rounds = sum(len(answer.rounds) for answer in answers)
     if not num_rounds:
         return NOTHING
-    speedups = [np.divide(*np.mean([list(map(_speed, pair)) for pair in run], 0)) for run in full]
+    rates = [[[tokens / s for s, tokens in map(whole, pair)] for pair in run] for run in full]
+    speedups = [np.divide(*np.mean(run, 0)) for run in rates]
     accepted = sum(one.num_round_tokens for one in answers) / num_rounds
     return f"{np.mean(speedups):.2f} / {accepted:.2f}"
-
-
-def _speed(cell: Cell) -> float:
-    """Returns tokens a second, all turns of a prompt together."""
-    return sum(len(answer.token_ids) for answer in cell.answers) / cell.seconds

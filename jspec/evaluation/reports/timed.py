@@ -1,59 +1,124 @@
-"""The numbers of one method of generating, beside a baseline that was timed in turn with it."""
+"""Timed answers, and the numbers of one method beside a baseline that was timed in turn with it."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jspec.evaluation.analysis.rates import acceptance, observed_alpha
-from jspec.evaluation.analysis.ratios import Ratio, compare_amounts
-from jspec.evaluation.reports.measured import Cell, answers_by_prompt, rounds_by_prompt
-
-Clock = Callable[[Cell], tuple[float, float]]
+from jspec.evaluation.analysis.ratios import Ratio, acceptance, compare_amounts, observed_alpha
+from jspec.generation.stats import RoundCounts
 
 
-def decoding(cell: Cell) -> tuple[float, float]:
+class TimedAnswer(NamedTuple):
+    """One answer; of its tokens, all but the first are those of rounds, which decoding gave."""
+
+    category: str
+    num_prompt_tokens: int
+    token_ids: tuple[int, ...]
+    num_round_tokens: int
+    decode_seconds: float
+    rounds: tuple[RoundCounts, ...]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of prompt and answer."""
+        return self.num_prompt_tokens + len(self.token_ids)
+
+
+class TimedCell(NamedTuple):
+    """Prompts that were answered together, once: a finished cell of kind "generate".
+
+    Its seconds are for all of it, reading the prompts included; each prompt and turn has an answer.
+    """
+
+    method: str
+    setting: str
+    batch_size: int
+    prompts: tuple[int, ...]
+    seed: int
+    repeat: int
+    seconds: float
+    answers: tuple[TimedAnswer, ...]
+
+
+def parse_cells(done: Iterable[Mapping[str, Any]]) -> list[TimedCell]:
+    """Returns the cells in the lines of results.jsonl."""
+    return [
+        TimedCell(
+            **line["key"] | {"prompts": tuple(line["key"]["prompts"])},
+            seconds=line["record"]["seconds"],
+            answers=tuple(map(_parse_answer, line["record"]["answers"])),
+        )
+        for line in done
+    ]
+
+
+def _parse_answer(answer: Mapping[str, Any]) -> TimedAnswer:
+    return TimedAnswer(
+        answer.get("category") or "all",
+        answer.get("num_prompt_tokens", 0),
+        tuple(answer["token_ids"]),
+        answer["num_round_tokens"],
+        answer["decode_seconds"],
+        tuple(RoundCounts(*a_round) for a_round in answer["rounds"]),
+    )
+
+
+def answers_by_prompt(cells: Iterable[TimedCell]) -> list[list[TimedAnswer]]:
+    """Returns the answers to each batch of prompts, without those of later repeats.
+
+    A repeat draws with the same seed, so it gives the same answer: only its times are new.
+    """
+    first: dict[tuple[tuple[int, ...], int], TimedCell] = {}
+    for cell in sorted(cells, key=lambda cell: cell.repeat):
+        first.setdefault((cell.prompts, cell.seed), cell)
+    groups: dict[tuple[int, ...], list[TimedAnswer]] = {}
+    for (prompts, _), cell in first.items():
+        groups.setdefault(prompts, []).extend(cell.answers)
+    return list(groups.values())
+
+
+Clock = Callable[[TimedCell], tuple[float, float]]
+
+
+def decoding(cell: TimedCell) -> tuple[float, float]:
     """Returns seconds of decoding and the tokens that they gave: without reading the prompt."""
     seconds = sum(answer.decode_seconds for answer in cell.answers)
     return seconds, sum(answer.num_round_tokens for answer in cell.answers)
 
 
-def whole(cell: Cell) -> tuple[float, float]:
+def whole(cell: TimedCell) -> tuple[float, float]:
     """Returns the seconds of whole answers, reading the prompt included, and all their tokens."""
     return cell.seconds, sum(len(answer.token_ids) for answer in cell.answers)
 
 
-def calls(cell: Cell) -> tuple[float, float]:
+def calls(cell: TimedCell) -> tuple[float, float]:
     """Returns seconds of decoding and the target calls in them."""
     return decoding(cell)[0], sum(len(answer.rounds) for answer in cell.answers)
 
 
 class Timed:
-    """What was measured of one method; intervals are computed when they are first asked for.
+    """What the cells of one method say beside the baseline's, at one setting and batch size."""
 
-    Attributes:
-      own: cells of the method at one setting and batch size.
-      base: those of the baseline, likewise.
-      rounds: of each prompt's answers, repeats left out.
-    """
-
-    def __init__(self, own: Sequence[Cell], base: Sequence[Cell]) -> None:
+    def __init__(self, own: Sequence[TimedCell], base: Sequence[TimedCell]) -> None:
         self.own, self.base = own, base
-        self.rounds = rounds_by_prompt(own)
+        self._answers = answers_by_prompt(own)  # repeats left out
+        self.rounds = [[r for answer in group for r in answer.rounds] for group in self._answers]
         self._is_single = all(cell.batch_size == 1 for cell in own)
         self._clock = decoding if self._is_single else whole
 
     @functools.cached_property
     def compared(self) -> tuple[Ratio | None, int, int]:
         """The speed-up, on how many prompts (or batches) it rests, and on how many repeats."""
-        return compare_amounts(amounts(self.own, self._clock), amounts(self.base, self._clock))
+        return compare_amounts(_amounts(self.own, self._clock), _amounts(self.base, self._clock))
 
     @property
     def speedup(self) -> Ratio | None:
         """Tokens a second to the baseline's: of decoding, in a batch of everything."""
         return self.compared[0]
 
-    @functools.cached_property
+    @property
     def whole_speedup(self) -> Ratio | None:
         """The same for whole answers, reading the prompt included."""
         return compare(self.own, self.base, whole)
@@ -79,7 +144,7 @@ class Timed:
         """Share of the proposed drafts that are kept; None without drafts."""
         return acceptance(self.rounds)
 
-    @functools.cached_property
+    @property
     def alpha(self) -> Ratio | None:
         """Share of the examined drafts that are kept; see `observed_alpha`."""
         return observed_alpha(self.rounds)
@@ -87,9 +152,9 @@ class Timed:
     @property
     def tokens_per_call(self) -> float | None:
         """Tokens that a target call gives, its own included."""
-        answers = [answer for group in answers_by_prompt(self.own) for answer in group]
+        num_tokens = sum(answer.num_round_tokens for group in self._answers for answer in group)
         num_rounds = sum(map(len, self.rounds))
-        return sum(one.num_round_tokens for one in answers) / num_rounds if num_rounds else None
+        return num_tokens / num_rounds if num_rounds else None
 
     @property
     def proposed_per_round(self) -> float | None:
@@ -109,13 +174,13 @@ class Timed:
         return sum(one == other for one, other in pairs), len(pairs)
 
 
-def compare(own: Sequence[Cell], base: Sequence[Cell], clock: Clock) -> Ratio | None:
+def compare(own: Sequence[TimedCell], base: Sequence[TimedCell], clock: Clock) -> Ratio | None:
     """Returns how many times faster `own` is than `base`; None where they share nothing timed."""
-    return compare_amounts(amounts(own, clock), amounts(base, clock))[0]
+    return compare_amounts(_amounts(own, clock), _amounts(base, clock))[0]
 
 
-def amounts(
-    cells: Sequence[Cell], clock: Clock
+def _amounts(
+    cells: Sequence[TimedCell], clock: Clock
 ) -> dict[tuple[int, tuple[int, ...]], tuple[float, float]]:
     """Returns seconds and amount by repeat and prompts, summed over seeds.
 

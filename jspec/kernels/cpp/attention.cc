@@ -8,7 +8,6 @@
 // bit, alone and in a block, as long as keys and values are finite.
 
 #include <algorithm>
-#include <memory>
 #include <vector>
 
 #include "softmax.h"
@@ -183,16 +182,9 @@ void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shap
   AttendSpan<kQueries, kSteps>(head, shape, first, begin, finding);
 }
 
-// Runs work(0) ... work(count - 1), on this thread alone if it is little work.
-template <typename Work>
-void Share(ffi::ThreadPool& pool, int64_t count, bool is_small, const Work& work) {
-  if (!is_small) return ShareOut(pool, count, work);
-  for (int64_t piece = 0; piece < count; ++piece) work(piece);
-}
-
 template <typename T>
-void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T* keys,
-            const T* values, const bool* visible, float* outputs, const Shape& shape) {
+void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, T* keys, T* values,
+            const bool* visible, float* outputs, const Shape& shape) {
   const int64_t all = shape.tokens * shape.group(), tokens = batch * shape.tokens;
   if (all == 0) return;
   std::vector<int64_t> ends(tokens);
@@ -202,7 +194,6 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
     seen += ends[token];
     farthest = std::max(farthest, ends[token]);
   }
-  auto shared_ends = std::make_shared<const std::vector<int64_t>>(std::move(ends));
   const int64_t blocks = (all + kMaxQueries - 1) / kMaxQueries;
   const int64_t spans = std::max<int64_t>(1, (farthest + kSpan - 1) / kSpan);
   const int64_t num_blocks = batch * shape.kv_heads * blocks;  // of all rows and heads
@@ -210,21 +201,21 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
   static thread_local Space<float> kept;  // allocating anew for every call takes time
   Space<float> own;
   const Findings findings{(numbers <= kMostKept ? kept : own).Take(numbers), shape.dims};
-  auto head_of = [=](int64_t block) {
+  auto head_of = [&](int64_t block) {
     const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
     const int64_t stored = (row * shape.kv_heads + kv_head) * shape.slots * shape.dims;
     return Head<T>{queries + begin, keys + stored, values + stored,
-                   visible + row * shape.tokens * shape.slots,
-                   shared_ends->data() + row * shape.tokens, outputs + begin};
+                   visible + row * shape.tokens * shape.slots, ends.data() + row * shape.tokens,
+                   outputs + begin};
   };
-  auto attend = [=](int64_t piece) {
+  auto attend = [&](int64_t piece) {
     const int64_t block = piece / spans, first = block % blocks * kMaxQueries;
     const int64_t count = std::min<int64_t>(all - first, kMaxQueries);
     AttendQueries(count, shape.dims / kStep, head_of(block), shape, first, piece % spans * kSpan,
                   findings[piece]);
   };
-  auto join = [=](int64_t block) {
+  auto join = [&](int64_t block) {
     const int64_t first = block % blocks * kMaxQueries;
     for (int64_t q = 0; q < kMaxQueries && first + q < all; ++q) {
       Join<T>(findings, block * spans, spans, q,
@@ -232,36 +223,22 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, const T*
     }
   };
   const bool is_small = 2 * seen * shape.heads * shape.dims < kSmallWork;
-  Share(pool, num_blocks * spans, is_small, attend);
-  Share(pool, num_blocks, num_blocks < kFewBlocks, join);
+  ShareOut(pool, num_blocks * spans, attend, is_small);
+  ShareOut(pool, num_blocks, join, num_blocks < kFewBlocks);
 }
 
-ffi::Error Attention(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuffer keys,
+ffi::Error Attention(Threads pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuffer keys,
                      ffi::AnyBuffer values, ffi::BufferR3<ffi::PRED> visible,
                      ffi::Result<ffi::BufferR4<ffi::F32>> outputs) {
   const auto of_query = queries.dimensions(), of_key = keys.dimensions();
   const Shape shape{of_query[1], of_query[2], of_key[1], of_key[2], of_query[3]};
-  auto attend = [&](auto* type) {
-    using T = std::remove_pointer_t<decltype(type)>;
-    Attend(pool, of_query[0], queries.typed_data(), static_cast<const T*>(keys.untyped_data()),
-           static_cast<const T*>(values.untyped_data()), visible.typed_data(),
+  return WithNumbers(keys, [&](auto* from) {
+    Attend(pool, of_query[0], queries.typed_data(), from,
+           static_cast<decltype(from)>(values.untyped_data()), visible.typed_data(),
            outputs->typed_data(), shape);
-  };
-  if (keys.element_type() == ffi::F32) {
-    attend(static_cast<float*>(nullptr));
-  } else {
-    attend(static_cast<BFloat16*>(nullptr));
-  }
-  return ffi::Error::Success();
+  });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_attention, Attention,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR4<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR3<ffi::PRED>>()
-                                  .Ret<ffi::BufferR4<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_attention, Attention);

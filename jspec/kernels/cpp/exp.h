@@ -1,7 +1,6 @@
 // The exponential of numbers that are at most 0.
 
-#ifndef JSPEC_NATIVE_EXP_H_
-#define JSPEC_NATIVE_EXP_H_
+#pragma once
 
 #include "lanes.h"
 
@@ -31,5 +30,3 @@ inline Lanes ExpOfNegative(Lanes x) {
 }
 
 }  // namespace jspec
-
-#endif  // JSPEC_NATIVE_EXP_H_

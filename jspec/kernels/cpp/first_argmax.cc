@@ -61,13 +61,12 @@ Best FirstLargest(const float* from, int64_t count) {
   return best;
 }
 
-ffi::Error FirstArgmax(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> values,
-                       ffi::Result<ffi::BufferR1<ffi::S32>> places,
-                       ffi::Result<ffi::BufferR1<ffi::F32>> largest) {
-  const int64_t rows = values.dimensions()[0], count = values.dimensions()[1];
-  const float* from = values.typed_data();
-  int32_t* to_places = places->typed_data();
-  float* to_largest = largest->typed_data();
+ffi::Error FirstArgmax(Threads pool, ffi::AnyBuffer values, ffi::Result<ffi::AnyBuffer> places,
+                       ffi::Result<ffi::AnyBuffer> largest) {
+  const int64_t rows = places->element_count(), count = values.dimensions().back();
+  const float* from = values.typed_data<float>();
+  int32_t* to_places = places->typed_data<int32_t>();
+  float* to_largest = largest->typed_data<float>();
   ForRows(pool, rows, count, [=](int64_t r) {
     const Best best = FirstLargest(from + r * count, count);
     to_places[r] = best.place;
@@ -78,9 +77,4 @@ ffi::Error FirstArgmax(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> values,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_first_argmax, FirstArgmax,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
-                                  .Ret<ffi::BufferR1<ffi::S32>>()
-                                  .Ret<ffi::BufferR1<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_first_argmax, FirstArgmax);

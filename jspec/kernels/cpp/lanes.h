@@ -1,7 +1,6 @@
 // Vectors of floats, as wide as the processor's registers, which all kernels share.
 
-#ifndef JSPEC_NATIVE_LANES_H_
-#define JSPEC_NATIVE_LANES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -170,6 +169,19 @@ inline Lanes Totals(Lanes* lanes) {
   return lanes[0];
 }
 
+// Calls work with the numbers of a buffer, which are floats or bfloat16 numbers.
+template <typename Work>
+ffi::Error WithNumbers(ffi::AnyBuffer& buffer, const Work& work) {
+  if (buffer.element_type() == ffi::F32) {
+    work(static_cast<float*>(buffer.untyped_data()));
+  } else if (buffer.element_type() == ffi::BF16) {
+    work(static_cast<BFloat16*>(buffer.untyped_data()));
+  } else {
+    return ffi::Error::InvalidArgument("numbers are neither float32 nor bfloat16");
+  }
+  return ffi::Error::Success();
+}
+
 // Memory aligned for vectors: a vector that lies across two cache lines is read twice.
 template <typename T>
 class Space {
@@ -185,5 +197,3 @@ class Space {
 };
 
 }  // namespace jspec
-
-#endif  // JSPEC_NATIVE_LANES_H_

@@ -4,8 +4,7 @@
 // Sums are float32, and their order does not depend on the number of rows: a row's result is the
 // same, bit for bit, alone and among others.
 
-#ifndef JSPEC_NATIVE_MULTIPLY_H_
-#define JSPEC_NATIVE_MULTIPLY_H_
+#pragma once
 
 #include <algorithm>
 #include <type_traits>
@@ -236,5 +235,3 @@ void ForTiles(ffi::ThreadPool& pool, const ProductShape& shape, int64_t tile, co
 }
 
 }  // namespace jspec
-
-#endif  // JSPEC_NATIVE_MULTIPLY_H_

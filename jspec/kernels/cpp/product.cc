@@ -8,8 +8,8 @@ namespace {
 using namespace jspec;
 
 template <typename T>
-void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* outputs,
-              const ProductShape& shape) {
+void MultiplyEqual(ffi::ThreadPool& pool, const T* from, const T* weights, float* outputs,
+                   const ProductShape& shape) {
   static thread_local Space<RowNumber<T>> space;
   const FloatKernel<T> kernel{weights, shape.inputs};
   const auto rows = Arrange<FloatKernel<T>>(from, shape, space);
@@ -21,8 +21,8 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const T* weights, float* out
 }
 
 // Rounds the rows to the type of the weights, as XLA does, and multiplies.
-void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* weights,
-                     float* outputs, const ProductShape& shape) {
+void Multiply(ffi::ThreadPool& pool, const float* rows, const BFloat16* weights, float* outputs,
+              const ProductShape& shape) {
 #ifdef JSPEC_HAS_TILES
   if (HasTiles()) return MultiplyInTiles(pool, rows, weights, outputs, shape);
 #endif
@@ -30,31 +30,26 @@ void MultiplyRounded(ffi::ThreadPool& pool, const float* rows, const BFloat16* w
   const int64_t count = shape.rows * shape.inputs;
   BFloat16* rounded = space.Take(count);
   Convert(rows, count, rounded);
-  Multiply(pool, rounded, weights, outputs, shape);
+  MultiplyEqual(pool, rounded, weights, outputs, shape);
 }
 
-ffi::Error Product(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
+void Multiply(ffi::ThreadPool& pool, const float* rows, const float* weights, float* outputs,
+              const ProductShape& shape) {
+  MultiplyEqual(pool, rows, weights, outputs, shape);
+}
+
+ffi::Error Product(Threads pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernel,
                    ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], kernel.dimensions()[0]};
   const float* from = rows.typed_data();
   float* to = outputs->typed_data();
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
-  if (kernel.element_type() == ffi::F32) {
-    Multiply(pool, from, static_cast<const float*>(kernel.untyped_data()), to, shape);
-  } else {
-    MultiplyRounded(pool, from, static_cast<const BFloat16*>(kernel.untyped_data()), to, shape);
-  }
-  return ffi::Error::Success();
+  return WithNumbers(kernel, [&](auto* weights) { Multiply(pool, from, weights, to, shape); });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR2<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product);
 
 // Whether this processor multiplies pairs of bfloat16 numbers, which makes many rows fast, too.
 extern "C" bool jspec_has_pairs() { return kHasPairs; }

@@ -139,30 +139,24 @@ void Multiply(ffi::ThreadPool& pool, const T* from, const Kernel& kernel, const 
 }
 
 template <typename Kernel>
-ffi::Error Product(ffi::ThreadPool& pool, const ffi::AnyBuffer& rows, const Kernel& kernel,
+ffi::Error Product(ffi::ThreadPool& pool, ffi::AnyBuffer& rows, const Kernel& kernel,
                    const ffi::BufferR1<ffi::F32>& scales,
                    ffi::Result<ffi::BufferR2<ffi::F32>>& outputs) {
   const ProductShape shape{rows.dimensions()[0], kernel.inputs, scales.dimensions()[0]};
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
-  auto multiply = [&](auto* from) {
+  return WithNumbers(rows, [&](auto* from) {
     Multiply(pool, from, kernel, scales.typed_data(), outputs->typed_data(), shape);
-  };
-  if (rows.element_type() == ffi::F32) {
-    multiply(static_cast<const float*>(rows.untyped_data()));
-  } else {
-    multiply(static_cast<const BFloat16*>(rows.untyped_data()));
-  }
-  return ffi::Error::Success();
+  });
 }
 
-ffi::Error Int8Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::S8> values,
+ffi::Error Int8Product(Threads pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::S8> values,
                        ffi::BufferR1<ffi::F32> scales,
                        ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const Int8Kernel kernel{values.typed_data(), rows.dimensions()[1]};
   return Product(pool, rows, kernel, scales, outputs);
 }
 
-ffi::Error Int4Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::U8> values,
+ffi::Error Int4Product(Threads pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::U8> values,
                        ffi::BufferR1<ffi::F32> scales, ffi::BufferR2<ffi::S8> multipliers,
                        ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const auto* pairs = reinterpret_cast<const int8_t*>(values.typed_data());
@@ -172,19 +166,6 @@ ffi::Error Int4Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int8_product, Int8Product,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR2<ffi::S8>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int8_product, Int8Product);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int4_product, Int4Product,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR2<ffi::U8>>()
-                                  .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Arg<ffi::BufferR2<ffi::S8>>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_int4_product, Int4Product);

@@ -31,34 +31,20 @@ void Normalise(const float* from, const T* scale, float epsilon, int64_t count,
   for (int64_t i = 0; i < count; ++i) to[i] = from[i] * factor * AsFloat(scale[i]);
 }
 
-ffi::Error RmsNorm(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> inputs, ffi::AnyBuffer scale,
+ffi::Error RmsNorm(Threads pool, ffi::BufferR3<ffi::F32> inputs, ffi::AnyBuffer scale,
                    ffi::BufferR0<ffi::F32> epsilon, ffi::Result<ffi::BufferR3<ffi::F32>> outputs) {
   const auto size = inputs.dimensions();
   const int64_t rows = size[0] * size[1], width = size[2];
   const float* from = inputs.typed_data();
   const float small = *epsilon.typed_data();
   float* to = outputs->typed_data();
-  auto normalise = [&](auto* scales) {
+  return WithNumbers(scale, [&](auto* scales) {
     ForRows(pool, rows, width, [=](int64_t r) {
       Normalise(from + r * width, scales, small, width, to + r * width);
     });
-  };
-  if (scale.element_type() == ffi::F32) {
-    normalise(static_cast<const float*>(scale.untyped_data()));
-  } else if (scale.element_type() == ffi::BF16) {
-    normalise(static_cast<const BFloat16*>(scale.untyped_data()));
-  } else {
-    return ffi::Error::InvalidArgument("a norm's scale is neither float32 nor bfloat16");
-  }
-  return ffi::Error::Success();
+  });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rms_norm, RmsNorm,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR0<ffi::F32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rms_norm, RmsNorm);

@@ -40,7 +40,7 @@ void RotateToken(const float* heads, const float* cos, const float* sin, const S
   }
 }
 
-ffi::Error RotateHeads(ffi::ThreadPool pool, Heads heads,
+ffi::Error RotateHeads(Threads pool, Heads heads,
                        ffi::BufferR3<ffi::F32> cos, ffi::BufferR3<ffi::F32> sin,
                        ffi::Result<ffi::BufferR4<ffi::F32>> queries,
                        ffi::Result<ffi::BufferR4<ffi::F32>> keys,
@@ -62,12 +62,4 @@ ffi::Error RotateHeads(ffi::ThreadPool pool, Heads heads,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rotate_heads, RotateHeads,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<Heads>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Ret<ffi::BufferR4<ffi::F32>>()
-                                  .Ret<ffi::BufferR4<ffi::F32>>()
-                                  .Ret<ffi::BufferR4<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_rotate_heads, RotateHeads);

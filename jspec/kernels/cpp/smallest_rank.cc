@@ -46,27 +46,24 @@ int32_t SmallestRank(const int32_t* ranks, const float* weights, double target, 
   return static_cast<int32_t>(static_cast<uint32_t>(prefix) ^ 0x80000000u);
 }
 
-ffi::Error SmallestRanks(ffi::ThreadPool pool, ffi::BufferR3<ffi::S32> ranks,
+ffi::Error SmallestRanks(Threads pool, ffi::BufferR3<ffi::S32> ranks,
                          ffi::BufferR3<ffi::F32> weights, ffi::BufferR3<ffi::F32> targets,
                          ffi::Result<ffi::BufferR3<ffi::S32>> results) {
   const auto size = ranks.dimensions();
   const int64_t rows = size[0] * size[1], count = size[2];
+  // The tokens of a row may share a target.
+  const int64_t sharing = size[1] == targets.dimensions()[1] ? 1 : size[1];
   const int32_t* keys = ranks.typed_data();
   const float *from = weights.typed_data(), *wanted = targets.typed_data();
   int32_t* to = results->typed_data();
   ShareOut(pool, rows, [=](int64_t row) {
     std::vector<double> sums(uint64_t{1} << kBits[0]);
-    to[row] = SmallestRank(keys + row * count, from + row * count, wanted[row], count, sums);
+    to[row] =
+        SmallestRank(keys + row * count, from + row * count, wanted[row / sharing], count, sums);
   });
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_smallest_rank, SmallestRanks,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR3<ffi::S32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Arg<ffi::BufferR3<ffi::F32>>()
-                                  .Ret<ffi::BufferR3<ffi::S32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_smallest_rank, SmallestRanks);

@@ -1,7 +1,6 @@
 // The softmax of one query's scores, up to its normaliser.
 
-#ifndef JSPEC_NATIVE_SOFTMAX_H_
-#define JSPEC_NATIVE_SOFTMAX_H_
+#pragma once
 
 #include <algorithm>
 
@@ -66,5 +65,3 @@ inline void Weigh(float* scores, const bool* visible, int64_t count, float* high
 }
 
 }  // namespace jspec
-
-#endif  // JSPEC_NATIVE_SOFTMAX_H_

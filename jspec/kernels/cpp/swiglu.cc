@@ -32,7 +32,7 @@ void GateRow(const float* gate, const float* up, int64_t count, float* to) {
   std::memcpy(to + i, &gated, (count - i) * sizeof(float));
 }
 
-ffi::Error SwiGlu(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> gate_up,
+ffi::Error SwiGlu(Threads pool, ffi::BufferR4<ffi::F32> gate_up,
                   ffi::Result<ffi::BufferR3<ffi::F32>> outputs) {
   const auto size = gate_up.dimensions();  // [b t 2 f]
   const int64_t rows = size[0] * size[1], width = size[3];
@@ -47,8 +47,4 @@ ffi::Error SwiGlu(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> gate_up,
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_swiglu, SwiGlu,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
-                                  .Arg<ffi::BufferR4<ffi::F32>>()
-                                  .Ret<ffi::BufferR3<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_swiglu, SwiGlu);

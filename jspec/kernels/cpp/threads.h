@@ -2,8 +2,7 @@
 // some two hundred pieces of work, 10 to 100 microseconds each, and waking a thread takes as long
 // as a small piece.
 
-#ifndef JSPEC_NATIVE_THREADS_H_
-#define JSPEC_NATIVE_THREADS_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -18,6 +17,11 @@
 namespace jspec {
 
 namespace ffi = xla::ffi;
+
+// XLA's threads as an argument of a function that XLA calls.
+struct Threads : ffi::ThreadPool {
+  Threads(ffi::ThreadPool pool) : ffi::ThreadPool(pool) {}
+};
 
 constexpr int kLooks = 4000;          // looks for work, some 0.2 ms, before a thread falls asleep
 constexpr int64_t kMostThreads = 32;  // the one that has the work included
@@ -127,10 +131,10 @@ inline int64_t NumThreads(ffi::ThreadPool& pool) {
   return std::max<int64_t>(1, std::min(threads, kMostThreads));
 }
 
-// Runs work(0) ... work(count - 1), on several threads if they are free.
+// Runs work(0) ... work(count - 1), on several threads if they are free and the work is worth it.
 template <typename Work>
-void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work) {
-  const int64_t helpers = NumThreads(pool) - 1;
+void ShareOut(ffi::ThreadPool& pool, int64_t count, const Work& work, bool is_small = false) {
+  const int64_t helpers = is_small ? 0 : NumThreads(pool) - 1;
   if (count > 1 && helpers > 0 && Team::WithHelpers(helpers).Run(count, work)) return;
   for (int64_t piece = 0; piece < count; ++piece) work(piece);
 }
@@ -149,4 +153,7 @@ void ForRows(ffi::ThreadPool& pool, int64_t rows, int64_t numbers, const Work& w
 
 }  // namespace jspec
 
-#endif  // JSPEC_NATIVE_THREADS_H_
+template <>
+struct xla::ffi::CtxBinding<jspec::Threads> {
+  using Ctx = xla::ffi::ThreadPool;
+};

@@ -1,8 +1,7 @@
 // Products of bfloat16 in tiles of 16 × 16 sums (AMX), where 16 rows cost little more than one. The
 // order of a sum depends neither on the rows nor on the outputs beside it.
 
-#ifndef JSPEC_NATIVE_TILES_H_
-#define JSPEC_NATIVE_TILES_H_
+#pragma once
 
 #include <vector>
 
@@ -229,5 +228,3 @@ inline void MultiplyInTiles(ffi::ThreadPool& pool, const float* rows, const BFlo
 #endif
 
 }  // namespace jspec
-
-#endif  // JSPEC_NATIVE_TILES_H_

@@ -35,19 +35,11 @@ ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
   void* to = outputs->untyped_data();
   // XLA passes the same buffer as operand and result, unless the old layer is needed elsewhere.
   if (to != layer.untyped_data()) std::memcpy(to, layer.untyped_data(), layer.size_bytes());
-  if (layer.element_type() == ffi::F32) {
-    Write(block.typed_data(), start.typed_data(), shape, static_cast<float*>(to));
-  } else {
-    Write(block.typed_data(), start.typed_data(), shape, static_cast<BFloat16*>(to));
-  }
-  return ffi::Error::Success();
+  return WithNumbers(*outputs, [&](auto* numbers) {
+    Write(block.typed_data(), start.typed_data(), shape, numbers);
+  });
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::BufferR4<ffi::F32>>()
-                                  .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Ret<ffi::AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows);

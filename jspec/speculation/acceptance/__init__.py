@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from jspec.common.errors import InputError, check_numbers
+from jspec.common.errors import InputError, check_numbers, check_type
 from jspec.sampling.distribution import sampling_probs
 from jspec.speculation.acceptance import (
     block,
@@ -36,7 +36,7 @@ class RuleOptions:
         check_numbers(self)
 
 
-RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
+RULES: dict[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "greedy": lambda options: greedy.RULE,
     "rejection": lambda options: rejection.RULE,
     "block": lambda options: block.RULE,
@@ -52,7 +52,22 @@ TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
 }
 
 
-_MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.accept, rejection.accept)
+def register_rule(name: str, rule: AcceptanceRule) -> None:
+    """Makes a rule of your own known by name, to every program and to `Generator`.
+
+    Example:
+      >>> jspec.register_rule("my_rule", RULE)
+
+    Raises:
+      InputError: there is another rule of that name, or it is no `AcceptanceRule`.
+    """
+    check_type("rule", rule, AcceptanceRule)
+    if name in {**RULES, **TIMING_RULES} and get_rule(name) is not rule:
+        raise InputError(f"expected a new name for an acceptance rule, got {name!r}")
+    RULES[name] = lambda options: rule
+
+
+_MATCHING_AT_ZERO = (block.accept, coupled.accept, greedy.RULE.accept, rejection.accept)
 
 
 def is_match_at_zero(rule: AcceptanceRule) -> bool:
@@ -63,18 +78,23 @@ def is_match_at_zero(rule: AcceptanceRule) -> bool:
 def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
     """Returns the rule of that name; equal options give the same object.
 
-    Args:
-      name: one of `RULES` or `TIMING_RULES`.
-      options: for the rules that have any.
-
     Raises:
       InputError: no such rule, or an option of any rule is out of its range.
     """
     known = {**RULES, **TIMING_RULES}
     if name not in known:
         raise InputError(f"expected an acceptance rule among {', '.join(RULES)}; got {name!r}")
-    rules = {each: make(options) for each, make in known.items()}  # checks all the options
-    return rules[name]
+    for option, value in dataclasses.asdict(options).items():
+        if not 0 <= value <= 1:
+            raise InputError(f"expected a {option.replace('_', ' ')} from 0 to 1; got {value}")
+    return known[name](options)
 
 
-__all__ = ["RULES", "TIMING_RULES", "RuleOptions", "get_rule", "is_match_at_zero"]
+__all__ = [
+    "RULES",
+    "TIMING_RULES",
+    "RuleOptions",
+    "get_rule",
+    "is_match_at_zero",
+    "register_rule",
+]

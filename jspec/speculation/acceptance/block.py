@@ -24,26 +24,21 @@ from jaxtyping import Array, Float32
 from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance.chain import (
-    draft_distribution_after,
-    draft_probs_of_drafts,
-    min_ratio,
-    normalised_or,
-    probs_after,
-    probs_of_drafts,
-    uniforms_of,
-)
+from jspec.speculation.acceptance import chain
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def prefix_weights(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b t"]:
     """Returns p_0 to p_w, the probability with which each prefix of drafts is to be accepted."""
-    target, draft = probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal)
+    target, draft = (
+        chain.probs_of_drafts(target_probs, proposal),
+        chain.draft_probs_of_drafts(proposal),
+    )
     # Unlike in `rejection`, the minimum is taken of the whole product: a ratio above 1 makes up for
     # smaller ones before it.
     weights = [jnp.ones_like(proposal.num_tokens, jnp.float32)]
     for i in range(proposal.width):
-        weights.append(min_ratio(weights[-1] * target[:, i], draft[:, i]))
+        weights.append(chain.min_ratio(weights[-1] * target[:, i], draft[:, i]))
     return jnp.stack(weights, axis=1)
 
 
@@ -85,7 +80,7 @@ def longest_probs(good_probs: Float32[Array, "b w"]) -> Float32[Array, "b w"]:
         columns.append(reached)
     reached = jnp.stack(columns[::-1], axis=1)
     before = jnp.pad(reached[:, :-1], ((0, 0), (1, 0)), constant_values=1.0)
-    return min_ratio(reached, before)
+    return chain.min_ratio(reached, before)
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
@@ -97,22 +92,20 @@ def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
     """Returns the residual distribution, or the target's own after the last draft."""
-    target = probs_after(target_probs, num_accepted)
-    draft = draft_distribution_after(proposal, num_accepted, target.shape[1])
+    target = chain.probs_after(target_probs, num_accepted)
+    draft = chain.draft_distribution_after(proposal, num_accepted, target.shape[1])
     weights = prefix_weights(target_probs, proposal)
     weight = jnp.take_along_axis(weights, num_accepted[:, None], axis=1)
     # After the last draft the target's own distribution applies, without a weight.
     weight = jnp.where((num_accepted < proposal.num_tokens)[:, None], weight, 1.0)
     # Rounding may leave no residual at all. Then draft and target agree, and the target will do.
-    return normalised_or(jnp.maximum(weight * target - draft, 0.0), target)
+    return chain.normalised_or(jnp.maximum(weight * target - draft, 0.0), target)
 
 
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Accepts the longest good prefix; uniforms [b w] decide which are good, Gumbel noise [b v] the
-    next token.
-    """
+    """Accepts the longest good prefix, by uniforms [b w]; draws by Gumbel noise [b v]."""
     # Strictly below: a prefix with h = 0 is never good, not even at u = 0.
-    is_good = uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
+    is_good = chain.uniforms_of(noise) < good_prefix_probs(target_probs, proposal)
     lengths = jnp.arange(1, proposal.width + 1, dtype=jnp.int32)
     # The longest good prefix counts, even if a shorter one is not good.
     num_accepted = jnp.max(jnp.where(is_good, lengths, 0), axis=1)

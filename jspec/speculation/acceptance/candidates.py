@@ -9,11 +9,8 @@ distribution, however many candidates there are.
 With replacement, candidates are independent draws: multi-step speculative sampling (SpecInfer, Miao
 et al., arXiv 2305.09781). Without, each is drawn from its distribution with the earlier candidates
 taken out and the rest normalised, as by the Gumbel-top-k trick: recursive rejection sampling (Jeon
-et al., arXiv 2402.14160). Deterministic candidates are distributions with all probability on the
-token.
+et al., arXiv 2402.14160).
 """
-
-from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,70 +18,15 @@ from jaxtyping import Array, Float32, Int32
 
 from jspec.speculation.acceptance.chain import min_ratio, normalised_or
 
-Distribution: TypeAlias = Float32[Array, "b v"]
-Candidates: TypeAlias = Int32[Array, "b k"]
-CandidateDistributions: TypeAlias = Float32[Array, "b #k v"] | None
 
-
-def conditional_distributions(
-    tokens: Candidates, draft_probs: CandidateDistributions, vocab_size: int, with_replacement: bool
-) -> Float32[Array, "b k v"]:
-    """Returns the distribution of each candidate given those before it.
-
-    Args:
-      tokens: the candidates.
-      draft_probs: their distributions, or one for all; None for deterministic candidates. A
-        distribution of zeros marks padding.
-      vocab_size: of the distributions.
-      with_replacement: whether the draws are independent.
-    """
-    one_hot = jax.nn.one_hot(tokens, vocab_size, dtype=jnp.float32)
-    if draft_probs is None:
-        return one_hot
-    distributions = jnp.broadcast_to(draft_probs, one_hot.shape)
-    if with_replacement:
-        return distributions
-    # Padding takes no token away from the candidates after it.
-    one_hot = jnp.where(jnp.sum(distributions, axis=2, keepdims=True) > 0, one_hot, 0.0)
-    # Taken by an earlier candidate: the running sum without the candidate's own token.
-    is_taken = jnp.cumsum(one_hot, axis=1) - one_hot > 0
-    distributions = jnp.where(is_taken, 0.0, distributions)
-    total = jnp.sum(distributions, axis=2, keepdims=True)
-    return distributions / jnp.where(total > 0, total, 1.0)
-
-
-def lacking_distributions(
-    target_probs: Distribution, distributions: Float32[Array, "b k v"]
-) -> Float32[Array, "b k+1 v"]:
-    """Returns p_1 to p_(k+1), what the target lacks before each candidate and after the last.
-
-    Where rounding leaves nothing, the two distributions agree and the one before stays.
-
-    Args:
-      target_probs: the target's distribution.
-      distributions: of the candidates, given those before.
-    """
-    lacking = [target_probs]
-    for i in range(distributions.shape[1]):
-        lacking.append(
-            normalised_or(jnp.maximum(lacking[i] - distributions[:, i], 0.0), lacking[i])
-        )
-    return jnp.stack(lacking, axis=1)
-
-
-def _probs_of_tokens(probs: Float32[Array, "b k v"], tokens: Candidates) -> Float32[Array, "b k"]:
-    found = jnp.take_along_axis(probs, tokens[..., None], axis=2)[..., 0]
-    return jnp.where(tokens >= 0, found, 0.0)  # NO_TOKEN is never accepted
-
-
-def acceptance_probs(
-    target_probs: Distribution,
-    tokens: Candidates,
-    draft_probs: CandidateDistributions,
+def candidate_probs(
+    target_probs: Float32[Array, "b v"],
+    tokens: Int32[Array, "b k"],
+    draft_probs: Float32[Array, "b #k v"] | None,
     *,
     with_replacement: bool = True,
-) -> Float32[Array, "b k"]:
-    """Returns the probability that each candidate is accepted once those before it are rejected.
+) -> tuple[Float32[Array, "b k"], Float32[Array, "b v"]]:
+    """Returns the probabilities that decide among candidates, and the next token's distribution.
 
     A candidate that its own distribution could not give is rejected: once a distribution without
     replacement is used up, there is no further draw.
@@ -92,33 +34,39 @@ def acceptance_probs(
     Args:
       target_probs: the target's distribution.
       tokens: the candidates.
-      draft_probs: see `conditional_distributions`.
-      with_replacement: likewise.
+      draft_probs: their distributions, or one for all; None for deterministic candidates, whose
+        distributions have all probability on the token. A distribution of zeros marks padding.
+      with_replacement: whether the draws are independent.
+
+    Returns:
+      The probability that each candidate is accepted once those before it are rejected; and the
+      distribution of the token after all of them are.
     """
-    distributions = conditional_distributions(
-        tokens, draft_probs, target_probs.shape[1], with_replacement
-    )
-    target = _probs_of_tokens(lacking_distributions(target_probs, distributions)[:, :-1], tokens)
-    draft = _probs_of_tokens(distributions, tokens)
-    return jnp.where(draft > 0, min_ratio(target, draft), 0.0)
+    one_hot = jax.nn.one_hot(tokens, target_probs.shape[1], dtype=jnp.float32)
+    distributions = one_hot if draft_probs is None else jnp.broadcast_to(draft_probs, one_hot.shape)
+    if draft_probs is not None and not with_replacement:
+        distributions = _without_earlier(one_hot, distributions)
+    lacking, accepted = target_probs, []
+    for i in range(tokens.shape[1]):
+        target, draft = (
+            jnp.take_along_axis(probs, tokens[:, i : i + 1], axis=1)[:, 0]
+            for probs in (lacking, distributions[:, i])
+        )
+        is_possible = (draft > 0) & (tokens[:, i] >= 0)  # NO_TOKEN is never accepted
+        accepted.append(jnp.where(is_possible, min_ratio(target, draft), 0.0))
+        # Where rounding leaves nothing, the two distributions agree and the one before stays.
+        lacking = normalised_or(jnp.maximum(lacking - distributions[:, i], 0.0), lacking)
+    return jnp.stack(accepted, axis=1), lacking
 
 
-def next_token_probs(
-    target_probs: Distribution,
-    tokens: Candidates,
-    draft_probs: CandidateDistributions,
-    *,
-    with_replacement: bool = True,
-) -> Distribution:
-    """Returns the distribution of the token after every candidate is rejected.
-
-    Args:
-      target_probs: the target's distribution.
-      tokens: the candidates.
-      draft_probs: see `conditional_distributions`.
-      with_replacement: likewise.
-    """
-    distributions = conditional_distributions(
-        tokens, draft_probs, target_probs.shape[1], with_replacement
-    )
-    return lacking_distributions(target_probs, distributions)[:, -1]
+def _without_earlier(
+    one_hot: Float32[Array, "b k v"], distributions: Float32[Array, "b k v"]
+) -> Float32[Array, "b k v"]:
+    """Takes the tokens of earlier candidates out of each candidate's distribution."""
+    # Padding takes no token away from the candidates after it.
+    one_hot = jnp.where(jnp.sum(distributions, axis=2, keepdims=True) > 0, one_hot, 0.0)
+    # Taken by an earlier candidate: the running sum without the candidate's own token.
+    is_taken = jnp.cumsum(one_hot, axis=1) - one_hot > 0
+    distributions = jnp.where(is_taken, 0.0, distributions)
+    total = jnp.sum(distributions, axis=2, keepdims=True)
+    return distributions / jnp.where(total > 0, total, 1.0)

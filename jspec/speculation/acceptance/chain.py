@@ -1,13 +1,16 @@
 """What the acceptance rules share."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32
 
 from jspec.common.typing import Logits, RowCounts, TargetProbs
-from jspec.sampling.distribution import best_token
-from jspec.sampling.noise import AcceptanceNoise
-from jspec.speculation.acceptance.types import Proposal, Verdict
+from jspec.sampling.distribution import best_token, sample
+from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
 def count_accepted(is_accepted: Bool[Array, "b w"], proposal: Proposal) -> RowCounts:
@@ -30,6 +33,14 @@ def probs_of_drafts(target_probs: TargetProbs, proposal: Proposal) -> Float32[Ar
 def probs_after(target_probs: TargetProbs, num_accepted: RowCounts) -> Float32[Array, "b v"]:
     """Returns the target's distribution of the token after this many drafts."""
     return jnp.take_along_axis(target_probs, num_accepted[:, None, None], axis=1)[:, 0]
+
+
+def target_after(
+    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
+) -> Float32[Array, "b v"]:
+    """Does the same, as the `next_token_probs` of rules without a residual."""
+    del proposal
+    return probs_after(target_probs, num_accepted)
 
 
 def draft_probs_of_drafts(proposal: Proposal) -> Float32[Array, "b w"]:
@@ -59,14 +70,25 @@ def match(logits: Logits, proposal: Proposal) -> Verdict:
     """Accepts drafts while each is the most likely token; the next token is the most likely one.
 
     That is what every lossless rule decides at temperature 0. No distribution is needed for it.
-
-    Args:
-      logits: the target's at each block token, processed, [b w+1 v].
-      proposal: the drafts.
     """
     best = best_token(logits)
     num_accepted = count_accepted(best[:, : proposal.width] == proposal.tokens, proposal)
     return Verdict(num_accepted, jnp.take_along_axis(best, num_accepted[:, None], axis=1)[:, 0])
+
+
+def rule_without_chance(
+    acceptance_probs: Callable[..., Array],
+    next_token_probs: Callable[..., Array],
+    **attributes: Any,
+) -> AcceptanceRule:
+    """Returns a rule whose acceptance probabilities are all 0 or 1."""
+
+    def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+        num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
+        distribution = next_token_probs(target_probs, proposal, num_accepted)
+        return Verdict(num_accepted, sample(distribution, noise.gumbel))
+
+    return AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT, **attributes)
 
 
 def uniforms_of(noise: AcceptanceNoise) -> Float32[Array, "b w"]:

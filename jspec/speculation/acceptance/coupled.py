@@ -12,10 +12,10 @@ where TV is the total variation between their distributions.
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.common.typing import RowCounts, TargetProbs
+from jspec.common.typing import TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise
-from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
+from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts, target_after
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
@@ -28,14 +28,6 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
     return probs_of_drafts(target_probs, proposal)
 
 
-def next_token_probs(
-    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
-) -> Float32[Array, "b v"]:
-    """Returns the target's distribution after `num_accepted` [b] drafts."""
-    del proposal
-    return probs_after(target_probs, num_accepted)
-
-
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
     """Accepts drafts while they are what the target draws, with Gumbel noise [b w+1 v]."""
     tokens = sample(target_probs, noise.gumbel)
@@ -44,4 +36,4 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
 
 
-RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, SHARED)
+RULE = AcceptanceRule(acceptance_probs, target_after, accept, SHARED)

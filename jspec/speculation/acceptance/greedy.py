@@ -8,10 +8,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import RowCounts, TargetProbs
-from jspec.sampling.distribution import best_token, sample
-from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance.chain import count_accepted, probs_after, probs_of_drafts
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
+from jspec.sampling.distribution import best_token
+from jspec.speculation.acceptance.chain import probs_after, probs_of_drafts, rule_without_chance
+from jspec.speculation.acceptance.types import Proposal, Temperatures
 
 
 def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
@@ -32,19 +31,8 @@ def next_token_probs(
     del proposal
     probs = probs_after(target_probs, num_accepted)
     best = best_token(probs)
-    # Zeros where the target has no distribution: NaN or all zeros.
     is_best = (jnp.arange(probs.shape[-1]) == best[:, None]) & (probs > 0)
     return is_best.astype(jnp.float32)
 
 
-def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
-    """Applies the rule, which leaves nothing for noise to decide."""
-    del noise
-    num_accepted = count_accepted(acceptance_probs(target_probs, proposal) > 0, proposal)
-    distribution = next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(distribution, jnp.zeros_like(distribution)))
-
-
-RULE = AcceptanceRule(
-    acceptance_probs, next_token_probs, accept, INDEPENDENT, temperatures=Temperatures.ZERO
-)
+RULE = rule_without_chance(acceptance_probs, next_token_probs, temperatures=Temperatures.ZERO)

@@ -16,40 +16,38 @@ from jaxtyping import Array, Float32
 from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance.chain import (
-    count_accepted,
-    draft_distribution_after,
-    draft_probs_of_drafts,
-    min_ratio,
-    normalised_or,
-    probs_after,
-    probs_of_drafts,
-    uniforms_of,
-)
+from jspec.speculation.acceptance import chain
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
-def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[Array, "b w"]:
-    """Returns min(1, target / draft) at each draft; see `AcceptanceRule`."""
-    return min_ratio(probs_of_drafts(target_probs, proposal), draft_probs_of_drafts(proposal))
+def acceptance_probs(
+    target_probs: TargetProbs, proposal: Proposal, *, lenience: float = 1.0
+) -> Float32[Array, "b w"]:
+    """Returns min(1, target / draft) at each draft; with `lenience` as if draft were lower."""
+    draft = lenience * chain.draft_probs_of_drafts(proposal)
+    return chain.min_ratio(chain.probs_of_drafts(target_probs, proposal), draft)
 
 
 def next_token_probs(
     target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
 ) -> Float32[Array, "b v"]:
     """Returns the residual distribution, or the target's own after the last draft."""
-    target = probs_after(target_probs, num_accepted)
-    draft = draft_distribution_after(proposal, num_accepted, target.shape[1])
+    target = chain.probs_after(target_probs, num_accepted)
+    draft = chain.draft_distribution_after(proposal, num_accepted, target.shape[1])
     # Rounding may leave no residual at all. Then draft and target agree, and the target will do.
-    return normalised_or(jnp.maximum(target - draft, 0.0), target)
+    return chain.normalised_or(jnp.maximum(target - draft, 0.0), target)
 
 
-def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
+def accept(
+    target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise, *, lenience: float = 1.0
+) -> Verdict:
     """Applies the rule; uniforms [b w] decide the drafts, Gumbel noise [b v] the next token."""
     # u · draft < target is u < target / draft without the division. Strictly: a draft that the
     # target gives probability 0 is rejected even at u = 0.
-    threshold = uniforms_of(noise) * draft_probs_of_drafts(proposal)
-    num_accepted = count_accepted(threshold < probs_of_drafts(target_probs, proposal), proposal)
+    threshold = chain.uniforms_of(noise) * (lenience * chain.draft_probs_of_drafts(proposal))
+    num_accepted = chain.count_accepted(
+        threshold < chain.probs_of_drafts(target_probs, proposal), proposal
+    )
     distribution = next_token_probs(target_probs, proposal, num_accepted)
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 

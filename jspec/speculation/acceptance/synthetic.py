@@ -1,8 +1,7 @@
 """Acceptance at a given rate, whatever the models predict: a means to measure speed.
 
 The emitted text means nothing. Each draft is accepted with the same probability, the alpha of
-Theorem 3.8 (Leviathan et al., arXiv 2211.17192). So the time of real rounds can be measured as a
-function of acceptance, without models that were trained for it.
+Theorem 3.8 (Leviathan et al., arXiv 2211.17192), so real rounds can be timed at any acceptance.
 
 The rule tosses a coin: a draft is accepted if its uniform is below a half. The noise loads the
 coin, by a rate that is a part of the request's seed (`seed_of`), so one compiled program serves all
@@ -15,7 +14,7 @@ from jaxtyping import Array, Bool, Float32
 from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance.chain import count_accepted, probs_after, uniforms_of
+from jspec.speculation.acceptance import chain
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures, Verdict
 
 _HALF = 0.5
@@ -24,12 +23,7 @@ _MOST = 2**_BITS - 1
 
 
 def seed_of(rate: float, number: int) -> int:
-    """Returns a request's seed that holds an acceptance rate, rounded to 1/65535.
-
-    Args:
-      rate: from 0 to 1.
-      number: of the request; 65536 numbers give different seeds.
-    """
+    """Returns a seed that holds a rate from 0 to 1, rounded to 1/65535, and a request's number."""
     return round(rate * _MOST) << _BITS | number % 2**_BITS
 
 
@@ -44,38 +38,28 @@ def acceptance_probs(target_probs: TargetProbs, proposal: Proposal) -> Float32[A
     return jnp.full(proposal.tokens.shape, _HALF, jnp.float32)
 
 
-def next_token_probs(
-    target_probs: TargetProbs, proposal: Proposal, num_accepted: RowCounts
-) -> Float32[Array, "b v"]:
-    """Returns the target's distribution after `num_accepted` [b] drafts."""
-    del proposal
-    return probs_after(target_probs, num_accepted)
-
-
 def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise) -> Verdict:
     """Accepts drafts while their uniforms are below a half."""
-    num_accepted = count_accepted(uniforms_of(noise) < _HALF, proposal)
-    distribution = next_token_probs(target_probs, proposal, num_accepted)
-    return Verdict(num_accepted, sample(distribution, noise.gumbel))
+    num_accepted = chain.count_accepted(chain.uniforms_of(noise) < _HALF, proposal)
+    return Verdict(
+        num_accepted, sample(chain.probs_after(target_probs, num_accepted), noise.gumbel)
+    )
 
 
 def loaded_noise(
     seed: RowSeeds, position: RowCounts, width: int, vocab_size: int, is_random: Bool[Array, ""]
 ) -> AcceptanceNoise:
-    """Returns independent noise whose uniforms are below a half with the rate of the row's seed.
-
-    See `noise.acceptance_noise` for the arguments.
-    """
+    """Returns independent noise whose uniforms are below a half with the rate of the row's seed."""
     # The coin is loaded in the noise, so that the rule itself is the same for every rate.
     noise = INDEPENDENT.acceptance(seed, position, width, vocab_size, is_random)
     # 0 is below a half, and a half is not: the coin falls as the loaded uniforms decided.
-    is_kept = uniforms_of(noise) < rate_of(seed)[:, None]
+    is_kept = chain.uniforms_of(noise) < rate_of(seed)[:, None]
     return noise.replace(uniforms=jnp.where(is_kept, 0.0, _HALF))
 
 
 RULE = AcceptanceRule(
     acceptance_probs,
-    next_token_probs,
+    chain.target_after,
     accept,
     INDEPENDENT._replace(acceptance=loaded_noise),
     temperatures=Temperatures.POSITIVE,  # at 0 there is no noise that it could draw from

@@ -41,30 +41,27 @@ class Proposal(struct.PyTreeNode):
 
     def narrow(self, width: int) -> Self:
         """Returns the proposal with only the first `width` drafts of each row."""
+        prefix = self.prefix
+        if prefix is not None:
+            prefix = prefix.replace(hidden=prefix.hidden[:, : width + 1])
         return self.replace(
             tokens=self.tokens[:, :width],
             num_tokens=jnp.minimum(self.num_tokens, width),
             probs=None if self.probs is None else self.probs[:, :width],
-            prefix=None if self.prefix is None else self.prefix.narrow(width + 1),
+            prefix=prefix,
         )
 
 
 class TargetPrefix(struct.PyTreeNode):
     """The first layers of the target's call on [last token, drafts], run by the drafter.
 
-    Attributes:
-      hidden: the last of these layers' output at each token of the block, [b w+1 d].
-      cache: the target's; these layers' keys and values of the block are written, not committed.
-      num_layers: how many layers were run.
+    It has the last of these layers' output at each token of the block, and the target's cache with
+    their keys and values of the block written, not committed.
     """
 
     hidden: Float32[Array, "b t d"]
     cache: Any
     num_layers: int = struct.field(pytree_node=False)
-
-    def narrow(self, num_tokens: int) -> Self:
-        """Returns the prefix for only the first tokens of the block."""
-        return self.replace(hidden=self.hidden[:, :num_tokens])
 
 
 class Temperatures(enum.Enum):

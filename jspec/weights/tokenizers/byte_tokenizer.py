@@ -1,32 +1,26 @@
 """The stand-in tokenizer of random models: bytes."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.weights.tokenizers.text_stream import TextStream
+from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 
+@dataclasses.dataclass(frozen=True)
 class ByteTokenizer:
     """Ids 0 to 255 are bytes; the others have no text and print as `<id>`.
 
-    Random weights come with a shape but without a tokenizer; this one lets them take a prompt.
-
-    Attributes:
-      vocab_size: the model's.
-      eos_ids: the ids that end a text.
-      bos_id: the id that begins one, or None.
+    Random weights come with a shape but without a tokenizer; this one lets them take a prompt. See
+    `Tokenizer` for the attributes and methods.
     """
 
-    has_chat_template = False
-
-    def __init__(
-        self, vocab_size: int, *, bos_id: int | None = None, eos_ids: Sequence[int] = ()
-    ) -> None:
-        self.vocab_size = vocab_size
-        self.bos_id = bos_id
-        self.eos_ids = tuple(eos_ids)
-        self._silent_ids = {*self.eos_ids, bos_id}
+    vocab_size: int
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] = ()
+    chat_template = None
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Returns the bytes of a text, after BOS if there is one.
@@ -42,15 +36,14 @@ class ByteTokenizer:
             raise InputError(f"byte {max(ids)} is beyond the vocabulary of {self.vocab_size}")
         return [self.bos_id, *ids] if add_bos and self.bos_id is not None else ids
 
-    def _bytes(self, token_id: int) -> bytes | None:
-        is_byte = token_id < 256 and token_id not in self._silent_ids
-        return bytes([token_id]) if is_byte else None
+    def _text(self, token_id: int) -> bytes:
+        if token_id in (*self.eos_ids, self.bos_id):
+            return b""
+        return bytes([token_id]) if token_id < 256 else f"<{token_id}>".encode()
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of the ids, broken UTF-8 as U+FFFD."""
-        shown = (int(i) for i in ids if int(i) not in self._silent_ids)
-        text = b"".join(self._bytes(i) or f"<{i}>".encode() for i in shown)
-        return text.decode("utf-8", errors="replace")
+        return b"".join(self._text(int(i)) for i in ids).decode("utf-8", errors="replace")
 
     def stream(self) -> TextStream:
         """Returns an empty stream: its `push(id)` and `flush()` add up to `decode`."""
@@ -66,4 +59,7 @@ class ByteTokenizer:
 
     def token_bytes(self) -> list[bytes | None]:
         """Returns the bytes of every id, None where it has no text."""
-        return [self._bytes(token_id) for token_id in range(self.vocab_size)]
+        return [self._text(i) or None if i < 256 else None for i in range(self.vocab_size)]
+
+
+TokenizerLike = Tokenizer | ByteTokenizer  # what the programs take

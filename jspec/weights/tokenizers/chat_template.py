@@ -9,15 +9,9 @@ from typing import Any
 from jspec.common.errors import InputError
 
 
-def _raise_exception(message: str) -> None:
-    import jinja2
-
-    raise jinja2.exceptions.TemplateError(message)
-
-
-@functools.cache
-def _environment() -> Any:
-    """Returns the sandbox with the globals, filters and tags that templates rely on."""
+@functools.cache  # compiling a template takes longer than running it
+def _compile(template: str) -> Any:
+    """Returns the template, in a sandbox with the globals, filters and tags that it relies on."""
     import jinja2.ext
     import jinja2.sandbox
 
@@ -30,20 +24,17 @@ def _environment() -> Any:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
+    def raise_exception(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]
     )
     # Unlike Jinja2's own filter, without HTML escapes.
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return environment
-
-
-@functools.cache
-def _compile(template: str) -> Any:
-    """Returns the compiled template; compiling takes longer than running it."""
-    return _environment().from_string(template)
+    return environment.from_string(template)
 
 
 def render_chat(
@@ -51,10 +42,8 @@ def render_chat(
 ) -> str:
     """Returns the prompt of a conversation, ready for the assistant's next words.
 
-    Args:
-      template: the Jinja2 source.
-      messages: dicts with `role` and `content`.
-      special_tokens: `bos_token`, `eos_token` and the like, as the template's variables.
+    Messages have a `role` and a `content`. The special tokens, `bos_token` and the like, are
+    variables of the template, which is Jinja2's source.
 
     Raises:
       InputError: the template is broken or refuses the messages.

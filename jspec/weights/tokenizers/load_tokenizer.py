@@ -4,7 +4,7 @@ import pathlib
 from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import read_json
+from jspec.common.json_lines import read_json
 from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
@@ -68,23 +68,19 @@ def _backend_of(folder: pathlib.Path) -> Any:
 
 
 def load_tokenizer(folder: pathlib.Path) -> Tokenizer:
-    """Loads the tokenizer, its chat template and the ids that end a text.
+    """Loads a folder's tokenizer, its chat template and the ids that end a text.
 
-    Args:
-      folder: holds tokenizer.json (or files from which transformers makes one), and optionally
-        tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json and
-        chat_template.jinja.
+    All files but tokenizer.json, or those from which transformers makes one, may be missing.
 
     Raises:
       InputError: no tokenizer, or a damaged file.
     """
     settings = read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens(folder, settings)
-    backend = _backend_of(folder)
-    begins_with_bos, bos_token = settings.get("add_bos_token"), special_tokens.get("bos_token")
+    backend, wants_bos = _backend_of(folder), settings.get("add_bos_token")
     # Llama's class in transformers lets this setting overrule tokenizer.json.
-    if begins_with_bos is not None and str(settings.get("tokenizer_class")).startswith("Llama"):
-        add_bos(backend, bos_token, bool(begins_with_bos))
+    if wants_bos is not None and str(settings.get("tokenizer_class")).startswith("Llama"):
+        add_bos(backend, special_tokens.get("bos_token"), bool(wants_bos))
     return Tokenizer(
         backend,
         special_tokens=special_tokens,

@@ -10,12 +10,8 @@ class TextStream:
 
     A character may be spread over several tokens, so text that ends in U+FFFD is held back until
     the next token completes it, or `flush` releases it. Some decoders treat the first token of a
-    text in another way (they strip its space), so new tokens are decoded together with the last
-    ones already returned:
-
-    ```
-      ids     … [ context | new ]       new text = decode(context + new) minus decode(context)
-    ```
+    text in another way (they strip its space), so new tokens are decoded after the last ones
+    already returned, their context: the new text is decode(context + new) minus decode(context).
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:

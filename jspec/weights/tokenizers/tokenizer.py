@@ -1,44 +1,29 @@
 """A tokenizer: text to ids and back, with the chat template and the ids that end a text."""
 
+import functools
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from jspec.common.errors import InputError
-from jspec.common.json_file import save_json
+from jspec.common.json_lines import save_json
 from jspec.weights.tokenizers.chat_template import render_chat
 from jspec.weights.tokenizers.text_stream import TextStream
-from jspec.weights.tokenizers.token_bytes import backend_token_bytes
 
-
-@runtime_checkable
-class TokenizerLike(Protocol):
-    """What the programs need of a tokenizer; see `Tokenizer` for the meanings."""
-
-    @property
-    def vocab_size(self) -> int: ...  # noqa: D102
-    @property
-    def eos_ids(self) -> tuple[int, ...]: ...  # noqa: D102
-    @property
-    def bos_id(self) -> int | None: ...  # noqa: D102
-    @property
-    def has_chat_template(self) -> bool: ...  # noqa: D102
-    def encode(self, text: str, add_bos: bool = True) -> list[int]: ...  # noqa: D102
-    def decode(self, ids: Sequence[int]) -> str: ...  # noqa: D102
-    def stream(self) -> TextStream: ...  # noqa: D102
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str: ...  # noqa: D102
-    def vocabulary(self) -> dict[str, int]: ...  # noqa: D102
-    def token_bytes(self) -> list[bytes | None]: ...  # noqa: D102
+NUM_BYTES = 256
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Tokenizer:
     """A `tokenizers.Tokenizer` with its special tokens, chat template and ids that end a text.
 
     Attributes:
-      eos_ids: the ids that end a text.
-      bos_id: the id that begins one, or None.
+      vocab_size: one more than the highest id in use; a model may have more rows (padding).
+      bos_id: the id that begins a text, or None.
+      eos_ids: the ids that end one.
       special_tokens: `bos_token`, `eos_token` and the like, by these names.
-      chat_template: the Jinja2 source, or None.
+      chat_template: the Jinja2 source for `chat_prompt`, or None.
     """
 
     def __init__(
@@ -49,46 +34,28 @@ class Tokenizer:
         eos_ids: Sequence[int] = (),
         chat_template: str | None = None,
     ) -> None:
-        """Wraps a tokenizer.
+        """Wraps a `tokenizers.Tokenizer`, whose post-processor adds BOS if the model wants one.
 
-        Args:
-          backend: a `tokenizers.Tokenizer`; its post-processor adds BOS if the model wants one.
-          special_tokens: see the attributes.
-          eos_ids: ids that end a text, besides that of `special_tokens["eos_token"]`.
-          chat_template: see the attributes.
+        `eos_ids` are ids that end a text, besides that of `special_tokens["eos_token"]`.
         """
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(self.vocabulary().values(), default=-1) + 1
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
-        self.bos_id = self._special_id("bos_token")
-        own_eos = self._special_id("eos_token")
+        self.bos_id, own_eos = (
+            backend.token_to_id(special_tokens[name]) if name in special_tokens else None
+            for name in ("bos_token", "eos_token")
+        )
         ids = [*eos_ids] if own_eos is None else [*eos_ids, own_eos]
         self.eos_ids = tuple(dict.fromkeys(ids))
-
-    def _special_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self._backend.token_to_id(token)
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the highest id in use; a model may have more rows (padding)."""
-        return self._vocab_size
-
-    @property
-    def has_chat_template(self) -> bool:
-        """Whether `chat_prompt` works."""
-        return self.chat_template is not None
 
     def encode(self, text: str, add_bos: bool = True) -> list[int]:
         """Returns the ids of a text.
 
-        Args:
-          text: special tokens written out in it (a rendered chat prompt) become their ids.
-          add_bos: begin with BOS if the model wants one; a text that already begins with BOS does
-            not get a second.
+        Special tokens written out in it (a rendered chat prompt) become their ids. `add_bos`: begin
+        with BOS if the model wants one; a text that already does gets no second.
 
         Raises:
           InputError: the text is not valid Unicode.
@@ -133,14 +100,34 @@ class Tokenizer:
         return self._backend.get_vocab(with_added_tokens=True)
 
     def token_bytes(self) -> list[bytes | None]:
-        """Returns the bytes of every id, None where it has no text; see `backend_token_bytes`."""
-        return backend_token_bytes(self._backend, self._vocab_size)
+        """Returns the bytes of every id; None where it has no text, like a special token.
+
+        A space that a decoder strips from the beginning of a whole text is counted.
+
+        Raises:
+          InputError: the tokenizer is neither byte-level nor SentencePiece's.
+        """
+        decoder = self._backend.decoder
+        # Also of the decoders inside it, which it shows only in its JSON.
+        kinds = set(re.findall(rb'"type":"(\w+)"', decoder.__getstate__() if decoder else b""))
+        if b"ByteLevel" in kinds:
+            to_bytes = _byte_level
+        elif kinds & {b"ByteFallback", b"Metaspace"}:
+            to_bytes = _sentencepiece
+        else:
+            names = b", ".join(sorted(kinds)).decode() or "no decoder"
+            raise InputError(f"expected a byte-level or SentencePiece tokenizer, got {names}")
+        found: list[bytes | None] = [None] * self.vocab_size
+        for token, token_id in self.vocabulary().items():
+            found[token_id] = to_bytes(token)
+        for token_id, token in self._backend.get_added_tokens_decoder().items():
+            found[token_id] = None if token.special else token.content.encode()
+        return found
 
     def save(self, folder: pathlib.Path) -> None:
         """Writes tokenizer.json, tokenizer_config.json and generation_config.json into a folder."""
         self._backend.save(str(folder / "tokenizer.json"))
-        settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        settings |= self.special_tokens
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", **self.special_tokens}
         if self.chat_template is not None:
             settings["chat_template"] = self.chat_template
         generation = {"bos_token_id": self.bos_id, "eos_token_id": list(self.eos_ids)}
@@ -157,3 +144,46 @@ def add_bos(backend: Any, bos_token: str | None, is_wanted: bool) -> None:
         backend.post_processor = processors.TemplateProcessing(
             single=[bos_token, "$A"] if is_wanted else ["$A"], special_tokens=[(bos_token, bos_id)]
         )
+
+
+def learn_bpe(texts: Iterable[str], vocab_size: int, *, bos: str, eos: str) -> Tokenizer:
+    """Returns a tokenizer of `vocab_size` ids, all bytes, `bos` and `eos` included.
+
+    The same texts give the same one; short texts, with fewer pairs of tokens, give fewer ids. Every
+    encoded text begins with `bos`; `eos` is not added.
+    """
+    import tokenizers
+
+    learnt = tokenizers.ByteLevelBPETokenizer()
+    learnt.train_from_iterator(
+        texts, vocab_size, min_frequency=0, special_tokens=[bos, eos], show_progress=False
+    )
+    backend = tokenizers.Tokenizer.from_str(learnt.to_str())
+    add_bos(backend, bos, True)
+    return Tokenizer(backend, special_tokens={"bos_token": bos, "eos_token": eos})
+
+
+@functools.cache
+def _letters() -> dict[str, int]:
+    """Returns the byte of each letter of byte-level vocabularies (GPT-2's table).
+
+    A printable byte is its own letter; the others take the letters from U+0100 on, in order.
+    """
+    from tokenizers import pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    printable = [ord(letter) for letter in letters if ord(letter) < 0x100]
+    others = sorted(set(range(0x100)) - set(printable))
+    return dict(zip(letters, printable + others, strict=True))
+
+
+def _byte_level(token: str) -> bytes:
+    letters = _letters()
+    if all(letter in letters for letter in token):
+        return bytes(letters[letter] for letter in token)
+    return token.encode()
+
+
+def _sentencepiece(token: str) -> bytes:
+    match = _BYTE.fullmatch(token)
+    return bytes([int(match[1], 16)]) if match else token.replace("\u2581", " ").encode()

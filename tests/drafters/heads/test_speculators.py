@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.drafters.heads.eagle_checkpoint import is_eagle_folder, load_eagle, save_eagle
+from jspec.drafters.heads.eagle_checkpoint import load_eagle, save_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, init_eagle_params
 from jspec.drafters.heads.speculators import save_speculators
 from jspec.models import get_preset
@@ -85,7 +85,6 @@ def test_the_tensors_have_the_names_and_shapes_that_vllm_loads(tmp_path):
 
 def test_such_a_head_is_read_again(folder):
     """Bit for bit."""
-    assert is_eagle_folder(folder)
     head = load_eagle(folder, tiny.CONFIG, "float32")
     assert head.config == tiny_eagle.CONFIG
     jax.tree.map(np.testing.assert_array_equal, head.params, tiny_eagle.params())

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.analysis.divergence import (
-    find_divergence,
     largest_gap_change,
     make_logits_after,
+    parting_gaps,
 )
 from jspec.models import init_cache, make_apply
 from tests.tiny_models import CONFIG, target
@@ -21,16 +21,16 @@ _LOGITS = np.array([0.0, 2.0, 1.5, -1.0])
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ([1, 2], [1, 2], None),
-        ([1, 1, 3], [1, 2, 3], (1, 0.5)),
-        ([2], [3], (0, 3.0)),  # neither is the best: the worse one counts
-        ([1, 2], [1], (1, math.inf)),
-        ([], [1], (0, math.inf)),
+        ([1, 2], [1, 2], []),
+        ([1, 1, 3], [1, 2, 3], [0.5]),
+        ([2], [3], [3.0]),  # neither is the best: the worse one counts
+        ([1, 2], [1], [math.inf]),
+        ([], [1], [math.inf]),
     ],
 )
 def test_the_first_difference_is_found(one, other, expected):
     """Guards against an excuse for a token that is far from the best, or for a lost end."""
-    assert find_divergence([5], one, other, lambda _: _LOGITS) == expected
+    assert parting_gaps([[5]], [one], [other], lambda _: _LOGITS) == expected
 
 
 def test_the_logits_are_those_before_the_difference():
@@ -41,7 +41,7 @@ def test_the_logits_are_those_before_the_difference():
         seen.append(token_ids)
         return _LOGITS
 
-    find_divergence([5, 6], [1, 2, 3], [1, 2, 0], logits_after)
+    parting_gaps([[5, 6]], [[1, 2, 3]], [[1, 2, 0]], logits_after)
     assert seen == [[5, 6, 1, 2]]
 
 

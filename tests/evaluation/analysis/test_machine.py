@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.evaluation.analysis import machine
+from jspec.evaluation.analysis import call_cost
 from jspec.kernels.device import TimedProducts
 
 
@@ -16,12 +16,12 @@ def test_rates_are_bytes_and_operations_over_seconds(monkeypatch):
     def product_loop(rows, inputs, outputs, dtype):
         calls.append((rows, inputs, outputs, dtype))
 
-    monkeypatch.setattr(machine, "product_loop", product_loop)
-    monkeypatch.setattr(machine, "least_seconds", lambda loop: 0.5)
+    monkeypatch.setattr(call_cost, "product_loop", product_loop)
+    monkeypatch.setattr(call_cost, "least_seconds", lambda loop: 0.5)
     sizes = TimedProducts(1 << 20, 64, 128, "float32")
-    monkeypatch.setattr(machine, "timed_products", lambda dtype: sizes)
+    monkeypatch.setattr(call_cost, "timed_products", lambda dtype: sizes)
     for dtype, size in (("bfloat16", 2), ("float32", 4)):
-        found = machine.measure_machine(dtype)
+        found = call_cost.measure_machine(dtype)
         (rows, inputs, outputs, _), product = calls[-2:]
         assert (rows, inputs * outputs * size) == (1, 1 << 20)
         assert product == (64, 128, 128, dtype)
@@ -39,8 +39,8 @@ def test_every_turn_is_a_product_with_the_whole_kernel(monkeypatch, dtype):
         jax.debug.callback(lambda _: counts.append(product.shape), product.sum())
         return product.astype(jnp.float32)
 
-    monkeypatch.setattr(machine, "linear", linear)
-    loop = machine.product_loop(3, 8, 16, dtype)
+    monkeypatch.setattr(call_cost, "linear", linear)
+    loop = call_cost.product_loop(3, 8, 16, dtype)
     values = np.asarray(loop(jnp.int32(4)).astype(jnp.float32))
     jax.effects_barrier()
     assert counts == [(1, 3, 16)] * 4

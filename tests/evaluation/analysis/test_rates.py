@@ -1,25 +1,21 @@
-"""Rates of kept drafts, and the tokens that they let expect."""
+"""Rates of accepted drafts, and the tokens that they let expect."""
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jspec.evaluation.analysis.improvement import expected_tokens
-from jspec.evaluation.analysis.rates import (
+from jspec.evaluation.analysis.ratios import (
     acceptance,
     acceptance_by_position,
     alpha_of,
-    kept_in_rounds,
     observed_alpha,
     share,
+    shares_by_accepted,
     tokens_by_position,
 )
-from jspec.generation.stats import (
-    RoundCounts,
-    acceptance_rate,
-    conditional_acceptance,
-)
+from jspec.evaluation.analysis.theory import expected_tokens
+from jspec.generation.stats import RoundCounts, acceptance_rate
 from jspec.generation.stats import acceptance_by_position as by_position
 
 ROUNDS = [[RoundCounts(3, 1), RoundCounts(3, 3)], [RoundCounts(3, 0)]]
@@ -44,9 +40,11 @@ def test_rates_have_intervals_over_prompts_and_agree_with_the_counts():
         for _ in range(6)
     ]
     together = [a_round for own in prompts for a_round in own]
-    for is_conditional, rate_of in ((False, by_position), (True, conditional_acceptance)):
+    for is_conditional in (False, True):
         rates = acceptance_by_position(prompts, is_conditional=is_conditional)
-        assert [rate.median for rate in rates] == pytest.approx(rate_of(together))
+        assert [rate.median for rate in rates] == pytest.approx(
+            by_position(together, is_conditional=is_conditional)
+        )
         assert all(rate.low < rate.median < rate.high for rate in rates)
     alpha = observed_alpha(prompts)
     assert alpha.median == pytest.approx(alpha_of(together))
@@ -62,7 +60,7 @@ def test_rates_by_hand():
     assert (of_all[0].low, of_all[0].high) == (0, 1)
     examined = acceptance_by_position(ROUNDS, is_conditional=True)
     assert [rate.median for rate in examined] == pytest.approx([2 / 3, 1 / 2, 1])
-    shares = kept_in_rounds(ROUNDS, 3)
+    shares = shares_by_accepted(ROUNDS, 3)
     assert [one.median for one in shares] == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 

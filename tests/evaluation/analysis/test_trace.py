@@ -20,7 +20,7 @@ from tests.evaluation.reports.workdirs import trace
 
 
 def test_every_draft_has_a_fate():
-    """Guards against a trace that shows the drafts behind a rejected one as rejected."""
+    """Guards against a trace that shows the drafts after a rejected one as rejected."""
     first, second, last = trace()["rounds"]
     assert round_tokens(first) == [
         TracedToken("accepted", " big"),
@@ -33,10 +33,10 @@ def test_every_draft_has_a_fate():
 
 
 def test_the_answer_is_what_was_said():
-    """The kept drafts and the target's own tokens, in order, and nothing else."""
+    """The accepted drafts and the target's own tokens, in order, and nothing else."""
     said = "".join(token.text for token in answer_tokens(trace()))
     assert said == "A big black\n\033[31mx"
-    assert summary(trace()) == "5 tokens from 3 calls of the target; 3 of 5 drafts kept."
+    assert summary(trace()) == "5 tokens from 3 calls of the target; 3 of 5 drafts accepted."
 
 
 def test_the_terminal_shows_colours_of_ours_alone():

@@ -2,7 +2,7 @@
 
 import xml.etree.ElementTree as ET
 
-from jspec.evaluation.analysis.trace_svg import to_svg
+from jspec.evaluation.analysis.trace import to_svg
 
 TRACE = {
     "target": "toy", "draft": None, "drafter": "prompt_lookup", "num_draft_tokens": 3,
@@ -35,7 +35,7 @@ def test_the_counts_stand_at_the_end():
     """One draft of three was accepted; three tokens came from two calls."""
     kind, text = spans(to_svg(TRACE))[-1]
     assert kind == "next"
-    assert text == "3 tokens from 2 calls of the target; 1 of 3 drafts kept."
+    assert text == "3 tokens from 2 calls of the target; 1 of 3 drafts accepted."
 
 
 def test_rounds_appear_one_after_the_other():

@@ -3,10 +3,9 @@
 import dataclasses
 import functools
 
-from jspec.evaluation.auditing import Subject
-from jspec.evaluation.auditing.context import choose_context
 from jspec.evaluation.auditing.distribution import NUM_TOKENS
-from jspec.evaluation.auditing.rows import Rows
+from jspec.evaluation.auditing.rows import Rows, choose_context
+from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.request import Settings
 from tests.tiny_models import CONFIG, make_model, peaked_params
 
@@ -39,6 +38,5 @@ def make_subject(rule="rejection", drafter="prompt_lookup", **changes):
 
 
 def make_rows(subject, **options):
-    """Returns its compiled rounds and their context."""
-    context = choose_context(subject.target, subject.settings)
-    return Rows(subject, context, NUM_TOKENS, **options), context
+    """Returns its compiled rounds."""
+    return Rows(subject, choose_context(subject.target, subject.settings), NUM_TOKENS, **options)

@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters.heads import shipped
-from jspec.evaluation.auditing.answers import check_parity, check_seeds
-from jspec.evaluation.auditing.checks import check_edges
+from jspec.evaluation.auditing.checks import check_edges, check_parity, check_seeds
 from jspec.evaluation.auditing.rows import build_drafter
 from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection
@@ -26,7 +25,7 @@ _MAX_NEW_TOKENS = 12
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
 def test_edges_of_lossless_rules_pass(rule):
-    """A draft of target probability 0 is refused at u = 0."""
+    """A draft of target probability 0 is rejected at u = 0."""
     check = check_edges(get_rule(rule))
     assert check.has_passed, check.detail
 
@@ -51,7 +50,7 @@ def test_edges_of_wrong_rules_fail(rule, accept):
     """What differs once in 2^24 draws; both kinds of draft are named."""
     check = check_edges(get_rule(rule)._replace(accept=accept))
     assert not check.has_passed
-    assert len(check.data["kept"]) == 2
+    assert len(check.data["accepted"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 
 from jspec.evaluation.auditing import controls
-from jspec.evaluation.auditing.caches import check_caches
-from jspec.evaluation.auditing.context import Context
-from jspec.evaluation.auditing.distribution import check_distribution, fit_rows, joint_distribution
-from jspec.evaluation.auditing.rows import first_tokens
+from jspec.evaluation.auditing.checks import check_caches
+from jspec.evaluation.auditing.distribution import (
+    FALSE_ALARM,
+    NUM_TOKENS,
+    check_distribution,
+    fit_rows,
+    joint_distribution,
+    path_logits,
+)
+from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Settings
 from jspec.sampling.distribution import sample
@@ -62,16 +68,16 @@ DAMAGES = keys_of_one_slot, values_of_one_slot, keys_one_slot_late, values_one_s
 def test_distribution_and_caches_of_lossless_rules_pass(rule, drafter):
     """2,048 rows of fixed seeds; a right library fails for one in 10^6 choices of them."""
     subject = make_subject(rule, drafter)
-    rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
-    caches = check_caches(subject, rows, context)
+    rows = make_rows(subject, rows_per_run=_NUM_ROWS)
+    caches = check_caches(rows)
     assert caches.has_passed, caches.detail
     assert set(caches.data) == ({"target", "model"} if drafter == "model" else {"target"})
-    distribution, control = check_distribution(subject, rows, context, _NUM_ROWS)
+    distribution, control = check_distribution(rows, _NUM_ROWS)
     assert distribution.has_passed, distribution.detail
     assert distribution.data["num_samples"] == _NUM_ROWS
     assert control.has_passed, control.detail
     for damage in DAMAGES:
-        check = check_caches(subject, DisturbedRows(rows, damage), context)
+        check = check_caches(DisturbedRows(rows, damage))
         assert not check.has_passed, check.detail
 
 
@@ -79,11 +85,11 @@ def test_caches_in_bfloat16_are_told_from_wrong_ones():
     """Rounding stays well within what is accepted there, a wrong slot does not."""
     right = make_subject()
     subject = dataclasses.replace(right, target=cast(right.target, "bfloat16"))
-    rows, context = make_rows(subject)
-    caches = check_caches(subject, rows, context)
+    rows = make_rows(subject)
+    caches = check_caches(rows)
     assert caches.data["target"] < 0.03
     for damage in DAMAGES:
-        check = check_caches(subject, DisturbedRows(rows, damage), context)
+        check = check_caches(DisturbedRows(rows, damage))
         assert not check.has_passed, check.detail
         assert check.data["target"] > 0.3
 
@@ -92,7 +98,8 @@ class DisturbedRows:
     """Rows whose target cache is damaged after the rounds."""
 
     def __init__(self, rows, damage):
-        self._rows, self._damage, self.num_rounds = rows, damage, rows.num_rounds
+        self._rows, self._damage = rows, damage
+        self.subject, self.context, self.num_rounds = rows.subject, rows.context, rows.num_rounds
 
     def run(self, num_rows):
         for infos, state in self._rows.run(num_rows):
@@ -107,27 +114,34 @@ def accept_without_the_draft_distribution(target_probs, proposal, noise):
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
+def p_value_of(rows, num_rows):
+    """Returns the p-value of the emitted distribution, without the audit's own control."""
+    logits = path_logits(rows.subject.target, rows.context, NUM_TOKENS)
+    expected = joint_distribution(logits, rows.context, rows.settings, NUM_TOKENS)
+    return fit_rows(rows, expected, num_rows).p_value
+
+
 def test_distribution_of_a_broken_accept_line_fails():
     """Negative control: one factor forgotten."""
     subject = make_subject("rejection", "model")
     broken = get_rule("rejection")._replace(accept=accept_without_the_draft_distribution)
-    rows, context = make_rows(subject, rule=broken, rows_per_run=_NUM_ROWS)
-    assert not check_distribution(subject, rows, context, _NUM_ROWS)[0].has_passed
+    rows = make_rows(subject, rule=broken, rows_per_run=_NUM_ROWS)
+    assert p_value_of(rows, _NUM_ROWS) < FALSE_ALARM
 
 
 def test_distribution_of_a_lenient_rule_fails():
     """A lossy rule is found out, by the same rows."""
     subject = make_subject("lenient", "model")
-    rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
-    assert not check_distribution(subject, rows, context, _NUM_ROWS)[0].has_passed
+    rows = make_rows(subject, rows_per_run=_NUM_ROWS)
+    assert p_value_of(rows, _NUM_ROWS) < FALSE_ALARM
 
 
 def test_distribution_of_a_wrong_rule_at_temperature_zero_fails():
     """Flatter logits would not tell; a rule that keeps every draft does not take it."""
     subject = make_subject(settings=dataclasses.replace(SETTINGS, temperature=0.0))
     keeping = controls.keeping_all(get_rule("rejection"))
-    rows, context = make_rows(subject, rule=keeping)
-    distribution, control = check_distribution(subject, rows, context, 128)
+    rows = make_rows(subject, rule=keeping)
+    distribution, control = check_distribution(rows, 128)
     assert not distribution.has_passed, distribution.detail
     assert control.detail.startswith("none: flatter logits")
 
@@ -136,8 +150,8 @@ def test_distribution_of_a_wrong_rule_at_temperature_zero_fails():
 def test_distribution_at_temperature_zero_passes():
     """Every row takes the one path."""
     subject = make_subject(settings=dataclasses.replace(SETTINGS, temperature=0.0))
-    rows, context = make_rows(subject)
-    assert check_distribution(subject, rows, context, 128)[0].has_passed
+    rows = make_rows(subject)
+    assert check_distribution(rows, 128)[0].has_passed
 
 
 def test_joint_distribution_multiplies_each_positions_own():
@@ -179,8 +193,8 @@ def test_first_tokens_are_those_that_count():
 class FixedRows:
     """Rows whose text is given."""
 
-    def __init__(self, tokens):
-        self._tokens = np.array(tokens)
+    def __init__(self, tokens, context):
+        self._tokens, self.context = np.array(tokens), context
 
     def run(self, num_rows):
         ones = np.ones([self._tokens.shape[1], num_rows], np.int32)
@@ -193,6 +207,6 @@ def test_a_token_outside_the_alphabet_fails(stranger):
     context = Context(prompt=[4], first=4, alphabet=[9, 4])
     expected = np.array([[0.2, 0.2], [0.2, 0.4]])
     texts = [[9, 9], [9, 4], [4, 9], [4, 4], [4, 4]] * 40
-    assert fit_rows(FixedRows(texts), context, expected, len(texts)).p_value == 1
+    assert fit_rows(FixedRows(texts, context), expected, len(texts)).p_value == 1
     texts[3] = [4, stranger]
-    assert fit_rows(FixedRows(texts), context, expected, len(texts)).p_value == 0
+    assert fit_rows(FixedRows(texts, context), expected, len(texts)).p_value == 0

@@ -5,10 +5,9 @@ import functools
 import pytest
 
 from jspec.drafters import DRAFTERS, DrafterOptions, member_names, needs_draft_model
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.auditing.checks import run_checks
-from jspec.evaluation.auditing.context import choose_context
+from jspec.evaluation.auditing.rows import choose_context
 from jspec.generation.request import Settings
 from tests.evaluation.auditing.subjects import make_subject
 from tests.tiny_heads import SAVE_HEAD

@@ -5,7 +5,7 @@ damaged.
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.caches import check_caches
+from jspec.evaluation.auditing.checks import check_caches
 from jspec.evaluation.auditing.distribution import check_distribution
 from tests.cases import slow_unless
 from tests.evaluation.auditing.subjects import make_rows, make_subject
@@ -33,13 +33,13 @@ def test_distribution_and_caches_pass(rule, layers):
     subject = make_subject(
         rule, "layer_skip", target=target(), drafter_options=DrafterOptions(draft_layers=layers)
     )
-    rows, context = make_rows(subject, rows_per_run=_NUM_ROWS)
-    caches = check_caches(subject, rows, context)
+    rows = make_rows(subject, rows_per_run=_NUM_ROWS)
+    caches = check_caches(rows)
     assert caches.has_passed, caches.detail
     assert set(caches.data) == ({"target"} if layers == (0,) else {"target", "layer_skip"})
-    distribution, control = check_distribution(subject, rows, context, _NUM_ROWS)
+    distribution, control = check_distribution(rows, _NUM_ROWS)
     assert distribution.has_passed, distribution.detail
     assert control.has_passed, control.detail
     for disturbed in (DisturbedRows, DisturbedDrafts)[: len(caches.data)]:
-        check = check_caches(subject, disturbed(rows, values_of_one_slot), context)
+        check = check_caches(disturbed(rows, values_of_one_slot))
         assert not check.has_passed, check.detail

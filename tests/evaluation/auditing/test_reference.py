@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jspec.evaluation.auditing.reference import reference_distribution
+from jspec.evaluation.auditing.distribution import reference_distribution
 from jspec.generation.request import Settings
 from tests.sampling.test_properties import PIPELINES, STOP_IDS, VOCAB, oracle
 

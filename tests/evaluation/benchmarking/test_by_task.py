@@ -13,8 +13,9 @@ TASK_OF_PROMPT = ["qa", "qa", None, "rag"]
 
 def make_timings(seconds, tokens, round_tokens, calls):
     """Returns timings of [repeats, prompts] each, without answers."""
-    given = (np.array(rows, float) for rows in (seconds, tokens, round_tokens, calls))
-    return Timings(*given, *np.zeros([2, *np.shape(seconds)]), [])
+    given = (np.array(rows, float) for rows in (round_tokens, calls, seconds, tokens))
+    own_tokens, calls, *others = given
+    return Timings(own_tokens, calls, *np.zeros([2, *np.shape(seconds)]), *others, [])
 
 
 @pytest.fixture
@@ -39,27 +40,27 @@ def test_figures_by_hand(timings):
     Totals would give "qa" 4 in the first repeat instead of 2.5.
     """
     lookup = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)["jspec lookup"]
-    assert list(lookup.tasks) == ["qa", "rag"]
-    qa, rag = lookup.tasks.values()
+    assert list(lookup["tasks"]) == ["qa", "rag"]
+    qa, rag = lookup["tasks"].values()
     # (20 + 10) / (10 + 2), (10 + 2) / (5 + 1), (10 + 5) / (5 + 1)
-    assert qa.speedup.median == pytest.approx(np.median([2.5, 2, 2.5]))
-    assert qa.mean_accepted_tokens == pytest.approx(6 * 9 / (3 * 3 + 6 + 6 + 3))
-    assert qa.num_prompts == 2
-    assert rag.speedup.median == pytest.approx(np.median([1, 4, 1]))
-    assert (rag.speedup.low, rag.speedup.high) == pytest.approx((1, 4))
-    assert rag.mean_accepted_tokens is None  # no call after those that read the prompt
+    assert qa["speedup"]["median"] == pytest.approx(np.median([2.5, 2, 2.5]))
+    assert qa["mean_accepted_tokens"] == pytest.approx(6 * 9 / (3 * 3 + 6 + 6 + 3))
+    assert qa["num_prompts"] == 2
+    assert rag["speedup"]["median"] == pytest.approx(np.median([1, 4, 1]))
+    assert (rag["speedup"]["low"], rag["speedup"]["high"]) == pytest.approx((1, 4))
+    assert rag["mean_accepted_tokens"] is None  # no call after those that read the prompt
     # (20 + 10 + 4 + 5) / 21, (10 + 2 + 2 + 10) / 10.5, (10 + 5 + 2 + 2.5) / 10.5
-    assert lookup.overall.speedup.median == pytest.approx(19.5 / 10.5)
-    assert lookup.overall.num_prompts == 4
-    assert lookup.overall.mean_accepted_tokens == pytest.approx(3 * 30 / (12 + 12 + 9))
+    assert lookup["overall"]["speedup"]["median"] == pytest.approx(19.5 / 10.5)
+    assert lookup["overall"]["num_prompts"] == 4
+    assert lookup["overall"]["mean_accepted_tokens"] == pytest.approx(3 * 30 / (12 + 12 + 9))
 
 
 def test_plain_decoding_is_its_own_base(timings):
     """Every figure of it is 1."""
     plain = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)["jspec plain"]
-    for figures in (*plain.tasks.values(), plain.overall):
-        assert figures.speedup == (1, 1, 1)
-        assert figures.mean_accepted_tokens == 1
+    for figures in (*plain["tasks"].values(), plain["overall"]):
+        assert set(figures["speedup"].values()) == {1}
+        assert figures["mean_accepted_tokens"] == 1
 
 
 def test_table_has_a_line_a_task_and_plain_methods_have_no_column(timings):
@@ -78,8 +79,8 @@ def test_without_plain_decoding_there_are_no_speedups(timings):
     """Guards against another way as the base."""
     del timings["jspec plain"]
     columns = columns_by_method(timings, PLAIN_OF, TASK_OF_PROMPT)
-    assert columns["jspec lookup"].overall.speedup is None
-    assert columns["jspec lookup"].to_json()["tasks"]["qa"] == {
+    assert columns["jspec lookup"]["overall"]["speedup"] is None
+    assert columns["jspec lookup"]["tasks"]["qa"] == {
         "num_prompts": 2, "speedup": None, "mean_accepted_tokens": 2.25
     }  # fmt: skip
     assert format_columns(columns, PLAIN_OF).splitlines()[-1].endswith("- / 2.73")

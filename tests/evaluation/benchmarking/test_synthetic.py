@@ -6,27 +6,40 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.common.compile_clock import compile_clock
 from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.benchmarking.methods import Method, parse_methods
-from jspec.evaluation.benchmarking.synthetic import measure_synthetic, parse_rates
+from jspec.evaluation.benchmarking import synthetic
+from jspec.evaluation.benchmarking.measurement import Measurement, Method, parse_methods
+from jspec.evaluation.benchmarking.synthetic import parse_rates
+from jspec.generation.prompts import Prompt
 from jspec.generation.request import MAX_SEED
 from jspec.speculation.acceptance.synthetic import rate_of, seed_of
 from tests.tiny_models import draft, target
 
 
-def measure(methods, rates, texts=("hello", "abcabcabc"), max_new_tokens=120, repeats=2):
-    *_, outcome = measure_synthetic(
-        target(), draft(), methods, DrafterOptions(), rates, texts, max_new_tokens, repeats
-    )
-    return outcome.record["lines"]
+@pytest.fixture
+def measure(monkeypatch):
+    """Returns a function that measures the tiny models: all outcomes."""
+    models = {"target": target(), "draft": draft()}
+    monkeypatch.setattr(Measurement, "load", lambda _, role: models[role])
+    monkeypatch.setattr(synthetic, "choose_prompts", lambda asked: (asked.prompts, None))
+
+    def run(methods, rates, texts=("hello", "abcabcabc"), max_new_tokens=120, repeats=2):
+        asked = Measurement(
+            synthetic_acceptance=rates, methods=methods, options=DrafterOptions(),
+            prompts=[Prompt(text) for text in texts], max_new_tokens=max_new_tokens,
+            repeats=repeats,
+        )  # fmt: skip
+        return list(synthetic.measure_synthetic(asked))
+
+    return run
 
 
-def test_drafts_are_kept_at_the_rate():
+def test_drafts_are_kept_at_the_rate(measure):
     """Tokens a call are those of Eq. 1, whatever the models say; all and none are exact."""
     methods = {"jspec model:3": Method("model", 3)}
-    none, some, every = measure(methods, [0.0, 0.7, 1.0])
+    none, some, every = measure(methods, ["0", "0.7", "1"])[-1].record["lines"]
     assert none["tokens_per_target_call"] == none["expected_tokens"] == 1
     assert some["expected_tokens"] == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3)
     assert some["tokens_per_target_call"] == pytest.approx(some["expected_tokens"], rel=0.15)
@@ -46,24 +59,22 @@ def test_a_seed_holds_a_rate():
     assert len({seed_of(0.7, number) for number in range(2**16)}) == 2**16
 
 
-def test_every_repeat_has_its_lines():
+def test_every_repeat_has_its_lines(measure):
     """Guards against an hour of measuring that is lost because the last repeat was cut off."""
-    options = [0.5], ("hello",), 20
-    lines = list(
-        measure_synthetic(
-            target(), draft(), {"jspec model:3": Method("model", 3)}, DrafterOptions(), *options, 3
-        )
-    )
+    lines = measure({"jspec model:3": Method("model", 3)}, ["0.5"], ("hello",), 20, repeats=3)
     assert [len(each.record["lines"]) for each in lines] == [1, 1, 1]
     assert all(each.record["lines"][0]["speedup"]["median"] > 0 for each in lines)
-    assert "jspec model:3, 3 drafts, each kept with 0.5" in lines[-1].text
+    assert "jspec model:3       3   0.5" in lines[-1].text
 
 
-def test_one_program_serves_all_rates(monkeypatch):
+def test_one_program_serves_all_rates(measure, monkeypatch):
     """Guards against a minute of compiling a rate, as on a GPU: rates are data."""
     monkeypatch.setattr("jspec.evaluation.benchmarking.synthetic.time_call", lambda *_, **__: 1.0)
     clock, numbers = compile_clock(), []
-    for rates in ([0.5], [0.4, 0.6, 0.8, 0.9]):  # the first time compiles what all runs share
+    for rates in (
+        ["0.5"],
+        ["0.4", "0.6", "0.8", "0.9"],
+    ):  # the first time compiles what all runs share
         for _ in range(2):
             before = clock.num_programs
             measure({"jspec model:3": Method("model", 3)}, rates, ("hello",), 8, repeats=1)
@@ -72,13 +83,13 @@ def test_one_program_serves_all_rates(monkeypatch):
     assert numbers[1] == numbers[2] == numbers[3]
 
 
-def test_bad_input_is_one_line():
+def test_bad_input_is_one_line(measure):
     """Rates that are none, and ways without a fixed number of drafts."""
     assert parse_rates(["0", "0.5"]) == [0.0, 0.5]
     for text, message in (("x", "as numbers, got 'x'"), ("1.5", "from 0.0 to 1.0, got 1.5")):
         with pytest.raises(InputError, match=message):
             parse_rates([text])
     with pytest.raises(InputError, match="a drafter that drafts"):
-        measure(parse_methods(["none"], "3"), [0.5])
+        measure(parse_methods(["none"], "3"), ["0.5"])
     with pytest.raises(InputError, match="a fixed number of drafts"):
-        measure(parse_methods(["prompt_lookup"], "auto"), [0.5])
+        measure(parse_methods(["prompt_lookup"], "auto"), ["0.5"])

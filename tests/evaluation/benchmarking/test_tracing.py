@@ -8,6 +8,7 @@ import pytest
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.trace import answer_tokens, check_trace, round_tokens
 from jspec.evaluation.benchmarking.tracing import record_trace
+from jspec.generation.programs import Programs
 from jspec.generation.request import Request, Settings
 from jspec.speculation.acceptance import RuleOptions
 from tests.cases import slow_unless
@@ -31,17 +32,11 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
     """The noise is the seed's and the position's: two programs a round draw what one draws."""
     options = DrafterOptions(draft_layers=(0,) if drafter == "layer_skip" else None)
     settings = Settings(max_new_tokens=24, temperature=temperature, seed=3)
-    trace = check_trace(
-        record_trace(
-            target(),
-            draft() if drafter == "model" else None,
-            PROMPT,
-            settings,
-            drafter=drafter,
-            num_draft_tokens=4,
-            drafter_options=options,
-        )
+    model = draft() if drafter == "model" else None
+    programs = Programs(
+        target(), model, drafter=drafter, num_draft_tokens=4, drafter_options=options
     )
+    trace = check_trace(record_trace(programs, PROMPT, settings))
     generator = make_generator(drafter, drafter_options=options)
     result = generator.generate(Request(PROMPT, settings))
     own = [(len(one["drafts"]), one["num_accepted"]) for one in trace["rounds"]]
@@ -56,43 +51,30 @@ def test_a_trace_is_the_generators_own_generation(drafter, temperature):
 
 def test_a_trace_holds_what_it_takes_to_repeat_it():
     """Guards against a trace whose settings, options or command nobody knows any more."""
-    options = DrafterOptions(draft_layers=(0,))
     settings = Settings(max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
-    trace = json.loads(
-        json.dumps(
-            record_trace(
-                target(),
-                None,
-                PROMPT,
-                settings,
-                drafter="layer_skip",
-                num_draft_tokens=4,
-                drafter_options=options,
-                acceptance="lenient",
-                rule_options=RuleOptions(lenience=0.25),
-                argv=["python", "scripts/trace.py", "--seed=3"],
-            )
-        )
-    )
+    programs = Programs(
+        target(), drafter="layer_skip", num_draft_tokens=4, acceptance="lenient",
+        drafter_options=DrafterOptions(draft_layers=(0,)), rule_options=RuleOptions(lenience=0.25),
+    )  # fmt: skip
+    argv = ["python", "scripts/trace.py", "--seed=3"]
+    trace = json.loads(json.dumps(record_trace(programs, PROMPT, settings, argv=argv)))
     assert Settings(**{k: tuple(v) if isinstance(v, list) else v
                        for k, v in trace["settings"].items()}) == settings  # fmt: skip
     assert trace["drafter_options"]["draft_layers"] == [0]
-    assert trace["argv"] == ["python", "scripts/trace.py", "--seed=3"]
+    assert trace["argv"] == argv
     assert trace["acceptance"] == "lenient"
     assert trace["rule_options"] == dataclasses.asdict(RuleOptions(lenience=0.25))
     assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
     assert trace["target_quantization"] is trace["draft_quantization"] is None
-    again = record_trace(
-        target(), None, PROMPT, settings, drafter="layer_skip", num_draft_tokens=4,
-        drafter_options=options, acceptance="lenient", rule_options=RuleOptions(lenience=0.25),
-    )  # fmt: skip
+    again = record_trace(programs, PROMPT, settings)
     assert list(answer_tokens(again)) == list(answer_tokens(trace))
 
 
 def test_a_trace_tells_rejected_drafts_and_times():
     """Guards against a trace in which nothing is rejected, and clocks that stand still."""
     settings = Settings(max_new_tokens=24, temperature=1.0, seed=3)
-    trace = record_trace(target(), draft(), PROMPT, settings, drafter="model", num_draft_tokens=4)
+    programs = Programs(target(), draft(), drafter="model", num_draft_tokens=4)
+    trace = record_trace(programs, PROMPT, settings)
     kinds = {token.kind for one in trace["rounds"] for token in round_tokens(one)}
     assert {"accepted", "rejected", "next"} <= kinds
     begins = [one["begin"] for one in trace["rounds"]]

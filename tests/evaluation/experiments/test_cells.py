@@ -5,8 +5,7 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.experiments.cells import make_cells
-from jspec.evaluation.experiments.inputs import choose_prompts, digest
+from jspec.evaluation.experiments.cells import choose_prompts, digest, make_cells
 from jspec.evaluation.experiments.read_spec import read_experiment
 from tests.evaluation.experiments.tiny import plain_config
 
@@ -39,7 +38,7 @@ def test_batches_take_the_prompts_together():
 
 def test_other_kinds():
     """Guards against a method or a prompt that a formula would wait for."""
-    assert [one.key for one in make_cells(make(kind="theory", theory={"tables": ["table1"]}), [])]
+    assert [one.key for one in make_cells(make(kind="theory"), [])]
     pairs = make_cells(make(kind="predict", predict={"a": {}, "b": {}}), [])
     assert [cell.key for cell in pairs] == [{"pair": "a"}, {"pair": "b"}]
     methods = {"random": {"drafter": "random"}, "lookup": {"drafter": "prompt_lookup"}}

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.experiments.cells import make_cells
+from jspec.evaluation.experiments.cells import choose_prompts, make_cells
 from jspec.evaluation.experiments.config import (
     defaults,
     load_config,
@@ -16,7 +16,6 @@ from jspec.evaluation.experiments.config import (
     pair,
     to_plain,
 )
-from jspec.evaluation.experiments.inputs import choose_prompts
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.generation.prompts import read_prompts
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.analysis.intervals import mean_and_interval
+from jspec.evaluation.analysis.ratios import mean_and_interval
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings

@@ -14,8 +14,7 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
-from jspec.drafters.count_ngrams import count_ngrams
-from jspec.drafters.ngram_table import save_table
+from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.evaluation.experiments.draft_distributions import ForwardPass
 from jspec.evaluation.experiments.estimates import Estimator
 from jspec.generation.request import Settings
@@ -272,18 +271,6 @@ def test_a_short_answer_has_no_places(answer, options):
         (lambda e: e.make_distribution("unigram", draft=draft()), "expects a drafter among model"),
         (lambda e: e.make_distribution("unigram"), "expects a table"),
         (lambda e: e.make_distribution("telepathy"), "expected a drafter among"),
-        (lambda e: Estimator(target(), leniences=(1.5,)), "expected lenience from 0 to 1"),
-        (lambda e: Estimator(target(), num_bins=0), "expected num_bins"),
-        (
-            lambda e: e.estimate(e.make_distribution("random"), Settings(), [], [1, 2]),
-            "expected a prompt",
-        ),
-        (
-            lambda e: e.estimate(
-                e.make_distribution("random"), Settings(repetition_penalty=1.2), [1], [1, 2]
-            ),
-            "expected settings of temperature and filters only",
-        ),
     ],
 )
 def test_what_cannot_be_estimated_is_refused(call, message):

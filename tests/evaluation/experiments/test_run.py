@@ -6,15 +6,14 @@ import shutil
 import pytest
 
 from jspec.common.errors import InputError, WorkdirError
-from jspec.evaluation.experiments.generate_worker import GenerateWorker
 from jspec.evaluation.experiments.run import run_experiment
+from jspec.evaluation.experiments.workers import GenerateWorker
 from tests.evaluation.experiments.tiny import done_cells, read_lines, without_times, write_prompts
 from tests.tiny_models import save_folder
 
 _ANSWER_FIELDS = {
     "prompt", "turn", "category", "num_prompt_tokens", "token_ids", "text", "finish_reason",
     "num_round_tokens", "prefill_seconds", "decode_seconds", "device_seconds", "rounds",
-    "repetition",
 }  # fmt: skip
 
 

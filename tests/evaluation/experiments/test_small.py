@@ -1,25 +1,9 @@
-"""Repetition, and times for people."""
+"""Progress and times for people."""
 
 import pytest
 
 from jspec.common import progress
 from jspec.common.progress import Progress, format_seconds
-from jspec.evaluation.experiments.generate_worker import repetition
-
-
-@pytest.mark.parametrize(
-    ("ids", "expected"),
-    [
-        ([], 0.0),
-        ([1, 2, 3], 0.0),
-        ([1, 2, 3, 4], 0.0),
-        ([1, 1, 1, 1, 1], 1 / 2),
-        ([1, 2, 3, 4, 1, 2, 3, 4], 1 / 5),
-    ],
-)
-def test_repetition(ids, expected):
-    """The share of 4-grams that had occurred before."""
-    assert repetition(ids) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ with Store(folder, json.loads(sys.argv[4])) as store:
                 if is_ours:
                     time.sleep(0.005)
                     store.add({"cell": name, "status": "done", "record": {"by": me}})
-        store.refresh()
 """
 _HOLD = """
 import json, sys, time
@@ -138,6 +137,13 @@ def test_a_workdir_of_another_config_is_refused(tmp_path, change, named):
     assert f"belongs to another config: {named}" in str(caught.value)
     with Store(str(tmp_path), CONFIG):  # the same one is welcome
         pass
+
+
+def test_a_workdir_that_names_tables_of_theory_goes_on(tmp_path):
+    """Guards against a workdir that nobody can resume because a field without effect is gone."""
+    (tmp_path / "config.json").write_text(json.dumps({"theory": {"tables": ["table1"]}} | CONFIG))
+    with Store(str(tmp_path), CONFIG) as store:
+        assert store.outcomes == {}
 
 
 def test_results_without_their_config_are_refused(tmp_path):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.analysis.improvement import walltime_improvement
-from jspec.evaluation.analysis.rates import alpha_of
+from jspec.evaluation.analysis.ratios import alpha_of
+from jspec.evaluation.analysis.theory import walltime_improvement
 from jspec.evaluation.reports.costs import (
     cost_lines,
     predict_by_position,
@@ -15,8 +15,8 @@ from jspec.evaluation.reports.costs import (
     prediction_blocks,
     round_seconds,
 )
-from jspec.evaluation.reports.measured import MeasuredAnswer, parse_cells
 from jspec.evaluation.reports.scene import make_scenes
+from jspec.evaluation.reports.timed import TimedAnswer, parse_cells
 from jspec.generation.costs import RoundCosts
 from jspec.generation.stats import RoundCounts
 from tests.evaluation.reports.workdirs import cell, cells, config
@@ -34,7 +34,7 @@ def a_round(proposed, kept=0, drafter="ngram"):
 def answer(rounds, *, length=LENGTH, num_prompt_tokens=0):
     """Returns an answer of these rounds; its seconds are not looked at."""
     tokens = (0,) * (length - num_prompt_tokens)
-    return MeasuredAnswer("all", num_prompt_tokens, tokens, 0, np.nan, tuple(rounds))
+    return TimedAnswer("all", num_prompt_tokens, tokens, 0, np.nan, tuple(rounds))
 
 
 def test_a_round_costs_what_the_fitting_number_costs():
@@ -42,9 +42,6 @@ def test_a_round_costs_what_the_fitting_number_costs():
     found = [round_seconds(COSTS, LENGTH, a_round(number)) for number in range(8)]
     expected = [SECONDS[number] for number in (0, 1, 3, 3, 7, 7, 7, 7)]
     assert found == pytest.approx(expected)
-    for unknown in (a_round(8), a_round(1, drafter="model")):
-        with pytest.raises(InputError, match="expected costs of rounds with"):
-            round_seconds(COSTS, LENGTH, unknown)
 
 
 def test_a_round_costs_what_its_drafter_and_context_cost():
@@ -54,6 +51,13 @@ def test_a_round_costs_what_its_drafter_and_context_cost():
     assert round_seconds(costs, 1500, a_round(2)) == pytest.approx(4.0)
     assert round_seconds(costs, 1500, a_round(3, drafter="model")) == pytest.approx(8.0)
     assert round_seconds(costs, 1500, a_round(0)) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("unknown", [a_round(8), a_round(1, drafter="eagle")])
+def test_a_round_that_was_not_calibrated_is_refused(unknown):
+    """Guards against a traceback, and against the cost of another round."""
+    with pytest.raises(InputError, match="expected costs of rounds with"):
+        round_seconds(COSTS, LENGTH, unknown)
 
 
 def test_a_speedup_by_hand():

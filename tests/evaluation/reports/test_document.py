@@ -9,11 +9,9 @@ import hypothesis.strategies as st
 from jspec.common.figures import Picture
 from jspec.evaluation.analysis.ratios import Ratio
 from jspec.evaluation.reports.document import (
-    Bullets,
     Code,
     Glossary,
     Heading,
-    Paragraph,
     Table,
     Walk,
     code,
@@ -71,8 +69,8 @@ def all_blocks(text):
     return [
         Heading(text, 1),
         Heading(text),
-        Paragraph(f"{code(text)} {text}"),
-        Bullets((text, code(text))),
+        f"{code(text)} {text}",
+        [text, code(text)],
         Glossary(((text, text),)),
         Code(text),
         Table(text, [{f"a{text}": text, "n": "1"}, {f"a{text}": code(text), "n": "2"}], note=text),
@@ -115,8 +113,8 @@ def test_a_code_span_holds_anything():
     """Guards against ticks and line breaks in a label."""
     assert code("a`b\nc") == "`a'b c`"
     assert code("") == "` `"
-    assert to_markdown([Paragraph("x `a*b` *c*")]) == "x `a*b` \\*c\\*\n"
-    assert "<p>x <code>a&lt;b</code> &lt;c</p>" in to_html([Paragraph("x `a<b` <c")])
+    assert to_markdown(["x `a*b` *c*"]) == "x `a*b` \\*c\\*\n"
+    assert "<p>x <code>a&lt;b</code> &lt;c</p>" in to_html(["x `a<b` <c"])
 
 
 def test_numbers_stand_right_and_texts_left():

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 
+from jspec.evaluation.reports.computed import curves_of
 from jspec.evaluation.reports.costs import cost_blocks
-from jspec.evaluation.reports.curve_tables import curves_of
-from jspec.evaluation.reports.figures import scene_figures
-from jspec.evaluation.reports.measured import parse_cells
-from jspec.evaluation.reports.origin import View
+from jspec.evaluation.reports.generate import scene_figures
 from jspec.evaluation.reports.scene import make_scenes
+from jspec.evaluation.reports.timed import parse_cells
+from jspec.evaluation.reports.workdir import View
 from jspec.generation.costs import RoundCosts
 from tests.evaluation.drawn import bars_of, legend_of, lines_of
 from tests.evaluation.reports.workdirs import WAYS, cells, config

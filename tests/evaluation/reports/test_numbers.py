@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 
-from jspec.evaluation.reports.measured import parse_cells
 from jspec.evaluation.reports.scene import by_length, families, make_scenes
-from jspec.evaluation.reports.timed import Timed, calls, compare, decoding, whole
+from jspec.evaluation.reports.timed import (
+    Timed,
+    calls,
+    compare,
+    decoding,
+    parse_cells,
+    whole,
+)
 from tests.evaluation.reports.workdirs import WAYS, cell, cells, config
 
 

@@ -6,9 +6,8 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.evaluation.reports.origin import portable
 from jspec.evaluation.reports.report import publish
-from jspec.evaluation.reports.workdir import read_workdir
+from jspec.evaluation.reports.workdir import portable, read_workdir
 from tests.evaluation.reports.workdirs import RUN, cells, config, failed_cell, trace, write
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
@@ -100,7 +99,7 @@ def test_bad_folders_are_told(folder, tmp_path):
     publish(folder, out)
     for broken in (b"none", (out / "results.jsonl.gz").read_bytes()[:-9]):
         (out / "results.jsonl.gz").write_bytes(broken)
-        with pytest.raises(InputError, match=r"results\.jsonl\.gz: expected a gzip file"):
+        with pytest.raises(InputError, match=r"cannot read .*results\.jsonl\.gz: "):
             read_workdir(out)
 
 

@@ -71,7 +71,6 @@ def answer(method, prompt, category, *, scale=1.0, rounds=None):
         "decode_seconds": seconds,
         "device_seconds": seconds,
         "rounds": rounds,
-        "repetition": {"qa": 0.1, "code": 0.7}[category] + 0.01 * prompt,
     }
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jspec.weights.tokenizers.learn_bpe import NUM_BYTES, learn_bpe
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
+from jspec.weights.tokenizers.tokenizer import NUM_BYTES, learn_bpe
 from jspec.weights.vocabulary import vocabulary_digest
 from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
 

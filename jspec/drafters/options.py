@@ -1,0 +1,111 @@
+"""The choice of a drafter, and its options: one that it does not read must be at its default."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jspec.common.errors import InputError
+from jspec.drafters.heads.shipped import shipped_head
+from jspec.drafters.registry import (
+    DRAFTERS,
+    REGISTRY,
+    DrafterOptions,
+    drafters_needing,
+    member_names,
+    needs_draft_model,
+)
+from jspec.drafters.spec import option_title
+
+_DEFAULTS = DrafterOptions()
+
+
+def options_read(name: str, options: DrafterOptions) -> set[str]:
+    """Returns which of the options a drafter of that name reads, members and inner one included.
+
+    Raises:
+      InputError: see `member_names`; or an inner drafter that may not be one.
+    """
+    return set[str]().union(*(REGISTRY[m].options_read(options) for m in member_names(name)))
+
+
+def draws_from_distribution(name: str, options: DrafterOptions) -> bool:
+    """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
+
+    The drafts of the others follow from the context.
+    """
+    # Whatever draws reads how sure its distribution is.
+    return "draft_confidence" in options_read(name, options)
+
+
+def check_options(names: Sequence[str], options: DrafterOptions) -> None:
+    """Checks that each option which is not at its default is read by one of those drafters.
+
+    Raises:
+      InputError: an option that none of them reads.
+    """
+    read = set[str]().union(*(options_read(name, options) for name in names))
+    for field in dataclasses.fields(options):
+        # An option at its default may be unread: the user did not ask for it.
+        if field.name not in read and getattr(options, field.name) != field.default:
+            readers = [name for name in DRAFTERS if field.name in options_read(name, _DEFAULTS)]
+            raise InputError(
+                f"expected {option_title(field)} with a drafter that reads it "
+                f"({', '.join(readers)}), got it with {', '.join(map(repr, names))}"
+            )
+
+
+def read_options(values: dict[str, Any], options: DrafterOptions = _DEFAULTS) -> DrafterOptions:
+    """Takes drafters' options out of a dict, by their own names or their flags'.
+
+    Args:
+      values: any; those that name an option are removed.
+      options: what the options are that it does not name.
+
+    Raises:
+      InputError: a value of another type, or out of its range.
+    """
+    found = {}
+    for field in dataclasses.fields(DrafterOptions):
+        for name in {field.name, field.metadata["flag"]} & values.keys():
+            value, parse = values.pop(name), field.metadata["parse"]
+            # As the flag's text, or as a number like it; else as the option's own value.
+            if parse is not None and isinstance(value, str | int):
+                value = parse(str(value))
+            found[field.name] = value
+    return dataclasses.replace(options, **found)
+
+
+def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
+    """Returns the options with those at their defaults that a drafter of that name ignores."""
+    read = options_read(name, options)
+    return DrafterOptions(**{key: value for key, value in vars(options).items() if key in read})
+
+
+def choose_drafter(
+    name: str | None, *, has_draft: bool, target: str = "", options: DrafterOptions = _DEFAULTS
+) -> str:
+    """Returns the drafter's name, for a target that was asked for by the name `target`.
+
+    None takes "model" where there is a draft model, else "prompt_lookup", and "+eagle" where a head
+    for the target comes with jspec.
+
+    Raises:
+      InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
+        way round, or an option that the drafter does not read.
+    """
+    if name is None:
+        name = "model" if has_draft else "prompt_lookup"
+        # With a shipped head the lookup goes first, as it costs next to nothing.
+        if not has_draft and shipped_head("eagle", target):
+            name = "prompt_lookup+eagle"
+    if needs_draft_model(name) and not has_draft:
+        raise InputError(
+            f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
+        )
+    if has_draft and not needs_draft_model(name):
+        raise InputError(
+            "a draft model (--draft, in Python draft) expects a drafter among "
+            f"{', '.join(drafters_needing('draft'))}; got {name!r}"
+        )
+    check_options([name], options)
+    return name

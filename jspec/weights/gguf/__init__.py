@@ -1,1 +1,0 @@
-"""GGUF, llama.cpp's format: the container, the config and the tokenizer in it."""

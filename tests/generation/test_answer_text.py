@@ -1,0 +1,63 @@
+"""Text from tokens with stop strings."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jspec.generation.answer import AnswerText
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+
+_TOKENIZER = ByteTokenizer(256)
+
+
+def run(text, stop):
+    """Returns the shown pieces, the stream, and how many tokens it took to end."""
+    stream, shown, count = AnswerText(_TOKENIZER, stop), [], 0
+    for byte in text.encode():
+        count += 1
+        stream.push(byte)
+        if stream.is_stopped:
+            break
+        shown.append(stream.take(is_last=False))
+    stream.finish()
+    shown.append(stream.take(is_last=True))
+    return shown, stream, count
+
+
+@given(st.text("abé", min_size=1, max_size=12), st.lists(st.text("abé", min_size=1, max_size=3)))
+def test_text_is_cut_at_the_first_stop_string_to_be_complete(text, stop):
+    """Guards against overlapping stops, one inside another, and text shown and taken back."""
+    shown, stream, count = run(text, tuple(stop))
+    ends = [end for end in range(1, len(text) + 1) if any(text[:end].endswith(s) for s in stop)]
+    assert stream.is_stopped == bool(ends)
+    if ends:
+        read = text[: ends[0]]
+        assert stream.text == read[: min(read.find(s) for s in stop if s in read)]
+        assert count == len(read.encode())
+    else:
+        assert stream.text == text
+    assert "".join(shown) == stream.text
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "shown"),
+    [
+        ("aXYb", ("XYZ",), ["a", "", "", "XYb", ""]),
+        ("XXYZ", ("XYZ",), ["", "X", "", ""]),
+        ("ab", ("b", "ab"), ["", ""]),
+        ("ab", (), ["a", "b", ""]),
+    ],
+)
+def test_only_certain_text_is_shown(text, stop, shown):
+    """Guards against a stop string's beginning shown, and any more than that held back."""
+    assert run(text, stop)[0] == shown
+
+
+def test_a_stop_string_completed_by_what_was_held_back():
+    """Guards against finishing without a look at the decoder's last characters."""
+    stream = AnswerText(_TOKENIZER, ("\ufffd",))
+    stream.push(ord("a"))
+    stream.push("é".encode()[0])
+    assert not stream.is_stopped
+    stream.finish()
+    assert stream.text == "a"

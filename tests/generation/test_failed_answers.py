@@ -1,0 +1,144 @@
+"""An answer that fails, alone and beside others; arguments of another type, each in one line."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
+from jspec.sampling.processor import Processor
+from tests.tiny_models import make_generator, shared_generator, target
+
+UNLUCKY = 13
+BROKEN = Processor(  # the logits of one seed are NaN, from some token on
+    "broken",
+    is_used=lambda settings: True,
+    init=lambda settings, **_: jnp.int32(3 if settings.seed == UNLUCKY else 10**6),
+    apply=lambda left, logits: jnp.where((left > 0)[:, None], logits, jnp.nan),
+    update=lambda left, token: left - 1,
+)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup"])
+def test_one_row_of_nan_fails_alone(drafter, temperature):
+    """Guards against neighbours' answers that are lost with it."""
+    requests = [
+        Request("abcabcabc", Settings(max_new_tokens=20, seed=seed, temperature=temperature))
+        for seed in (1, UNLUCKY, 2)
+    ]
+    results = make_generator(drafter, batch_size=3, processors=[BROKEN]).generate(requests)
+    whole = shared_generator(drafter).generate(requests)
+    for index in (0, 2):
+        assert results[index].token_ids == whole[index].token_ids
+        assert results[index].error is None
+    failed = results[1]
+    assert failed.finish_reason == "failed"
+    assert failed.error == (
+        "expected logits that are numbers; the model gave NaN, or forbade every token, at token 3 "
+        "of the answer"
+    )
+    assert failed.token_ids == whole[1].token_ids[:3]
+    json.dumps(failed.to_json(), allow_nan=False)
+
+
+def test_one_prompt_that_fails_raises():
+    """There is nothing else to return."""
+    generator = make_generator("none", processors=[BROKEN])
+    with pytest.raises(InputError, match="NaN, or forbade every token, at token 3 of the answer"):
+        generator.generate(Request("abc", Settings(seed=UNLUCKY)))
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": HUGE},
+        {"top_p": HUGE},
+        {"logit_bias": {1: HUGE}},
+        {"draft_temperature": HUGE},
+    ],
+    ids=str,
+)
+def test_numbers_beyond_floats_are_refused(settings):
+    """Guards against an OverflowError."""
+    with pytest.raises(InputError, match="to be a number that a float can hold"):
+        Settings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"drafter": ["model"]},
+            r"expected drafter to be a text or a DrafterEntry, got \['model'\]",
+        ),
+        (
+            {"acceptance": ["block"]},
+            r"expected acceptance to be a text or a AcceptanceRule, got \['block'\]",
+        ),
+        ({"processors": ("x",)}, "expected each of processors to be a Processor, got 'x'"),
+        ({"drafter_options": {}}, "expected drafter_options to be a DrafterOptions, got {}"),
+        ({"rule_options": {}}, "expected rule_options to be a RuleOptions, got {}"),
+    ],
+)
+def test_options_of_another_type_are_refused(options, message):
+    """Guards against an AttributeError far from its cause."""
+    with pytest.raises(InputError, match=message):
+        Generator(target(), **options)
+
+
+@pytest.mark.parametrize("prompts", [{"prompt": "a"}, {"a"}, b"abc"], ids=str)
+def test_prompts_of_another_type_are_refused(prompts):
+    """Guards against an answer to a key, or to a byte."""
+    message = f"list of them, got {type(prompts).__name__}"
+    with pytest.raises(InputError, match=message):
+        shared_generator("none").generate(prompts)
+
+
+def test_options_have_the_names_of_their_flags(monkeypatch):
+    """`Generator.load(draft_layers=1)` is `--draft_layers=1`; a wrong one loads no model."""
+    loaded = []
+    monkeypatch.setattr(
+        "jspec.generation.generator.load_model", lambda name, **_: loaded.append(name) or target()
+    )
+    generator = Generator.load("tiny", drafter="layer_skip", draft_layers=1)
+    assert generator.describe()["drafter_options"]["draft_layers"] == (0,)
+    rule = Generator.load("tiny", drafter="prompt_lookup", acceptance="lenient", lenience=0.25)
+    assert rule.describe()["rule_options"]["lenience"] == 0.25
+    loaded.clear()
+    with pytest.raises(InputError, match="expected a drafter among"):
+        Generator.load("tiny", drafter="modle")
+    with pytest.raises(InputError, match="--num_draft_tokens=auto chooses the number of drafts"):
+        Generator.load("tiny", drafter="auto")
+    with pytest.raises(InputError, match="draft_layers as a number or a list"):
+        Generator.load("tiny", drafter="layer_skip", draft_layers="x")
+    assert loaded == []
+
+
+def test_samples_have_seeds_of_their_own():
+    """Sample k is the answer with seed + k; equal requests have equal answers."""
+    generator = shared_generator("none")
+    settings = Settings(max_new_tokens=12, temperature=1.5, seed=5)
+    samples = generator.generate("abc", settings, num_samples=3)
+    alone = [generator.generate("abc", dataclasses.replace(settings, seed=5 + k)) for k in range(3)]
+    assert [s.token_ids for s in samples] == [a.token_ids for a in alone]
+    assert len({tuple(s.token_ids) for s in samples}) == 3
+    same = generator.generate(["abc", "abc"], settings)
+    assert same[0].token_ids == same[1].token_ids
+    with pytest.raises(InputError, match="expected num_samples from 1"):
+        generator.generate("abc", settings, num_samples=0)
+
+
+def test_what_is_printed_is_short():
+    """Guards against parameters or every round on the screen of a notebook."""
+    generator = make_generator("prompt_lookup")
+    result = generator.generate("abc" * 9, Settings(max_new_tokens=40))
+    for thing in (generator, result, result.stats, target()):
+        assert len(repr(thing)) < 600, repr(thing)
+    assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"

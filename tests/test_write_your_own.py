@@ -1,0 +1,126 @@
+"""The page "Write your own", followed to the letter by a user outside the package."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jspec
+from jspec.common.errors import InputError
+from jspec.drafters import DRAFTERS
+from jspec.drafters.registry import REGISTRY, register_drafter
+from jspec.speculation.acceptance import RULES, get_rule, register_rule
+from tests.programs import environment, run
+from tests.speculation.enumeration import all_counts, worst_error
+from tests.speculation.test_lossless import distributions
+from tests.tiny_models import save_folder, target
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "write_your_own.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+    """The page's two examples in one file."""
+    path = tmp_path_factory.mktemp("own") / "my_module.py"
+    path.write_text(BLOCKS[0] + "\n" + BLOCKS[1])
+    return path
+
+
+@pytest.fixture
+def own(module):
+    """The module's names, registered in this process, and forgotten afterwards."""
+    names = {}
+    exec(compile(module.read_text(), str(module), "exec"), names)
+    yield names
+    REGISTRY.pop("repeat", None)
+    REGISTRY.pop("again", None)
+    RULES.pop("matching", None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model."""
+    return save_folder(tmp_path_factory.mktemp("model"))
+
+
+COMMANDS = {
+    "jspec.generate": ("--drafter=prompt_lookup+repeat", "--prompt=aaaa", "--max_new_tokens=8"),
+    "jspec.audit": (
+        "--drafter=repeat", "--temperature=0.8", "--num_rows=1024", "--max_new_tokens=8",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", COMMANDS)
+def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
+    """By --import, and the option names what they are."""
+    status, output, errors = run(
+        program, f"--import={module}", f"--target={folder}", "--acceptance=matching",
+        "--num_draft_tokens=2", "--dtype=float32", *COMMANDS[program],
+        env=environment(compile_cache, tmp_path), timeout=300,
+    )  # fmt: skip
+    assert status == 0, errors
+    if program == "jspec.audit":
+        assert "lossless:" in output
+        assert "rule matching" in output
+
+
+def test_the_rule_of_the_page_is_lossless(own):
+    """By enumeration over three rounds, with rows that have fewer drafts."""
+    target_probs, draft_probs = (distributions(1.0)[i] for i in range(2))
+    for kind in ("sampled", "deterministic"):
+        rule = own["RULE"]
+        assert worst_error(rule, target_probs, draft_probs, 2, kind, counts_of=all_counts) < 1e-6
+
+
+def test_objects_serve_as_well_as_names(own):
+    """A Generator takes an entry and a rule; the seeds are the request's."""
+    entry = jspec.DrafterEntry("again", own["build"], "again")
+    generator = jspec.Generator(target(), drafter=entry, acceptance=own["RULE"])
+    by_name = jspec.Generator(target(), drafter="again", acceptance="matching")
+    settings = jspec.Settings(max_new_tokens=60, temperature=0.4, seed=3)
+    answers = [one.generate("aaaa", settings) for one in (generator, by_name)]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].stats.num_accepted > 0
+    assert generator.describe()["acceptance"] == "own rule"
+
+
+def test_a_name_is_taken_once(own):
+    """Guards against a rule or a drafter that silently replaces another."""
+    register_rule("matching", own["RULE"])  # the same again
+    with pytest.raises(InputError, match="expected a new name for an acceptance rule, got 'block'"):
+        register_rule("block", own["RULE"])
+    with pytest.raises(
+        InputError, match="expected a new name without '\\+' for a drafter, got 'eagle'"
+    ):
+        register_drafter(jspec.DrafterEntry("eagle", own["build"], ""))
+    assert get_rule("block") is not own["RULE"]
+    assert "repeat" in DRAFTERS
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "--import=FILE: FileNotFoundError"),
+        ("1 / 0", "--import=FILE: ZeroDivisionError: division by zero"),
+        ("def f(:", "--import=FILE: SyntaxError"),
+        (
+            "import jspec\njspec.register_rule('x', 3)",
+            "expected rule to be a AcceptanceRule, got 3",
+        ),
+    ],
+    ids=["missing", "error", "syntax", "no rule"],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(text, message, tmp_path):
+    """Whatever the user's code raises."""
+    path = tmp_path / "own.py"
+    if text is not None:
+        path.write_text(text)
+    command = [sys.executable, "-m", "jspec.generate", f"--import={path}", "--prompt=a"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert message.replace("FILE", str(path)) in done.stderr

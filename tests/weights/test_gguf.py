@@ -1,0 +1,177 @@
+"""GGUF files: the container, the config in it, the tensors."""
+
+import dataclasses
+import struct
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.models.config import RopeScaling
+from jspec.weights.gguf_model import load_gguf
+from tests.weights.toys import GGUF_CONFIG, gguf_name, random_tensors, unpack, write_gguf
+
+_KINDS = gguf.GGMLQuantizationType
+_QUANTISED = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
+
+
+def _load(path, dtype="float32"):
+    config, params, _ = load_gguf(path, dtype)
+    return config, unpack(config, params)
+
+
+def _write(path, **settings):
+    write_gguf(path, GGUF_CONFIG, random_tensors(GGUF_CONFIG), **settings)
+    return path
+
+
+def _uninterleave(rows, head_dim):
+    """Undoes llama.cpp's order one row at a time: its row 2i is row i, 2i + 1 is i + H/2."""
+    out = np.empty_like(rows)
+    for row in range(len(rows)):
+        head, i = divmod(row, head_dim)
+        out[head * head_dim + i // 2 + (i % 2) * (head_dim // 2)] = rows[row]
+    return out
+
+
+def test_unquantised_file_is_the_model(tmp_path):
+    """Guards against the interleaved RoPE order of query and key rows being left in place."""
+    config, tensors = _load(_write(tmp_path / "m.gguf"))
+    assert config == dataclasses.replace(GGUF_CONFIG, eos_ids=())  # the tokenizer has the ends
+    for name, tensor in random_tensors(GGUF_CONFIG).items():
+        np.testing.assert_array_equal(tensors[name], tensor)
+
+
+@pytest.mark.parametrize("kind", _QUANTISED)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_equal_the_librarys_dequantisation(tmp_path, kind, dtype):
+    """Guards against blocks cut or ordered differently by the chunked reading."""
+    path = _write(tmp_path / "m.gguf", kinds={"": _KINDS[kind]})
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    for name, found in _load(path, dtype)[1].items():
+        tensor = stored[gguf_name(name)]
+        assert tensor.tensor_type.name == (kind if len(tensor.shape) > 1 else "F32")
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        if "q_proj" in name or "k_proj" in name:
+            values = _uninterleave(values, GGUF_CONFIG.head_dim)
+        np.testing.assert_array_equal(found, values.astype(jnp.dtype(dtype)))
+
+
+def test_long_tensors_are_read_in_chunks(tmp_path, monkeypatch):
+    """Guards against an off-by-one at the seams: one chunk a few blocks, the last one short."""
+    path = _write(tmp_path / "m.gguf", kinds={"": _KINDS.Q4_1})
+    whole = _load(path)[1]
+    monkeypatch.setattr("jspec.weights.gguf_file._CHUNK_BLOCKS", 7)
+    for name, tensor in _load(path)[1].items():
+        np.testing.assert_array_equal(tensor, whole[name])
+
+
+def test_metadata_equals_the_librarys(tmp_path):
+    """Guards against misreading a value type and with it everything that follows."""
+    tokens = {"ggml.tokens": ["a", "é", ""], "ggml.scores": [0.5, -1.0, 2.0], "ggml.flag": True}
+    path = _write(tmp_path / "m.gguf", tokens=tokens)
+    _, _, file = load_gguf(path, "float32")
+    fields = gguf.GGUFReader(path).fields
+    expected = {k: f.contents() for k, f in fields.items() if not k.startswith("GGUF.")}
+    assert file.metadata == expected
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_precomputed_rope_factors_are_recognised(tmp_path, factor):
+    """Guards against Llama 3.x files, which carry no scaling keys, running with plain RoPE.
+
+    The factors are transformers', as llama.cpp's converter computes them by the same formula.
+    """
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    theta, head_dim = GGUF_CONFIG.rope_theta, GGUF_CONFIG.head_dim
+    parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": factor,
+                  "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                  "original_max_position_embeddings": 8192}  # fmt: skip
+    theirs = transformers.LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    factors = theta ** -(np.arange(0, head_dim, 2) / head_dim) / scaled.numpy()
+    extra = {"rope_freqs.weight": factors.astype(np.float32)}
+    config, _ = _load(_write(tmp_path / "m.gguf", extra=extra))
+    assert config.rope_scaling == RopeScaling(factor)
+
+
+def test_factors_of_one_mean_no_scaling(tmp_path):
+    """Guards against refusing files whose converter wrote neutral factors."""
+    extra = {"rope_freqs.weight": np.ones(8, np.float32)}
+    assert _load(_write(tmp_path / "m.gguf", extra=extra))[0].rope_scaling is None
+
+
+_REFUSED = {
+    "architecture": ({"general.architecture": "qwen2"}, "expected the architecture 'llama'"),
+    "missing key": ({"llama.block_count": None}, "lacks 'block_count'"),
+    "unknown key": ({"llama.logit_scale": 2.0}, r"unknown keys llama\.logit_scale"),
+    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, "scaling.type to be 'none', got 'yarn'"),
+    "experts": ({"llama.expert_count": 8}, "expert_count to be 0, got 8"),
+    "partial rotation": ({"llama.rope.dimension_count": 8}, "dimension_count to be 16, got 8"),
+    "layers differ": ({"llama.feed_forward_length": [96, 64]}, "differs between layers"),
+    "one layer less": ({"llama.block_count": 1}, "unknown tensors: blk\\.1"),
+    "another width": ({"llama.feed_forward_length": 128}, "expected shape"),
+    "no heads": ({"llama.attention.head_count": 0, "llama.attention.key_length": None}, "division"),
+}
+
+
+@pytest.mark.parametrize("case", _REFUSED)
+def test_what_cannot_be_honoured_is_named(tmp_path, case):
+    """Guards against a model that loads and computes something else."""
+    metadata, message = _REFUSED[case]
+    with pytest.raises(InputError, match=message) as error:
+        _load(_write(tmp_path / "m.gguf", metadata=metadata))
+    assert "\n" not in str(error.value)
+
+
+def test_other_rope_factors_are_refused(tmp_path):
+    """Guards against long-context factors of another recipe taken for Llama 3's."""
+    extra = {"rope_freqs.weight": np.linspace(1, 8, 8, dtype=np.float32)}
+    with pytest.raises(InputError, match=r"expected rope_freqs\.weight to hold Llama 3's"):
+        _load(_write(tmp_path / "m.gguf", extra=extra))
+
+
+def test_every_truncation_is_refused(tmp_path):
+    """Guards against a partial download that loads, or that ends in a traceback."""
+    content = _write(tmp_path / "m.gguf").read_bytes()
+    broken = tmp_path / "broken.gguf"
+    for size in [0, 3, 4, 8, 20, 100, 400, 900, len(content) // 2, len(content) - 64]:
+        broken.write_bytes(content[:size])
+        with pytest.raises(InputError, match=r"broken\.gguf: .*GGUF") as error:
+            _load(broken)
+        assert "buffer" not in str(error.value)  # struct's and numpy's own words
+        assert ("ends inside its header" in str(error.value)) == (4 <= size <= 900)
+
+
+def test_nonsense_in_the_header_is_refused(tmp_path):
+    """Guards against lengths that overflow, a division by zero, and other tracebacks."""
+    path, count = tmp_path / "m.gguf", struct.pack
+    key = count("<Q", 17) + b"general.alignment"
+    endings = {
+        "ends inside": count("<Q", 2**64 - 1),
+        "unknown value type 13": key + count("<I", 13),
+        "ends inside its": key + count("<IIQ", 9, 4, 2**63),
+        "alignment of at least 1, got 0": key + count("<II", 4, 0),
+        "alignment of at least 1, got 'x'": key + count("<IQ", 8, 1) + b"x",
+    }
+    for message, ending in endings.items():
+        path.write_bytes(b"GGUF" + count("<IQQ", 3, 0, 1) + ending)
+        with pytest.raises(InputError, match=message):
+            _load(path)
+
+
+def test_other_files_and_versions_are_refused(tmp_path):
+    """Guards against reading nonsense as a header."""
+    content = _write(tmp_path / "m.gguf").read_bytes()
+    path = tmp_path / "other.gguf"
+    path.write_bytes(b"GGML" + content[4:])
+    with pytest.raises(InputError, match="not a GGUF file"):
+        _load(path)
+    path.write_bytes(content[:4] + b"\x01" + content[5:])
+    with pytest.raises(InputError, match="version 2 or 3, got 1"):
+        _load(path)

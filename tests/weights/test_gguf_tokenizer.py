@@ -1,0 +1,142 @@
+"""Tokenizers built from GGUF metadata."""
+
+import dataclasses
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.weights.gguf_file import GgufFile
+from jspec.weights.gguf_tokenizer import build_tokenizer
+from tests.weights.tokenizers.test_tokenizer import ODD_TEXTS
+from tests.weights.toys import GGUF_CONFIG, byte_level_vocabulary, random_tensors, write_gguf
+
+_SPECIAL = ["<unk>", "<s>", "</s>", "<end>"]
+_SPACE = "Ġ"  # byte-level BPE's space
+
+
+def _byte_level(**changes):
+    merged = ["12", "3" + "4", _SPACE + "a", "ab", "abc"]
+    merges = ["1 2", "3 4", f"{_SPACE} a", "a b", "ab c"]
+    tokens = [*_SPECIAL, *byte_level_vocabulary(), *merged, "<user>"]
+    types = [3] * len(_SPECIAL) + [1] * (256 + len(merged)) + [4]
+    return {
+        "ggml.model": "gpt2", "ggml.pre": "smollm", "ggml.tokens": tokens,
+        "ggml.token_type": types, "ggml.merges": merges, "chat_template": "{{ bos_token }}hi",
+    } | changes  # fmt: skip
+
+
+def _sentencepiece(**changes):
+    pieces = ["\u2581", "a", "b", "ab", "\u2581ab", "ba"]
+    scores = [-9.0, -8.0, -7.0, -1.0, -2.0, -3.0]
+    tokens = [*_SPECIAL, *(f"<0x{b:02X}>" for b in range(256)), *pieces]
+    return {
+        "ggml.model": "llama", "ggml.tokens": tokens, "ggml.scores": [0.0] * 260 + scores,
+        "ggml.token_type": [2] + [3] * 3 + [6] * 256 + [1] * len(pieces),
+    } | changes  # fmt: skip
+
+
+def _build(tmp_path, tokens):
+    path = tmp_path / "m.gguf"
+    num_tokens = len(tokens.get("ggml.tokens") or [0] * 40)
+    config = dataclasses.replace(GGUF_CONFIG, vocab_size=num_tokens)
+    write_gguf(path, config, random_tensors(config), tokens=tokens)
+    return build_tokenizer(GgufFile(path))
+
+
+def _pieces(tokenizer, text, **kwargs):
+    names = {token_id: token for token, token_id in tokenizer.vocabulary().items()}
+    return [names[token_id] for token_id in tokenizer.encode(text, **kwargs)]
+
+
+@pytest.mark.parametrize("kind", ["smollm", "llama-bpe", "gpt-2", "sentencepiece"])
+@pytest.mark.parametrize("text", ODD_TEXTS)
+def test_decoding_inverts_encoding_and_streams(tmp_path, kind, text):
+    """Guards against a decoder that does not undo its encoder, whole or in pieces."""
+    tokens = _sentencepiece() if kind == "sentencepiece" else _byte_level(**{"ggml.pre": kind})
+    tokenizer = _build(tmp_path, tokens)
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    stream = tokenizer.stream()
+    assert "".join([stream.push(i) for i in ids]) + stream.flush() == text
+
+
+@pytest.mark.parametrize("kind", ["gpt-2", "sentencepiece"])
+def test_bytes_of_tokens_add_up_to_the_text(tmp_path, kind):
+    """Special tokens have none; SentencePiece puts a space before a text."""
+    is_spaced = kind == "sentencepiece"
+    tokenizer = _build(tmp_path, _sentencepiece() if is_spaced else _byte_level())
+    found = tokenizer.token_bytes()
+    assert len(found) == tokenizer.vocab_size
+    assert found[: len(_SPECIAL)] == [b"<unk>" if is_spaced else None, None, None, None]
+    for text in ODD_TEXTS:
+        ids = tokenizer.encode(text, add_bos=False)
+        space = " " if is_spaced and text else ""
+        assert b"".join(found[i] for i in ids) == (space + text).encode()
+
+
+def test_pre_tokenizers_differ_as_their_models_do(tmp_path):
+    """Guards against digits joined where SmolLM splits them, and split where Llama 3 joins them."""
+    found = {
+        kind: _pieces(_build(tmp_path, _byte_level(**{"ggml.pre": kind})), "1234", add_bos=False)
+        for kind in ("smollm", "llama-bpe", "gpt-2")
+    }
+    assert found == {
+        "smollm": ["1", "2", "3", "4"], "llama-bpe": ["12", "3", "4"], "gpt-2": ["12", "34"],
+    }  # fmt: skip
+
+
+def test_merges_apply_in_their_order(tmp_path):
+    """Guards against merges split or ranked wrongly."""
+    tokenizer = _build(tmp_path, _byte_level())
+    assert _pieces(tokenizer, "abcab ab") == ["abc", "ab", _SPACE + "a", "b"]
+
+
+def test_sentencepiece_merges_follow_the_scores(tmp_path):
+    """Guards against merges in the order of the vocabulary, and against a missing space prefix."""
+    tokenizer = _build(tmp_path, _sentencepiece())
+    assert _pieces(tokenizer, "ab ab", add_bos=False) == ["\u2581ab", "\u2581ab"]
+    assert _pieces(tokenizer, "bab", add_bos=False) == ["\u2581", "b", "ab"]
+    assert _pieces(tokenizer, "é", add_bos=False) == ["\u2581", "<0xC3>", "<0xA9>"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (_byte_level(), False),
+        (_byte_level(**{"ggml.add_bos_token": True}), True),
+        (_byte_level(**{"ggml.pre": "llama-bpe"}), True),
+        (_byte_level(**{"ggml.pre": "llama-bpe", "ggml.add_bos_token": False}), False),
+        (_sentencepiece(), True),
+    ],
+)
+def test_bos_as_the_file_says_or_its_kind_implies(tmp_path, tokens, expected):
+    """Guards against a missing BOS, which ruins Llama's answers, and an unwanted one."""
+    tokenizer = _build(tmp_path, tokens)
+    assert (tokenizer.encode("ab")[0] == 1) == expected
+    assert tokenizer.encode("ab", add_bos=False)[0] != 1
+
+
+def test_special_tokens_and_template_come_from_the_file(tmp_path):
+    """Guards against control tokens spelt in letters, or printed."""
+    tokenizer = _build(tmp_path, _byte_level())
+    assert tokenizer.eos_ids == (2, 3)
+    assert tokenizer.chat_prompt([]) == "<s>hi"
+    ids = tokenizer.encode("<s>a</s><user>")
+    assert [ids[0], ids[2]] == [1, 2]
+    assert tokenizer.decode(ids) == "a<user>"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (_byte_level(**{"ggml.model": "bert"}), "expected a gpt2 or llama tokenizer, got 'bert'"),
+        (_byte_level(**{"ggml.pre": "qwen2"}), "expected a pre-tokenizer among .*got 'qwen2'"),
+        (_byte_level(**{"ggml.merges": ["nonsense words"]}), "tokenizer is damaged"),
+        (_byte_level(**{"ggml.token_type": [1, 2]}), "tokenizer is damaged"),
+        ({}, "no tokenizer in the file"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(tmp_path, tokens, message):
+    """Guards against a tokenizer that almost works."""
+    with pytest.raises(InputError, match=message):
+        _build(tmp_path, tokens)
