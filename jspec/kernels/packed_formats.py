@@ -1,7 +1,7 @@
 """The block formats of GGUF files, decoded in JAX: the reference of the C++.
 
-Each block holds the codes of 32 or 256 inputs, and the scales of every 16 or 32 of them. The layouts
-are those of llama.cpp's ggml-common.h; a weight is factor · code - minimum.
+Each block holds the codes of 32 or 256 inputs, and the scales of every 16 or 32 of them. A weight
+is factor · code - minimum. The layouts are those of llama.cpp's ggml-common.h.
 """
 
 from collections.abc import Callable, Sequence
