@@ -98,7 +98,7 @@ def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
 def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     """Answers the prompts that have no answer yet; the answers are added to `path`."""
     settings = settings_by_default(max_new_tokens=192, temperature=0.0)
-    journal = Journal(path)
+    journal = Journal(path, lambda record: isinstance(record.get("index"), int))
     done = {record["index"]: record for record in _read(path, journal, "an answer", index=int)}
     texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value or None]
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
@@ -134,7 +134,7 @@ def make_prompts(path: pathlib.Path) -> None:
     number = 1000 if _NUM_PROMPTS.value is None else _NUM_PROMPTS.value
     check_range("num_prompts", number, 1, 10**7)
     settings = settings_by_default(max_new_tokens=96, temperature=1.0, top_p=_TOP_P.value)
-    journal = Journal(path)
+    journal = Journal(path, lambda record: isinstance(record.get("seed"), int))
     fixed = _decisive(settings) | {"top_p": settings.top_p}
     seen, first = set(), _SEED.value
     for line, record in enumerate(_read(path, journal, "a prompt", seed=int, prompt=str), 1):

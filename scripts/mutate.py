@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from jspec.common import cli
-from jspec.common.errors import InputError
+from jspec.common.errors import InputError, check_count
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIST = _ROOT / "tests" / "mistakes.toml"
@@ -87,7 +87,10 @@ def run(only: str, timeout: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Runs the list, and writes what survived."""
+    check_count("timeout", _TIMEOUT.value, 1, 10**6)
     found = run(_ONLY.value, _TIMEOUT.value)
+    if not found:
+        raise InputError(f"expected a file of {_LIST.name} in --only, got {_ONLY.value!r}")
     survivors = [each for each in found if not each["is_noticed"]]
     if _OUTPUT.value is not None:
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(found, indent=1) + "\n")

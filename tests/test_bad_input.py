@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -367,3 +368,21 @@ def test_a_help_that_is_not_read_to_its_end_leaves_no_traceback():
     )
     assert done.returncode in (0, 1)
     assert done.stderr == b""
+
+
+def test_a_closed_standard_output_is_an_error(folder):
+    """Guards against a text that is lost with status 0."""
+    command = f"{sys.executable} -m jspec.generate --target={folder} --prompt=a >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (
+        2, "error: expected an open standard output, got a closed one\n",
+    )  # fmt: skip
+
+
+def test_a_closed_standard_error_leaves_the_text_alone(folder):
+    """Guards against statistics in the text."""
+    flags = f"--target={folder} --prompt=a --max_new_tokens=2"
+    command = f"{sys.executable} -m jspec.generate {flags} 2>&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "tokens/s" not in done.stdout

@@ -21,7 +21,7 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_520,
+    "common": 1_540,
     "kernels": 2_680,
     "models": 800,
     "sampling": 630,

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jspec.models import LlamaConfig, init_cache, init_params, make_apply
+from jspec.models import DecoderConfig, init_cache, init_params, make_apply
 
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=61, embed_dim=32, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=6, max_seq_len=256, rope_theta=777.0, norm_epsilon=1e-4,
 )  # fmt: skip
@@ -24,13 +24,13 @@ class TinyPair(NamedTuple):
       draft: the draft's.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     apply: object
     target: dict
     draft: dict
 
 
-def random_params(config: LlamaConfig, seed: int, std: float) -> dict:
+def random_params(config: DecoderConfig, seed: int, std: float) -> dict:
     """Returns normal weights; norm scales lie about 1."""
     shapes = jax.eval_shape(lambda key: init_params(config, key), jax.random.key(0))
     rng = np.random.default_rng(seed)

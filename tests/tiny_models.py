@@ -13,7 +13,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 
 from jspec.generation.generator import Generator
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.weights import Tokenizer
 from jspec.weights.hf import save_hf
 from jspec.weights.resolver import LoadedModel
@@ -21,7 +21,7 @@ from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_backend
 
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=128, embed_dim=32, hidden_dim=48, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=8, max_seq_len=200, eos_ids=(0,),
 )  # fmt: skip

@@ -52,9 +52,12 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
     def guarded(argv: Sequence[str]) -> int:
         logging.set_verbosity(logging.WARNING)
         _hear_interrupts()
+        if sys.stderr is None:  # closed by the shell: print() would take standard output
+            sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # for a terminal that lacks a character
         try:
+            _check_output()
             if len(argv) > 1 + max_arguments:
                 most = f"at most {max_arguments} besides flags"
                 allowed = most if max_arguments else "flags only"
@@ -121,6 +124,11 @@ def _hear_interrupts() -> None:
 
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, on_interrupt)
+
+
+def _check_output() -> None:
+    if sys.stdout is None:  # closed by the shell: what is printed would be lost
+        raise InputError("expected an open standard output, got a closed one")
 
 
 def _forget_output() -> None:

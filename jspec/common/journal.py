@@ -7,7 +7,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jspec.common.errors import WorkdirError
@@ -21,11 +21,14 @@ class Journal:
     What a killed process left of a line, at the end of the file, is cut off by the next process
     that looks; what a full disk left of one is cut off at once. The file is made when it is first
     needed. Every method raises a `WorkdirError` if the file cannot be read or written, or a line
-    before the last one is no record.
+    before the last one is no record. Of a file with a record that is not `is_own`, nothing is cut
+    off.
     """
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self._path = path
+    def __init__(
+        self, path: pathlib.Path, is_own: Callable[[Record], bool] = lambda record: True
+    ) -> None:
+        self._path, self._is_own = path, is_own
         self._offset = self._num_lines = 0  # of the part that has been read
 
     def read(self) -> list[Record]:
@@ -77,7 +80,7 @@ class Journal:
             raise WorkdirError(
                 f"{where}: expected a JSON object, got a broken line; only the last one may be"
             )
-        if len(records) < len(lines):
+        if len(records) < len(lines) and all(map(self._is_own, records)):
             print(f"note: {self._path}: its last line is torn, and cut off",
                   file=sys.stderr, flush=True)  # fmt: skip
             os.ftruncate(file.fileno(), self._offset)

@@ -54,6 +54,8 @@ def _rebuild_damaged_entries() -> None:
     def read_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
         try:
             return read(cache_key, *args, **kwargs)
+        except OSError:  # of a folder that is not ours to read: nothing is damaged
+            raise
         except Exception:  # of zlib, zstd or XLA, depending on the damage
             if jax.config.values["jax_compilation_cache_dir"] != str(_folder()):
                 raise  # not jspec's own folder

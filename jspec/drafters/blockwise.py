@@ -26,7 +26,7 @@ from jspec.drafters.heads.blockwise_heads import (
 )
 from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.models.layers import head_kernel, linear
 from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
@@ -63,7 +63,7 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
     """
 
     config: BlockwiseConfig = dataclasses.field(kw_only=True)
-    target: LlamaConfig = dataclasses.field(kw_only=True)
+    target: DecoderConfig = dataclasses.field(kw_only=True)
     kind = Kind("blockwise", 0.5, 0.4)
 
     def propose(

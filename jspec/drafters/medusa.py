@@ -20,7 +20,7 @@ from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.heads.medusa_heads import MedusaConfig, load_medusa, medusa_logits
 from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
@@ -35,7 +35,7 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
     """
 
     config: MedusaConfig = dataclasses.field(kw_only=True)
-    target: LlamaConfig = dataclasses.field(kw_only=True)
+    target: DecoderConfig = dataclasses.field(kw_only=True)
     kind = Kind("medusa", 0.6, 0.5)
 
     def propose(

@@ -11,7 +11,7 @@ from flax import struct
 from jaxtyping import Array, Float, Float32, Int32
 
 from jspec.common.typing import BlockFlags, DraftTokens, Params, RowCounts, RowTokens, Tokens
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.models.layers import look_up, normed_outputs
 from jspec.speculation.acceptance.types import TargetPrefix
 from jspec.speculation.types import TargetView
@@ -96,7 +96,7 @@ class ReadingLastOutput:
     It has no cache and nothing to catch up on: every committed token brings its output along.
     """
 
-    target: LlamaConfig
+    target: DecoderConfig
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.memory import History
 from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
-from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
+from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
@@ -159,7 +159,7 @@ class ModelDrafter(ChainDrafter):
         return cache
 
 
-def empty_caches(config: LlamaConfig, dtype: DTypeLike) -> Callable[[int, int], KVCache]:
+def empty_caches(config: DecoderConfig, dtype: DTypeLike) -> Callable[[int, int], KVCache]:
     """Returns a function of batch size and capacity that makes a model's empty cache."""
     return lambda batch_size, capacity: init_cache(
         config, batch_size=batch_size, capacity=capacity, dtype=dtype

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 from jspec.common.errors import InputError, check_among, check_numbers, check_range
 from jspec.common.typing import Params
 from jspec.drafters.heads.shipped import find_head
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.speculation.types import Drafter
 from jspec.weights import TokenizerLike
 
@@ -116,9 +116,9 @@ class DrafterSpec(NamedTuple):
     """
 
     num_draft_tokens: int
-    target_config: LlamaConfig
+    target_config: DecoderConfig
     vocab_size: int
-    draft_config: LlamaConfig | None
+    draft_config: DecoderConfig | None
     dtype: Any
     draft_params: Params = None
     options: Any = None

@@ -4,8 +4,10 @@ import operator
 from collections.abc import Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import Room, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import Round
@@ -40,6 +42,8 @@ class Batch:
         self._capacity = self._engine.capacity_for(max(row.max_length for row in requests))
         settings = [row.settings for row in requests]
         self._switches = needed_switches(settings, programs.processors)
+        for processor in programs.processors:
+            check_processor(processor, settings[0], programs.target.config.vocab_size)
         # A power of two, so that another number of requests rarely needs another program.
         num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
         self.rows = range(num_rows)
@@ -117,3 +121,27 @@ def needed_switches(
         processors=tuple(p for p in (*PROCESSORS, *processors) if any(map(p.is_used, settings))),
         logprobs=any(one.logprobs for one in settings),
     )
+
+
+def check_processor(processor: Processor, settings: Settings, vocab_size: int) -> None:
+    """Checks the shapes of a processor of the user's own; nothing is computed.
+
+    Raises:
+      InputError: it returns other than logits [b v] in float32, whatever it raises itself.
+    """
+
+    def first(logits: jax.Array) -> jax.Array:
+        state = processor.init(settings, prompt=[0], stop_ids=[], vocab_size=vocab_size)
+        state = jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], state)
+        return processor.apply(processor.update(state, jnp.zeros([1], jnp.int32)), logits)
+
+    logits = jax.ShapeDtypeStruct((1, vocab_size), jnp.float32)
+    try:
+        found = jax.eval_shape(first, logits)
+    except Exception as error:  # it is the user's code
+        raise InputError(f"the processor {processor.name!r}: {describe_error(error)}") from None
+    if getattr(found, "shape", None) != logits.shape or found.dtype != logits.dtype:
+        raise InputError(
+            f"expected the processor {processor.name!r} to return logits [1 {vocab_size}] float32 "
+            f"for such logits, got {found}"
+        )

@@ -194,7 +194,7 @@ class Generator(Programs):
         """
         if not requests:
             return
-        rows = []
+        requests, rows = make_requests(requests, _DEFAULTS), []
         for index, request in enumerate(requests):
             with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
                 rows.append(self.make_row(request, chat=chat, system=system))

@@ -2,15 +2,15 @@
 
 from jspec.kernels import QuantizedKernel
 from jspec.models.cache import KVCache, causal_mask
-from jspec.models.config import PRESETS, LlamaConfig, RopeScaling, get_preset
-from jspec.models.decoder import Llama, init_cache, init_params, make_apply
+from jspec.models.config import PRESETS, DecoderConfig, RopeScaling, get_preset
+from jspec.models.decoder import Decoder, init_cache, init_params, make_apply
 from jspec.models.hf_config import from_hf_config, to_hf_config
 
 __all__ = [
     "PRESETS",
+    "Decoder",
+    "DecoderConfig",
     "KVCache",
-    "Llama",
-    "LlamaConfig",
     "QuantizedKernel",
     "RopeScaling",
     "causal_mask",

@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float32
 
 from jspec.kernels import rotate_heads
 from jspec.models.cache import KVCache
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.layers import kernel_param, linear
 
 
@@ -18,7 +18,7 @@ class Attention(nn.Module):
     first axis.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
 
     @nn.compact
     def __call__(

@@ -26,7 +26,7 @@ class RopeScaling:
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
+class DecoderConfig:
     """Everything that decides the computation of a Llama-family model.
 
     Attributes:
@@ -101,24 +101,24 @@ _LLAMA3 = {
 
 # The published dimensions: config.json of meta-llama/Llama-3.2-1B-Instruct, -3B-Instruct,
 # Llama-3.1-8B-Instruct, -70B-Instruct and HuggingFaceTB/SmolLM2-135M-Instruct.
-PRESETS: Mapping[str, LlamaConfig] = {
-    "llama3.2-1b": LlamaConfig(
+PRESETS: Mapping[str, DecoderConfig] = {
+    "llama3.2-1b": DecoderConfig(
         embed_dim=2048, hidden_dim=8192, num_layers=16, num_heads=32, num_kv_heads=8, head_dim=64,
         rope_scaling=RopeScaling(factor=32.0), tie_embeddings=True, **_LLAMA3,
     ),
-    "llama3.2-3b": LlamaConfig(
+    "llama3.2-3b": DecoderConfig(
         embed_dim=3072, hidden_dim=8192, num_layers=28, num_heads=24, num_kv_heads=8, head_dim=128,
         rope_scaling=RopeScaling(factor=32.0), tie_embeddings=True, **_LLAMA3,
     ),
-    "llama3.1-8b": LlamaConfig(
+    "llama3.1-8b": DecoderConfig(
         embed_dim=4096, hidden_dim=14_336, num_layers=32, num_heads=32, num_kv_heads=8,
         head_dim=128, rope_scaling=RopeScaling(factor=8.0), **_LLAMA3,
     ),
-    "llama3.1-70b": LlamaConfig(
+    "llama3.1-70b": DecoderConfig(
         embed_dim=8192, hidden_dim=28_672, num_layers=80, num_heads=64, num_kv_heads=8,
         head_dim=128, rope_scaling=RopeScaling(factor=8.0), **_LLAMA3,
     ),
-    "smollm2-135m": LlamaConfig(
+    "smollm2-135m": DecoderConfig(
         vocab_size=49_152, embed_dim=576, hidden_dim=1536, num_layers=30, num_heads=9,
         num_kv_heads=3, head_dim=64, max_seq_len=8192, rope_theta=100_000.0, norm_epsilon=1e-5,
         tie_embeddings=True, bos_id=1, eos_ids=(2,),
@@ -126,7 +126,7 @@ PRESETS: Mapping[str, LlamaConfig] = {
 }  # fmt: skip
 
 
-def get_preset(name: str) -> LlamaConfig:
+def get_preset(name: str) -> DecoderConfig:
     """Returns the preset of that name; raises ValueError if there is none."""
     if name not in PRESETS:
         raise ValueError(f"expected a preset among {', '.join(PRESETS)}; got {name!r}")

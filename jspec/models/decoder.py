@@ -12,18 +12,18 @@ from jaxtyping import Array, Bool, Float, Float32, Int
 from jspec.common.typing import ApplyFn, Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up
 from jspec.models.rope import rope_cos_sin
 
 
-class Llama(nn.Module):
+class Decoder(nn.Module):
     """The decoder of a Llama-family model. See `ApplyFn` for the call.
 
     It runs the given layers, in rising order, or all. The cache has one entry for each.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     layers: tuple[int, ...] | None = None
 
     @nn.compact
@@ -79,7 +79,7 @@ class Llama(nn.Module):
 class Block(nn.Module):
     """Attention and a feed-forward layer, each normed before and added to the residual stream."""
 
-    config: LlamaConfig
+    config: DecoderConfig
 
     @nn.compact
     def __call__(
@@ -101,17 +101,17 @@ class Block(nn.Module):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset
-def _apply_block(config: LlamaConfig, params: Params, *inputs: Any) -> Any:
+def _apply_block(config: DecoderConfig, params: Params, *inputs: Any) -> Any:
     """Applies a `Block`; under jit, because all layers have the same shapes and are traced once."""
     return Block(config).apply({"params": params}, *inputs)
 
 
-def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> ApplyFn:
+def make_apply(config: DecoderConfig, layers: Sequence[int] | None = None) -> ApplyFn:
     """Returns the decoder of that config as a pure function of its parameters.
 
     With `layers` it runs only these, in rising order, with the full model's parameters.
     """
-    module = Llama(config, None if layers is None else tuple(layers))
+    module = Decoder(config, None if layers is None else tuple(layers))
 
     def apply(params: Params, tokens: Array, cache: KVCache, **options: Any) -> Any:
         return module.apply({"params": params}, tokens, cache, **options)
@@ -120,14 +120,14 @@ def make_apply(config: LlamaConfig, layers: Sequence[int] | None = None) -> Appl
 
 
 def init_cache(
-    config: LlamaConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
+    config: DecoderConfig, *, batch_size: int, capacity: int, dtype: jax.typing.DTypeLike
 ) -> KVCache:
     """Returns an empty cache for a model of that config."""
     shape = (batch_size, config.num_kv_heads, capacity, config.head_dim)
     return KVCache.init(config.num_layers, shape, dtype)
 
 
-def init_params(config: LlamaConfig, rng_key: Array) -> Params:
+def init_params(config: DecoderConfig, rng_key: Array) -> Params:
     """Returns freshly initialised float32 parameters; the key is consumed."""
     cache = init_cache(config, batch_size=1, capacity=2, dtype=jnp.float32)
-    return Llama(config).init(rng_key, jnp.zeros([1, 1], jnp.int32), cache)["params"]
+    return Decoder(config).init(rng_key, jnp.zeros([1, 1], jnp.int32), cache)["params"]

@@ -1,11 +1,11 @@
-"""Reads Hugging Face's config.json as a `LlamaConfig`, and writes it again."""
+"""Reads Hugging Face's config.json as a `DecoderConfig`, and writes it again."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.models.config import LlamaConfig, RopeScaling
+from jspec.models.config import DecoderConfig, RopeScaling
 
-# Keys of config.json, and the fields of `LlamaConfig` that they become.
+# Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {
     "vocab_size": "vocab_size",
     "hidden_size": "embed_dim",
@@ -101,7 +101,7 @@ def _read_rope(raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
     return float(theta), scaling
 
 
-def from_hf_config(raw: Mapping[str, Any]) -> LlamaConfig:
+def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """Reads the config.json of any `LlamaForCausalLM`.
 
     RoPE may have either spelling: `rope_theta` with `rope_scaling`, or `rope_parameters`.
@@ -134,14 +134,14 @@ def from_hf_config(raw: Mapping[str, Any]) -> LlamaConfig:
     fields["eos_ids"] = (
         tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (eos,)
     )
-    config = LlamaConfig(**fields, rope_theta=rope_theta, rope_scaling=rope_scaling)
+    config = DecoderConfig(**fields, rope_theta=rope_theta, rope_scaling=rope_scaling)
     strangers = sorted(set(raw) - _IGNORED_KEYS)
     if strangers:
         raise ValueError(f"unknown config keys: {', '.join(strangers)}")
     return config
 
 
-def to_hf_config(config: LlamaConfig) -> dict[str, Any]:
+def to_hf_config(config: DecoderConfig) -> dict[str, Any]:
     """Returns the config.json contents that `from_hf_config` reads back as the same config."""
     rope: dict[str, Any] = {"rope_theta": config.rope_theta, "rope_type": "default"}
     if config.rope_scaling is not None:

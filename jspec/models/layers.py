@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Float32, Int
 from jspec import kernels
 from jspec.common.typing import Params
 from jspec.kernels import Kernel, QuantizedKernel
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
@@ -68,7 +68,7 @@ class RMSNorm(nn.Module):
 class FeedForward(nn.Module):
     """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
 
-    config: LlamaConfig
+    config: DecoderConfig
 
     @nn.compact
     def __call__(self, inputs: Float32[Array, "b t d"]) -> Float32[Array, "b t d"]:
@@ -87,13 +87,13 @@ class FeedForward(nn.Module):
 
 
 def normed_outputs(
-    config: LlamaConfig, params: Params, outputs: Float[Array, "b t d"]
+    config: DecoderConfig, params: Params, outputs: Float[Array, "b t d"]
 ) -> Float32[Array, "b t d"]:
     """Returns the last layer's outputs normed, as a model's head reads them."""
     norm = RMSNorm(config.norm_epsilon)
     return norm.apply({"params": params["final_norm"]}, outputs)  # type: ignore[return-value]
 
 
-def head_kernel(config: LlamaConfig, params: Params) -> Kernel:
+def head_kernel(config: DecoderConfig, params: Params) -> Kernel:
     """Returns a model's head, [v d]; where the two are tied, that is its embedding."""
     return params["embedding" if config.tie_embeddings else "head"]

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float32, Int
 
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 
 
-def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
+def rope_frequencies(config: DecoderConfig) -> Float32[np.ndarray, "half"]:
     """Returns the angular frequency of each pair of dimensions, in radians a position."""
     # In NumPy, once when the program is traced: the frequencies are constants of the model.
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float32) / np.float32(config.head_dim)
@@ -29,7 +29,7 @@ def rope_frequencies(config: LlamaConfig) -> Float32[np.ndarray, "half"]:
 
 
 def rope_cos_sin(
-    config: LlamaConfig, positions: Int[Array, "b t"]
+    config: DecoderConfig, positions: Int[Array, "b t"]
 ) -> tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]]:
     """Returns cosines and sines of every position's angles."""
     # float32 whatever the model's type: bfloat16 cannot tell position 257 from 256.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool
 
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.common.typing import Params
-from jspec.models import LlamaConfig, init_params
+from jspec.models import DecoderConfig, init_params
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.model_loss import LOSSES, boosted_loss, chain_metrics, compare, lazy_logits
 from jspec.training.packing import Rows, compute_by_text, take_by_text
@@ -141,7 +141,7 @@ class DraftModelTraining(TrainingConfig):
         return lambda rows: rows._replace(is_known=take_by_text(found, rows))
 
 
-def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConfig:
+def draft_config(training: DraftModelTraining, target: DecoderConfig) -> DecoderConfig:
     """Returns the shape of a draft model: the target's, where the run does not say otherwise.
 
     Raises:
@@ -179,7 +179,7 @@ def draft_config(training: DraftModelTraining, target: LlamaConfig) -> LlamaConf
 
 
 def _first_params(
-    training: DraftModelTraining, config: LlamaConfig, target: LoadedModel, outer: Sequence[str]
+    training: DraftModelTraining, config: DecoderConfig, target: LoadedModel, outer: Sequence[str]
 ) -> Params:
     """Returns the parameters that are trained: all, or all but the `outer` ones."""
     first = init_params(config, jax.random.key(training.recipe.seed))

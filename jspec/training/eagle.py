@@ -14,7 +14,7 @@ from jspec.common.typing import Params
 from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.quantized import QuantizedKernel
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.models.layers import head_kernel, linear, look_up
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.eagle_unroll import unroll
@@ -90,7 +90,7 @@ class EagleTraining(TrainingConfig):
         heads = Heads(first, logits, save, ids, steps, decay, layers, is_frugal=False)
         return make_heads_trainee(target, heads)
 
-    def _load_earlier(self, target: LlamaConfig) -> LoadedHead | None:
+    def _load_earlier(self, target: DecoderConfig) -> LoadedHead | None:
         """Returns the head to go on from, if there is one."""
         if not self.init_head:
             return None

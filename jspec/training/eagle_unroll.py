@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Float32
 from jspec.common.typing import Params
 from jspec.drafters.heads.eagle_module import EagleConfig, fuse
 from jspec.kernels import apply_rope
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.models.layers import FeedForward, RMSNorm, linear
 from jspec.models.rope import rope_cos_sin
 from jspec.training.packing import Rows, shift_left
@@ -65,7 +65,7 @@ def unroll(
 
 
 def _project(
-    config: LlamaConfig, params: Params, inputs: Float32[Array, "b t i"], positions: Array
+    config: DecoderConfig, params: Params, inputs: Float32[Array, "b t i"], positions: Array
 ) -> tuple[Float32[Array, "b t k g h"], Float32[Array, "b t k h"], Float32[Array, "b t k h"]]:
     """Returns the queries, scaled, the keys and the values of one step."""
     b, t = inputs.shape[:2]
@@ -80,7 +80,7 @@ def _project(
 
 
 def _attend(
-    config: LlamaConfig,
+    config: DecoderConfig,
     params: Params,
     queries: Float32[Array, "b t k g h"],
     pairs: Sequence[Sequence[Float32[Array, "b t k h"]]],

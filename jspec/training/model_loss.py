@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float32, Shaped
 from optax.losses import kl_divergence_with_log_targets, softmax_cross_entropy_with_integer_labels
 
 from jspec.common.typing import Logits, Params, Tokens
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.models.layers import Kernel, head_kernel, linear
 from jspec.training.chain_loss import SCORE, masked_mean
 from jspec.training.packing import Rows, packed_hidden, shift_left
@@ -75,7 +75,7 @@ def overlap(draft_logits: Logits, target_logits: Logits) -> Float32[Array, "b t"
 
 
 def lazy_logits(
-    config: LlamaConfig, params: Params, rows: Rows, dtype: jax.typing.DTypeLike
+    config: DecoderConfig, params: Params, rows: Rows, dtype: jax.typing.DTypeLike
 ) -> LazyLogits:
     """Returns a model's logits at every token; see `packed_hidden`."""
     return LazyLogits(packed_hidden(config, params, rows, dtype), head_kernel(config, params))

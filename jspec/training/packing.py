@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float32, Int32, Shaped
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.models import LlamaConfig, init_cache, make_apply
+from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.training.texts import Text
 
 
@@ -164,7 +164,7 @@ def _spans(rows: Rows) -> Iterator[tuple[tuple[int, slice], tuple[int, ...]]]:
 
 
 def packed_hidden(
-    config: LlamaConfig,
+    config: DecoderConfig,
     params: Params,
     rows: Rows,
     dtype: jax.typing.DTypeLike,

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Float32
 from jspec.common.errors import InputError
 from jspec.common.progress import Progress
 from jspec.common.typing import Params
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.models.layers import head_kernel, linear, look_up, normed_outputs
 from jspec.training.packing import Rows, compute_by_text, packed_hidden, take_by_text
 from jspec.training.texts import Text
@@ -50,7 +50,7 @@ class TargetStates(NamedTuple):
 
 
 def target_states(
-    config: LlamaConfig, params: Params, rows: Rows, ids: np.ndarray, layers: tuple[int, ...]
+    config: DecoderConfig, params: Params, rows: Rows, ids: np.ndarray, layers: tuple[int, ...]
 ) -> TargetStates:
     """Returns the states of a target, which runs if the rows lack its outputs.
 

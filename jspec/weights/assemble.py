@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jspec.common.errors import InputError
 from jspec.common.memory import check_memory
 from jspec.common.typing import Params
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes, quantize
 from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table
 
@@ -41,7 +41,7 @@ def as_dtype(dtype: Any) -> np.dtype:
     return _DTYPES[name]
 
 
-def check_room(config: LlamaConfig, dtype: np.dtype, quantization: str | None) -> None:
+def check_room(config: DecoderConfig, dtype: np.dtype, quantization: str | None) -> None:
     """Checks that the device has room for the weights, after `check_kind`; raises InputError."""
     check_kind(config, quantization)
     table = parameter_table(config)
@@ -50,7 +50,7 @@ def check_room(config: LlamaConfig, dtype: np.dtype, quantization: str | None) -
 
 
 def make_params(
-    config: LlamaConfig, read: Read, dtype: np.dtype, quantization: str | None
+    config: DecoderConfig, read: Read, dtype: np.dtype, quantization: str | None
 ) -> Params:
     """Returns the nested dict of `parameter_table`, on the default device.
 
@@ -71,7 +71,7 @@ def make_params(
 
 
 def load_params(
-    config: LlamaConfig, source: TensorSource, dtype: Any, quantization: str | None = None
+    config: DecoderConfig, source: TensorSource, dtype: Any, quantization: str | None = None
 ) -> Params:
     """Reads a checkpoint into parameters; see `make_params`.
 
@@ -119,7 +119,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NUM_NAMED]) + more
 
 
-def check_params(config: LlamaConfig, params: Params) -> None:
+def check_params(config: DecoderConfig, params: Params) -> None:
     """Checks that a nested dict holds exactly the model's parameters.
 
     Raises:

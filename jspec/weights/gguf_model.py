@@ -8,7 +8,7 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.models.config import LlamaConfig, RopeScaling
+from jspec.models.config import DecoderConfig, RopeScaling
 from jspec.models.rope import rope_frequencies
 from jspec.weights.assemble import TensorSource, load_params
 from jspec.weights.gguf_file import GgufFile
@@ -30,7 +30,7 @@ _REQUIRED_VALUES = {
 
 def load_gguf(
     path: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, Params, GgufFile]:
+) -> tuple[DecoderConfig, Params, GgufFile]:
     """Returns the config and the parameters of a GGUF Llama, and the open file.
 
     The file's own quantisation does not carry over: XLA has no fast product for its blocks of 32
@@ -60,14 +60,14 @@ def _shortest(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _read_config(file: GgufFile) -> LlamaConfig:
+def _read_config(file: GgufFile) -> DecoderConfig:
     raw = _read_keys(file)
     num_heads = raw["attention.head_count"]
     head_dim = raw.get("attention.key_length", raw["embedding_length"] // num_heads)
     for key in ("rope.dimension_count", "attention.value_length"):
         if raw.get(key, head_dim) != head_dim:
             raise ValueError(f"expected llama.{key} to be {head_dim}, got {raw[key]}")
-    return LlamaConfig(
+    return DecoderConfig(
         vocab_size=file.tensors["token_embd.weight"].shape[0],
         embed_dim=raw["embedding_length"],
         hidden_dim=raw["feed_forward_length"],
@@ -105,7 +105,7 @@ def _read_keys(file: GgufFile) -> dict[str, Any]:
     return raw
 
 
-def _with_rope_scaling(config: LlamaConfig, factors: np.ndarray) -> LlamaConfig:
+def _with_rope_scaling(config: DecoderConfig, factors: np.ndarray) -> DecoderConfig:
     """Recognises Llama 3's scaling by its effect on each frequency, all that a file holds of it."""
     if np.all(factors == 1):
         return config
@@ -117,7 +117,7 @@ def _with_rope_scaling(config: LlamaConfig, factors: np.ndarray) -> LlamaConfig:
     return scaled
 
 
-def _open(file: GgufFile, config: LlamaConfig) -> TensorSource:
+def _open(file: GgufFile, config: DecoderConfig) -> TensorSource:
     """Returns a GGUF file as a source of Hugging Face tensors; unknown ones keep their names."""
     import gguf
 

@@ -14,7 +14,7 @@ from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
 from jspec.kernels.quantized import QuantizedKernel
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import TensorSource, check_params, load_params
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
@@ -26,7 +26,7 @@ _INDEX = "model.safetensors.index.json"
 _MAX_FILE_BYTES = 5_000_000_000  # as transformers has it; a larger tensor gets a file of its own
 
 
-def read_config(folder: pathlib.Path) -> LlamaConfig:
+def read_config(folder: pathlib.Path) -> DecoderConfig:
     """Reads config.json.
 
     Raises:
@@ -46,7 +46,7 @@ def read_config(folder: pathlib.Path) -> LlamaConfig:
 
 def load_hf(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, Params]:
+) -> tuple[DecoderConfig, Params]:
     """Returns the config and the parameters of a Hugging Face folder; see `load_params`."""
     config = read_config(folder)
     return config, load_params(config, _open(folder), dtype, quantization)
@@ -92,7 +92,7 @@ def _read_index(folder: pathlib.Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def new_model_folder(
-    folder: pathlib.Path, config: LlamaConfig, params: Params, tokenizer: Tokenizer | None
+    folder: pathlib.Path, config: DecoderConfig, params: Params, tokenizer: Tokenizer | None
 ) -> Iterator[pathlib.Path]:
     """Yields a folder for a model's arrays; config.json and the tokenizer are put beside them.
 
@@ -114,7 +114,11 @@ def new_model_folder(
 
 
 def save_hf(
-    folder: pathlib.Path, config: LlamaConfig, params: Params, *, tokenizer: Tokenizer | None = None
+    folder: pathlib.Path,
+    config: DecoderConfig,
+    params: Params,
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Writes a Hugging Face folder of floats in one dtype; see `new_model_folder`."""
     import huggingface_hub

@@ -17,7 +17,7 @@ from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype, check_params, check_room, make_params
 from jspec.weights.hf import new_model_folder, read_config
 from jspec.weights.quantize import check_kind
@@ -27,7 +27,11 @@ PARAMS = "params"  # the subfolder that no other checkpoint has
 
 
 def save_orbax(
-    folder: pathlib.Path, config: LlamaConfig, params: Params, *, tokenizer: Tokenizer | None = None
+    folder: pathlib.Path,
+    config: DecoderConfig,
+    params: Params,
+    *,
+    tokenizer: Tokenizer | None = None,
 ) -> None:
     """Writes an Orbax folder of floats; see `new_model_folder`."""
     from orbax.checkpoint import v1 as ocp
@@ -38,7 +42,7 @@ def save_orbax(
 
 def load_orbax(
     folder: pathlib.Path, dtype: Any, quantization: str | None = None
-) -> tuple[LlamaConfig, Params]:
+) -> tuple[DecoderConfig, Params]:
     """Returns the config and the parameters of a folder that `save_orbax` wrote.
 
     Orbax reads all parameters at once, in `dtype`. Kernels are then quantised from it one by one,

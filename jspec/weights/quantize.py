@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jspec.common.errors import InputError
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.weights.tensor_names import Parameter, Path, parameter_table
 
 KINDS = ("int8", "int4")
@@ -53,7 +53,7 @@ def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
     return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
 
 
-def check_kind(config: LlamaConfig, kind: str | None) -> None:
+def check_kind(config: DecoderConfig, kind: str | None) -> None:
     """Checks that a model can be quantised in this way; None means no quantisation.
 
     Raises:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.typing import Params
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype, check_room, make_params
 from jspec.weights.tensor_names import Parameter, Shape, parameter_table
 
@@ -41,7 +41,7 @@ def _draw(salt: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
 
 
 def random_params(
-    config: LlamaConfig, seed: int, dtype: Any, quantization: str | None = None
+    config: DecoderConfig, seed: int, dtype: Any, quantization: str | None = None
 ) -> Params:
     """Returns random parameters: bell-shaped values of standard deviation 0.02, and norms of 1.
 

@@ -11,7 +11,7 @@ import jax
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.models.config import PRESETS, LlamaConfig
+from jspec.models.config import PRESETS, DecoderConfig
 from jspec.weights import gguf_model, hf, orbax_checkpoint, smollm2
 from jspec.weights.gguf_tokenizer import build_tokenizer
 from jspec.weights.random_weights import random_params
@@ -31,7 +31,7 @@ _HUB_ADVICE = {
     "LocalEntryNotFoundError": _NO_NETWORK,
 }
 
-_Loaded = tuple[LlamaConfig, Params, TokenizerLike]
+_Loaded = tuple[DecoderConfig, Params, TokenizerLike]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LoadedModel:
         makes it a different model from the one of that name; None if they are the checkpoint's.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     params: Params = dataclasses.field(repr=False)
     tokenizer: TokenizerLike
     name: str
@@ -93,7 +93,7 @@ def _fetch_from_hub(name: str) -> pathlib.Path:
         kinds = (kind.__name__ for kind in type(error).__mro__)
         advice = next((_HUB_ADVICE[kind] for kind in kinds if kind in _HUB_ADVICE), None)
         advice = advice or f"{type(error).__name__}: {' '.join(str(error).split())[:60]}"
-        where = f"{name}: no such folder here, and not to be had from the hub"
+        where = f"{name}: no such folder here, and the hub does not give it"
         raise InputError(f"{where}: {advice}") from None
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -81,7 +81,7 @@ def _linear(
 
 
 def attention_tensors(
-    config: LlamaConfig, block: Path, prefix: str, width: int | None = None
+    config: DecoderConfig, block: Path, prefix: str, width: int | None = None
 ) -> list[Parameter]:
     """Returns the attention of a block: queries, keys and values in one, and the output.
 
@@ -103,7 +103,7 @@ def attention_tensors(
     ]
 
 
-def mlp_tensors(config: LlamaConfig, block: Path, prefix: str) -> list[Parameter]:
+def mlp_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Parameter]:
     """Returns the feed-forward layer of a block, gate and up in one; see `attention_tensors`."""
     name, path, has_bias = f"{prefix}.mlp", (*block, "mlp"), config.mlp_bias
     embed, hidden = (config.embed_dim,), (config.hidden_dim,)
@@ -114,7 +114,7 @@ def mlp_tensors(config: LlamaConfig, block: Path, prefix: str) -> list[Parameter
     ]
 
 
-def parameter_table(config: LlamaConfig) -> list[Parameter]:
+def parameter_table(config: DecoderConfig) -> list[Parameter]:
     """Returns every parameter of a model with its tensors, in the order of computation."""
     wide, vocabulary = (config.embed_dim,), (config.vocab_size, config.embed_dim)
     table = [one_tensor(("embedding",), "model.embed_tokens.weight", vocabulary)]

@@ -142,3 +142,19 @@ def test_what_is_printed_is_short():
     for thing in (generator, result, result.stats, target()):
         assert len(repr(thing)) < 600, repr(thing)
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"
+
+
+@pytest.mark.parametrize(
+    ("apply", "message"),
+    [
+        (lambda state, logits: logits[:, 1:], "processor 'own' to return logits .* got .*127"),
+        (lambda state, logits: logits.astype(jnp.bfloat16), "float32 for such logits, got .*bf"),
+        (lambda state, logits: logits + missing, "the processor 'own': NameError"),
+    ],
+    ids=["shape", "dtype", "error"],
+)
+def test_a_processor_of_another_shape_is_named(apply, message):
+    """Guards against an error from within a compiled round."""
+    own = Processor("own", lambda settings: True, lambda settings, **_: jnp.int32(0), apply)
+    with pytest.raises(InputError, match=message):
+        make_generator("none", processors=[own]).generate("abc")

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import transformers
 
-from jspec.models import LlamaConfig, from_hf_config
+from jspec.models import DecoderConfig, from_hf_config
 
 
 def peaked_llama(seed: int = 0, std: float = 0.45, **overrides) -> transformers.LlamaForCausalLM:
@@ -30,7 +30,7 @@ def peaked_llama(seed: int = 0, std: float = 0.45, **overrides) -> transformers.
     return model
 
 
-def config_of(model: transformers.LlamaForCausalLM) -> LlamaConfig:
+def config_of(model: transformers.LlamaForCausalLM) -> DecoderConfig:
     """Returns jspec's config of a transformers model."""
     return from_hf_config(model.config.to_dict())
 

@@ -1,4 +1,4 @@
-"""LlamaConfig, its presets and its Hugging Face spelling."""
+"""DecoderConfig, its presets and its Hugging Face spelling."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ import transformers
 
 from jspec.models import (
     PRESETS,
-    LlamaConfig,
+    DecoderConfig,
     RopeScaling,
     from_hf_config,
     get_preset,
@@ -16,7 +16,7 @@ from jspec.models import (
     to_hf_config,
 )
 
-ODD = LlamaConfig(
+ODD = DecoderConfig(
     vocab_size=61, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
     head_dim=10, max_seq_len=99, rope_theta=777.0, norm_epsilon=3e-3, attention_bias=True,
     mlp_bias=True, bos_id=5, eos_ids=(6, 7), rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),

@@ -53,6 +53,14 @@ def test_a_torn_run_goes_on(call, tmp_path):
     assert path.read_bytes() == before
 
 
+def test_a_file_of_another_is_left_alone(call, tmp_path):
+    """Guards against a torn last line cut off a file that is not this script's."""
+    path = tmp_path / "answers.jsonl"
+    path.write_text('{"prompt": "a"}\n{"prompt": oops')
+    assert "expected an answer of this script" in check_refusal(*call())
+    assert path.read_text() == '{"prompt": "a"}\n{"prompt": oops'
+
+
 def test_other_answers_are_not_mixed(call, tmp_path):
     """One line that names what differs, and the file stays."""
     assert call("--num_prompts=2")[0] == 0

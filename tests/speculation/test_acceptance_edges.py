@@ -8,7 +8,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.sampling.noise import SHARED, AcceptanceNoise
-from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
+from jspec.speculation.acceptance import RULES, RuleOptions, chain, get_rule
 from jspec.speculation.acceptance.types import Proposal
 
 ALMOST_ONE = np.float32(1 - 2**-24)
@@ -207,3 +207,9 @@ def test_shared_noise_has_no_uniforms():
     for name in ("rejection", "block", "lenient"):
         with pytest.raises(ValueError, match="expected independent noise"):
             get_rule(name).accept(target, proposal, AcceptanceNoise(None, jnp.zeros([1, 2, 2])))
+
+
+def test_no_token_is_never_accepted():
+    """Not even where the model's best token is none, as its logits are NaN."""
+    proposal = propose([-1, 1])
+    assert chain.count_accepted(jnp.array([[True, True]]), proposal).tolist() == [0]

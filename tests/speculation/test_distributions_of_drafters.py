@@ -31,7 +31,7 @@ from jspec.evaluation.auditing import controls
 from jspec.evaluation.auditing.distribution import joint_distribution, path_logits
 from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
-from jspec.models import LlamaConfig, init_cache, make_apply
+from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control, drafters_of
 from jspec.speculation.step import speculative_step
@@ -48,7 +48,7 @@ NUM_ROWS, ROWS_A_RUN = 20_000, 5_000
 NUM_TOKENS = 5  # of the joint distribution, and as many rounds: each emits at least one
 NUMBERS = (0, 1, 3, 7)  # of drafts, where rows choose or are told one
 CAPACITY = 64
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=VOCAB, embed_dim=16, hidden_dim=16, num_layers=3, num_heads=2, num_kv_heads=1,
     head_dim=8, max_seq_len=CAPACITY,
 )  # fmt: skip

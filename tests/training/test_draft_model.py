@@ -9,7 +9,7 @@ from jspec.common.errors import InputError
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
-from jspec.models import LlamaConfig
+from jspec.models import DecoderConfig
 from jspec.training.chain_loss import SCORE
 from jspec.training.config import Recipe
 from jspec.training.draft_model import DraftModelTraining, draft_config
@@ -145,14 +145,14 @@ def test_shapes_that_cannot_be_are_refused(fields, message):
 
 def test_shapes_follow_the_target():
     """What is 0 is the target's; a draft of another width has heads of its own."""
-    large = LlamaConfig(**(CONFIG.__dict__ | {"attention_bias": True, "rope_theta": 5e5}))
+    large = DecoderConfig(**(CONFIG.__dict__ | {"attention_bias": True, "rope_theta": 5e5}))
     scratch = draft_config(DraftModelTraining(**SMALL), large)
     assert (scratch.embed_dim, scratch.head_dim, scratch.num_layers) == (16, 8, 1)
     assert scratch.tie_embeddings
     assert not scratch.attention_bias
     assert (scratch.rope_theta, scratch.vocab_size, scratch.eos_ids) == (5e5, 128, (0,))
     layers = draft_config(DraftModelTraining(init_layers=(1,), embeddings="copied"), large)
-    assert layers == LlamaConfig(**(large.__dict__ | {"num_layers": 1}))
+    assert layers == DecoderConfig(**(large.__dict__ | {"num_layers": 1}))
 
 
 def test_random_targets_teach_nothing():

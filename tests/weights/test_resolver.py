@@ -141,7 +141,7 @@ def test_hub_failures_are_one_line():
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout.count("\n") == 1
-    assert "organisation/absent: no such folder here, and not to be had" in done.stdout
+    assert "organisation/absent: no such folder here, and the hub does not give it" in done.stdout
     assert "no network (or offline mode)" in done.stdout
     assert len(done.stdout) < 200
 

@@ -3,30 +3,30 @@
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jspec.models.config import LlamaConfig, RopeScaling
+from jspec.models.config import DecoderConfig, RopeScaling
 from jspec.weights.quantize import is_quantizable, quantize
 from jspec.weights.tensor_names import parameter_table
 
 # Every field is off its default in at least one of them.
 CONFIGS = {
-    "grouped": LlamaConfig(
+    "grouped": DecoderConfig(
         vocab_size=37, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=6, num_kv_heads=2,
         head_dim=10, max_seq_len=99, rope_theta=12_345.0, norm_epsilon=3e-6, attention_bias=True,
         mlp_bias=True, bos_id=3, eos_ids=(4, 5),
         rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
     ),
-    "multi-query": LlamaConfig(
+    "multi-query": DecoderConfig(
         vocab_size=33, embed_dim=16, hidden_dim=24, num_layers=1, num_heads=4, num_kv_heads=1,
         head_dim=6, max_seq_len=64, tie_embeddings=True, mlp_bias=True,
     ),
-    "multi-head": LlamaConfig(
+    "multi-head": DecoderConfig(
         vocab_size=29, embed_dim=12, hidden_dim=20, num_layers=2, num_heads=3, num_kv_heads=3,
         head_dim=4, max_seq_len=32, attention_bias=True,
     ),
 }  # fmt: skip
 
 # Rows that divide into blocks of 32 values.
-GGUF_CONFIG = LlamaConfig(
+GGUF_CONFIG = DecoderConfig(
     vocab_size=40, embed_dim=64, hidden_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
     head_dim=16, max_seq_len=77, rope_theta=5e5, norm_epsilon=2e-5, bos_id=1, eos_ids=(2, 3),
 )  # fmt: skip

@@ -34,7 +34,7 @@ from jspec.drafters.heads.folder import (
     write_head,
 )
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.quantize import num_contracted, quantize
 from jspec.weights.safetensors_file import FloatTensors
@@ -63,7 +63,7 @@ def eagle_rules(config: EagleConfig) -> list[Parameter]:
     ]
 
 
-def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedHead:
+def load_eagle(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> LoadedHead:
     """Loads a head that was trained for a target; int8 matrices become `QuantizedKernel`s.
 
     Raises:
@@ -86,7 +86,7 @@ def load_eagle(folder: pathlib.Path, target: LlamaConfig, dtype: Any) -> LoadedH
     return LoadedHead(config, params | {"ids": jax.device_put(ids)}, str(folder))
 
 
-def _read_config(folder: pathlib.Path, target: LlamaConfig) -> EagleConfig:
+def _read_config(folder: pathlib.Path, target: DecoderConfig) -> EagleConfig:
     path = folder / "config.json"
     try:
         raw = published_config(read_any_config(folder, "a head of EAGLE-3"))

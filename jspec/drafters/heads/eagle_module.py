@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Float32, Int
 from jspec.common.typing import Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.decoder import init_cache
 from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear
 from jspec.models.rope import rope_cos_sin
@@ -37,7 +37,7 @@ class EagleConfig:
       target_num_layers: of the target; 0 if it is not known.
     """
 
-    layer: LlamaConfig
+    layer: DecoderConfig
     target_vocab_size: int
     feature_layers: tuple[int, ...]
     target_num_layers: int = 0

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype
 from jspec.weights.safetensors_file import (
     FloatTensors,
@@ -26,7 +26,7 @@ from jspec.weights.safetensors_file import (
 from jspec.weights.tensor_names import Parameter, Path
 
 _OF_A_MODEL = "model.embed_tokens.weight"  # no head has it
-# What a config.json says of the target: in words, its key, and the field of LlamaConfig.
+# What a config.json says of the target: in words, its key, and the field of DecoderConfig.
 _TARGET_ENTRIES = (
     ("width", "hidden_size", "embed_dim"),
     ("vocabulary", "vocab_size", "vocab_size"),
@@ -70,14 +70,14 @@ class HeadFormat(NamedTuple):
     what: str
     architecture: str
     keys: Mapping[str, str]
-    read_config: Callable[[dict[str, Any], LlamaConfig, Mapping[str, np.ndarray]], Any]
+    read_config: Callable[[dict[str, Any], DecoderConfig, Mapping[str, np.ndarray]], Any]
     rules: Callable[[Any], list[Parameter]]
     file: str = "model.safetensors"
     sizes: Callable[[Any, Mapping[str, np.ndarray]], list[tuple[str, Any, int]]] = lambda *_: []
 
 
 def load_head(
-    layout: HeadFormat, folder: pathlib.Path, target: LlamaConfig, dtype: Any = "float32"
+    layout: HeadFormat, folder: pathlib.Path, target: DecoderConfig, dtype: Any = "float32"
 ) -> LoadedHead:
     """Loads a head that was trained for a target, in bfloat16 or float32.
 
@@ -107,7 +107,7 @@ def save_head(
     folder: pathlib.Path,
     config: Any,
     params: dict[str, Any],
-    target: LlamaConfig,
+    target: DecoderConfig,
     *,
     base_model: str | None = None,
 ) -> None:

@@ -30,7 +30,7 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import Params
 from jspec.drafters.heads.folder import HeadFormat, HeadSizes, load_head, save_head
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
 from jspec.weights.tensor_names import Parameter, one_tensor
 
@@ -100,7 +100,7 @@ def medusa_rules(config: MedusaConfig) -> list[Parameter]:
 
 
 def _read_config(
-    raw: dict[str, Any], target: LlamaConfig, tensors: Mapping[str, np.ndarray]
+    raw: dict[str, Any], target: DecoderConfig, tensors: Mapping[str, np.ndarray]
 ) -> MedusaConfig:
     num_heads, num_layers = raw[_KEYS["num_heads"]], raw.get(_KEYS["num_layers"], 1)
     if type(num_heads) is int:

@@ -20,7 +20,7 @@ from jspec.common.errors import InputError
 from jspec.common.progress import counted
 from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine
 from jspec.evaluation.analysis.theory import break_even_alpha, walltime_improvement
-from jspec.models.config import PRESETS, LlamaConfig
+from jspec.models.config import PRESETS, DecoderConfig
 from jspec.weights import smollm2
 from jspec.weights.hf import read_config
 
@@ -115,7 +115,7 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
     }  # fmt: skip
 
 
-def load_config(name: str) -> LlamaConfig:
+def load_config(name: str) -> DecoderConfig:
     """Returns the config of a preset or a Hugging Face folder; an `InputError` if it is neither."""
     preset = _SAME_SHAPE.get(name, name.removeprefix("random:"))
     if preset in PRESETS:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jspec.common.timing import Loop, least_seconds, make_loop
 from jspec.kernels import timed_products
-from jspec.models.config import LlamaConfig
+from jspec.models.config import DecoderConfig
 from jspec.models.layers import linear
 from jspec.weights.quantize import check_kind, is_quantizable, num_bytes
 from jspec.weights.tensor_names import Parameter, parameter_table
@@ -30,7 +30,7 @@ class CallCost:
       float_bytes: of a float, the cache's among them: 2 for bfloat16, 4 for float32.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     bytes_per_weight: float | None = None
     quantization: str | None = None
     float_bytes: int = 2
@@ -74,7 +74,7 @@ class CallCost:
         return batch_size * width * (2 * self.num_multiplied + 4 * attended)
 
 
-def streamed_rules(config: LlamaConfig) -> list[Parameter]:
+def streamed_rules(config: DecoderConfig) -> list[Parameter]:
     """Returns the parameters that every call of a model reads.
 
     An input embedding that is not the head as well is left out: only the tokens' rows of it are

@@ -24,7 +24,7 @@ from jspec.drafters import (
     needs_draft_model,
 )
 from jspec.drafters.layer_skip import choose_layers
-from jspec.models import KVCache, LlamaConfig, init_cache, make_apply
+from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import Drafter, RoundInputs, TargetView, observed_layers
@@ -107,7 +107,7 @@ class ForwardPass:
       layers: the layers that are run, in rising order; None runs all.
     """
 
-    config: LlamaConfig
+    config: DecoderConfig
     num_ids: int
     width: int
     layers: tuple[int, ...] | None = None

@@ -10,12 +10,12 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.evaluation.analysis.call_cost import CallCost
 from jspec.kernels import library as native
-from jspec.models import LlamaConfig, decoder, init_cache, init_params, make_apply
+from jspec.models import DecoderConfig, decoder, init_cache, init_params, make_apply
 from jspec.models.cache import TAIL
 from jspec.models.config import PRESETS
 from tests.weights.toys import quantize_params
 
-CONFIG = LlamaConfig(
+CONFIG = DecoderConfig(
     vocab_size=96, embed_dim=64, hidden_dim=160, num_layers=2, num_heads=6, num_kv_heads=2,
     head_dim=16, max_seq_len=64, attention_bias=True, mlp_bias=True,
 )  # fmt: skip
