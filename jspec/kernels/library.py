@@ -24,7 +24,7 @@ from jspec.kernels.build import load_library
 _LOCK = threading.Lock()  # so that the library is built and loaded once
 _FUNCTIONS = (
     "product", "int8_product", "int4_product", "attention", "rms_norm", "rotate_heads", "swiglu",
-    "smallest_rank", "first_argmax", "write_rows", "pack",
+    "smallest_rank", "first_argmax", "write_rows",
 )  # fmt: skip
 _PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 _IN_PLACE = {"write_rows": {0: 0}}  # operands that are changed and returned
@@ -55,6 +55,12 @@ def has_packed() -> bool:
     """Returns whether packed kernels are multiplied in C++ (AVX-512)."""
     library = _load()
     return library is not None and library.jspec_has_packed()
+
+
+def host_function(name: str) -> Callable[..., None] | None:
+    """Returns a function of the library that the host calls, on pointers; None without it."""
+    library = _load()
+    return None if library is None else getattr(library, f"jspec_{name}")
 
 
 def _load() -> ctypes.CDLL | None:

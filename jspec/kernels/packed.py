@@ -10,20 +10,22 @@ So a vector register holds the same element of 16 outputs, and the C++ decodes t
 there is no C++ for the processor or device, XLA decodes the weights, and multiplies.
 """
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jaxtyping import Array, Float, Float32, Int, UInt8
+from jaxtyping import Array, Float, Float32, Int, Int32, UInt8
 
 from jspec.kernels import library
 from jspec.kernels.packed_formats import FORMATS
-from jspec.kernels.precision import exact_float32
+from jspec.kernels.precision import dot
 
 STRIP = 16  # outputs side by side
+_ALIGNMENT = 64  # bytes; JAX on CPU takes an array that begins at a multiple of this as its own
 
 
 class PackedKernel(struct.PyTreeNode):
@@ -46,80 +48,120 @@ class PackedKernel(struct.PyTreeNode):
         return self.replace(dtype=jnp.dtype(dtype))
 
 
-def pack(blocks: UInt8[Array, "o bytes"] | np.ndarray, kind: str) -> UInt8[Array, "s bytes16"]:
-    """Lays a file's blocks out in strips.
+class JoinedKernel(struct.PyTreeNode):
+    """A kernel whose outputs have different formats, as the queries, keys and values of one layer.
+
+    Attributes:
+      parts: the outputs of each format, [o_i i].
+      order: of each output, its place among those of all parts, [o].
+      shape: of the float array [*out, *in] that the kernel replaces.
+    """
+
+    parts: tuple[PackedKernel | Float[Array, "o i"], ...]
+    order: Int32[Array, "o"]
+    shape: tuple[int, ...] = struct.field(pytree_node=False)
+
+    @property
+    def dtype(self) -> Any:
+        """The model's; see `PackedKernel`."""
+        return self.parts[0].dtype
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> "JoinedKernel":
+        """Returns the kernel of the same model in another type."""
+        return self.replace(parts=tuple(part.astype(dtype) for part in self.parts))
+
+
+def pack(tensors: Sequence[np.ndarray], kind: str, order: np.ndarray) -> np.ndarray:
+    """Lays blocks of a file out in strips, without JAX.
 
     Args:
-      blocks: those of each output, [o bytes].
-      kind: the format, a key of `FORMATS`.
+      tensors: the blocks of each output of one or several tensors, uint8 [o_i bytes].
+      kind: their format, a key of `FORMATS`.
+      order: which of all their outputs comes first, second ..., [o].
+
+    Returns:
+      The strips, uint8 [s bytes], in memory that JAX can use without copying it.
     """
+    num_strips, row_bytes = -(-len(order) // STRIP), tensors[0].shape[1]
+    space = np.empty(num_strips * STRIP * row_bytes + _ALIGNMENT, np.uint8)
+    begin = -space.ctypes.data % _ALIGNMENT
+    strips = space[begin : begin + num_strips * STRIP * row_bytes].reshape(num_strips, -1)
     fields = np.array(FORMATS[kind].fields, np.int32)
-    if not library.is_available():
-        return _pack_by_xla(jnp.asarray(blocks), fields)
-    shape = -(-blocks.shape[0] // STRIP), STRIP * blocks.shape[1]
-    result = jax.ShapeDtypeStruct(shape, jnp.uint8)
-    return library.call("pack", _pack_by_xla, result, jnp.asarray(blocks), jnp.asarray(fields))
+    padding = np.zeros(row_bytes, np.uint8)
+    if function := library.host_function("pack"):
+        places = [_row_addresses(tensor) for tensor in tensors]
+        rows = np.full(num_strips * STRIP, padding.ctypes.data, np.uint64)
+        rows[: len(order)] = np.concatenate(places)[order]
+        sizes = (ctypes.c_int64(size) for size in (num_strips, row_bytes, len(fields)))
+        num_strips, row_bytes, num_fields = sizes
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (rows, fields, strips))
+        rows_at, fields_at, strips_at = pointers
+        function(rows_at, num_strips, row_bytes, fields_at, num_fields, strips_at)
+    else:
+        rows = np.concatenate([*tensors, padding[None]])
+        padded = np.full(num_strips * STRIP, len(rows) - 1)
+        padded[: len(order)] = order
+        strips[...] = _pack_by_numpy(rows[padded], fields)
+    return strips
 
 
-def _pack_by_xla(blocks: Array, fields: np.ndarray) -> Array:
-    """Does the same in JAX."""
-    blocks = jnp.pad(blocks, [(0, -len(blocks) % STRIP), (0, 0)])
+def _row_addresses(tensor: np.ndarray) -> np.ndarray:
+    """Returns where in memory each row of a tensor begins."""
+    first, stride = np.uint64(tensor.ctypes.data), np.uint64(tensor.strides[0])
+    return first + stride * np.arange(len(tensor), dtype=np.uint64)
+
+
+def _pack_by_numpy(rows: np.ndarray, fields: np.ndarray) -> np.ndarray:
+    """Returns whole strips of rows; the reference of the C++."""
     num_bytes = int((fields[:, 0] * fields[:, 1]).sum())
-    grouped, parts, begin = (
-        blocks.reshape(-1, STRIP, blocks.shape[1] // num_bytes, num_bytes),
-        [],
-        0,
-    )
+    blocks = rows.reshape(-1, STRIP, rows.shape[1] // num_bytes, num_bytes)
+    parts, begin = [], 0
     for size, count in fields.tolist():
-        part = grouped[..., begin : begin + size * count]
+        part = blocks[..., begin : begin + size * count]
         part = part.reshape(*part.shape[:3], count, size).transpose(0, 2, 3, 1, 4)
         parts.append(part.reshape(*part.shape[:2], -1))
         begin += size * count
-    return jnp.concatenate(parts, axis=-1).reshape(len(grouped), -1)
+    return np.concatenate(parts, axis=-1).reshape(len(blocks), -1)
 
 
 def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[Array, "r o"]:
     """Returns rows · kernelᵀ, [r o], in float32; by C++ a row's result depends on no other row."""
     rows = rows.astype(kernel.dtype)
-    num_outputs = _num_outputs(kernel, rows.shape[1])
-    if library.is_available() and library.has_packed():
+    num_outputs = int(np.prod(kernel.shape)) // rows.shape[1]
+
+    def reference(rows: Array, strips: Array) -> Array:
+        # Weights that do not depend on the rows would be decoded once, before the decoding loop,
+        # and would lie in memory as floats.
+        rows, strips = jax.lax.optimization_barrier((rows, strips))
+        return dot(rows, unpack(strips, kernel.kind)[:num_outputs].astype(rows.dtype))
+
+    if library.has_packed():
         result = library.floats(rows.shape[0], num_outputs)
-        return library.call(
-            f"{kernel.kind}_product", _reference(kernel, num_outputs), result, rows, kernel.strips
-        )
-    return _reference(kernel, num_outputs)(rows, kernel.strips)
+        return library.call(f"{kernel.kind}_product", reference, result, rows, kernel.strips)
+    return reference(rows, kernel.strips)
 
 
-def _num_outputs(kernel: PackedKernel, num_inputs: int) -> int:
-    return int(np.prod(kernel.shape)) // num_inputs
-
-
-def _reference(kernel: PackedKernel, num_outputs: int) -> Callable[[Array, Array], Array]:
-    """Returns the product in JAX, as a function of rows and strips."""
-
-    def product(rows: Array, strips: Array) -> Array:
-        weights = unpack(strips, kernel.kind)[:num_outputs].astype(rows.dtype)
-        return jax.lax.dot_general(
-            rows,
-            weights,
-            (((1,), (1,)), ((), ())),
-            precision=exact_float32(rows.dtype),
-            preferred_element_type=jnp.float32,
-        )
-
-    return product
+def has_fast_packed_products() -> bool:
+    """Returns whether packed kernels are as fast as their size promises, on the default device."""
+    return library.has_packed()
 
 
 def packed_rows(table: PackedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
     """Returns rows of a table, [b t d], in float32."""
     flat = ids.reshape(-1)
-    rows = unpack(table.strips[flat // STRIP], table.kind).reshape(flat.size, STRIP, -1)
-    chosen = jnp.take_along_axis(rows, (flat % STRIP)[:, None, None], axis=1)
-    return chosen.reshape(*ids.shape, -1)
+    blocks = _as_in_file(table.strips[flat // STRIP], table.kind)
+    own = jnp.take_along_axis(blocks, (flat % STRIP)[:, None, None, None], axis=1)
+    return FORMATS[table.kind].decode(own).reshape(*ids.shape, -1)
 
 
 def unpack(strips: UInt8[Array, "s bytes"], kind: str) -> Float32[Array, "o i"]:
     """Returns the weights of strips, in float32; those of padding are zeros."""
+    weights = FORMATS[kind].decode(_as_in_file(strips, kind))
+    return weights.reshape(len(strips) * STRIP, -1)
+
+
+def _as_in_file(strips: UInt8[Array, "s bytes"], kind: str) -> UInt8[Array, "s 16 blocks size"]:
+    """Returns the blocks of strips, those of each output together."""
     form, parts, begin = FORMATS[kind], [], 0
     blocks = strips.reshape(len(strips), -1, STRIP * form.num_bytes)
     for size, count in form.fields:
@@ -129,5 +171,4 @@ def unpack(strips: UInt8[Array, "s bytes"], kind: str) -> Float32[Array, "o i"]:
         part = part.transpose(0, 3, 1, 2, 4)  # [s 16 blocks count size]
         parts.append(part.reshape(*part.shape[:3], -1))
         begin = end
-    weights = form.decode(jnp.concatenate(parts, axis=-1))
-    return weights.reshape(len(strips) * STRIP, -1)
+    return jnp.concatenate(parts, axis=-1)

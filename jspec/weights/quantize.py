@@ -19,6 +19,7 @@ from jspec.models.config import DecoderConfig
 from jspec.weights.tensor_names import Parameter, Path, parameter_table
 
 KINDS = ("int8", "int4")
+PACKED = "packed"  # as a GGUF file holds them, not rounded again; see `packed_weights`
 _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
 _NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1, "fc": 1}
@@ -59,6 +60,8 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
     Raises:
       InputError: an unknown kind, or kernel inputs that do not divide into the groups of int4.
     """
+    if kind == PACKED:
+        raise InputError("quantization 'packed' expects a .gguf file, whose weights are packed")
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
     for parameter in parameter_table(config):

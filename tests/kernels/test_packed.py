@@ -33,22 +33,40 @@ def random_rows(kind):
     return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.upper()])
 
 
+def packed(rows, kind):
+    """Packs the rows of one tensor in their order."""
+    return pack([rows], kind, np.arange(len(rows)))
+
+
+def make_kernel(rows, kind, shape, dtype):
+    """Returns the kernel of these rows."""
+    return PackedKernel(jnp.asarray(packed(rows, kind)), kind, shape, jnp.dtype(dtype))
+
+
+def without_cpp(monkeypatch):
+    """Leaves everything to NumPy and XLA."""
+    monkeypatch.setattr(library, "host_function", lambda name: None)
+    monkeypatch.setattr(library, "has_packed", lambda: False)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_weights_are_those_of_gguf(kind):
     """Guards against a wrong bit: of random bytes every weight is equal, not only nearly."""
     sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
     assert sizes == (FORMATS[kind].inputs, FORMATS[kind].num_bytes)
     rows, weights = random_rows(kind)
-    np.testing.assert_array_equal(unpack(pack(rows, kind), kind)[:NUM_OUTPUTS], weights)
+    np.testing.assert_array_equal(
+        unpack(jnp.asarray(packed(rows, kind)), kind)[:NUM_OUTPUTS], weights
+    )
 
 
 @pytest.mark.parametrize("kind", ["q5_1", "q3_k"])
 def test_strips_are_the_same_without_a_compiler(kind, monkeypatch):
     """Guards against two layouts; these two formats have elements of 1, 2 and 4 bytes."""
     rows, _ = random_rows(kind)
-    by_cpp = pack(rows, kind)
-    monkeypatch.setattr(library, "is_available", lambda: False)
-    np.testing.assert_array_equal(by_cpp, pack(rows, kind))
+    by_cpp = packed(rows, kind)
+    without_cpp(monkeypatch)
+    np.testing.assert_array_equal(by_cpp, packed(rows, kind))
 
 
 @pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
@@ -56,12 +74,12 @@ def test_strips_are_the_same_without_a_compiler(kind, monkeypatch):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
     """Against the rows as they are rounded. Only XLA's bfloat16 path rounds the weights as well."""
-    if is_native and not (library.is_available() and library.has_packed()):
+    if is_native and not (library.has_packed()):
         pytest.skip("no C++ for packed kernels on this processor")
     if not is_native:
-        monkeypatch.setattr(library, "is_available", lambda: False)
+        without_cpp(monkeypatch)
     raw, weights = random_rows(kind)
-    kernel = PackedKernel(pack(raw, kind), kind, weights.shape, jnp.dtype(dtype))
+    kernel = make_kernel(raw, kind, weights.shape, dtype)
     rows = jnp.asarray(np.random.default_rng(1).normal(size=(11, NUM_INPUTS)), dtype)
     expected = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
     by_xla = 1e-2 if dtype == jnp.bfloat16 else 1e-5
@@ -74,13 +92,13 @@ def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
 @pytest.mark.parametrize("kind", FORMATS)
 def test_a_rows_result_does_not_depend_on_the_others(kind):
     """Bit for bit: a token's logits are the same in a decoding step and in a verify call."""
-    if not (library.is_available() and library.has_packed()):
+    if not (library.has_packed()):
         pytest.skip("no C++ for packed kernels on this processor")
     raw, weights = random_rows(kind)
-    kernel = PackedKernel(pack(raw, kind), kind, weights.shape, jnp.dtype(jnp.bfloat16))
-    rows = jnp.asarray(np.random.default_rng(2).normal(size=(17, NUM_INPUTS)), jnp.float32)
-    alone = np.concatenate([packed_product(rows[i : i + 1], kernel) for i in range(17)])
-    for count in (2, 3, 5, 8, 9, 17):
+    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16)
+    rows = jnp.asarray(np.random.default_rng(2).normal(size=(77, NUM_INPUTS)), jnp.float32)
+    alone = np.concatenate([packed_product(rows[i : i + 1], kernel) for i in range(77)])
+    for count in (2, 3, 5, 8, 9, 17, 64, 77):
         np.testing.assert_array_equal(packed_product(rows[:count], kernel), alone[:count])
 
 
@@ -88,7 +106,7 @@ def test_a_rows_result_does_not_depend_on_the_others(kind):
 def test_rows_of_a_table(kind):
     """An embedding that stays packed; the ids lie in the first and in the last, padded strip."""
     raw, weights = random_rows(kind)
-    table = PackedKernel(pack(raw, kind), kind, weights.shape, jnp.dtype(jnp.float32))
+    table = make_kernel(raw, kind, weights.shape, jnp.float32)
     ids = np.array([[3, 49, 0], [17, 16, 15]])
     found = jax.jit(packed_rows)(table, jnp.asarray(ids))
     np.testing.assert_allclose(found, weights[ids], rtol=1e-6)
