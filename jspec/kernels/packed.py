@@ -11,7 +11,7 @@ there is no C++ for the processor or device, XLA decodes the weights, and multip
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.precision import dot
 
 STRIP = 16  # outputs side by side
+_CHUNK_BYTES = 1 << 20  # packed at once
 _ALIGNMENT = 64  # bytes; JAX on CPU takes an array that begins at a multiple of this as its own
 
 
@@ -71,13 +72,19 @@ class JoinedKernel(struct.PyTreeNode):
         return self.replace(parts=tuple(part.astype(dtype) for part in self.parts))
 
 
-def pack(tensors: Sequence[np.ndarray], kind: str, order: np.ndarray) -> np.ndarray:
+def pack(
+    tensors: Sequence[np.ndarray],
+    kind: str,
+    order: np.ndarray,
+    release: Callable[[], None] = lambda: None,
+) -> np.ndarray:
     """Lays blocks of a file out in strips, without JAX.
 
     Args:
       tensors: the blocks of each output of one or several tensors, uint8 [o_i bytes].
       kind: their format, a key of `FORMATS`.
       order: which of all their outputs comes first, second ..., [o].
+      release: called from time to time, lets go of the memory that the file's pages take.
 
     Returns:
       The strips, uint8 [s bytes], in memory that JAX can use without copying it.
@@ -86,22 +93,14 @@ def pack(tensors: Sequence[np.ndarray], kind: str, order: np.ndarray) -> np.ndar
     space = np.empty(num_strips * STRIP * row_bytes + _ALIGNMENT, np.uint8)
     begin = -space.ctypes.data % _ALIGNMENT
     strips = space[begin : begin + num_strips * STRIP * row_bytes].reshape(num_strips, -1)
-    fields = np.array(FORMATS[kind].fields, np.int32)
     padding = np.zeros(row_bytes, np.uint8)
-    if function := library.host_function("pack"):
-        places = [_row_addresses(tensor) for tensor in tensors]
-        rows = np.full(num_strips * STRIP, padding.ctypes.data, np.uint64)
-        rows[: len(order)] = np.concatenate(places)[order]
-        sizes = (ctypes.c_int64(size) for size in (num_strips, row_bytes, len(fields)))
-        num_strips, row_bytes, num_fields = sizes
-        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (rows, fields, strips))
-        rows_at, fields_at, strips_at = pointers
-        function(rows_at, num_strips, row_bytes, fields_at, num_fields, strips_at)
-    else:
-        rows = np.concatenate([*tensors, padding[None]])
-        padded = np.full(num_strips * STRIP, len(rows) - 1)
-        padded[: len(order)] = order
-        strips[...] = _pack_by_numpy(rows[padded], fields)
+    addresses = np.full(num_strips * STRIP, padding.ctypes.data, np.uint64)
+    addresses[: len(order)] = np.concatenate([_row_addresses(tensor) for tensor in tensors])[order]
+    step = max(1, _CHUNK_BYTES // strips.shape[1])
+    for first in range(0, num_strips, step):
+        chunk = strips[first : first + step]
+        _pack_rows(addresses[first * STRIP :][: len(chunk) * STRIP], kind, chunk)
+        release()
     return strips
 
 
@@ -109,6 +108,26 @@ def _row_addresses(tensor: np.ndarray) -> np.ndarray:
     """Returns where in memory each row of a tensor begins."""
     first, stride = np.uint64(tensor.ctypes.data), np.uint64(tensor.strides[0])
     return first + stride * np.arange(len(tensor), dtype=np.uint64)
+
+
+def _pack_rows(addresses: np.ndarray, kind: str, strips: np.ndarray) -> None:
+    """Writes strips of the rows at those addresses, 16 a strip."""
+    row_bytes = strips.shape[1] // STRIP
+    fields = np.array(FORMATS[kind].fields, np.int32)
+    if function := library.host_function("pack"):
+        rows_at, fields_at, to = (
+            ctypes.c_void_p(array.ctypes.data) for array in (addresses, fields, strips)
+        )
+        sizes = len(strips), row_bytes, len(fields)
+        num_strips, row_bytes, num_fields = map(ctypes.c_int64, sizes)
+        function(rows_at, num_strips, row_bytes, fields_at, num_fields, to)
+    else:
+        rows = [np.ctypeslib.as_array(_bytes_at(place), (row_bytes,)) for place in addresses]
+        strips[...] = _pack_by_numpy(np.stack(rows), fields)
+
+
+def _bytes_at(address: np.uint64) -> Any:
+    return ctypes.cast(int(address), ctypes.POINTER(ctypes.c_uint8))
 
 
 def _pack_by_numpy(rows: np.ndarray, fields: np.ndarray) -> np.ndarray:

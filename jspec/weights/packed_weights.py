@@ -70,8 +70,9 @@ def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: n
             kernels.append(jax.device_put(rows[order]))
         else:
             tensors = [source.find(name) for name in names]
-            kernels.append(_pack(tensors, kind, order, parameter.parts[0].shape[1], dtype))
-    source.release()
+            strips = _pack(tensors, order, source.release)
+            shape = len(order), parameter.parts[0].shape[1]
+            kernels.append(PackedKernel(jax.device_put(strips), kind, shape, dtype))
     if len(kernels) == 1:
         return kernels[0].replace(shape=parameter.shape)
     order = np.argsort(np.concatenate(places)).astype(np.int32)
@@ -95,11 +96,10 @@ def _outputs(parameter: Parameter) -> dict[str, np.ndarray]:
 
 
 def _pack(
-    tensors: Sequence[PackedTensor], kind: str, order: np.ndarray, num_inputs: int, dtype: np.dtype
-) -> PackedKernel:
-    """Returns tensors of one format as one kernel, whose outputs are theirs in that order."""
+    tensors: Sequence[PackedTensor], order: np.ndarray, release: Callable[[], None]
+) -> np.ndarray:
+    """Returns the strips of tensors of one format, with their outputs in that order."""
     begins = np.cumsum([0, *(len(tensor.blocks) for tensor in tensors)])
     pairs = zip(begins, tensors, strict=False)  # the last is the end
     rows = np.concatenate([begin + tensor.order for begin, tensor in pairs])[order]
-    strips = pack([tensor.blocks for tensor in tensors], kind, rows)
-    return PackedKernel(jax.device_put(strips), kind, (len(rows), num_inputs), dtype)
+    return pack([tensor.blocks for tensor in tensors], tensors[0].kind, rows, release)

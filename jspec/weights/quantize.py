@@ -12,8 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
+from jspec.common.typing import Params
+from jspec.kernels import CompactKernel
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
 from jspec.models.config import DecoderConfig
 from jspec.weights.tensor_names import Parameter, Path, parameter_table
@@ -52,6 +55,11 @@ def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
         return size * float_bytes
     scales = 4 * size // _num_inputs(parameter)  # float32, one an output
     return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
+
+
+def holds_compact(params: Params) -> bool:
+    """Returns whether any kernel is stored in fewer bits than floats."""
+    return any(isinstance(leaf, CompactKernel) for leaf in flatten_dict(params).values())
 
 
 def check_kind(config: DecoderConfig, kind: str | None) -> None:

@@ -15,7 +15,7 @@ from jspec.kernels import has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.weights import gguf_model, hf, orbax_checkpoint, smollm2
 from jspec.weights.gguf_tokenizer import build_tokenizer
-from jspec.weights.quantize import PACKED
+from jspec.weights.quantize import PACKED, holds_compact
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
@@ -158,6 +158,8 @@ def load_model(
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+    if quantization == PACKED and not holds_compact(params):
+        quantization = None  # a file of floats
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
     return LoadedModel(config, params, tokenizer, name, path is None, quantization)
