@@ -12,15 +12,26 @@ from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.norm import rms_norm
-from jspec.kernels.product import NARROW_CHUNK, Kernel, prefill_widths, product
-from jspec.kernels.quantized import QuantizedKernel, quantized_rows
+from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
+from jspec.kernels.product import (
+    NARROW_CHUNK,
+    CompactKernel,
+    Kernel,
+    prefill_widths,
+    product,
+    table_rows,
+)
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.threshold import smallest_rank
 
 __all__ = [
     "NARROW_CHUNK",
     "TAIL",
+    "CompactKernel",
+    "JoinedKernel",
     "Kernel",
+    "PackedKernel",
     "QuantizedKernel",
     "apply_rope",
     "attend",
@@ -28,14 +39,15 @@ __all__ = [
     "describe_device",
     "first_argmax",
     "geglu",
+    "has_fast_packed_products",
     "prefers_unrolled_loops",
     "prefill_widths",
     "product",
-    "quantized_rows",
     "rms_norm",
     "rotate_heads",
     "smallest_rank",
     "swiglu",
+    "table_rows",
     "timed_products",
     "write_rows",
 ]
