@@ -54,6 +54,7 @@ class Attention(nn.Module):
     def _norm_heads(self, qkv: Float32[Array, "b t k p h"]) -> Float32[Array, "b t k p h"]:
         """Norms query and key heads, each head apart or all of a token together."""
         b, t = qkv.shape[:2]
+        # Before the rotation: a norm of all heads together does not commute with it.
 
         def norm(name: str, heads: Array) -> Array:
             flat = (b, -1, self.config.head_dim) if self.config.qk_norm == "head" else (b, t, -1)

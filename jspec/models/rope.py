@@ -62,6 +62,7 @@ def rope_cos_sin(
 ) -> tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]]:
     """Returns cosines and sines of every position's angles; see `DecoderConfig.rope_of`."""
     if kind == "none":
+        # An angle of 0 leaves a head as it is, so the layer needs no other code.
         still = jnp.ones((*positions.shape, config.head_dim // 2), jnp.float32)
         return still, jnp.zeros_like(still)
     # float32 whatever the model's type: bfloat16 cannot tell position 257 from 256.

@@ -14,7 +14,7 @@ from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
-from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import TensorSource, check_params, load_params
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors

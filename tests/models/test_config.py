@@ -10,11 +10,10 @@ from jspec.models import (
     PRESETS,
     DecoderConfig,
     RopeScaling,
-    from_hf_config,
     get_preset,
     init_params,
-    to_hf_config,
 )
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 
 ODD = DecoderConfig(
     vocab_size=61, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
@@ -134,7 +133,10 @@ def test_unknown_keys_are_named():
         ({"quantization": {"bits": 4}}, r"by an unnamed method \(quantization\)"),
         ({"compression_config": {"quant_method": "x"}}, r"quantised by x \(compression_config\)"),
         ({"quantization_config": {}}, "take the original weights, with --draft_quantization=int8"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        (
+            {"rope_scaling": {"rope_type": "zebra", "factor": 2.0}},
+            "'yarn', 'longrope'; got 'zebra'",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": OLD["rope_scaling"] | {"zebra": 1}}, "zebra"),
         ({"rope_scaling": OLD["rope_scaling"] | {"partial_rotary_factor": 0.5}}, "partial_rotary"),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.models import DecoderConfig, from_hf_config, init_cache, make_apply, to_hf_config
+from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.models.cache import causal_mask
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.hf import load_hf, save_hf
 from tests.models.family_checkpoints import FAMILIES, WINDOW, make_checkpoint, oracle_logits
 

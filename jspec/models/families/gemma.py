@@ -15,7 +15,7 @@ from jspec.models.families.family import (
     window_fields,
     write_layer_types,
 )
-from jspec.models.hf_rope import write_rope
+from jspec.models.families.hf_rope import write_rope
 
 _KEYS = ATTENTION_BIAS | {
     "attn_logit_softcapping": "attention_softcap",

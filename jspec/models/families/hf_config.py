@@ -5,7 +5,7 @@ from typing import Any
 
 from jspec.models.config import DecoderConfig
 from jspec.models.families import FAMILIES, find_family
-from jspec.models.hf_rope import read_rope, write_rope
+from jspec.models.families.hf_rope import read_rope, write_rope
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {
@@ -79,12 +79,14 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     _refuse_quantized(raw)
     keys, defaults = _FIELDS | family.keys, _DEFAULTS | family.defaults
     _check_sizes(raw, defaults)
+    # First what only the family knows: it may rewrite what all families have, such as RoPE.
     fields = dict(family.fixed) | family.read(raw)
     if "rope_theta" in defaults and raw.get("rope_theta") is None:
         raw["rope_theta"] = defaults["rope_theta"]
     fields["rope_theta"], scaling = read_rope(raw)
     fields |= {field: raw.pop(key, defaults.get(key)) for key, field in keys.items()}
     fields |= _derived(fields)
+    # Beyond it other frequencies would apply, to keys that are cached already, too.
     if scaling is not None and scaling.kind == "longrope":
         fields["max_seq_len"] = min(fields["max_seq_len"], scaling.original_max_seq_len)
     config = DecoderConfig(**fields, rope_scaling=scaling, family=family.model_type)
