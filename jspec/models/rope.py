@@ -24,7 +24,7 @@ def rope_frequencies(config: DecoderConfig, kind: str = "global") -> Float32[np.
     if scaling.kind == "linear":
         scaled = frequencies / scaling.factor
     elif scaling.kind == "longrope":
-        scaled = frequencies / np.float32(scaling.short_factors)
+        scaled = frequencies / np.array(scaling.short_factors, np.float32)
     else:
         # High frequencies are kept, low ones divided by the factor, those in between blended.
         is_yarn = scaling.kind == "yarn"

@@ -72,12 +72,12 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     """
     raw = dict(raw)
     family = find_family(raw.pop("architectures", None), raw.pop("model_type", None))
-    for key, values in (_REQUIRED_VALUES | family.required).items():
+    for key, values in {**_REQUIRED_VALUES, **family.required}.items():
         value = raw.pop(key, values[0])
         if value not in values:
             raise ValueError(f"expected {key} to be {values[0]!r}, got {value!r}")
     _refuse_quantized(raw)
-    keys, defaults = _FIELDS | family.keys, _DEFAULTS | family.defaults
+    keys, defaults = {**_FIELDS, **family.keys}, {**_DEFAULTS, **family.defaults}
     _check_sizes(raw, defaults)
     # First what only the family knows: it may rewrite what all families have, such as RoPE.
     fields = dict(family.fixed) | family.read(raw)
@@ -128,7 +128,7 @@ def to_hf_config(config: DecoderConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "rope_parameters": write_rope(config.rope_theta, config.rope_scaling),
         **{key: values[0] for key, values in family.required.items()},
-        **{key: getattr(config, field) for key, field in (_FIELDS | family.keys).items()},
+        **{key: getattr(config, field) for key, field in {**_FIELDS, **family.keys}.items()},
         "eos_token_id": list(config.eos_ids),
         **family.write(config),
     }
