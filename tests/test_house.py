@@ -32,7 +32,7 @@ ROOMS = {
     "training": 2_210,
     "evaluation": 7_350,
 }
-MAX_LINES = 28_500
+MAX_LINES = 30_600
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
