@@ -79,6 +79,7 @@ def main() -> None:
             on_result=monitor.add,
             # JAX without CUDA takes the CPU, and says nothing: the device is named.
             on_start=say if _STATS.value else None,
+            on_compile=say if _STATS.value else None,
         )
         requests, problem = split_at_problem(loaded, requests)
         if requests:

@@ -181,11 +181,23 @@ def make_requests(
     if isinstance(prompts, Mapping | bytes | Set):
         kind = type(prompts).__name__
         raise InputError(f"expected a prompt as a text or a Request, or a list of them, got {kind}")
-    requests = [p if isinstance(p, Request) else Request(p, settings) for p in prompts]
+    requests = [p if isinstance(p, Request) else _request(p, settings) for p in prompts]
     if num_samples is None:
         return requests
     check_count("num_samples", num_samples, 1, 10**6)
     return [_with_seed(request, k) for request in requests for k in range(num_samples)]
+
+
+def _request(prompt: Any, settings: Settings) -> Request:
+    """Returns the request of one prompt of a list; what looks like a prompt's parts is named."""
+    expected = "each prompt as a text, a list of token ids or a Request"
+    if isinstance(prompt, Mapping | bytes | Set):
+        hint = "of chat messages give the user's text alone, jspec puts it into the chat template"
+        _expect(False, expected, f"{type(prompt).__name__} ({hint})")
+    if not isinstance(prompt, Iterable):
+        hint = "one prompt of token ids is a list in a list, [[1, 2, 3]], or Request([1, 2, 3])"
+        _expect(False, expected, f"{prompt!r} ({hint})")
+    return Request(prompt, settings)
 
 
 def _with_seed(request: Request, number: int) -> Request:
