@@ -23,9 +23,10 @@ class Progress:
     ) -> None:
         """Begins a job of `num_all` units of work, of which `num_before` are finished already.
 
-        `in_place` keeps to one line on a terminal, which nothing else may write to meanwhile.
+        `in_place` is for a short job: one line on a terminal, to which nothing else may write
+        meanwhile, and no time left, as compiling is most of it.
         """
-        self._in_place = in_place and sys.stderr.isatty()
+        self._is_short, self._in_place = in_place, in_place and sys.stderr.isatty()
         self._num_all, self._num_before, self._unit = num_all, num_before, unit
         self._begun = time.monotonic()
         self._printed = -_SECONDS_APART
@@ -42,7 +43,7 @@ class Progress:
         if num_failed:
             line += f", {num_failed} failed"
         num_new = num_finished - self._num_before
-        if num_new > 0 and not is_last:
+        if num_new > 0 and not is_last and not self._is_short:
             left = now / num_new * (self._num_all - num_finished)
             line += f", about {format_seconds(left)} left"
         if self._in_place:  # erases what is longer than the new line

@@ -52,11 +52,12 @@ class CompileNotice:
         return any(found <= told for told in self._told)  # rounds after a long prompt are no news
 
     def _say(self, parts: Sequence[str]) -> None:
-        new = [part for part in parts if part not in self._known] or parts
+        new = [part for part in parts if part not in self._known]
+        is_new = "new " if new and self._known else ""  # what is known may be new together
         # As long as the last time: what is compiled is much alike.
         about = f": about {self._seconds:.0f} s" if self._seconds else ""
         assert self._tell is not None
-        self._tell(f"compiling once for {'new ' * bool(self._known)}{', '.join(new)}{about}")
+        self._tell(f"compiling once for {is_new}{', '.join(new or parts)}{about}")
         self._seconds = 0.0
 
 

@@ -120,6 +120,17 @@ def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, M
     return methods
 
 
+def check_methods(
+    methods: Mapping[str, Method], options: DrafterOptions, *, has_draft: bool
+) -> None:
+    """Raises an `InputError` unless some method reads each option, and a draft model if any."""
+    drafters = [method.drafter for method in methods.values()]
+    if any(map(needs_draft_model, drafters)) != has_draft:
+        names = ", ".join(drafters_needing("draft"))
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
+    check_options(drafters, options)
+
+
 def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
     """Returns jspec's methods; refuses what can be refused before anything is loaded."""
     mode, has_draft = values["measure"], bool(values.get("draft"))
@@ -133,11 +144,7 @@ def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dic
                "acceptance": ["unigram", "bigram", "random"]}.get(mode, several)  # fmt: skip
     drafters = default if values["drafters"] is None else values["drafters"]
     methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
-    drafters = [method.drafter for method in methods.values()]
-    if any(map(needs_draft_model, drafters)) != has_draft:
-        names = ", ".join(drafters_needing("draft"))
-        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
-    check_options(drafters, options)  # some method has to read each
+    check_methods(methods, options, has_draft=has_draft)
     if mode in ("start", "sampling", "profile") and len(methods) > 1:
         raise InputError(f"expected one drafter with --measure={mode}, got {len(methods)}")
     return methods
