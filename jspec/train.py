@@ -46,8 +46,10 @@ def main() -> None:
     try:
         metrics = run_training(config, workdir)
     finally:
-        if is_new and not has_begun(workdir):  # refused, for its texts, say: nothing is left
-            shutil.rmtree(workdir)
+        if not has_begun(workdir):  # refused, for its texts, say: nothing is left
+            (workdir / "config.json").unlink(missing_ok=True)
+            if is_new:
+                shutil.rmtree(workdir)
     print(f"{output}: {describe(metrics)}")
 
 

@@ -2,9 +2,9 @@
 
 import contextlib
 import functools
-import logging
 import os
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -108,4 +108,4 @@ def _entry(cache_key: str) -> pathlib.Path:
 
 @functools.cache
 def _warn_once(what: str) -> None:
-    logging.getLogger("jspec").warning("jspec: the cache of compiled programs %s", what)
+    print(f"jspec: the cache of compiled programs {what}", file=sys.stderr, flush=True)
