@@ -67,7 +67,7 @@ def main() -> None:
     """Reads the flags, loads the models, answers the prompts."""
     settings = read_settings(stop=tuple(_STOP.value))
     if _COMPARE.value is not None:
-        return compare(settings, read_texts(_PROMPT.value, _PROMPTS_FILE.value))
+        return compare(_COMPARE.value, settings, read_texts(_PROMPT.value, _PROMPTS_FILE.value))
     method = read_method(settings)
     requests = make_requests(read_texts(_PROMPT.value, _PROMPTS_FILE.value), settings)
     costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
@@ -97,7 +97,7 @@ def main() -> None:
         raise problem
 
 
-def compare(settings: Settings, texts: list[Prompt]) -> None:
+def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> None:
     """Lets several drafters answer the prompts, and prints their table."""
     from jspec.evaluation.benchmarking import drafter_table  # which nothing else here needs
 
@@ -107,7 +107,7 @@ def compare(settings: Settings, texts: list[Prompt]) -> None:
     options, (rule, rule_options) = drafter_flags.read_options("--compare"), read_rule()
     number, has_draft = answer_flags.NUM_DRAFT_TOKENS.value, answer_flags.has_draft()
     methods = drafter_table.read_methods(
-        _COMPARE.value, number, settings, options, rule, rule_options, has_draft=has_draft
+        drafters, number, settings, options, rule, rule_options, has_draft=has_draft
     )
     output = open_output(options)
     generators = drafter_table.make_generators(
@@ -118,10 +118,11 @@ def compare(settings: Settings, texts: list[Prompt]) -> None:
     prompts = [encode(one.text, _CHAT.value, _SYSTEM.value) for one in texts]
     report = drafter_table.compare_drafters(generators, prompts, settings, options)
     print(drafter_table.format_comparison(report))
-    with output or contextlib.nullcontext():
-        for name, row in report.items() if output is not None else ():
-            own = dataclasses.asdict(settings) | generators[name].describe()
-            output.write({"compared": name, **row, "settings": own})
+    if output is not None:
+        with output:
+            for name, row in report.items():
+                own = dataclasses.asdict(settings) | generators[name].describe()
+                output.write({"compared": name, **row, "settings": own})
 
 
 def open_output(options: DrafterOptions) -> JsonLinesWriter | None:

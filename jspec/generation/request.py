@@ -193,10 +193,10 @@ def _request(prompt: Any, settings: Settings) -> Request:
     expected = "each prompt as a text, a list of token ids or a Request"
     if isinstance(prompt, Mapping | bytes | Set):
         hint = "of chat messages give the user's text alone, jspec puts it into the chat template"
-        _expect(False, expected, f"{type(prompt).__name__} ({hint})")
+        raise InputError(f"expected {expected}, got {type(prompt).__name__} ({hint})")
     if not isinstance(prompt, Iterable):
         hint = "one prompt of token ids is a list in a list, [[1, 2, 3]], or Request([1, 2, 3])"
-        _expect(False, expected, f"{prompt!r} ({hint})")
+        raise InputError(f"expected {expected}, got {prompt!r} ({hint})")
     return Request(prompt, settings)
 
 
