@@ -116,6 +116,13 @@ def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message
         shared_generator("none").generate(prompts)
 
 
+def test_prompts_may_come_one_by_one():
+    """Guards against an iterator that a check has used up."""
+    settings = Settings(max_new_tokens=3)
+    one, two = shared_generator("none").generate((text for text in ("ab", "cd")), settings)
+    assert [one.prompt, two.prompt] == ["ab", "cd"]
+
+
 def test_options_have_the_names_of_their_flags(monkeypatch):
     """`Generator.load(draft_layers=1)` is `--draft_layers=1`; a wrong one loads no model."""
     loaded = []
