@@ -106,12 +106,12 @@ def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> Non
             raise InputError(f"expected --compare without --{flag.name}, which it does not read")
     options, (rule, rule_options) = drafter_flags.read_options("--compare"), read_rule()
     number, has_draft = answer_flags.NUM_DRAFT_TOKENS.value, answer_flags.has_draft()
-    methods = drafter_table.read_methods(
+    asked = drafter_table.read_methods(
         drafters, number, settings, options, rule, rule_options, has_draft=has_draft
     )
     output = open_output(options)
-    generators = drafter_table.make_generators(
-        *load_models(), methods, options, rule_options, acceptance=rule,
+    generators = asked.generators(
+        *load_models(), rule_options=rule_options, acceptance=rule,
         max_seq_len=_MAX_SEQ_LEN.value, on_compile=say if _STATS.value else None,
     )  # fmt: skip
     encode = next(iter(generators.values())).encode_prompt

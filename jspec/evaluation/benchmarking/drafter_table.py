@@ -6,12 +6,12 @@ repeats that, and says how sure the ratios are.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jspec.common.errors import prefixed_errors
 from jspec.common.text_table import NOTHING, format_table, number_cell
-from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
+from jspec.drafters import DrafterOptions, without_unread
 from jspec.evaluation.benchmarking.answers import (
     GenerateFn,
     answer_with,
@@ -20,9 +20,8 @@ from jspec.evaluation.benchmarking.answers import (
     summarise,
     warm_up,
 )
-from jspec.evaluation.benchmarking.measurement import Method, check_methods, parse_methods
+from jspec.evaluation.benchmarking.measurement import Measurement, check_methods, parse_methods
 from jspec.generation.generator import Generator
-from jspec.generation.programs import RULE_DEFAULTS
 from jspec.generation.request import Request, Settings
 from jspec.generation.validate_options import (
     check_draft_temperature,
@@ -30,7 +29,6 @@ from jspec.generation.validate_options import (
     settings_read_by,
 )
 from jspec.speculation.acceptance import RuleOptions
-from jspec.weights.resolver import LoadedModel
 
 _COLUMNS = "drafter", "tokens/s", "speed-up", "tokens a target call", "accepted", "same text"
 
@@ -44,7 +42,7 @@ def read_methods(
     rule_options: RuleOptions,
     *,
     has_draft: bool,
-) -> dict[str, Method]:
+) -> Measurement:
     """Returns what is compared, by the names that the table gives it; no model is loaded before.
 
     Raises:
@@ -57,30 +55,7 @@ def read_methods(
     check_draft_temperature(settings, [(name, without_unread(name, options)) for name in names])
     drafting = [name for name in names if name != "none"]
     check_rule_options(rule_options, acceptance, (*drafting, "none")[0])
-    return methods
-
-
-def make_generators(
-    target: LoadedModel,
-    draft: LoadedModel | None,
-    methods: Mapping[str, Method],
-    options: DrafterOptions,
-    rule_options: RuleOptions,
-    **others: Any,
-) -> dict[str, Generator]:
-    """Returns a Generator of each method, with the options that it reads, and `others`."""
-    return {
-        name: Generator(
-            target,
-            draft if needs_draft_model(drafter) else None,
-            drafter=drafter,
-            num_draft_tokens=number,
-            drafter_options=without_unread(drafter, options),
-            rule_options=RULE_DEFAULTS if drafter == "none" else rule_options,
-            **others,
-        )
-        for name, (drafter, number) in methods.items()
-    }
+    return Measurement(methods=methods, options=options)
 
 
 def compare_drafters(
@@ -126,19 +101,21 @@ def _answer(generate: GenerateFn, settings: Settings, prompt: list[int], number:
 
 def format_comparison(report: Mapping[str, Mapping[str, Any]]) -> str:
     """Returns the table of `compare_drafters`."""
-    return format_table(_COLUMNS, list(_rows(report)))
-
-
-def _rows(report: Mapping[str, Mapping[str, Any]]) -> Iterator[list[str]]:
-    for name, row in report.items():
-        same = "{same_answers} of {num_prompts}".format(**row)
-        if row["num_prompts"] == 1:
-            same = "yes" if row["same_answers"] else "no"
-        yield [
+    rows = [
+        [
             name,
             number_cell(row["tokens_per_second"], ".1f"),
             number_cell(row["speedup"], ".2f"),
             number_cell(row["tokens_per_target_call"], ".2f"),
             number_cell(row["acceptance_rate"], ".1%"),
-            NOTHING if row["same_answers"] is None else same,
+            _same_cell(row["same_answers"], row["num_prompts"]),
         ]
+        for name, row in report.items()
+    ]
+    return format_table(_COLUMNS, rows)
+
+
+def _same_cell(num_same: int | None, num_prompts: int) -> str:
+    if num_same is None:
+        return NOTHING
+    return f"{num_same} of {num_prompts}" if num_prompts > 1 else ("no", "yes")[num_same]

@@ -25,9 +25,11 @@ from jspec.evaluation.benchmarking.by_task import tasks_of
 from jspec.evaluation.benchmarking.transformers_baseline import has_transformers
 from jspec.generation.flag_values import parse_num_draft_tokens, parse_quantization
 from jspec.generation.generator import Generator
+from jspec.generation.programs import RULE_DEFAULTS
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_num_draft_tokens
+from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS
 from jspec.weights.resolver import LoadedModel, load_model
 
@@ -72,7 +74,12 @@ class Measurement(types.SimpleNamespace):
         return target, self.load("draft")
 
     def generators(
-        self, target: LoadedModel, draft: LoadedModel | None, *names: str, **others: Any
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None,
+        *names: str,
+        rule_options: RuleOptions = RULE_DEFAULTS,
+        **others: Any,
     ) -> dict[str, Generator]:
         """Returns Generators of all methods, or of those named; `others` are their options."""
         return {
@@ -82,6 +89,8 @@ class Measurement(types.SimpleNamespace):
                 drafter=method.drafter,
                 drafter_options=without_unread(method.drafter, self.options),
                 num_draft_tokens=method.num_draft_tokens,
+                # Plain decoding has no drafts to accept.
+                rule_options=RULE_DEFAULTS if method.drafter == "none" else rule_options,
                 **others,
             )
             for name, method in self.methods.items()
