@@ -95,6 +95,12 @@ def make_subject() -> Subject:
         print("note: the distribution is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
     target, draft = load_models()
+    context = target.config.max_seq_len
+    if settings.max_new_tokens >= context:  # answers would be cut, hours later
+        raise InputError(
+            f"expected max_new_tokens below the context of {context} tokens, got "
+            f"{settings.max_new_tokens}"
+        )
     return Subject(target=target, draft=draft, settings=settings, **method)
 
 

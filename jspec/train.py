@@ -9,6 +9,7 @@ medusa), it is another model, in `target/`. docs/train_a_drafter.md is the guide
 """
 
 import pathlib
+import shutil
 import sys
 
 from absl import flags
@@ -32,6 +33,7 @@ def main() -> None:
     plain = to_plain(CONFIG.value)
     config = read_config(plain)
     workdir = pathlib.Path(WORKDIR.value)
+    is_new = not workdir.exists()
     make_workdir(workdir)
     if has_begun(workdir):
         check_or_write_config(workdir / "config.json", plain)
@@ -41,7 +43,13 @@ def main() -> None:
     if output.exists():
         print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
-    metrics = run_training(config, workdir)
+    try:
+        metrics = run_training(config, workdir)
+    finally:
+        if not has_begun(workdir):  # refused, for its texts, say: nothing is left
+            (workdir / "config.json").unlink(missing_ok=True)
+            if is_new:
+                shutil.rmtree(workdir)
     print(f"{output}: {describe(metrics)}")
 
 

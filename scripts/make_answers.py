@@ -75,6 +75,7 @@ def main() -> None:
         return make_table()
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
+    check_range("num_prompts", 1 if _NUM_PROMPTS.value is None else _NUM_PROMPTS.value, 1, 10**7)
     if _WHAT.value == "prompts":
         (output,) = _required(_OUTPUT_JSON)
         return make_prompts(check_output(output))
@@ -88,11 +89,9 @@ def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
     Raises:
       InputError: some are missing; the message names all of them.
     """
-    values = [holder.value for holder in holders if holder.value]
-    if len(values) < len(holders):
-        missing = [f"--{holder.name}" for holder in holders if not holder.value]
+    if missing := [f"--{holder.name}" for holder in holders if not holder.value]:
         raise InputError(f"expected {' and '.join(missing)}")
-    return values
+    return [holder.value for holder in holders if holder.value]
 
 
 def make_answers(path: pathlib.Path, prompts_file: str) -> None:
@@ -100,7 +99,9 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     settings = settings_by_default(max_new_tokens=192, temperature=0.0)
     journal = Journal(path, lambda record: isinstance(record.get("index"), int))
     done = {record["index"]: record for record in _read(path, journal, "an answer", index=int)}
-    texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value or None]
+    texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value]
+    if not texts:
+        raise InputError(f"expected a prompt in {prompts_file}, got none")
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     length, context = _MAX_PROMPT_TOKENS.value + settings.max_new_tokens, target.config.max_seq_len
     if length > context:
@@ -131,8 +132,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
 
 def make_prompts(path: pathlib.Path) -> None:
     """Lets a chat model make up prompts itself; they are added to `path`."""
-    number = 1000 if _NUM_PROMPTS.value is None else _NUM_PROMPTS.value
-    check_range("num_prompts", number, 1, 10**7)
+    number = _NUM_PROMPTS.value or 1000
     settings = settings_by_default(max_new_tokens=96, temperature=1.0, top_p=_TOP_P.value)
     journal = Journal(path, lambda record: isinstance(record.get("seed"), int))
     fixed = _decisive(settings) | {"top_p": settings.top_p}
@@ -206,9 +206,8 @@ def _check_same(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
             raise InputError(f"{where}: made {how}; take another --output_json")
 
 
-def _plain(target: LoadedModel, max_seq_len: int) -> Generator:
-    size = _BATCH_SIZE.value
-    return Generator(target, drafter="none", batch_size=size, max_seq_len=max_seq_len)
+def _plain(target: LoadedModel, max_len: int) -> Generator:
+    return Generator(target, drafter="none", batch_size=_BATCH_SIZE.value, max_seq_len=max_len)
 
 
 def _decisive(settings: Settings) -> dict[str, Any]:

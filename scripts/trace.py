@@ -43,13 +43,14 @@ def main() -> None:
     settings = read_settings()
     method = read_method(settings)
     output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
+    picture = None if _SVG.value is None else check_output(_SVG.value)
     programs = Programs(*load_models(), **method)
     argv = ["python", "scripts/trace.py", *sys.argv[1:]]
     trace = record_trace(programs, _PROMPT.value, settings, chat=_CHAT.value, argv=argv)
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
     print(to_terminal(trace, has_colours=has_colours))
-    if _SVG.value is not None:
-        check_output(_SVG.value).write_text(to_svg(trace), encoding="utf-8")
+    if picture is not None:
+        picture.write_text(to_svg(trace), encoding="utf-8")
     if output is not None:
         output.write_text(json.dumps(trace, ensure_ascii=False, indent=1), encoding="utf-8")
 

@@ -10,6 +10,7 @@ import importlib.util
 import io
 import os
 import pathlib
+import re
 import signal
 import sys
 import textwrap
@@ -36,6 +37,7 @@ _ABSL = "absl's own: --flagfile, --logtostderr, --verbosity, --pdb and others of
 _ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"
 _REPEAT = "; repeat this option to specify a list of values"
 _TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in _ORDER}
+_NO_BOOLEAN = re.compile(r"\('Non-boolean argument to boolean flag', (.*)\)$")
 # What Python says of a flag that is no number, and what a user understands.
 _PLAIN = {
     "could not convert string to float: ": "expected a number, got ",
@@ -146,10 +148,14 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
     except BrokenPipeError:  # the reader of the help has closed the pipe
         _forget_output()
         sys.exit(1)
+    except OSError as error:  # where the help goes: a full disk
+        _forget_output()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
-        text = " ".join(str(said).split())
+        text = _NO_BOOLEAN.sub(r"expected true or false, got \1", " ".join(str(said).split()))
         for spoken, expected in _PLAIN.items():
             text = text.replace(spoken, expected)
         print(f"error: {text}", file=sys.stderr)

@@ -31,7 +31,7 @@ TARGET = flags.DEFINE_string(
 DRAFT = flags.DEFINE_string(
     "draft", None, "A cheaper model with the same vocabulary, named as --target is."
 )
-_NUM_DRAFT_TOKENS = flags.DEFINE_string(
+NUM_DRAFT_TOKENS = flags.DEFINE_string(
     "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round; auto chooses "
     "them, round by round, from what has been accepted and what rounds cost on this machine."
 )  # fmt: skip
@@ -129,15 +129,11 @@ def read_method(settings: Settings) -> dict[str, Any]:
       InputError: an option out of its range, or one that is not read; no model is loaded before.
     """
     name, drafter_options = read_drafter()
-    has_draft = DRAFT.value is not None
-    if not has_draft and _DRAFT_QUANTIZATION.value != "auto":
-        raise InputError("draft_quantization expects a draft model (--draft), got none")
     drafter = choose_drafter(
-        name, has_draft=has_draft, target=TARGET.value, options=drafter_options
+        name, has_draft=has_draft(), target=TARGET.value, options=drafter_options
     )
-    number, acceptance = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value), _ACCEPTANCE.value
-    rule_options = RuleOptions(**{holder.name: holder.value for holder in _RULE_OPTIONS})
-    get_rule(acceptance, rule_options)  # checks the options of all rules
+    number = parse_num_draft_tokens(NUM_DRAFT_TOKENS.value)
+    acceptance, rule_options = read_rule()
     check_num_draft_tokens(number, drafter)
     check_rule_options(rule_options, acceptance, drafter)
     check_draft_temperature(settings, [(drafter, drafter_options)])
@@ -148,6 +144,24 @@ def read_method(settings: Settings) -> dict[str, Any]:
         "acceptance": acceptance,
         "rule_options": rule_options,
     }
+
+
+def read_rule() -> tuple[str, RuleOptions]:
+    """Returns the name of the rule that the flags ask for, and the options of the rules.
+
+    Raises:
+      InputError: no such rule, or an option out of its range.
+    """
+    options = RuleOptions(**{holder.name: holder.value for holder in _RULE_OPTIONS})
+    get_rule(_ACCEPTANCE.value, options)  # checks the options of all rules
+    return _ACCEPTANCE.value, options
+
+
+def has_draft() -> bool:
+    """Returns whether the flags name a draft model; an `InputError` if they only round it."""
+    if DRAFT.value is None and _DRAFT_QUANTIZATION.value != "auto":
+        raise InputError("draft_quantization expects a draft model (--draft), got none")
+    return DRAFT.value is not None
 
 
 def load_models() -> tuple[LoadedModel, LoadedModel | None]:

@@ -52,10 +52,10 @@ class Generator(Programs):
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
         context.
       rounds_per_visit: number of rounds between two looks of the host at the tokens.
-      processors: your own logits processors. They are applied after those of jspec and before the
-        temperature.
+      processors: your own logits processors, applied after jspec's and before the temperature.
       on_result: called with every result, for instance `AcceptanceMonitor.add`.
       on_start: called before each run with the device and the memory that the run takes.
+      on_compile: called with a line, for instance `print`, before programs are compiled anew.
 
     Attributes:
       target: the target model.
@@ -101,7 +101,7 @@ class Generator(Programs):
         if draft is None and draft_quantization is not None:
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
         target = model_name(target)
-        options = gather_options(options, target, has_draft=draft is not None)
+        options = gather_options(cls, options, target, has_draft=draft is not None)
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)

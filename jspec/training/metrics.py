@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,13 +41,17 @@ def training_curves(records: Sequence[Record]) -> list[Curves]:
 
 
 def write_figures(workdir: pathlib.Path) -> None:
-    """Draws a run into WORKDIR/figures, as PNG and SVG; nothing without matplotlib or entries.
+    """Draws a run into WORKDIR/figures, as PNG and SVG; a note says so without matplotlib.
 
     Raises:
       InputError: the files cannot be written.
     """
     panels = training_curves(Journal(workdir / METRICS).read())
-    if not panels or importlib.util.find_spec("matplotlib") is None:
+    if not panels:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        said = 'no figure is drawn without matplotlib: pip install "jspec[report]"'
+        print(f"note: {said}", file=sys.stderr, flush=True)
         return
     picture = draw("training", panels, caption=_CAPTION, title=f"Training: {workdir.name}")
     folder = workdir / "figures"

@@ -1,11 +1,13 @@
 """The flags of `python -m jspec.benchmark`, and which mode of measuring reads which of them."""
 
+import pathlib
 from typing import Any
 
 from absl import flags
 
 from jspec.common.errors import InputError, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
+from jspec.evaluation.benchmarking.llama_cpp_baseline import check_programs
 from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.generator import DEFAULT_TARGET
@@ -150,5 +152,10 @@ def _check_values(values: dict[str, Any]) -> None:
         raise InputError(
             f"expected --llama_cpp with the target {smollm2.NAME}, got {values['target']}"
         )
+    if values["llama_cpp"] is not None:
+        check_programs(pathlib.Path(values["llama_cpp"]))
+    if values["measure"] == "drafting" and not values["num_draft_tokens"].isdecimal():
+        number = values["num_draft_tokens"]
+        raise InputError(f"expected num_draft_tokens as a number with drafting, got {number!r}")
     if values["draft_quantization"] != "auto" and not values["draft"]:
         raise InputError("expected --draft with --draft_quantization")
