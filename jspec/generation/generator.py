@@ -146,8 +146,7 @@ class Generator(Programs):
 
         Args:
           prompts: one prompt, or a list of them. A `Request` carries its own settings.
-          settings: the settings of prompts that are texts; all of them have its seed, so that
-            `[prompt] * 2` gives the same answer twice.
+          settings: of prompts that are texts, with one seed: `[prompt] * 2` gives equal answers.
           chat: whether to put texts into the model's chat template; None does so if it has one.
           system: a system message for the template.
           num_samples: number of answers to each prompt, with the seeds `seed`, `seed + 1` and so

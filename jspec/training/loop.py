@@ -88,8 +88,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
     text = f"{metrics[SCORE]:.3f} tokens per call on held-out texts"
     if COVERED in metrics:
         text += (
-            ", if trees of all draft models' tokens were checked, which jspec does not do yet; "
-            "one of them agrees with the target at "
+            " if trees were checked (not yet in jspec); a draft agrees with the target at "
             f"{metrics[COVERED]:.1%} of the positions, without this one at "
             f"{metrics[COVERED_BEFORE]:.1%}"
         )
