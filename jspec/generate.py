@@ -28,35 +28,37 @@ from jspec.weights.quantize import KINDS
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
 _COSTS_FILE = flags.DEFINE_string(
-    "costs_file", None, "What rounds cost, for auto, as `settings` of an answer have it under "
-    "`costs`. Default: measured on this machine, once."
+    "costs_file", None, "JSON file of what rounds cost, for --num_draft_tokens=auto: `costs` as an "
+    "answer's `settings` in --output_json hold it. Default: measured once on this machine."
 )  # fmt: skip
 _COMPARE = flags.DEFINE_list(
     "compare", None, "Drafters to compare on the prompts, separated by commas, such as "
     "none,prompt_lookup,eagle:5 (5 drafts a round), in the place of --drafter: each answers once, "
     "and a table says how fast. Texts are not printed."
 )  # fmt: skip
-_PROMPT = flags.DEFINE_string("prompt", None, "One prompt.")
+_PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer; or give --prompts_file.")
 _PROMPTS_FILE = flags.DEFINE_string(
-    "prompts_file", None, "JSONL with `prompt` (or Spec-Bench's `turns`) a line; - for standard "
-    "input. Prompt k uses seed + k."
+    "prompts_file", None, "File with one JSON object per line, with `prompt` (or Spec-Bench's "
+    "`turns`); - for standard input. Prompt k uses --seed plus k."
 )  # fmt: skip
 _CHAT = flags.DEFINE_bool(
-    "chat", None, "Put prompts into the chat template. Default: if the model has one."
+    "chat", None, "Put prompts into the model's chat template. Default: if it has one."
 )
-_SYSTEM = flags.DEFINE_string("system", None, "A system message for the chat template.")
-_STOP = flags.DEFINE_multi_string("stop", [], "A text that ends the answer. Repeatable.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Prompts answered at a time.")
+_SYSTEM = flags.DEFINE_string("system", None, "The system message of the chat template.")
+_STOP = flags.DEFINE_multi_string(
+    "stop", [], "A text that ends the answer. May be given several times."
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Number of prompts answered together.")
 _MAX_SEQ_LEN = flags.DEFINE_integer(
-    "max_seq_len", None, "Tokens that prompt and answer may come to. Default: the model's context."
+    "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's context."
 )
-_STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt at a time).")
+_STREAM = flags.DEFINE_bool(
+    "stream", True, "Print text as it is generated, where prompts are answered one by one."
+)
 _OUTPUT_JSON = flags.DEFINE_string(
-    "output_json", None, "Write one JSON object a prompt to this file, as each is finished."
+    "output_json", None, "Write one JSON object per prompt to this file, as soon as it is answered."
 )
-_STATS = flags.DEFINE_bool(
-    "stats", True, "Print statistics on standard error, and at first device and memory."
-)
+_STATS = flags.DEFINE_bool("stats", True, "Print device, memory and statistics on standard error.")
 
 list_flags("Prompts", "prompt prompts_file system max_new_tokens stop batch_size", "chat")
 list_flags("Output", "output_json stream stats")

@@ -1,7 +1,7 @@
 """Trains a drafter: `python -m jspec.train --config=configs/train_eagle.py --workdir=DIR`.
 
-`--config.FIELD=VALUE` overrides a field of the config. The same command continues a run that was
-killed. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end, the drafter and, if
+`--config.FIELD=VALUE` overrides a field of the config. The same command continues a killed
+run. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end, the drafter and, if
 matplotlib is installed, a figure of the metrics. The drafter is a head in `head/`, for
 `--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a model in `draft/`,
 for `--drafter=model --draft=DIR/draft`. If the target is trained too (the field `train_target` of

@@ -38,34 +38,34 @@ from jspec.training.texts import read_token_texts
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
 
-_WHAT = flags.DEFINE_enum("what", "answers", ["answers", "prompts", "table"], "What is made.")
-_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Answers or prompts are added to it.")
-_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSONL of the prompts to answer.")
+_WHAT = flags.DEFINE_enum("what", "answers", ["answers", "prompts", "table"], "What to make.")
+_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model that answers.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Type of weights.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "File to add answers or prompts to.")
+_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSON lines with the prompts.")
 _NUM_PROMPTS = flags.DEFINE_integer(
-    "num_prompts", None, "The first prompts of the file; default: all. Or how many to try to make; "
-    "fewer come out. Default: 1000."
+    "num_prompts", None, "For answers: how many prompts of the file; default: all. For prompts: "
+    "how many to try to make; fewer come out. Default: 1000."
 )  # fmt: skip
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
-    "max_new_tokens", None, "Default: 192 of an answer, 96 of a prompt."
+    "max_new_tokens", None, "Most tokens of an answer or a prompt. Default: 192 and 96."
 )
-_MAX_PROMPT_TOKENS = flags.DEFINE_integer("max_prompt_tokens", 256, "Longer ones are left out.")
+_MAX_PROMPT_TOKENS = flags.DEFINE_integer("max_prompt_tokens", 256, "Leave longer prompts out.")
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Default: 0 for answers, 1 for prompts.")
-_TOP_P = flags.DEFINE_float("top_p", 0.95, "Of prompts: tokens beyond this share never come.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the first prompt.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Rows that run together.")
-_CHUNK = flags.DEFINE_integer("chunk", 128, "Prompts handed over at a time.")
+_TOP_P = flags.DEFINE_float("top_p", 0.95, "For prompts: top-p of what is sampled.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of prompt 0; prompt k has this plus k.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Number of rows that run together.")
+_CHUNK = flags.DEFINE_integer("chunk", 128, "Number of prompts between two writes.")
 _INPUT = flags.DEFINE_string(
-    "input", None, "JSONL to count in, with `token_ids`, as jspec.generate --output_json writes, "
-    "or `text`, `prompt` or `turns` a line; - for standard input."
+    "input", None, "For table: JSON lines to count in, each with `token_ids` (as jspec.generate "
+    "--output_json writes), `text`, `prompt` or `turns`; - for standard input."
 )  # fmt: skip
-_OUTPUT = flags.DEFINE_string("output", None, "The table, a safetensors file.")
-_ORDER = flags.DEFINE_integer("order", 2, "1 counts unigrams only, 2 bigrams as well.")
+_OUTPUT = flags.DEFINE_string("output", None, "For table: the safetensors file.")
+_ORDER = flags.DEFINE_integer("order", 2, "For table: 1 counts unigrams, 2 bigrams too.")
 _NUM_CONTINUATIONS = flags.DEFINE_integer(
-    "num_continuations", 32, "How many of the tokens that followed one are kept."
+    "num_continuations", 32, "For table: how many successors of each token to keep."
 )
-_COUNT_PROMPTS = flags.DEFINE_bool("count_prompts", True, "Count `prompt_token_ids`, too.")
+_COUNT_PROMPTS = flags.DEFINE_bool("count_prompts", True, "For table: count prompts too.")
 _MARK = "\x00"
 
 

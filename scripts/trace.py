@@ -26,12 +26,12 @@ flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
 flags.FLAGS.set_default("num_draft_tokens", "5")
 flags.FLAGS.set_default("max_new_tokens", 48)
-_PROMPT = flags.DEFINE_string("prompt", None, "The prompt.")
+_PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer.")
 _CHAT = flags.DEFINE_bool("chat", None, "Use the chat template. Default: if the model has one.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Write NAME.json into this folder.")
-_NAME = flags.DEFINE_string("name", "trace", "Begins with trace: several may be in a folder.")
-_SVG = flags.DEFINE_string("svg", None, "Write an animated picture of it into this file.")
-_COLOURS = flags.DEFINE_bool("colours", None, "Default: if standard output is a terminal.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Write the trace to NAME.json here.")
+_NAME = flags.DEFINE_string("name", "trace", "NAME of the trace; begins with trace.")
+_SVG = flags.DEFINE_string("svg", None, "Write an animated picture to this file.")
+_COLOURS = flags.DEFINE_bool("colours", None, "Print colours. Default: on a terminal.")
 
 
 def main() -> None:

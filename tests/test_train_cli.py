@@ -79,7 +79,7 @@ def test_a_head_is_trained_and_drafts(call, folder, answered, tmp_path):
              f"--config.texts=('{answered[-1]}',)"]  # fmt: skip
     status, output, _ = call(*flags)
     assert status == 0
-    assert "tokens a call on held-out texts" in output
+    assert "tokens per call on held-out texts" in output
     head = DrafterOptions(draft_head=str(tmp_path / "work" / "head"))
     check_drafts(answered, drafter="eagle", drafter_options=head)
     assert (tmp_path / "work" / "figures" / "training.svg").exists()

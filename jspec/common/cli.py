@@ -29,12 +29,12 @@ _MOMENT = 0.05  # seconds until an interrupt is sent again
 _WIDTH = 100
 _COLUMN = 28
 _IMPORTS = flags.DEFINE_multi_string(
-    "import", [], "A module, or a .py file, that registers drafters or rules of your own "
-    "(jspec.register_drafter, jspec.register_rule)."
+    "import", [], "A module, or a .py file, to import first; it may register drafters and rules of "
+    "your own (docs/write_your_own.md). May be given several times."
 )  # fmt: skip
-_OWN = "This program"
-_ABSL = "absl's own: --flagfile, --logtostderr, --verbosity, --pdb and others of its modules."
-_ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"
+_OWN, _YOURS = "This program", "Your own code"
+_ABSL = "Flags of absl, such as --flagfile, --verbosity and --pdb, work too."
+_ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", _YOURS, "Output"
 _REPEAT = "; repeat this option to specify a list of values"
 _TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in _ORDER}
 _NO_BOOLEAN = re.compile(r"\('Non-boolean argument to boolean flag', (.*)\)$")
@@ -142,7 +142,6 @@ def _forget_output() -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
     define_help_flags()
-    flags.adopt_module_key_flags(sys.modules[__name__])
     try:
         return flags.FLAGS(argv)
     except BrokenPipeError:  # the reader of the help has closed the pipe
@@ -168,6 +167,9 @@ def list_flags(topic: str, usual: str = "", other: str = "") -> None:
     _TOPICS[topic][1].extend(other.split())
 
 
+list_flags(_YOURS, _IMPORTS.name)
+
+
 def define_help_flags() -> None:
     """Replaces absl's help flags; absl must have defined them."""
     for name, short_name in (("help", "?"), ("helpshort", None), ("helpfull", None)):
@@ -185,6 +187,7 @@ class _HelpFlag(flags.BooleanFlag):
 def _format_help(*, is_full: bool) -> str:
     """Returns what the program does, and all its flags by topic or the usual ones."""
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    own[_IMPORTS.name] = flags.FLAGS[_IMPORTS.name]  # of every program
     listed = {name for names in _TOPICS.values() for one in names for name in one}
     topics = {topic: usual + other * is_full for topic, (usual, other) in _TOPICS.items()}
     topics[_OWN] = [name for name in own if name not in listed]
@@ -201,7 +204,7 @@ def _format_flag(flag: flags.Flag) -> str:
     name = f"  --[no]{flag.name} " if flag.boolean else f"  --{flag.name} "
     # absl adds the choices in front and, to a flag that may come twice, a sentence of its own.
     text = " ".join((flag.help or "").split()).removesuffix(_REPEAT)
-    if flag.default_as_str and flag.default not in ("", []):
+    if flag.default_as_str and flag.default not in (None, "", []):
         text += f" [{flag.default_as_str.strip(chr(39))}]"
     lines = textwrap.wrap(text, _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
     return "\n".join([name.ljust(_COLUMN) + lines[0], *(" " * _COLUMN + x for x in lines[1:])])

@@ -21,9 +21,9 @@ class RoundCosts:
       contexts: numbers of cache slots for which they were measured, in increasing order.
       numbers: numbers of drafts.
       drafters: names of the drafters.
-      seconds: seconds of a round, drafts and verify call, [contexts][drafters][numbers].
+      seconds: seconds of a round, drafts and verify call, by context, drafter and number.
       reading: seconds per token that a drafter has not read yet and reads before it drafts, such as
-        those of the prompt, [contexts][drafters]; empty if no drafter reads anything.
+        those of the prompt, by context and drafter; empty if no drafter reads anything.
     """
 
     contexts: tuple[int, ...]

@@ -11,7 +11,8 @@ from jspec.drafters import DRAFTERS, DrafterOptions
 
 _DRAFTER = flags.DEFINE_string(
     "drafter", None, f"What proposes tokens: {', '.join(DRAFTERS)}, or several joined by +. "
-    "Default: model with --draft, else prompt_lookup, +eagle where jspec has a head."
+    "Default: model with --draft, else prompt_lookup, with +eagle if jspec has a head for the "
+    "target."
 )  # fmt: skip
 
 

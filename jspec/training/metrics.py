@@ -14,7 +14,7 @@ from jspec.training.chain_loss import SCORE
 
 METRICS = "metrics.jsonl"
 _CAPTION = (
-    "Loss on the texts trained on; tokens a call of the target at temperature 0 on held-out texts; "
+    "Loss on the texts trained on; tokens per target call at temperature 0 on held-out texts; "
     "and the probability at temperature 1 that each draft of a chain is accepted there, among the "
     "tokens that the drafter can propose."
 )
@@ -29,7 +29,7 @@ def training_curves(records: Sequence[Record]) -> list[Curves]:
     drafts = np.transpose(chains).tolist() if chains else []
     panels = [
         (logged, {"loss": [record["loss"] for record in logged]}, "loss"),
-        (evaluated, {"tokens a call": scores}, "tokens a call, held-out texts"),
+        (evaluated, {"tokens per call": scores}, "tokens per call, held-out texts"),
         (evaluated, {f"draft {i}": values for i, values in enumerate(drafts, 1)},
          "acceptance, held-out texts"),
     ]  # fmt: skip

@@ -28,7 +28,7 @@ class Generated(NamedTuple):
       num_round_tokens: those given by target calls after the first, which reads the prompt.
       num_calls: how many such calls there were.
       num_proposed: drafts.
-      num_accepted: drafts kept.
+      num_accepted: drafts accepted.
       seconds: what counts as its time; None for all the time until it was there.
       num_tokens: given in these seconds; None for all.
     """

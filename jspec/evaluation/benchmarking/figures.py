@@ -95,7 +95,7 @@ def _along(axis: int, calls: Mapping[tuple[int, ...], Mapping[str, Any]]) -> dic
 
 
 def synthetic_curves(lines: _Lines) -> list[Curves]:
-    """Returns the speed of each method of generating by the probability that a draft is kept."""
+    """Returns each method's speed by the probability that a draft is accepted."""
     rates = sorted({line["rate"] for line in lines})
     by_method: dict[str, Sequence[float | None]] = {}
     for name in dict.fromkeys(line["name"] for line in lines):
@@ -103,7 +103,7 @@ def synthetic_curves(lines: _Lines) -> list[Curves]:
         by_method[f"{name}, measured"] = [own[rate]["speedup"]["median"] for rate in rates]
         if all(own[rate]["expected_speedup"] is not None for rate in rates):
             by_method[f"{name}, Theorem 3.8"] = [own[rate]["expected_speedup"] for rate in rates]
-    x_label, y_label = "probability that a draft is kept", "times plain decoding"
+    x_label, y_label = "probability that a draft is accepted", "times plain decoding"
     return [Curves(rates, by_method, x_label, y_label, begins_at_zero=True)]
 
 
@@ -112,5 +112,5 @@ _KINDS: dict[str | None, tuple[str, Callable[[_Lines], list[Curves]]]] = {
         "Calls of a model: measured, and the least possible time",
         roofline_curves,
     ),
-    "synthetic": ("Speed against the probability that a draft is kept", synthetic_curves),
+    "synthetic": ("Speed against the probability that a draft is accepted", synthetic_curves),
 }
