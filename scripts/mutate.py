@@ -2,6 +2,7 @@
 
     python scripts/mutate.py --output=mutation.json   # all of tests/mistakes.toml
     python scripts/mutate.py --only=noise.py          # those in files with this in their path
+    python scripts/mutate.py --output=mutation.json --resume   # what is not yet noticed there
 
 Each mistake replaces one text of one file, in a copy of the project. The tests named beside it run
 until one fails. Before any mistake all of these tests run once: they must pass, and the seconds
@@ -9,6 +10,7 @@ that they take limit those of a mistake, which may be a loop that never ends. A 
 survives ends the program with status 1: a test is missing. It takes half an hour on two cores.
 """
 
+import functools
 import os
 import pathlib
 import re
@@ -17,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from xml.etree import ElementTree
 
@@ -25,6 +27,7 @@ from absl import flags
 
 from jspec.common import cli
 from jspec.common.errors import InputError
+from jspec.common.json_lines import read_json
 from jspec.common.timing import timed
 from jspec.generation.provenance import Recorder
 
@@ -36,6 +39,9 @@ _LEAST_LIMIT, _SLACK = 30, 3
 
 _ONLY = flags.DEFINE_string("only", "", "Only mistakes in files whose path contains this text.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the results to this file.")
+_RESUME = flags.DEFINE_bool(
+    "resume", False, "Keep what --output says was noticed, of mistakes that stand there as now."
+)
 
 
 def read_mistakes(path: pathlib.Path, root: pathlib.Path) -> list[dict[str, str]]:
@@ -50,6 +56,11 @@ def read_mistakes(path: pathlib.Path, root: pathlib.Path) -> list[dict[str, str]
         if count != 1:
             raise InputError(f"{mistake['file']}: expected {mistake['was']!r} once, got {count}")
     return mistakes
+
+
+def tests_of(mistake: dict[str, str]) -> list[str]:
+    """Returns the folders, files or FILE::TEST that must notice a mistake."""
+    return mistake["tests"].split()
 
 
 def copy_project(folder: pathlib.Path) -> None:
@@ -116,14 +127,14 @@ def notice(mistake: dict[str, str], copy: pathlib.Path, limit: float) -> str | N
     right = path.read_text()
     path.write_text(right.replace(mistake["was"], mistake["becomes"]))
     try:
-        done = run_tests(mistake["tests"].split(), copy, limit=limit)
+        done = run_tests(tests_of(mistake), copy, limit=limit)
     except subprocess.TimeoutExpired:
         return "time limit"
     finally:
         path.write_text(right)
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
     if done.returncode != 1 or failed is None:  # the tests did not even run
         raise InputError(
             f"{mistake['file']}: expected tests that run with {mistake['becomes']!r}, got\n"
@@ -132,26 +143,50 @@ def notice(mistake: dict[str, str], copy: pathlib.Path, limit: float) -> str | N
     return failed[1]
 
 
-def main() -> None:
-    """Runs the list, and writes what noticed each mistake, and what survived."""
-    mistakes = [each for each in read_mistakes(_LIST, _ROOT) if _ONLY.value in each["file"]]
-    if not mistakes:
-        raise InputError(f"expected a file of {_LIST.name} in --only, got {_ONLY.value!r}")
-    recorder = Recorder(_OUTPUT.value, {"only": _ONLY.value}, str(_LIST))
-    results: list[dict[str, Any]] = []
+def read_results(path: str, mistakes: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """Returns what was noticed in an earlier run, of mistakes that are still the same.
+
+    Raises:
+      InputError: the file is none that this program writes.
+    """
+    results = read_json(pathlib.Path(path)).get("mistakes", [])
+    if not all(isinstance(each, dict) and "noticed_by" in each for each in results):
+        raise InputError(f"{path}: expected results of a mutation run")
+    noticed = [each for each in results if each["noticed_by"] is not None]
+    keys = mistakes[0].keys()
+    return [each for each in noticed if {key: each.get(key) for key in keys} in mistakes]
+
+
+def run(mistakes: Sequence[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Prints and yields each mistake with what noticed it, and the seconds that this took."""
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder)
         copy_project(copy)
-        tests = sorted({test for each in mistakes for test in each["tests"].split()})
-        seconds = measure(tests, copy)
+        seconds = measure(sorted({test for each in mistakes for test in tests_of(each)}), copy)
         print(f"{sum(seconds.values()):.0f} s without any mistake", flush=True)
         for mistake in mistakes:
-            limit = limit_of(mistake["tests"].split(), seconds)
-            taken, noticed_by = timed(lambda m=mistake, s=limit: notice(m, copy, s))
-            results.append({**mistake, "noticed_by": noticed_by, "seconds": round(taken, 1)})
-            recorder.save({"mistakes": results}, is_complete=len(results) == len(mistakes))
-            print(f"{noticed_by or 'SURVIVED'}  {taken:.1f} s  {mistake['file']}: "
-                  f"{mistake['becomes']}", flush=True)  # fmt: skip
+            limit = limit_of(tests_of(mistake), seconds)
+            taken, noticed_by = timed(functools.partial(notice, mistake, copy, limit))
+            print(f"{taken:6.1f} s  {mistake['file']}: {mistake['becomes']}  "
+                  f"{noticed_by or 'SURVIVED'}", flush=True)  # fmt: skip
+            yield mistake | {"noticed_by": noticed_by, "seconds": round(taken, 1)}
+
+
+def main() -> None:
+    """Runs the list, and writes what noticed each mistake, and what survived."""
+    listed = read_mistakes(_LIST, _ROOT)
+    mistakes = [each for each in listed if _ONLY.value in each["file"]]
+    if not mistakes:
+        raise InputError(f"expected a file of {_LIST.name} in --only, got {_ONLY.value!r}")
+    if _RESUME.value and _OUTPUT.value is None:
+        raise InputError("--resume expects --output, the file of the earlier results")
+    recorder = Recorder(_OUTPUT.value, {"only": _ONLY.value}, str(_LIST))
+    results = read_results(_OUTPUT.value, listed) if _RESUME.value else []
+    is_old = [{key: each[key] for key in listed[0]} for each in results]
+    left = [each for each in mistakes if each not in is_old]
+    for result in run(left) if left else ():
+        results.append(result)
+        recorder.save({"mistakes": results}, is_complete=len(results) == len(listed))
     num_noticed = sum(each["noticed_by"] is not None for each in results)
     print(f"{num_noticed} of {len(results)} mistakes were noticed")
     if num_noticed < len(results):

@@ -1,5 +1,6 @@
 """The mutation run: its list fits today's code, and it tells what noticed a mistake."""
 
+import json
 import pathlib
 import runpy
 import types
@@ -19,9 +20,11 @@ def count(n):
     return i
 """
 TESTS = """
+import pytest
 from counting import count
 
-def test_count():
+@pytest.mark.parametrize("place", ["here, there"])
+def test_count(place):
     assert count(3) == 3
 """
 FEWEST = 60
@@ -64,7 +67,7 @@ def test_a_text_occurs_once(project, was):
 
 @pytest.mark.parametrize(
     ("was", "becomes", "expected"),
-    [("return i", "return i + 1", "tests/test_counting.py::test_count"),
+    [("return i", "return i + 1", "tests/test_counting.py::test_count[here, there]"),
      ("i += 1", "i += 0", "time limit"), ("i < n", "i != n", None)],
 )  # fmt: skip
 def test_what_notices_a_mistake_is_named(project, was, becomes, expected):
@@ -95,3 +98,18 @@ def test_the_limit_follows_from_the_seconds_without_a_mistake():
     seconds = {"tests/a/test_x.py": 10.0, "tests/a/test_y.py": 1.0, "tests/b/test_z.py": 100.0}
     limits = [mutate.limit_of([test], seconds) for test in ("tests/a", "tests/a/test_y.py::test")]
     assert limits == [30 + 3 * 11, 30 + 3 * 1]
+
+
+def test_results_are_kept_of_what_was_noticed_and_has_not_changed(tmp_path):
+    """Guards against a survivor, or an entry that was changed since, that is not run again."""
+    one, other, third = mistake("a", "b"), mistake("c", "d"), mistake("e", "f")
+    path = tmp_path / "results.json"
+    assert mutate.read_results(str(path), [one]) == []
+    noticed = one | {"noticed_by": "time limit", "seconds": 1.0}
+    survivor = other | {"noticed_by": None, "seconds": 1.0}
+    changed = third | {"becomes": "g", "noticed_by": "time limit", "seconds": 1.0}
+    path.write_text(json.dumps({"mistakes": [noticed, survivor, changed]}))
+    assert mutate.read_results(str(path), [one, other, third]) == [noticed]
+    path.write_text(json.dumps({"mistakes": [one]}))
+    with pytest.raises(InputError, match="expected results of a mutation run"):
+        mutate.read_results(str(path), [one])
