@@ -97,7 +97,7 @@ def test_the_limit_follows_from_the_seconds_without_a_mistake():
     """A folder, a file, and one test of a file, whose limit is that of the file."""
     seconds = {"tests/a/test_x.py": 10.0, "tests/a/test_y.py": 1.0, "tests/b/test_z.py": 100.0}
     limits = [mutate.limit_of([test], seconds) for test in ("tests/a", "tests/a/test_y.py::test")]
-    assert limits == [30 + 3 * 11, 30 + 3 * 1]
+    assert limits == [60 + 4 * 11, 60 + 4 * 1]
 
 
 def test_results_are_kept_of_what_was_noticed_and_has_not_changed(tmp_path):
