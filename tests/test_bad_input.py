@@ -242,7 +242,7 @@ def edit_config(folder, **changes):
     ("changes", "message"),
     [
         ({"made_up_key": 3}, "made_up_key"),
-        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral"}, "istral"),
+        ({"architectures": ["ZebraForCausalLM"], "model_type": "zebra"}, "got ZebraForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         (
             {"quantization_config": {"quant_method": "awq"}},

@@ -52,8 +52,7 @@ class Generator(Programs):
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
         context.
       rounds_per_visit: number of rounds on the device before the host reads their tokens.
-      processors: your own logits processors. They are applied after those of jspec and before the
-        temperature.
+      processors: your own logits processors, applied after jspec's and before the temperature.
       on_result: called with every result, for instance `AcceptanceMonitor.add`.
       on_start: called before each run with the device and the memory that the run takes.
       on_compile: called with a line, for instance `print`, before programs are compiled anew.

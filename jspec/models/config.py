@@ -141,6 +141,13 @@ class DecoderConfig:
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
 
+    def __repr__(self) -> str:
+        """Returns what differs from a Llama's defaults."""
+        named = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
+        own = [f"{name}={value!r}" for name, value in named.items() if value != usual[name]]
+        return f"DecoderConfig({', '.join(own)})"
+
     @property
     def num_groups(self) -> int:
         """Query heads that share one key/value head."""
