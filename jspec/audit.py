@@ -1,11 +1,11 @@
 """Audits speculative decoding: `python -m jspec.audit --acceptance=block --temperature=0.8`.
 
-For a target, a drafter, a rule and settings, on the machine at hand: greedy parity in float32 and
-bfloat16, the joint distribution of what the compiled rounds emit, of two drafts at most, against
-the target's own probabilities, a negative control that must be rejected, how many drafts were
-proposed and accepted, the caches, the seeds, and the smallest uniform. At temperature 0 the
-distribution is that of temperature 1, unless the rule knows 0 alone. Ends with status 0 only if all
-of it is as it should be, which for a lossy rule it is not.
+Checks a target, a drafter, a rule and settings on this machine: greedy parity in float32 and
+bfloat16; the joint distribution of what the compiled rounds emit, with two drafts at most, against
+the target's own probabilities; a negative control, which must be rejected; how many drafts were
+proposed and accepted; the caches; the seeds; drafts of probability 0. With --temperature=0 the
+distribution is tested at temperature 1, unless the rule is for temperature 0 only. Ends with status
+0 only if every check passes; with a lossy rule, one does not. docs/audit.md explains the checks.
 """
 
 import dataclasses
@@ -32,16 +32,18 @@ flags.adopt_module_key_flags(answer_flags)
 flags.FLAGS.set_default("dtype", "float32")
 flags.FLAGS.set_default("max_new_tokens", 32)
 for _name, _help in {
-    "dtype": "<bfloat16|float32>: Of the weights whose distribution and caches are checked.",
-    "logprobs": "Changes nothing here.",
-    "max_new_tokens": "Tokens of an answer, for parity and seeds.",
-    "seed": "Of the first answer whose seed is checked; rows of the distribution have their own.",
+    "dtype": "<bfloat16|float32>: The number type in which distribution and caches are checked.",
+    "logprobs": "Has no effect here.",
+    "max_new_tokens": "Tokens per answer in the checks of parity and seeds.",
+    "seed": "Seed of the first answer in the check of seeds; other checks have seeds of their own.",
 }.items():
     flags.FLAGS[_name].help = _help
 _NUM_ROWS = flags.DEFINE_integer(
-    "num_rows", 1024, "Independent rows of the test of the distribution."
+    "num_rows", 1024, "Number of independent rows in the test of the distribution."
 )
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write what was found to this file.")
+_OUTPUT_JSON = flags.DEFINE_string(
+    "output_json", None, "Write the results of all checks to this JSON file."
+)
 
 # a check that says nothing of the distribution when it fails, and what to do then
 _INCONCLUSIVE = {
@@ -95,6 +97,12 @@ def make_subject() -> Subject:
         print("note: the distribution is audited at temperature 1; at 0 greedy parity says it all")
         settings = dataclasses.replace(settings, temperature=1.0)
     target, draft = load_models()
+    context = target.config.max_seq_len
+    if settings.max_new_tokens >= context:  # answers would be cut, hours later
+        raise InputError(
+            f"expected max_new_tokens below the context of {context} tokens, got "
+            f"{settings.max_new_tokens}"
+        )
     return Subject(target=target, draft=draft, settings=settings, **method)
 
 

@@ -1,4 +1,4 @@
-"""Measures jspec: its methods of generating, the parts of a round, starts, and what speeds them up.
+"""Measures how fast jspec is: whole answers, the parts of a round, and the start of a process.
 
 `python -m jspec.benchmark --prompts_file=configs/prompts.jsonl --output_json=results.jsonl`
 `python -m jspec.benchmark --target=TARGET --draft=DRAFT --drafters=none,prompt_lookup:5,model:5`
@@ -6,15 +6,13 @@
 `python -m jspec.benchmark --measure=synthetic --draft=DRAFT --synthetic_acceptance=0.6,0.8`
 `python -m jspec.benchmark --draw=RECORD.jsonl` (a figure of a roofline or of synthetic rates)
 
-What is compared takes turns, repeat after repeat, after a warm-up: a machine that slows down slows
-everything. Beside jspec's methods stand those of transformers, if torch is installed, and with
---llama_cpp those of llama.cpp: plain decoding, prompt lookup, and drafts of a model. Their numbers
-of drafts are jspec's where those are fixed; with a model llama.cpp has its own. After the table of
-all ratios come Spec-Bench's columns by the prompts' `category`; see
-`evaluation.benchmarking.by_task`.
+Whatever is compared is measured in turn, repeat after repeat, after a warm-up, so that a machine
+that slows down slows everything equally. If torch is installed, transformers is measured beside
+jspec, and with --llama_cpp llama.cpp: plain decoding, prompt lookup, and drafts of a model. They
+get the same fixed numbers of drafts as jspec, but llama.cpp chooses its own with a draft model.
+The first table holds all ratios, the second Spec-Bench's columns by the prompts' `category`.
 
-The record is one JSON line with date, versions, hardware, flags and all that was measured; it is
-written as measuring goes on.
+--output_json gets one JSON object with date, versions, hardware, flags and everything measured.
 """
 
 import dataclasses

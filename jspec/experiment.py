@@ -1,11 +1,11 @@
 """Runs an experiment: `python -m jspec.experiment --config=configs/smoke.py --workdir=DIR`.
 
-Fields of the config are overridden by `--config.FIELD=VALUE`. A prompts file is looked for in the
-current folder, then in the one above the config's. Every finished cell is appended to
-DIR/results.jsonl at once: a killed run is resumed by the same command, and several processes may
-work in one DIR, where each cell is measured once (but the processes slow each other down). Failed
-cells are recorded, and tried again by the next run; the status is 1 if there are any. Progress goes
-to standard error. `python -m jspec.report DIR` makes the report.
+`--config.FIELD=VALUE` overrides a field of the config; docs/experiments.md lists the configs. A
+prompts file is looked for in the current folder, then in the folder above the config's. Every
+finished cell is appended to DIR/results.jsonl at once: the same command resumes a killed run, and
+several processes may share one DIR, where each cell is measured once (but the processes slow each
+other down). Failed cells are recorded, and the next run tries them again; the exit status is 1 if
+there are any. Progress goes to standard error. `python -m jspec.report DIR` makes the report.
 """
 
 import shlex

@@ -3,10 +3,8 @@
 The text goes to standard output, everything else to standard error.
 """
 
-import collections
 import contextlib
 import dataclasses
-import statistics
 import sys
 
 from absl import flags
@@ -16,59 +14,67 @@ from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, prefixed_errors
 from jspec.common.json_lines import JsonLinesWriter, check_unicode, title_of
 from jspec.common.timing import Instant
+from jspec.drafters import DrafterOptions
 from jspec.generation import answer_flags, drafter_flags
-from jspec.generation.answer_flags import load_models, read_method, read_settings
+from jspec.generation.answer_flags import load_models, read_method, read_rule, read_settings
 from jspec.generation.costs import read_costs
 from jspec.generation.generator import Generator
 from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Request, Settings
-from jspec.generation.result import Result
-from jspec.generation.stats import by_drafter
+from jspec.generation.stats_text import format_stats
 from jspec.weights.quantize import KINDS
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
 _COSTS_FILE = flags.DEFINE_string(
-    "costs_file", None, "What rounds cost, for auto, as `settings` of an answer have it under "
-    "`costs`. Default: measured on this machine, once."
+    "costs_file", None, "JSON file of what rounds cost, for --num_draft_tokens=auto: `costs` as an "
+    "answer's `settings` in --output_json hold it. Default: measured once on this machine."
 )  # fmt: skip
-_PROMPT = flags.DEFINE_string("prompt", None, "One prompt.")
+_COMPARE = flags.DEFINE_list(
+    "compare", None, "Drafters to compare on the prompts, separated by commas, such as "
+    "none,prompt_lookup,eagle:5 (5 drafts a round), in the place of --drafter: each answers once, "
+    "and a table says how fast. Texts are not printed."
+)  # fmt: skip
+_PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer; or give --prompts_file.")
 _PROMPTS_FILE = flags.DEFINE_string(
-    "prompts_file", None, "JSONL with `prompt` (or Spec-Bench's `turns`) a line; - for standard "
-    "input. Prompt k uses seed + k."
+    "prompts_file", None, "File with one JSON object per line, with `prompt` (or Spec-Bench's "
+    "`turns`); - for standard input. Prompt k uses --seed plus k."
 )  # fmt: skip
 _CHAT = flags.DEFINE_bool(
-    "chat", None, "Put prompts into the chat template. Default: if the model has one."
+    "chat", None, "Put prompts into the model's chat template. Default: if it has one."
 )
-_SYSTEM = flags.DEFINE_string("system", None, "A system message for the chat template.")
-_STOP = flags.DEFINE_multi_string("stop", [], "A text that ends the answer. Repeatable.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Prompts answered at a time.")
+_SYSTEM = flags.DEFINE_string("system", None, "The system message of the chat template.")
+_STOP = flags.DEFINE_multi_string(
+    "stop", [], "A text that ends the answer. May be given several times."
+)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 1, "Number of prompts answered together.")
 _MAX_SEQ_LEN = flags.DEFINE_integer(
-    "max_seq_len", None, "Tokens that prompt and answer may come to. Default: the model's context."
+    "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's context."
 )
-_STREAM = flags.DEFINE_bool("stream", True, "Print text as it comes (one prompt at a time).")
+_STREAM = flags.DEFINE_bool(
+    "stream", True, "Print text as it is generated, where prompts are answered one by one."
+)
 _OUTPUT_JSON = flags.DEFINE_string(
-    "output_json", None, "Write one JSON object a prompt to this file, as each is finished."
+    "output_json", None, "Write one JSON object per prompt to this file, as soon as it is answered."
 )
-_STATS = flags.DEFINE_bool(
-    "stats", True, "Print statistics on standard error, and at first device and memory."
-)
+_STATS = flags.DEFINE_bool("stats", True, "Print device, memory and statistics on standard error.")
 
 list_flags("Prompts", "prompt prompts_file system max_new_tokens stop batch_size", "chat")
 list_flags("Output", "output_json stream stats")
+list_flags("Drafting", "compare")
 
 
 def main() -> None:
     """Reads the flags, loads the models, answers the prompts."""
     settings = read_settings(stop=tuple(_STOP.value))
+    if _COMPARE.value is not None:
+        return compare(_COMPARE.value, settings, read_texts(_PROMPT.value, _PROMPTS_FILE.value))
     method = read_method(settings)
     requests = make_requests(read_texts(_PROMPT.value, _PROMPTS_FILE.value), settings)
     costs = None if _COSTS_FILE.value is None else read_costs(_COSTS_FILE.value)
     monitor = AcceptanceMonitor()
-    inputs = (_PROMPTS_FILE.value, _COSTS_FILE.value, method["drafter_options"].draft_table,
-              answer_flags.TARGET.value, answer_flags.DRAFT.value)  # fmt: skip
-    output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
+    output = open_output(method["drafter_options"])
     with output or contextlib.nullcontext():
         loaded = Generator(
             *load_models(),
@@ -79,6 +85,7 @@ def main() -> None:
             on_result=monitor.add,
             # JAX without CUDA takes the CPU, and says nothing: the device is named.
             on_start=say if _STATS.value else None,
+            on_compile=say if _STATS.value else None,
         )
         requests, problem = split_at_problem(loaded, requests)
         if requests:
@@ -90,6 +97,43 @@ def main() -> None:
                 say(f"category {recommendation}")
     if problem is not None:
         raise problem
+
+
+def compare(drafters: list[str], settings: Settings, texts: list[Prompt]) -> None:
+    """Lets several drafters answer the prompts, and prints their table."""
+    from jspec.evaluation.benchmarking import drafter_table  # which nothing else here needs
+
+    for flag in (_BATCH_SIZE, _COSTS_FILE, _STREAM):
+        if flag.present:
+            raise InputError(f"expected --compare without --{flag.name}, which it does not read")
+    options, (rule, rule_options) = drafter_flags.read_options("--compare"), read_rule()
+    number, has_draft = answer_flags.NUM_DRAFT_TOKENS.value, answer_flags.has_draft()
+    asked = drafter_table.read_methods(
+        drafters, number, settings, options, rule, rule_options, has_draft=has_draft
+    )
+    output = open_output(options)
+    generators = asked.generators(
+        *load_models(), rule_options=rule_options, acceptance=rule,
+        max_seq_len=_MAX_SEQ_LEN.value, on_compile=say if _STATS.value else None,
+    )  # fmt: skip
+    encode = next(iter(generators.values())).encode_prompt
+    prompts = [encode(one.text, _CHAT.value, _SYSTEM.value) for one in texts]
+    report = drafter_table.compare_drafters(generators, prompts, settings, options)
+    print(drafter_table.format_comparison(report))
+    if output is not None:
+        with output:
+            for name, row in report.items():
+                own = dataclasses.asdict(settings) | generators[name].describe()
+                output.write({"compared": name, **row, "settings": own})
+
+
+def open_output(options: DrafterOptions) -> JsonLinesWriter | None:
+    """Returns what writes --output_json, which is no file that is read; None without one."""
+    if _OUTPUT_JSON.value is None:
+        return None
+    inputs = (_PROMPTS_FILE.value, _COSTS_FILE.value, options.draft_table,
+              answer_flags.TARGET.value, answer_flags.DRAFT.value)  # fmt: skip
+    return JsonLinesWriter(_OUTPUT_JSON.value, *inputs)
 
 
 def read_texts(prompt: str | None, prompts_file: str | None) -> list[Prompt]:
@@ -173,7 +217,9 @@ def answer(
             if result.error is not None:
                 failed = failed or InputError(f"{title}{result.error}")
             if _STATS.value:
-                say(title + format_stats(result, number))
+                length = len(result.prompt_token_ids) + result.settings.max_new_tokens
+                context = loaded.engine.capacity_for(min(length, loaded.max_seq_len))
+                say(title + format_stats(result, number, loaded.costs, context))
     if _STATS.value and len(requests) > 1:
         seconds = Instant().run_seconds_since(start)
         rate = num_tokens / max(seconds, 1e-9)
@@ -196,33 +242,6 @@ def list_notes(loaded: Generator) -> list[str]:
     if not loaded.is_lossless:
         notes.append(f"the acceptance rule {loaded.describe()['acceptance']!r} is lossy")
     return notes
-
-
-def format_stats(result: Result, number: int | str) -> str:
-    """Returns an answer's statistics; `number` of drafts a round, or "auto"."""
-    stats = result.stats
-    rate = "-" if stats.tokens_per_second is None else f"{stats.tokens_per_second:.1f}"
-    line = (
-        f"{len(result.token_ids)} tokens ({result.finish_reason}), {rate} tokens/s; "
-        f"prefill {stats.prefill_seconds:.2f} s, decode {stats.decode_seconds:.2f} s, "
-        f"compile {stats.compile_seconds:.2f} s"
-    )
-    accepted = "no drafts"
-    if stats.acceptance_rate is not None:
-        members = by_drafter(stats.rounds).items()
-        shares = [f"{name} {own['num_accepted']} of {own['num_proposed']}" for name, own in members]
-        accepted = f"acceptance {stats.acceptance_rate:.1%} ({', '.join(shares)} drafts)"
-    per_call = stats.tokens_per_target_call
-    calls = "-" if per_call is None else f"{per_call:.2f}"
-    text = f"{line}\n{accepted}, {calls} tokens per target call"
-    if isinstance(number, str):  # auto
-        chosen = collections.Counter(one.num_proposed for one in stats.rounds)
-        counts = ", ".join(f"{drafts} in {times}" for drafts, times in sorted(chosen.items()))
-        text += f"\nauto: drafts in rounds: {counts or 'no rounds'}"
-    if result.logprobs is not None and result.raw_logprobs is not None:
-        mean, raw = (statistics.fmean(own) for own in (result.logprobs, result.raw_logprobs))
-        text += f"\nmean log-probability {mean:.4f} as sampled, {raw:.4f} raw"
-    return text
 
 
 if __name__ == "__main__":

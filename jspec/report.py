@@ -1,14 +1,14 @@
 """Makes the report of an experiment: `python -m jspec.report DIR`.
 
-DIR is the --workdir of `python -m jspec.experiment`, whose run may still be going on. Into it go
-report.md, report.html, which is one file that needs nothing else, and the figures as PNG and SVG.
-Traces that `scripts/trace.py` has written there are part of the report, and so are costs of rounds
-in costs.json. Figures of an earlier report there that this one does not have are removed. Needs
+DIR is the --workdir of `python -m jspec.experiment`, finished or still running. The program writes
+report.md, report.html (one file that needs nothing else) and the figures, as PNG and SVG, into DIR.
+The report includes the traces that `scripts/trace.py` has written there, and the costs of rounds in
+costs.json. It removes the figures of an earlier report that this one does not have. Figures need
 matplotlib: `pip install -e ".[report]"`.
 
-With --publish=FOLDER what is worth committing goes there, and nothing into DIR: the report without
-its HTML and SVG, and all that it is made from, without the folders of this machine. That folder can
-be DIR of another call, which makes the whole report anew.
+With --publish=FOLDER, everything worth committing goes into that folder, and nothing into DIR: the
+report without its HTML and SVG, and the data that it is made from, without paths of this machine.
+That folder can be DIR of another call, which makes the whole report again.
 """
 
 import pathlib
@@ -20,9 +20,11 @@ from jspec.common.errors import InputError
 from jspec.evaluation.reports.report import make_report, publish, write_report
 from jspec.evaluation.reports.workdir import read_workdir
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "The folder, if it is not given as DIR.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "The experiment's folder; may also be given without a flag, as DIR."
+)
 _PUBLISH = flags.DEFINE_string(
-    "publish", None, "A folder that gets what is worth committing, in the place of DIR."
+    "publish", None, "Write what is worth committing into this folder, and nothing into DIR."
 )
 
 

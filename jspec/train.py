@@ -1,7 +1,7 @@
 """Trains a drafter: `python -m jspec.train --config=configs/train_eagle.py --workdir=DIR`.
 
-`--config.FIELD=VALUE` overrides a field of the config. The same command continues a run that was
-killed. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end, the drafter and, if
+`--config.FIELD=VALUE` overrides a field of the config. The same command continues a killed
+run. DIR gets `config.json`, `metrics.jsonl`, `checkpoints/` and, at the end, the drafter and, if
 matplotlib is installed, a figure of the metrics. The drafter is a head in `head/`, for
 `--drafter=eagle --draft_head=DIR/head` (or medusa, blockwise, lookahead), or a model in `draft/`,
 for `--drafter=model --draft=DIR/draft`. If the target is trained too (the field `train_target` of
@@ -9,6 +9,7 @@ medusa), it is another model, in `target/`. docs/train_a_drafter.md is the guide
 """
 
 import pathlib
+import shutil
 import sys
 
 from absl import flags
@@ -32,6 +33,7 @@ def main() -> None:
     plain = to_plain(CONFIG.value)
     config = read_config(plain)
     workdir = pathlib.Path(WORKDIR.value)
+    is_new = not workdir.exists()
     make_workdir(workdir)
     if has_begun(workdir):
         check_or_write_config(workdir / "config.json", plain)
@@ -41,7 +43,13 @@ def main() -> None:
     if output.exists():
         print(f"{output} exists already: nothing to do", file=sys.stderr, flush=True)
         return
-    metrics = run_training(config, workdir)
+    try:
+        metrics = run_training(config, workdir)
+    finally:
+        if not has_begun(workdir):  # refused, for its texts, say: nothing is left
+            (workdir / "config.json").unlink(missing_ok=True)
+            if is_new:
+                shutil.rmtree(workdir)
     print(f"{output}: {describe(metrics)}")
 
 

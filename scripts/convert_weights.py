@@ -38,12 +38,18 @@ _FORMAT = flags.DEFINE_enum(
     "format",
     None,
     ["orbax", "hf", "speculators"],
-    "Orbax (the default), safetensors (always for .bin and .pt), or for a head vLLM's.",
+    "What to write: an Orbax folder (the default), a Hugging Face folder of safetensors (the only "
+    "one for .bin and .pt), or vLLM's format of an EAGLE-3 head (speculators).",
 )
-_TARGET = flags.DEFINE_string("target", None, "The target by its name for vLLM.")
-_NUM_DRAFT_TOKENS = flags.DEFINE_integer("num_draft_tokens", 3, "Tokens that vLLM drafts a round.")
+_TARGET = flags.DEFINE_string("target", None, "For speculators: the target's name for vLLM.")
+_NUM_DRAFT_TOKENS = flags.DEFINE_integer(
+    "num_draft_tokens", 3, "For speculators: drafts per round."
+)
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "bfloat16", ["bfloat16", "float32", "int8"], "Of every float; int8 is for heads."
+    "dtype",
+    "bfloat16",
+    ["bfloat16", "float32", "int8"],
+    "Type of the weights; int8 is for heads only.",
 )
 
 

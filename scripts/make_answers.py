@@ -38,34 +38,34 @@ from jspec.training.texts import read_token_texts
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
 
-_WHAT = flags.DEFINE_enum("what", "answers", ["answers", "prompts", "table"], "What is made.")
-_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The target.")
-_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Of the weights.")
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Answers or prompts are added to it.")
-_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSONL of the prompts to answer.")
+_WHAT = flags.DEFINE_enum("what", "answers", ["answers", "prompts", "table"], "What to make.")
+_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model that answers.")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Type of weights.")
+_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "File to add answers or prompts to.")
+_PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSON lines with the prompts.")
 _NUM_PROMPTS = flags.DEFINE_integer(
-    "num_prompts", None, "The first prompts of the file; default: all. Or how many to try to make; "
-    "fewer come out. Default: 1000."
+    "num_prompts", None, "For answers: how many prompts of the file; default: all. For prompts: "
+    "how many to try to make; fewer come out. Default: 1000."
 )  # fmt: skip
 _MAX_NEW_TOKENS = flags.DEFINE_integer(
-    "max_new_tokens", None, "Default: 192 of an answer, 96 of a prompt."
+    "max_new_tokens", None, "Most tokens of an answer or a prompt. Default: 192 and 96."
 )
-_MAX_PROMPT_TOKENS = flags.DEFINE_integer("max_prompt_tokens", 256, "Longer ones are left out.")
+_MAX_PROMPT_TOKENS = flags.DEFINE_integer("max_prompt_tokens", 256, "Leave longer prompts out.")
 _TEMPERATURE = flags.DEFINE_float("temperature", None, "Default: 0 for answers, 1 for prompts.")
-_TOP_P = flags.DEFINE_float("top_p", 0.95, "Of prompts: tokens beyond this share never come.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the first prompt.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Rows that run together.")
-_CHUNK = flags.DEFINE_integer("chunk", 128, "Prompts handed over at a time.")
+_TOP_P = flags.DEFINE_float("top_p", 0.95, "For prompts: top-p of what is sampled.")
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of prompt 0; prompt k has this plus k.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Number of rows that run together.")
+_CHUNK = flags.DEFINE_integer("chunk", 128, "Number of prompts between two writes.")
 _INPUT = flags.DEFINE_string(
-    "input", None, "JSONL to count in, with `token_ids`, as jspec.generate --output_json writes, "
-    "or `text`, `prompt` or `turns` a line; - for standard input."
+    "input", None, "For table: JSON lines to count in, each with `token_ids` (as jspec.generate "
+    "--output_json writes), `text`, `prompt` or `turns`; - for standard input."
 )  # fmt: skip
-_OUTPUT = flags.DEFINE_string("output", None, "The table, a safetensors file.")
-_ORDER = flags.DEFINE_integer("order", 2, "1 counts unigrams only, 2 bigrams as well.")
+_OUTPUT = flags.DEFINE_string("output", None, "For table: the safetensors file.")
+_ORDER = flags.DEFINE_integer("order", 2, "For table: 1 counts unigrams, 2 bigrams too.")
 _NUM_CONTINUATIONS = flags.DEFINE_integer(
-    "num_continuations", 32, "How many of the tokens that followed one are kept."
+    "num_continuations", 32, "For table: how many successors of each token to keep."
 )
-_COUNT_PROMPTS = flags.DEFINE_bool("count_prompts", True, "Count `prompt_token_ids`, too.")
+_COUNT_PROMPTS = flags.DEFINE_bool("count_prompts", True, "For table: count prompts too.")
 _MARK = "\x00"
 
 
@@ -75,6 +75,7 @@ def main() -> None:
         return make_table()
     check_range("batch_size", _BATCH_SIZE.value, 1, 4096)
     check_range("chunk", _CHUNK.value, 1, 10**6)
+    check_range("num_prompts", 1 if _NUM_PROMPTS.value is None else _NUM_PROMPTS.value, 1, 10**7)
     if _WHAT.value == "prompts":
         (output,) = _required(_OUTPUT_JSON)
         return make_prompts(check_output(output))
@@ -88,11 +89,9 @@ def _required(*holders: flags.FlagHolder[str | None]) -> list[str]:
     Raises:
       InputError: some are missing; the message names all of them.
     """
-    values = [holder.value for holder in holders if holder.value]
-    if len(values) < len(holders):
-        missing = [f"--{holder.name}" for holder in holders if not holder.value]
+    if missing := [f"--{holder.name}" for holder in holders if not holder.value]:
         raise InputError(f"expected {' and '.join(missing)}")
-    return values
+    return [holder.value for holder in holders if holder.value]
 
 
 def make_answers(path: pathlib.Path, prompts_file: str) -> None:
@@ -100,7 +99,9 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
     settings = settings_by_default(max_new_tokens=192, temperature=0.0)
     journal = Journal(path, lambda record: isinstance(record.get("index"), int))
     done = {record["index"]: record for record in _read(path, journal, "an answer", index=int)}
-    texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value or None]
+    texts = [one.text for one in read_prompts(prompts_file)][: _NUM_PROMPTS.value]
+    if not texts:
+        raise InputError(f"expected a prompt in {prompts_file}, got none")
     target = load_model(_TARGET.value, dtype=_DTYPE.value)
     length, context = _MAX_PROMPT_TOKENS.value + settings.max_new_tokens, target.config.max_seq_len
     if length > context:
@@ -131,8 +132,7 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
 
 def make_prompts(path: pathlib.Path) -> None:
     """Lets a chat model make up prompts itself; they are added to `path`."""
-    number = 1000 if _NUM_PROMPTS.value is None else _NUM_PROMPTS.value
-    check_range("num_prompts", number, 1, 10**7)
+    number = _NUM_PROMPTS.value or 1000
     settings = settings_by_default(max_new_tokens=96, temperature=1.0, top_p=_TOP_P.value)
     journal = Journal(path, lambda record: isinstance(record.get("seed"), int))
     fixed = _decisive(settings) | {"top_p": settings.top_p}
@@ -206,9 +206,8 @@ def _check_same(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) 
             raise InputError(f"{where}: made {how}; take another --output_json")
 
 
-def _plain(target: LoadedModel, max_seq_len: int) -> Generator:
-    size = _BATCH_SIZE.value
-    return Generator(target, drafter="none", batch_size=size, max_seq_len=max_seq_len)
+def _plain(target: LoadedModel, max_len: int) -> Generator:
+    return Generator(target, drafter="none", batch_size=_BATCH_SIZE.value, max_seq_len=max_len)
 
 
 def _decisive(settings: Settings) -> dict[str, Any]:

@@ -1,101 +1,195 @@
 """Makes one deliberate mistake after another, and runs the tests that must notice it.
 
-    python scripts/mutate.py                       # all of tests/mistakes.toml, about an hour
-    python scripts/mutate.py --only=noise.py       # those in files whose path contains this text
+    python scripts/mutate.py --output=mutation.json   # all of tests/mistakes.toml
+    python scripts/mutate.py --only=noise.py          # those in files with this in their path
+    python scripts/mutate.py --output=mutation.json --resume   # what is not yet noticed there
 
 Each mistake replaces one text of one file, in a copy of the project. The tests named beside it run
-until one fails. A mistake that survives ends the program with status 1: a test is missing.
+until one fails. Before any mistake all of these tests run once: they must pass, and the seconds
+that they take limit those of a mistake, which may be a loop that never ends. A mistake that
+survives ends the program with status 1: a test is missing. It takes half an hour on two cores.
 """
 
-import json
+import functools
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
+from collections.abc import Iterator, Sequence
 from typing import Any
+from xml.etree import ElementTree
 
 from absl import flags
 
 from jspec.common import cli
-from jspec.common.errors import InputError, check_count
+from jspec.common.errors import InputError
+from jspec.common.json_lines import read_json
+from jspec.common.timing import timed
+from jspec.generation.provenance import Recorder
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _LIST = _ROOT / "tests" / "mistakes.toml"
 _PARTS = ("jspec", "tests", "configs", "scripts", "benchmarks", "pyproject.toml", "README.md")
+# A mistake's tests may take this many seconds, and this many times those without the mistake.
+_LEAST_LIMIT, _SLACK = 60, 4
 
 _ONLY = flags.DEFINE_string("only", "", "Only mistakes in files whose path contains this text.")
-_OUTPUT = flags.DEFINE_string("output", None, "A JSON file for the results.")
-_TIMEOUT = flags.DEFINE_integer("timeout", 600, "Seconds that the tests of one mistake may take.")
+_OUTPUT = flags.DEFINE_string("output", None, "Write the results to this file.")
+_RESUME = flags.DEFINE_bool(
+    "resume", False, "Keep what --output says was noticed, of mistakes that stand there as now."
+)
 
 
-def read_mistakes(path: pathlib.Path) -> list[dict[str, str]]:
+def read_mistakes(path: pathlib.Path, root: pathlib.Path) -> list[dict[str, str]]:
     """Returns the list, each entry with the keys file, was, becomes and tests.
 
     Raises:
-      InputError: a text to replace does not occur exactly once in its file.
+      InputError: a text to replace does not occur exactly once in its file under `root`.
     """
     mistakes = tomllib.loads(path.read_text())["mistake"]
     for mistake in mistakes:
-        count = (_ROOT / mistake["file"]).read_text().count(mistake["was"])
+        count = (root / mistake["file"]).read_text().count(mistake["was"])
         if count != 1:
             raise InputError(f"{mistake['file']}: expected {mistake['was']!r} once, got {count}")
     return mistakes
 
 
-def is_noticed(mistake: dict[str, str], copy: pathlib.Path, timeout: int) -> bool:
-    """Makes a mistake in the copy, runs its tests, and undoes it."""
+def tests_of(mistake: dict[str, str]) -> list[str]:
+    """Returns the folders, files or FILE::TEST that must notice a mistake."""
+    return mistake["tests"].split()
+
+
+def copy_project(folder: pathlib.Path) -> None:
+    """Copies what the tests need."""
+    for part in _PARTS:
+        source = _ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part)
+        elif source.exists():
+            shutil.copy(source, folder / part)
+
+
+def run_tests(
+    tests: Sequence[str], copy: pathlib.Path, *options: str, limit: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs tests in a copy of the project until one fails, for at most `limit` seconds."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *options, *tests]
+    return subprocess.run(
+        command,
+        cwd=copy,
+        timeout=limit,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        # The copy's jspec, wherever an installed one may lie.
+        env=os.environ | {"PYTHONPATH": str(copy)},
+    )
+
+
+def measure(tests: Sequence[str], copy: pathlib.Path) -> dict[str, float]:
+    """Returns the seconds of each test file without any mistake.
+
+    Raises:
+      InputError: a test fails, and could therefore notice nothing.
+    """
+    report = copy / "seconds.xml"
+    done = run_tests(tests, copy, f"--junitxml={report}")
+    if done.returncode:
+        raise InputError(
+            f"expected tests that pass without any mistake, got\n{done.stdout[-2000:]}"
+        )
+    seconds: dict[str, float] = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        file = case.attrib["classname"].replace(".", "/") + ".py"
+        seconds[file] = seconds.get(file, 0.0) + float(case.attrib["time"])
+    return seconds
+
+
+def limit_of(tests: Sequence[str], seconds: dict[str, float]) -> float:
+    """Returns the seconds that tests may take, each a folder, a file or FILE::TEST."""
+    roots = tuple(test.split("::")[0] for test in tests)
+    return _LEAST_LIMIT + _SLACK * sum(
+        taken for file, taken in seconds.items() if file.startswith(roots)
+    )
+
+
+def notice(mistake: dict[str, str], copy: pathlib.Path, limit: float) -> str | None:
+    """Makes a mistake in the copy, runs its tests, and undoes it.
+
+    Returns:
+      The test that failed, "time limit", or None if the mistake survived.
+    """
     path = copy / mistake["file"]
     right = path.read_text()
     path.write_text(right.replace(mistake["was"], mistake["becomes"]))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:randomly"]
     try:
-        done = subprocess.run(
-            [*command, *mistake["tests"].split()], cwd=copy, timeout=timeout, capture_output=True
-        )
+        done = run_tests(tests_of(mistake), copy, limit=limit)
     except subprocess.TimeoutExpired:
-        return True  # a loop that never ends is noticed, too
+        return "time limit"
     finally:
         path.write_text(right)
-    return done.returncode == 1
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+    if done.returncode != 1 or failed is None:  # the tests did not even run
+        raise InputError(
+            f"{mistake['file']}: expected tests that run with {mistake['becomes']!r}, got\n"
+            f"{done.stdout[-2000:]}"
+        )
+    return failed[1]
 
 
-def run(only: str, timeout: int) -> list[dict[str, Any]]:
-    """Returns the mistakes whose file matches, with whether each was noticed, and in how long."""
-    found = []
+def read_results(path: str, mistakes: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
+    """Returns what was noticed in an earlier run, of mistakes that are still the same.
+
+    Raises:
+      InputError: the file is none that this program writes.
+    """
+    results = read_json(pathlib.Path(path)).get("mistakes", [])
+    if not all(isinstance(each, dict) and "noticed_by" in each for each in results):
+        raise InputError(f"{path}: expected results of a mutation run")
+    noticed = [each for each in results if each["noticed_by"] is not None]
+    keys = mistakes[0].keys()
+    return [each for each in noticed if {key: each.get(key) for key in keys} in mistakes]
+
+
+def run(mistakes: Sequence[dict[str, str]]) -> Iterator[dict[str, Any]]:
+    """Prints and yields each mistake with what noticed it, and the seconds that this took."""
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder)
-        for part in _PARTS:
-            source = _ROOT / part
-            if source.is_dir():
-                shutil.copytree(source, copy / part)
-            elif source.exists():
-                shutil.copy(source, copy / part)
-        for mistake in [each for each in read_mistakes(_LIST) if only in each["file"]]:
-            start = time.monotonic()
-            noticed = is_noticed(mistake, copy, timeout)
-            seconds = round(time.monotonic() - start, 1)
-            found.append({**mistake, "is_noticed": noticed, "seconds": seconds})
-            verdict = "noticed " if noticed else "SURVIVED"
-            print(
-                f"{verdict} {seconds:6.1f} s  {mistake['file']}: {mistake['becomes']}", flush=True
-            )
-    return found
+        copy_project(copy)
+        seconds = measure(sorted({test for each in mistakes for test in tests_of(each)}), copy)
+        print(f"{sum(seconds.values()):.0f} s without any mistake", flush=True)
+        for mistake in mistakes:
+            limit = limit_of(tests_of(mistake), seconds)
+            taken, noticed_by = timed(functools.partial(notice, mistake, copy, limit))
+            print(f"{taken:6.1f} s  {mistake['file']}: {mistake['becomes']}  "
+                  f"{noticed_by or 'SURVIVED'}", flush=True)  # fmt: skip
+            yield mistake | {"noticed_by": noticed_by, "seconds": round(taken, 1)}
 
 
 def main() -> None:
-    """Runs the list, and writes what survived."""
-    check_count("timeout", _TIMEOUT.value, 1, 10**6)
-    found = run(_ONLY.value, _TIMEOUT.value)
-    if not found:
+    """Runs the list, and writes what noticed each mistake, and what survived."""
+    listed = read_mistakes(_LIST, _ROOT)
+    mistakes = [each for each in listed if _ONLY.value in each["file"]]
+    if not mistakes:
         raise InputError(f"expected a file of {_LIST.name} in --only, got {_ONLY.value!r}")
-    survivors = [each for each in found if not each["is_noticed"]]
-    if _OUTPUT.value is not None:
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps(found, indent=1) + "\n")
-    print(f"{len(found) - len(survivors)} of {len(found)} mistakes were noticed")
-    if survivors:
+    if _RESUME.value and _OUTPUT.value is None:
+        raise InputError("--resume expects --output, the file of the earlier results")
+    recorder = Recorder(_OUTPUT.value, {"only": _ONLY.value}, str(_LIST))
+    results = read_results(_OUTPUT.value, listed) if _RESUME.value else []
+    is_old = [{key: each[key] for key in listed[0]} for each in results]
+    left = [each for each in mistakes if each not in is_old]
+    for result in run(left) if left else ():
+        results.append(result)
+        recorder.save({"mistakes": results}, is_complete=len(results) == len(listed))
+    num_noticed = sum(each["noticed_by"] is not None for each in results)
+    print(f"{num_noticed} of {len(results)} mistakes were noticed")
+    if num_noticed < len(results):
         sys.exit(1)
 
 

@@ -26,12 +26,12 @@ flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
 flags.FLAGS.set_default("num_draft_tokens", "5")
 flags.FLAGS.set_default("max_new_tokens", 48)
-_PROMPT = flags.DEFINE_string("prompt", None, "The prompt.")
+_PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer.")
 _CHAT = flags.DEFINE_bool("chat", None, "Use the chat template. Default: if the model has one.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Write NAME.json into this folder.")
-_NAME = flags.DEFINE_string("name", "trace", "Begins with trace: several may be in a folder.")
-_SVG = flags.DEFINE_string("svg", None, "Write an animated picture of it into this file.")
-_COLOURS = flags.DEFINE_bool("colours", None, "Default: if standard output is a terminal.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Write the trace to NAME.json here.")
+_NAME = flags.DEFINE_string("name", "trace", "NAME of the trace; begins with trace.")
+_SVG = flags.DEFINE_string("svg", None, "Write an animated picture to this file.")
+_COLOURS = flags.DEFINE_bool("colours", None, "Print colours. Default: on a terminal.")
 
 
 def main() -> None:
@@ -43,13 +43,14 @@ def main() -> None:
     settings = read_settings()
     method = read_method(settings)
     output = None if _WORKDIR.value is None else _output(_WORKDIR.value, _NAME.value)
+    picture = None if _SVG.value is None else check_output(_SVG.value)
     programs = Programs(*load_models(), **method)
     argv = ["python", "scripts/trace.py", *sys.argv[1:]]
     trace = record_trace(programs, _PROMPT.value, settings, chat=_CHAT.value, argv=argv)
     has_colours = sys.stdout.isatty() if _COLOURS.value is None else _COLOURS.value
     print(to_terminal(trace, has_colours=has_colours))
-    if _SVG.value is not None:
-        check_output(_SVG.value).write_text(to_svg(trace), encoding="utf-8")
+    if picture is not None:
+        picture.write_text(to_svg(trace), encoding="utf-8")
     if output is not None:
         output.write_text(json.dumps(trace, ensure_ascii=False, indent=1), encoding="utf-8")
 

@@ -90,6 +90,17 @@ def spoil(tmp_path):
         ("--stop=\udcff", "stop strings in UTF-8"),
         ("--system=be kind", "system message needs the chat template"),
         ("--system=\udcff", "system message needs"),
+        ("--chat=maybe", "flag --chat=maybe: expected true or false, got 'maybe'"),
+        ("--compare=none,magic", "expected a drafter among"),
+        ("--compare=none,none", "expected each drafter once, got none,none"),
+        ("--compare=none,model", "expected --draft with a drafter among model"),
+        ("--compare=none --drafter=ngram", "expected --compare, a list; got --drafter=ngram"),
+        ("--compare=none --stream", "expected --compare without --stream"),
+        ("--compare=none --batch_size=2", "expected --compare without --batch_size"),
+        ("--compare=none --draft_layers=1", "draft_layers with a drafter that reads it"),
+        ("--compare=none,ngram --lenience=0.3", "(lenient, lenient_argmax), got it with 'ngram'"),
+        ("--compare=none --draft_temperature=1", "expected draft_temperature with a drafter that"),
+        ("--compare=none --max_seq_len=3 --prompt=hello", "prompt 0: expected a prompt of fewer"),
         ("--chat", "no chat template: expected --nochat (in Python chat=False)"),
         ("--batch_size=0", "batch_size"),
         ("--max_seq_len=1", "max_seq_len from 2 to 200, got 1"),
@@ -135,7 +146,8 @@ def spoil(tmp_path):
 )
 def test_flags(refuse, folder, flag, message):
     """Guards against values that are clamped, ignored, or end in a traceback."""
-    assert message in refuse(folder, flag)
+    flags = flag.split(" --")  # a text may have spaces
+    assert message in refuse(folder, flags[0], *(f"--{other}" for other in flags[1:]))
 
 
 @pytest.mark.parametrize(
@@ -204,6 +216,8 @@ def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
         ("no.gguf", "no.gguf: cannot be read"),
         ("random:llama9", "got 'random:llama9'"),
         ("", "no model '': expected"),
+        ("/x/model.safetensors", "expected a model's folder, got a file of weights: give /x"),
+        ("x/model.safetensors", "expected a model's folder, got a file of weights: give x"),
     ],
 )
 def test_models_that_are_not_there(refuse, name, message):
@@ -228,7 +242,7 @@ def edit_config(folder, **changes):
     ("changes", "message"),
     [
         ({"made_up_key": 3}, "made_up_key"),
-        ({"architectures": ["MistralForCausalLM"], "model_type": "mistral"}, "istral"),
+        ({"architectures": ["ZebraForCausalLM"], "model_type": "zebra"}, "got ZebraForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         (
             {"quantization_config": {"quant_method": "awq"}},
@@ -386,3 +400,14 @@ def test_a_closed_standard_error_leaves_the_text_alone(folder):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode == 0
     assert "tokens/s" not in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("arguments", ["jspec.generate --help", "jspec --help", "jspec --version"])
+def test_a_help_that_cannot_be_written_is_one_line(arguments):
+    """Guards against a traceback where the disk is full."""
+    command_line = [sys.executable, "-m", *arguments.split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == b"error: [Errno 28] No space left on device\n"

@@ -295,6 +295,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--transformers --temperature=1": "--transformers without --temperature",
         "--temperature=-1": "temperature",
         "--llama_cpp=folder": "--llama_cpp with the target smollm2-135m-instruct",
+        f"--llama_cpp={tmp_path} --target=smollm2-135m-instruct": "no llama-completion",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",
     }
@@ -303,6 +304,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "synthetic --drafters=none,ngram --synthetic_acceptance=": "got none",
         "quantization --draft_layers=2": "options of drafters without --measure=quantization",
         "start --drafters=none,ngram": "expected one drafter with --measure=start, got 2",
+        "drafting --num_draft_tokens=auto": "num_draft_tokens as a number with drafting, got 'auto",
         "drafting --context=10": "expected context from 66",
         f"parity --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",
         f"synthetic --target=nowhere --prompts_file={tmp_path / 'none'}": "No such file",

@@ -64,6 +64,11 @@ def generate(monkeypatch, capsys, folder):
     return run_it
 
 
+def without_notices(errors):
+    """Returns the lines on standard error but those of compiling, which an earlier run has done."""
+    return [line for line in errors.splitlines() if not line.startswith("compiling once")]
+
+
 def read(path):
     """Returns the records of a JSONL file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -96,12 +101,13 @@ def test_one_prompt_in_a_process_of_its_own(folder, env, tmp_path):
     assert stats["num_target_calls"] == stats["num_rounds"] == len(stats["accepted_per_round"])
     assert len(stats["accepted_histogram"]) == 4
     assert stats["tokens_per_target_call"] == 19 / stats["num_rounds"]
-    start, *lines = errors.splitlines()
+    start, *lines = without_notices(errors)
     assert start.startswith(f"{device_name()}: weights 0.00 GB, caches 0.00 GB (1 row of 512 ")
     assert len(lines) == 2, errors
     assert lines[0].startswith("20 tokens (length), ")
     assert " tokens/s; " in lines[0]
     assert lines[1].startswith("acceptance 100.0% (")
+    assert " drafts, 3 a round), " in lines[1]
     assert lines[1].endswith(f"{stats['tokens_per_target_call']:.2f} tokens per target call")
 
 
@@ -146,7 +152,7 @@ def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
     (whole,) = read(path)
     assert len(whole["prompt_token_ids"]) == 2
     assert output == whole["text"] + "\n"
-    assert errors.splitlines()[2].startswith("no drafts, 1.00 tokens per target call")
+    assert errors.splitlines()[-1].startswith("no drafts, 1.00 tokens per target call")
     stop = whole["text"][3:5]
     output, _ = generate(*flags, "--stop=never", f"--stop={stop}")
     (cut,) = read(path)
@@ -256,8 +262,9 @@ def test_a_full_disk_behind_standard_output_is_one_line(folder, env, tmp_path):
             command("jspec.generate", *flags), env=env, stdout=full, stderr=subprocess.PIPE
         )
     assert done.returncode == 2
-    assert done.stderr.endswith(b" tokens)\nerror: [Errno 28] No space left on device\n")
-    assert done.stderr.count(b"\n") == 2
+    device, error = without_notices(done.stderr.decode())
+    assert device.endswith(" tokens)")
+    assert error == "error: [Errno 28] No space left on device"
     assert len(read(path)) == 1
 
 
@@ -282,3 +289,58 @@ def test_help_is_no_failure(env):
     assert topics == ["Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"]
     assert "  --ngram_window " in full
     assert "  --ngram_window " not in output
+
+
+def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):
+    """Each with the options that it reads; greedy answers are those of the first."""
+    path = tmp_path / "out.jsonl"
+    flags = ("--compare=none,prompt_lookup:3,layer_skip", "--draft_layers=1")
+    output, errors = generate(
+        *flags, f"--prompts_file={prompts_file}", f"--output_json={path}", "--num_draft_tokens=2"
+    )
+    title, *rows = output.splitlines()
+    assert title.split("  ")[0] == "drafter"
+    assert [row.split()[0] for row in rows] == ["none", "prompt_lookup:3", "layer_skip"]
+    assert [row.endswith(" 3 of 3") for row in rows] == [True] * 3
+    assert rows[0].split()[2:5] == ["1.00", "1.00", "-"]
+    assert "warming up layer_skip" in errors
+    assert "repeat" not in errors
+    records = read(path)
+    assert [record["compared"] for record in records] == ["none", "prompt_lookup:3", "layer_skip"]
+    assert [record["settings"]["num_draft_tokens"] for record in records] == [0, 3, 2]
+    plain, _, skip = records
+    assert skip["speedup"] == pytest.approx(skip["tokens_per_second"] / plain["tokens_per_second"])
+    assert 0 < skip["acceptance_rate"] <= 1
+    assert skip["tokens_per_target_call"] > 1
+
+
+def test_sampled_answers_are_compared_under_the_coupled_rule_only(generate):
+    """By any other, answers of two drafters differ by chance; seeds are those of a usual run."""
+    flags = ("--compare=none,ngram", "--prompt=abcabc", "--temperature=1", "--seed=9")
+    assert [row.split()[-1] for row in generate(*flags)[0].splitlines()[1:]] == ["-", "-"]
+    generate(*flags, "--acceptance=lenient", "--lenience=0.5")  # of which plain decoding reads none
+    output, _ = generate(*flags, "--acceptance=coupled")
+    assert [row.split()[-1] for row in output.splitlines()[1:]] == ["yes", "yes"]
+
+
+def test_an_answer_of_one_token_has_no_speed(generate):
+    """Guards against nan in a table."""
+    output, _ = generate("--compare=none,ngram", "--prompt=abc", "--max_new_tokens=1")
+    assert "nan" not in output
+    assert output.splitlines()[2].split() == ["ngram", "0.0", "-", "-", "-", "yes"]
+
+
+def test_rounds_cost_plain_steps_where_costs_are_known(generate, tmp_path):
+    """As the costs say, for the rounds that there were; nothing where they were not measured."""
+    costs, path = tmp_path / "costs.json", tmp_path / "out.jsonl"
+    seconds = [1.0, 1.25, 1.5, 3.0]
+    costs.write_text(json.dumps({
+        "contexts": [512], "numbers": [0, 1, 3, 7], "drafters": ["prompt_lookup"],
+        "seconds": [[seconds]],
+    }))  # fmt: skip
+    flags = ("--prompt=abcabcabc", "--drafter=prompt_lookup", f"--output_json={path}")
+    _, errors = generate(*flags, "--num_draft_tokens=auto", f"--costs_file={costs}")
+    proposed = read(path)[0]["stats"]["proposed_per_round"]
+    found = sum(seconds[min(n for n in range(4) if (0, 1, 3, 7)[n] >= p)] for p in proposed)
+    assert f"; a round cost {found / len(proposed):.2f} plain steps, as measured" in errors
+    assert "plain steps" not in generate(*flags, "--num_draft_tokens=3")[1]

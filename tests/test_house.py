@@ -21,18 +21,18 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_540,
-    "kernels": 2_680,
-    "models": 800,
+    "common": 1_590,
+    "kernels": 3_600,
+    "models": 1_450,
     "sampling": 630,
-    "weights": 2_150,
+    "weights": 2_400,
     "speculation": 1_720,
     "drafters": 4_720,
-    "generation": 2_700,
-    "training": 2_200,
-    "evaluation": 7_350,
+    "generation": 2_950,
+    "training": 2_220,
+    "evaluation": 7_560,
 }
-MAX_LINES = 27_000
+MAX_LINES = 30_600
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -79,7 +79,7 @@ def test_a_head_is_trained_and_drafts(call, folder, answered, tmp_path):
              f"--config.texts=('{answered[-1]}',)"]  # fmt: skip
     status, output, _ = call(*flags)
     assert status == 0
-    assert "tokens a call on held-out texts" in output
+    assert "tokens per call on held-out texts" in output
     head = DrafterOptions(draft_head=str(tmp_path / "work" / "head"))
     check_drafts(answered, drafter="eagle", drafter_options=head)
     assert (tmp_path / "work" / "figures" / "training.svg").exists()
@@ -94,11 +94,18 @@ def test_other_texts_are_refused(call, folder, answered, tmp_path):
     texts.write_text("".join(lines[:-1]))
     flags = [_CONFIG, f"--config.target={folder}", *_SMALL, f"--workdir={work}",
              f"--config.texts=('{texts}',)"]  # fmt: skip
-    check_refusal(*call(*flags[:-1], "--config.texts=('answer.jsonl',)"))  # which claims nothing
+    check_refusal(*call(*flags[:-1], "--config.texts=('answer.jsonl',)"))
+    assert not work.exists()  # it claims nothing
     assert "expected answers within seq_len" in check_refusal(*call(*flags, "--config.seq_len=4"))
     assert "feature_layers from 0 to" in check_refusal(
         *call(*flags, "--config.feature_layers=(9,)")
     )
+    assert not work.exists()
+    assert "a smaller batch_size" in call(*flags, "--config.batch_size=999")[2]
+    assert not work.exists()
+    work.mkdir()
+    check_refusal(*call(*flags, "--config.seq_len=4"))
+    assert list(work.iterdir()) == []  # a folder that was there stays
     assert call(*flags)[0] == 0
     shutil.rmtree(work / "head")
     texts.write_text("".join(lines))

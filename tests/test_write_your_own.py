@@ -12,12 +12,14 @@ from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS
 from jspec.drafters.registry import REGISTRY, register_drafter
 from jspec.speculation.acceptance import RULES, get_rule, register_rule
+from tests.evaluation.experiments.tiny import write_prompts
 from tests.programs import environment, run
 from tests.speculation.enumeration import all_counts, worst_error
 from tests.speculation.test_lossless import distributions
 from tests.tiny_models import save_folder, target
 
-PAGE = pathlib.Path(__file__).parents[1] / "docs" / "write_your_own.md"
+ROOT = pathlib.Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "write_your_own.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
@@ -51,21 +53,46 @@ COMMANDS = {
     "jspec.audit": (
         "--drafter=repeat", "--temperature=0.8", "--num_rows=1024", "--max_new_tokens=8",
     ),
+    "jspec.benchmark": (
+        "--drafters=none,repeat:2", "--temperature=0.8", "--num_prompts=2", "--max_new_tokens=8",
+        "--repeats=1", "--notransformers", f"--prompts_file={ROOT}/configs/prompts.jsonl",
+    ),
 }  # fmt: skip
+SAID = {
+    "jspec.generate": r"repeat \d+ of \d+",  # on standard error: drafts by member
+    "jspec.audit": r"(?s)(?=.*\blossless: ).*rule matching",
+    "jspec.benchmark": r"jspec repeat:2 .* \d+\.\d% ",
+}
 
 
 @pytest.mark.parametrize("program", COMMANDS)
 def test_programs_know_them(program, module, folder, compile_cache, tmp_path):
-    """By --import, and the option names what they are."""
+    """By --import, and what they print names them."""
     status, output, errors = run(
         program, f"--import={module}", f"--target={folder}", "--acceptance=matching",
         "--num_draft_tokens=2", "--dtype=float32", *COMMANDS[program],
         env=environment(compile_cache, tmp_path), timeout=300,
     )  # fmt: skip
     assert status == 0, errors
-    if program == "jspec.audit":
-        assert "lossless:" in output
-        assert "rule matching" in output
+    assert re.search(SAID[program], output + errors), output + errors
+
+
+def test_an_experiment_and_its_report_know_them(module, folder, compile_cache, tmp_path):
+    """With the page's config; the report needs no --import."""
+    (tmp_path / "own.py").write_text(BLOCKS[2])
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    env, work = environment(compile_cache, tmp_path), tmp_path / "runs"
+    status, output, errors = run(
+        "jspec.experiment", f"--import={module}", f"--config={tmp_path}/own.py",
+        f"--workdir={work}", f"--config.target={folder}", "--config.dtype=float32",
+        f"--config.prompts_file={prompts}", "--config.max_seq_len=200",
+        env=env, timeout=300,
+    )  # fmt: skip
+    assert status == 0, errors
+    assert "4 of 4 cells are done" in output
+    status, _, errors = run("jspec.report", str(work), env=env)
+    assert status == 0, errors
+    assert "| `own` | repeat | 2 | - | matching | yes |" in (work / "report.md").read_text()
 
 
 def test_the_rule_of_the_page_is_lossless(own):

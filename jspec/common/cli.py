@@ -10,6 +10,7 @@ import importlib.util
 import io
 import os
 import pathlib
+import re
 import signal
 import sys
 import textwrap
@@ -28,14 +29,15 @@ _MOMENT = 0.05  # seconds until an interrupt is sent again
 _WIDTH = 100
 _COLUMN = 28
 _IMPORTS = flags.DEFINE_multi_string(
-    "import", [], "A module, or a .py file, that registers drafters or rules of your own "
-    "(jspec.register_drafter, jspec.register_rule)."
+    "import", [], "A module, or a .py file, to import first; it may register drafters and rules of "
+    "your own (docs/write_your_own.md). May be given several times."
 )  # fmt: skip
-_OWN = "This program"
-_ABSL = "absl's own: --flagfile, --logtostderr, --verbosity, --pdb and others of its modules."
-_ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"
+_OWN, _YOURS = "This program", "Your own code"
+_ABSL = "Flags of absl, such as --flagfile, --verbosity and --pdb, work too."
+_ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", _YOURS, "Output"
 _REPEAT = "; repeat this option to specify a list of values"
 _TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in _ORDER}
+_NO_BOOLEAN = re.compile(r"\('Non-boolean argument to boolean flag', (.*)\)$")
 # What Python says of a flag that is no number, and what a user understands.
 _PLAIN = {
     "could not convert string to float: ": "expected a number, got ",
@@ -140,16 +142,19 @@ def _forget_output() -> None:
 def _parse_flags(argv: Sequence[str]) -> list[str]:
     """Parses flags; a wrong one gives one line on standard error, not a page of usage."""
     define_help_flags()
-    flags.adopt_module_key_flags(sys.modules[__name__])
     try:
         return flags.FLAGS(argv)
     except BrokenPipeError:  # the reader of the help has closed the pipe
         _forget_output()
         sys.exit(1)
+    except OSError as error:  # where the help goes: a full disk
+        _forget_output()
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.
         said = f"expected a key that is there, got {error}" if type(error) is KeyError else error
-        text = " ".join(str(said).split())
+        text = _NO_BOOLEAN.sub(r"expected true or false, got \1", " ".join(str(said).split()))
         for spoken, expected in _PLAIN.items():
             text = text.replace(spoken, expected)
         print(f"error: {text}", file=sys.stderr)
@@ -160,6 +165,9 @@ def list_flags(topic: str, usual: str = "", other: str = "") -> None:
     """Puts the usual flags, separated by spaces, and others of `--helpfull` only under a topic."""
     _TOPICS[topic][0].extend(usual.split())
     _TOPICS[topic][1].extend(other.split())
+
+
+list_flags(_YOURS, _IMPORTS.name)
 
 
 def define_help_flags() -> None:
@@ -179,6 +187,7 @@ class _HelpFlag(flags.BooleanFlag):
 def _format_help(*, is_full: bool) -> str:
     """Returns what the program does, and all its flags by topic or the usual ones."""
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
+    own[_IMPORTS.name] = flags.FLAGS[_IMPORTS.name]  # of every program
     listed = {name for names in _TOPICS.values() for one in names for name in one}
     topics = {topic: usual + other * is_full for topic, (usual, other) in _TOPICS.items()}
     topics[_OWN] = [name for name in own if name not in listed]
@@ -195,7 +204,7 @@ def _format_flag(flag: flags.Flag) -> str:
     name = f"  --[no]{flag.name} " if flag.boolean else f"  --{flag.name} "
     # absl adds the choices in front and, to a flag that may come twice, a sentence of its own.
     text = " ".join((flag.help or "").split()).removesuffix(_REPEAT)
-    if flag.default_as_str and flag.default not in ("", []):
+    if flag.default_as_str and flag.default not in (None, "", []):
         text += f" [{flag.default_as_str.strip(chr(39))}]"
     lines = textwrap.wrap(text, _WIDTH - _COLUMN, break_on_hyphens=False) or [""]
     return "\n".join([name.ljust(_COLUMN) + lines[0], *(" " * _COLUMN + x for x in lines[1:])])

@@ -3,7 +3,7 @@
 import sys
 import time
 
-_SECONDS_APART = 5.0
+_SECONDS_APART, _SECONDS_APART_IN_PLACE = 5.0, 0.2
 
 
 def counted(number: int, unit: str) -> str:
@@ -18,8 +18,15 @@ class Progress:
     compilation makes the beginning slow.
     """
 
-    def __init__(self, num_all: int, num_before: int, unit: str = "cell") -> None:
-        """Begins a job of `num_all` units of work, of which `num_before` are finished already."""
+    def __init__(
+        self, num_all: int, num_before: int, unit: str = "cell", *, in_place: bool = False
+    ) -> None:
+        """Begins a job of `num_all` units of work, of which `num_before` are finished already.
+
+        `in_place` is for a short job: one line on a terminal, to which nothing else may write
+        meanwhile, and no time left, as compiling is most of it.
+        """
+        self._is_short, self._in_place = in_place, in_place and sys.stderr.isatty()
         self._num_all, self._num_before, self._unit = num_all, num_before, unit
         self._begun = time.monotonic()
         self._printed = -_SECONDS_APART
@@ -28,17 +35,21 @@ class Progress:
         """Prints a line, unless the last one is fresh; the end always gets one."""
         now = time.monotonic() - self._begun
         is_last = num_finished >= self._num_all
-        if now - self._printed < _SECONDS_APART and not is_last:
+        apart = _SECONDS_APART_IN_PLACE if self._in_place else _SECONDS_APART
+        if now - self._printed < apart and not is_last:
             return
         self._printed = now
         line = f"{min(num_finished, self._num_all)} of {counted(self._num_all, self._unit)}"
         if num_failed:
             line += f", {num_failed} failed"
         num_new = num_finished - self._num_before
-        if num_new > 0 and not is_last:
+        if num_new > 0 and not is_last and not self._is_short:
             left = now / num_new * (self._num_all - num_finished)
             line += f", about {format_seconds(left)} left"
-        print(line, file=sys.stderr, flush=True)
+        if self._in_place:  # erases what is longer than the new line
+            print(f"\r{line}\033[K", end="\n" if is_last else "", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
 
 
 def format_seconds(seconds: float) -> str:

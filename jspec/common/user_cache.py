@@ -2,15 +2,20 @@
 
 import contextlib
 import functools
-import logging
 import os
 import pathlib
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from jax._src import compilation_cache  # JAX has no public hook for a damaged entry
 
 from jspec.common.errors import InputError
+
+compile_listeners: list[Callable[[str], object]] = []
+"""Called with a program's key, which begins with `jit_NAME`, before it is compiled: it is not in
+the cache."""
 
 
 def cache_dir() -> pathlib.Path:
@@ -28,15 +33,20 @@ def cache_dir() -> pathlib.Path:
 
 def use_compile_cache() -> None:
     """Keeps compiled programs for a second start, unless JAX was given another folder for them."""
+    _rebuild_damaged_entries()
+    _survive_a_full_disk()
     if jax.config.values["jax_compilation_cache_dir"]:
         return
     jax.config.update("jax_compilation_cache_dir", str(_folder()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    _rebuild_damaged_entries()
 
 
 def _folder() -> pathlib.Path:
     return cache_dir() / "xla"
+
+
+def _is_own_folder() -> bool:
+    return jax.config.values["jax_compilation_cache_dir"] == str(_folder())
 
 
 def _rebuild_damaged_entries() -> None:
@@ -52,22 +62,50 @@ def _rebuild_damaged_entries() -> None:
 
     @functools.wraps(read)
     def read_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> tuple[Any, int | None]:
+        found = None, None  # what JAX returns for a missing entry
         try:
-            return read(cache_key, *args, **kwargs)
-        except OSError:  # of a folder that is not ours to read: nothing is damaged
-            raise
-        except Exception:  # of zlib, zstd or XLA, depending on the damage
-            if jax.config.values["jax_compilation_cache_dir"] != str(_folder()):
-                raise  # not jspec's own folder
-            with contextlib.suppress(OSError):
-                (_folder() / f"{cache_key}-cache").unlink()
-            _warn_once()
-            return None, None  # what JAX returns for a missing entry
+            found = read(cache_key, *args, **kwargs)
+        except Exception as error:  # of zlib, zstd or XLA, depending on the damage
+            if not _is_own_folder():
+                raise
+            if isinstance(error, OSError):  # of the system: nothing is damaged
+                _warn_once(f"cannot be used: {_folder()}: {error.strerror}")
+            else:
+                with contextlib.suppress(OSError):
+                    _entry(cache_key).unlink()
+                _warn_once("is damaged; what is missing is compiled again")
+        if found[0] is None:
+            for listener in tuple(compile_listeners):
+                listener(cache_key)
+        return found
 
     compilation_cache.get_executable_and_time = read_or_remove
 
 
+def _survive_a_full_disk() -> None:
+    """From now on says in one line that programs cannot be kept; JAX would say so of each."""
+    write = getattr(compilation_cache, "put_executable_and_time", None)
+    if write is None or hasattr(write, "__wrapped__"):
+        return
+
+    @functools.wraps(write)
+    def write_or_remove(cache_key: str, *args: Any, **kwargs: Any) -> None:
+        try:
+            write(cache_key, *args, **kwargs)
+        except OSError as error:
+            if not _is_own_folder():
+                raise
+            with contextlib.suppress(OSError):
+                _entry(cache_key).unlink()  # a part of it would be damaged at the next start
+            _warn_once(f"cannot be written: {_folder()}: {error.strerror}")
+
+    compilation_cache.put_executable_and_time = write_or_remove
+
+
+def _entry(cache_key: str) -> pathlib.Path:
+    return _folder() / f"{cache_key}-cache"
+
+
 @functools.cache
-def _warn_once() -> None:
-    message = "jspec: the cache of compiled programs is damaged; what is missing is compiled again"
-    logging.getLogger("jspec").warning(message)
+def _warn_once(what: str) -> None:
+    print(f"jspec: the cache of compiled programs {what}", file=sys.stderr, flush=True)

@@ -22,8 +22,12 @@ def make_workdir(path: pathlib.Path) -> None:
         raise WorkdirError(f"cannot make the workdir {path}: {error.strerror}") from None
 
 
-def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
+def check_or_write_config(
+    path: pathlib.Path, plain: Mapping[str, Any], *, command: str = ""
+) -> None:
     """Writes a config, as JSON values, to a file, or checks that the file holds this very config.
+
+    The command, if it is known, is the one that continues the folder as it is.
 
     Raises:
       WorkdirError: it cannot be written, or holds another config; then it names what differs.
@@ -42,7 +46,7 @@ def check_or_write_config(path: pathlib.Path, plain: Mapping[str, Any]) -> None:
         more = f", and {len(found) - _MOST_NAMED} more" * (len(found) > _MOST_NAMED)
         raise WorkdirError(
             f"{path.parent} belongs to another config: {', '.join(found[:_MOST_NAMED])}{more}; "
-            "take another --workdir"
+            "take another --workdir" + f", or continue this one with: {command}" * bool(command)
         )
 
 

@@ -37,10 +37,10 @@ class HierarchicalOptions(ConfidenceOptions):
     """Of `hierarchical`."""
 
     inner_drafter: str = option(
-        "prompt_lookup", "What guesses the draft model's tokens for hierarchical."
+        "prompt_lookup", "For hierarchical: the drafter that proposes tokens to the draft model."
     )
     inner_num_draft_tokens: int = option(
-        4, "How many of them it guesses at a time, at most.", between=(1, 64)
+        4, "For hierarchical: most tokens that --inner_drafter proposes at a time.", between=(1, 64)
     )
 
 

@@ -67,7 +67,7 @@ class LayerSkipOptions(ConfidenceOptions):
 
     draft_layers: tuple[int, ...] | None = option(
         None,
-        "The target's layers with which layer_skip drafts: a number takes the first of them, a "
+        "For layer_skip: the target's layers that draft. A number takes that many of the first, a "
         "list such as 0-5,28,29 takes those. Default: the first nine tenths.",
         parse=parse_layers,
     )

@@ -44,15 +44,15 @@ from jspec.speculation.types import Kind, RoundInputs
 class NgramOptions(ConfidenceOptions):
     """Of `ngram`."""
 
-    ngram_min_order: int = option(2, "n of the shortest n-grams that ngram counts.")
-    ngram_max_order: int = option(4, "n of the longest.", between=(2, 16))
+    ngram_min_order: int = option(2, "For ngram: n of the shortest n-grams that are counted.")
+    ngram_max_order: int = option(4, "For ngram: n of the longest n-grams.", between=(2, 16))
     ngram_window: int = option(
-        512, "Tokens at the text's end in which ngram counts.", between=(2, 32768)
+        512, "For ngram: number of tokens at the end of the text to count in.", between=(2, 32768)
     )
-    ngram_max_tokens: int = option(4, "Drafts of ngram a round, at most.", between=(1, 64))
+    ngram_max_tokens: int = option(4, "For ngram: most drafts per round.", between=(1, 64))
     ngram_probs: str = option(
         "deterministic",
-        "ngram proposes the most frequent token, or draws in proportion to the counts.",
+        "For ngram: propose the most frequent token, or draw in proportion to the counts.",
         among=("deterministic", "sampled"),
     )
 

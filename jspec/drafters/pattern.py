@@ -63,13 +63,15 @@ class PatternOptions(Options):
     """Of `pattern`, which needs one of them."""
 
     pattern: str | None = option(
-        None, "A regular expression whose forced tokens pattern proposes.", flag="draft_pattern"
+        None,
+        "For pattern: a regular expression; the tokens it forces are proposed.",
+        flag="draft_pattern",
     )
     json_skeleton: str | None = option(
         None,
-        'Or a JSON text, such as {"name": "<string>", "age": "<integer>"}; placeholders: <string>, '
-        "<number>, <integer>, <boolean>. Spaces and line breaks count: drafts come only where the "
-        "answer is laid out as this text is.",
+        'For pattern: a JSON text, such as {"name": "<string>", "age": "<integer>"}, in place of '
+        "--draft_pattern. Placeholders: <string>, <number>, <integer>, <boolean>. Spaces and line "
+        "breaks count: drafts are proposed only where the answer is laid out like this text.",
         flag="draft_json",
     )
 

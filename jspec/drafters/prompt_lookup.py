@@ -31,12 +31,12 @@ class LookupOptions(Options):
     # A cascade's other members have better drafts than those of one token's match.
     lookup_min_match: int = option(
         0,
-        "Tokens that must match for prompt_lookup; 0 takes 1, and 2 in a cascade.",
+        "For prompt_lookup: number of tokens that must match; 0 means 1, or 2 in a cascade.",
         between=(0, 8),
     )
     lookup_growth: float = option(
         0.0,
-        "prompt_lookup proposes at most this times the length of the match; 0 sets no such limit.",
+        "For prompt_lookup: propose at most this times the length of the match; 0 for no limit.",
         between=(0, 100),
     )
 

@@ -70,33 +70,33 @@ def option_title(field: dataclasses.Field[Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ConfidenceOptions(Options):
-    """Of every drafter that draws its drafts from a distribution."""
+    """Options of every drafter that draws its drafts from a distribution."""
 
     # At temperature 0 the distribution is looked at before it is made one-hot.
     draft_confidence: float = option(
         0.0,
-        "A drafter that draws from a distribution stops where no token is this likely; 0 never "
-        "stops it.",
+        "Stop drafting where no token is at least this likely, for drafters that draw from a "
+        "distribution; 0 never stops.",
         between=(0, 1),
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class HeadOptions(Options):
-    """Of the drafters that were trained for a target."""
+    """Options of the drafters that were trained for a target."""
 
     # In jspec's layout or that of published heads of EAGLE-3 and Medusa, or "shipped:" and the name
     # of a head that comes with jspec.
     draft_head: str | None = option(
         None,
-        "Folder with a head of eagle, medusa, blockwise or lookahead, trained by jspec.train or "
-        "published. Default: the target's head in jspec, if there is one.",
+        "For eagle, medusa, blockwise and lookahead: folder with the trained head, made by "
+        "jspec.train or published. Default: the head that comes with jspec for the target, if any.",
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnHeadOptions(HeadOptions, ConfidenceOptions):
-    """Of a trained drafter that draws its drafts from a distribution."""
+    """Options of a trained drafter that draws its drafts from a distribution."""
 
 
 class DrafterSpec(NamedTuple):

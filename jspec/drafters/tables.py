@@ -33,7 +33,7 @@ class TableOptions(ConfidenceOptions):
     """Of `unigram` and `bigram`."""
 
     draft_table: str | None = option(
-        None, "Counts for unigram and bigram, made by scripts/make_answers.py."
+        None, "For unigram and bigram: file of token counts, made by scripts/make_answers.py."
     )
 
 

@@ -26,17 +26,20 @@ from jspec.weights.resolver import LoadedModel, load_model
 
 TARGET = flags.DEFINE_string(
     "target", DEFAULT_TARGET, "The model whose answers are wanted: a Hugging Face folder or hub "
-    "name, a .gguf file, an Orbax folder, smollm2-135m-instruct, or random:<preset>."
+    "name, a .gguf file, an Orbax folder, smollm2-135m-instruct, or random:<preset> for random "
+    "weights."
 )  # fmt: skip
 DRAFT = flags.DEFINE_string(
-    "draft", None, "A cheaper model with the same vocabulary, named as --target is."
+    "draft",
+    None,
+    "A cheaper model with the same vocabulary, which proposes tokens; named like --target.",
 )
-_NUM_DRAFT_TOKENS = flags.DEFINE_string(
-    "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round; auto chooses "
-    "them, round by round, from what has been accepted and what rounds cost on this machine."
+NUM_DRAFT_TOKENS = flags.DEFINE_string(
+    "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Most drafts per round; auto chooses their "
+    "number for each round, by the acceptance so far and by what rounds cost on this machine."
 )  # fmt: skip
 _DTYPE = flags.DEFINE_enum(
-    "dtype", "bfloat16", ["bfloat16", "float32"], "The type of weights and caches."
+    "dtype", "bfloat16", ["bfloat16", "float32"], "The number type of weights and caches."
 )
 _TARGET_QUANTIZATION = flags.DEFINE_enum(
     "target_quantization",
@@ -50,16 +53,24 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization",
     "auto",
     QUANTIZATION_FLAG,
-    "The same for the draft model's weights, which changes no answer's distribution.",
+    "int8 and int4 round the draft model's weights to integers, packed leaves those of a .gguf "
+    "file as they are, none makes them floats; no answer's distribution changes. auto: as for "
+    "--target_quantization.",
 )
 _LOGIT_BIAS = flags.DEFINE_list(
-    "logit_bias", [], "Numbers added to logits: ID:NUMBER, separated by commas."
+    "logit_bias", [], "Numbers to add to the logits of tokens, as ID:NUMBER,ID:NUMBER."
 )
-_ALLOWED_TOKEN_IDS = flags.DEFINE_list("allowed_token_ids", None, "No other token may come.")
-_FORBIDDEN_TOKEN_IDS = flags.DEFINE_list("forbidden_token_ids", [], "These tokens may not come.")
+_ALLOWED_TOKEN_IDS = flags.DEFINE_list(
+    "allowed_token_ids",
+    None,
+    "Ids of the only tokens that the answer may contain, separated by commas.",
+)
+_FORBIDDEN_TOKEN_IDS = flags.DEFINE_list(
+    "forbidden_token_ids", [], "Ids of tokens that the answer may not contain, separated by commas."
+)
 _ACCEPTANCE = flags.DEFINE_string(
-    "acceptance", "rejection", f"The acceptance rule: {', '.join(RULES)}. The last three are "
-    "lossy: they change what the model says."
+    "acceptance", "rejection", f"The rule that accepts or rejects drafts: {', '.join(RULES)}. "
+    "lenient, lenient_argmax and typical are lossy: they change the answers' distribution."
 )  # fmt: skip
 
 
@@ -75,25 +86,28 @@ def _define(options: type, **helps: str) -> list[flags.FlagHolder[Any]]:
 
 _SETTINGS = _define(
     Settings,
-    max_new_tokens="Tokens an answer may have.",
-    draft_temperature="The drafter's own temperature. Default: --temperature. The output's "
-    "distribution does not depend on it.",
-    temperature="0 takes the most likely token.",
-    top_k="Keep this many of the most likely tokens; 0 keeps all.",
-    top_p="Keep the most likely tokens that reach this together.",
-    min_p="Keep tokens at least this likely relative to the best.",
-    repetition_penalty="Divides positive logits of tokens in prompt or output.",
-    presence_penalty="Subtracted from the logits of tokens in the output, -2 to 2.",
-    frequency_penalty="Subtracted from a token's logit for each time it is in the output, -2 to 2.",
-    min_new_tokens="End-of-text and stop tokens are suppressed until then.",
-    logprobs="Report each token's log-probability under the target.",
-    seed="Seeds everything that is random.",
+    max_new_tokens="Most tokens of an answer.",
+    draft_temperature="The drafter's own temperature, on which the answer's distribution does not "
+    "depend. Default: --temperature.",
+    temperature="0 takes the most likely token; 1 samples from the model's own distribution.",
+    top_k="Sample from this many of the most likely tokens; 0 for all.",
+    top_p="Sample from the most likely tokens whose probabilities add up to this; 1 for all.",
+    min_p="Sample from tokens at least this many times as likely as the likeliest; 0 for all.",
+    repetition_penalty="Makes tokens of the prompt and the answer less likely: positive logits are "
+    "divided by this, negative ones multiplied; 1 changes nothing.",
+    presence_penalty="Number from -2 to 2 to subtract from the logits of tokens in the answer.",
+    frequency_penalty="Number from -2 to 2 to subtract from a token's logit, once for each time "
+    "that it stands in the answer.",
+    min_new_tokens="Suppress tokens that end the answer until it has this many tokens.",
+    logprobs="Write each token's log-probability under the target to --output_json.",
+    seed="Seed of everything that is random.",
 )
 _RULE_OPTIONS = _define(
     RuleOptions,
-    lenience="Of the rules lenient and lenient_argmax, from 0 to 1; 1 is no lenience.",
-    typical_epsilon="Of the rule typical: a probability that is always enough.",
-    typical_delta="Of the rule typical: this times exp(-entropy) is enough, too.",
+    lenience="For the rules lenient and lenient_argmax: from 0 to 1; the smaller, the more drafts "
+    "are accepted; 1 is lossless.",
+    typical_epsilon="For the rule typical: accept a draft more likely than this.",
+    typical_delta="For the rule typical: accept a draft more likely than this times exp(-entropy).",
 )
 
 list_flags("Models", "target draft dtype draft_quantization", "target_quantization max_seq_len")
@@ -129,15 +143,11 @@ def read_method(settings: Settings) -> dict[str, Any]:
       InputError: an option out of its range, or one that is not read; no model is loaded before.
     """
     name, drafter_options = read_drafter()
-    has_draft = DRAFT.value is not None
-    if not has_draft and _DRAFT_QUANTIZATION.value != "auto":
-        raise InputError("draft_quantization expects a draft model (--draft), got none")
     drafter = choose_drafter(
-        name, has_draft=has_draft, target=TARGET.value, options=drafter_options
+        name, has_draft=has_draft(), target=TARGET.value, options=drafter_options
     )
-    number, acceptance = parse_num_draft_tokens(_NUM_DRAFT_TOKENS.value), _ACCEPTANCE.value
-    rule_options = RuleOptions(**{holder.name: holder.value for holder in _RULE_OPTIONS})
-    get_rule(acceptance, rule_options)  # checks the options of all rules
+    number = parse_num_draft_tokens(NUM_DRAFT_TOKENS.value)
+    acceptance, rule_options = read_rule()
     check_num_draft_tokens(number, drafter)
     check_rule_options(rule_options, acceptance, drafter)
     check_draft_temperature(settings, [(drafter, drafter_options)])
@@ -148,6 +158,24 @@ def read_method(settings: Settings) -> dict[str, Any]:
         "acceptance": acceptance,
         "rule_options": rule_options,
     }
+
+
+def read_rule() -> tuple[str, RuleOptions]:
+    """Returns the name of the rule that the flags ask for, and the options of the rules.
+
+    Raises:
+      InputError: no such rule, or an option out of its range.
+    """
+    options = RuleOptions(**{holder.name: holder.value for holder in _RULE_OPTIONS})
+    get_rule(_ACCEPTANCE.value, options)  # checks the options of all rules
+    return _ACCEPTANCE.value, options
+
+
+def has_draft() -> bool:
+    """Returns whether the flags name a draft model; an `InputError` if they only round it."""
+    if DRAFT.value is None and _DRAFT_QUANTIZATION.value != "auto":
+        raise InputError("draft_quantization expects a draft model (--draft), got none")
+    return DRAFT.value is not None
 
 
 def load_models() -> tuple[LoadedModel, LoadedModel | None]:

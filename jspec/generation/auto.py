@@ -12,6 +12,7 @@ from typing import Any
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.memory import tree_bytes
+from jspec.common.progress import Progress
 from jspec.common.user_cache import cache_dir
 from jspec.generation.calibration import measure_costs
 from jspec.generation.costs import RoundCosts
@@ -76,7 +77,8 @@ def recall_costs(
         "max_context": engine.capacity_for(max_seq_len),
         "numbers": list(engine.numbers),
     }
-    measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len)
+    show = functools.partial(Progress, num_before=0, unit="timing", in_place=True)
+    measure = functools.partial(measure_costs, engine, params, batch_size, max_seq_len, show)
     check = functools.partial(check_costs, engine=engine)
     return recall_or_measure(cache_dir() / "costs.json", key | machine, measure, check)
 

@@ -1,5 +1,6 @@
 """The rows that run together on the device, and which request is in which row."""
 
+import functools
 import operator
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,8 @@ from jspec.common.errors import InputError, describe_error
 from jspec.common.memory import Room, check_memory
 from jspec.common.timing import Instant
 from jspec.generation.answer import Round
+from jspec.generation.compile_notice import describe_switches
+from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
@@ -55,6 +58,8 @@ class Batch:
             {f"caches of {self.room}": num_bytes},
             "fewer rows (batch_size) or shorter texts (max_new_tokens) take less",
         )
+        parts = describe_switches(self._switches)
+        self._tell = functools.partial(programs.compile_notice.around, [str(self.room), *parts])
         self._infos: StepInfo | None = None
         self._state: SpecState | None = None  # a single row has none until its prompt is read
         if num_rows > 1:
@@ -64,9 +69,9 @@ class Batch:
         """Reads the prompt of request number `index` into a row; returns its first token."""
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
-        prefilled = self._engine.prefill(
-            self._params, self._requests[index], self._capacity, self._switches
-        )
+        request = self._requests[index]
+        with self._tell(is_long=len(request.prompt) > NARROW_PROMPT):
+            prefilled = self._engine.prefill(self._params, request, self._capacity, self._switches)
         if self._state is None:  # a single stream holds one cache, and copies none
             self._state = prefilled
         else:
@@ -79,7 +84,8 @@ class Batch:
         """Runs at most `num_rounds` rounds of every row; returns the seconds that they took."""
         begin = Instant()
         assert self._state is not None  # a row was filled
-        self._state, self._infos = self._engine.run(self._params, self._state, num_rounds)
+        with self._tell():
+            self._state, self._infos = self._engine.run(self._params, self._state, num_rounds)
         return Instant().run_seconds_since(begin)
 
     def rounds(self, row: int) -> Iterator[Round]:

@@ -10,13 +10,14 @@ drafter that lags minus the same round of one that does not.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jspec.common.progress import Progress
 from jspec.common.timing import timed
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
@@ -42,11 +43,16 @@ _TOKEN_ID = 1
 
 
 def measure_costs(
-    engine: Engine, params: ModelParams, batch_size: int, max_seq_len: int
+    engine: Engine,
+    params: ModelParams,
+    batch_size: int,
+    max_seq_len: int,
+    on_start: Callable[[int], Progress] | None = None,
 ) -> RoundCosts:
     """Measures rounds of a whole batch, whose longest row has at most `max_seq_len` tokens.
 
-    The rows of the engine choose among numbers of drafts.
+    The rows of the engine choose among numbers of drafts. `on_start` is called with the number of
+    timings; it returns what shows how many are done.
     """
     drafter = engine.drafter
     assert drafter is not None
@@ -54,7 +60,9 @@ def measure_costs(
     largest = engine.capacity_for(max_seq_len)
     contexts = sorted({min(context, largest) for context in _CONTEXTS})
     seconds, reading = [], []
-    for context in contexts:
+    num_each = (_REPEATS + 1) * len(drafters) * len(engine.numbers)
+    progress = None if on_start is None else on_start(len(contexts) * num_each)
+    for place, context in enumerate(contexts):
         one = lagging = _start_row(engine, params, context)
         for name in drafters:
             one = _catch_up(engine, params, one, drafter, name)
@@ -62,7 +70,7 @@ def measure_costs(
             jax.tree.map(lambda leaf: jnp.repeat(leaf, batch_size, axis=0), row)
             for row in (one, lagging)
         )
-        seconds.append(_time_rounds(engine, params, ready, drafter))
+        seconds.append(_time_rounds(engine, params, ready, drafter, progress, place * num_each))
         reading.append(_time_reading(engine, params, ready, lagging, drafter))
     return RoundCosts(
         tuple(contexts), engine.numbers, tuple(drafters), tuple(seconds), tuple(reading)
@@ -101,15 +109,22 @@ def _catch_up(
 
 
 def _time_rounds(
-    engine: Engine, params: ModelParams, state: SpecState, drafter: Drafter
+    engine: Engine,
+    params: ModelParams,
+    state: SpecState,
+    drafter: Drafter,
+    progress: Progress | None,
+    num_before: int,
 ) -> tuple[tuple[float, ...], ...]:
     """Returns the median seconds of a round, [drafters][numbers]; more drafts never cost less."""
     drafters, numbers = drafters_of(drafter.kinds), engine.numbers
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
-    for repeat, row, column in np.ndindex(samples.shape):
+    for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1 + num_before):
         wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
         none, one = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
         samples[repeat, row, column] = one - none
+        if progress is not None:
+            progress.show(count)
     typical = np.median(samples[1:], axis=0)  # the first one may compile
     plain = max(statistics.median(typical[:, 0]), 1e-6)
     typical = np.maximum.accumulate(np.maximum(typical, plain), axis=1)

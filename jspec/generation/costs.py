@@ -4,11 +4,13 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from jspec.common.errors import InputError
+from jspec.generation.stats import RoundCounts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,9 +21,9 @@ class RoundCosts:
       contexts: numbers of cache slots for which they were measured, in increasing order.
       numbers: numbers of drafts.
       drafters: names of the drafters.
-      seconds: seconds of a round, drafts and verify call, [contexts][drafters][numbers].
+      seconds: seconds of a round, drafts and verify call, by context, drafter and number.
       reading: seconds per token that a drafter has not read yet and reads before it drafts, such as
-        those of the prompt, [contexts][drafters]; empty if no drafter reads anything.
+        those of the prompt, by context and drafter; empty if no drafter reads anything.
     """
 
     contexts: tuple[int, ...]
@@ -63,6 +65,23 @@ class RoundCosts:
         share = (context - low) / (high - low)
         at = (1 - share) * seconds[last - 1] + share * seconds[last]
         return np.maximum(at, seconds[last - 1].min()).astype(np.float32)
+
+    def plain_steps(self, rounds: Sequence[RoundCounts], context: int) -> float | None:
+        """Returns what these rounds cost on average, in plain steps with this many slots.
+
+        A round costs what the next larger measured number of its drafter's drafts does. None where
+        there are no rounds, or drafts of a drafter that was not measured.
+        """
+        names = {one.drafter for one in rounds if one.num_proposed}
+        if not rounds or not names <= set(self.drafters):
+            return None
+        seconds, most = self.at(context), len(self.numbers) - 1
+        total = 0.0
+        for one in rounds:
+            row = self.drafters.index(one.drafter) if one.num_proposed else 0
+            column = min(int(np.searchsorted(self.numbers, one.num_proposed)), most)
+            total += float(seconds[row, column] / seconds[row, 0])
+        return total / len(rounds)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the costs as plain values."""

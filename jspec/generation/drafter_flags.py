@@ -11,7 +11,8 @@ from jspec.drafters import DRAFTERS, DrafterOptions
 
 _DRAFTER = flags.DEFINE_string(
     "drafter", None, f"What proposes tokens: {', '.join(DRAFTERS)}, or several joined by +. "
-    "Default: model with --draft, else prompt_lookup, +eagle where jspec has a head."
+    "Default: model with --draft, else prompt_lookup, with +eagle if jspec has a head for the "
+    "target."
 )  # fmt: skip
 
 
@@ -46,13 +47,13 @@ def read_drafter() -> tuple[str | None, DrafterOptions]:
     return _DRAFTER.value, DrafterOptions(**values)
 
 
-def read_options() -> DrafterOptions:
-    """Returns the options, for a program that compares drafters.
+def read_options(instead: str = "--drafters") -> DrafterOptions:
+    """Returns the options, for a program that compares drafters, which the flag `instead` names.
 
     Raises:
       InputError: an option out of its range, or --drafter.
     """
     drafter, options = read_drafter()
     if drafter is not None:
-        raise InputError(f"expected --drafters, a list; got --drafter={drafter}")
+        raise InputError(f"expected {instead}, a list; got --drafter={drafter}")
     return options

@@ -51,11 +51,11 @@ class Generator(Programs):
       batch_size: maximum number of requests answered together.
       max_seq_len: maximum number of tokens of prompt and answer together; None takes the model's
         context.
-      rounds_per_visit: number of rounds between two looks of the host at the tokens.
-      processors: your own logits processors. They are applied after those of jspec and before the
-        temperature.
+      rounds_per_visit: number of rounds on the device before the host reads their tokens.
+      processors: your own logits processors, applied after jspec's and before the temperature.
       on_result: called with every result, for instance `AcceptanceMonitor.add`.
       on_start: called before each run with the device and the memory that the run takes.
+      on_compile: called with a line, for instance `print`, before programs are compiled anew.
 
     Attributes:
       target: the target model.
@@ -101,7 +101,7 @@ class Generator(Programs):
         if draft is None and draft_quantization is not None:
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
         target = model_name(target)
-        options = gather_options(options, target, has_draft=draft is not None)
+        options = gather_options(cls, options, target, has_draft=draft is not None)
         load = functools.partial(load_model, dtype=dtype)
         loaded = load(target, quantization=target_quantization)
         loaded_draft = None if draft is None else load(draft, quantization=draft_quantization)
@@ -146,11 +146,11 @@ class Generator(Programs):
 
         Args:
           prompts: one prompt, or a list of them. A `Request` carries its own settings.
-          settings: the settings of prompts that are texts.
+          settings: of prompts that are texts, with one seed: `[prompt] * 2` gives equal answers.
           chat: whether to put texts into the model's chat template; None does so if it has one.
           system: a system message for the template.
-          num_samples: answers to each prompt, in a list, with the seeds `seed`, `seed + 1` and so
-            on. Without it, equal prompts with equal settings have equal answers.
+          num_samples: number of answers to each prompt, with the seeds `seed`, `seed + 1` and so
+            on, in one list: all answers to the first prompt, then those to the second.
 
         Raises:
           InputError: if a prompt is empty or longer than the context, if a token id or setting does

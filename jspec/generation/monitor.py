@@ -34,8 +34,8 @@ class Recommendation(NamedTuple):
 
     def __str__(self) -> str:
         rate = self.acceptance_rate
-        kept = "no drafts" if rate is None else f"{rate:.0%} of drafts kept"
-        text = f"{self.category}: {kept} in {self.num_rounds} rounds"
+        accepted = "no drafts" if rate is None else f"{rate:.0%} of drafts accepted"
+        text = f"{self.category}: {accepted} in {self.num_rounds} rounds"
         if self.num_draft_tokens is None or self.speedup is None:
             return text
         if self.num_draft_tokens == 0:

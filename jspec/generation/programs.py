@@ -22,6 +22,7 @@ from jspec.drafters import (
 )
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
 from jspec.generation.calibration import measure_costs
+from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
 from jspec.generation.prompts import encode_prompt
@@ -53,6 +54,7 @@ class Programs:
       rule: the acceptance rule.
       engine: the compiled programs.
       params: parameters of target and drafter.
+      compile_notice: says when programs are compiled.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Programs:
         processors: Sequence[Processor] = (),
         on_result: Callable[[Result], object] | None = None,
         on_start: Callable[[Budget], object] | None = None,
+        on_compile: Callable[[str], object] | None = None,
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
@@ -103,6 +106,7 @@ class Programs:
         self._acceptance, self._rule_options = acceptance, rule_options
         self._rounds_per_visit, self.processors = rounds_per_visit, tuple(processors)
         self._on_result, self._on_start = on_result, on_start
+        self.compile_notice = CompileNotice(on_compile)
         number = self._num_wanted(num_draft_tokens)
         spec = make_spec(target, draft, self.drafter, drafter_options, number)
         self._drafter_options = spec.options

@@ -181,11 +181,25 @@ def make_requests(
     if isinstance(prompts, Mapping | bytes | Set):
         kind = type(prompts).__name__
         raise InputError(f"expected a prompt as a text or a Request, or a list of them, got {kind}")
+    prompts = list(prompts)
+    for prompt in prompts:
+        _check_prompt(prompt)
     requests = [p if isinstance(p, Request) else Request(p, settings) for p in prompts]
     if num_samples is None:
         return requests
     check_count("num_samples", num_samples, 1, 10**6)
     return [_with_seed(request, k) for request in requests for k in range(num_samples)]
+
+
+def _check_prompt(prompt: Any) -> None:
+    """Raises an `InputError` that says how to give what looks like a part of a prompt."""
+    expected = "each prompt as a text, a list of token ids or a Request"
+    if isinstance(prompt, Mapping | bytes | Set):
+        hint = "of chat messages give the user's text alone, jspec puts it into the chat template"
+        raise InputError(f"expected {expected}, got {type(prompt).__name__} ({hint})")
+    if not isinstance(prompt, Request | Iterable):
+        hint = "one prompt of token ids is a list in a list, [[1, 2, 3]], or Request([1, 2, 3])"
+        raise InputError(f"expected {expected}, got {prompt!r} ({hint})")
 
 
 def _with_seed(request: Request, number: int) -> Request:

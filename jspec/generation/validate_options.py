@@ -1,7 +1,10 @@
 """Checks that a run reads every option it is given, as `drafters.check_options` does for theirs."""
 
 import dataclasses
-from collections.abc import Sequence
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from jspec.common.errors import InputError
@@ -18,15 +21,23 @@ from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_r
 from jspec.speculation.acceptance.types import Temperatures
 
 
-def gather_options(options: dict[str, Any], target: str, *, has_draft: bool) -> dict[str, Any]:
+def gather_options(
+    make: Callable[..., Any], options: dict[str, Any], target: str, *, has_draft: bool
+) -> dict[str, Any]:
     """Returns a `Generator`'s options, with those of drafters and rules in their dataclasses.
 
-    They may be given by the names of their flags. All is checked before models are loaded.
+    They may be given by the names of their flags. All is checked before models are loaded; `make`
+    is what takes them, all by keyword.
 
     Raises:
-      InputError: a drafter or an option that does not fit.
+      InputError: a drafter or an option that does not fit, or an option that there is not.
     """
-    options = dict(options)
+    options, names = dict(options), dict.fromkeys(inspect.signature(make).parameters)
+    names |= {field.metadata["flag"] or field.name: None for field in fields(DrafterOptions)}
+    names |= dict.fromkeys(vars(DrafterOptions()) | vars(RuleOptions()))
+    for name in options.keys() - names.keys():
+        near = difflib.get_close_matches(name, names, 1) or [", ".join(names)]
+        raise InputError(f"expected an option such as {near[0]}, got {name!r}, which is none")
     given = options.pop("drafter_options", DrafterOptions())
     drafter_options = read_options(options, given)
     given = options.pop("rule_options", RuleOptions())
@@ -78,7 +89,7 @@ def check_rule_option(option: str, acceptance: str, drafter: str) -> None:
 
 def check_rule_options(options: RuleOptions, acceptance: str, drafter: str) -> None:
     """Checks that a rule reads each option that is not at its default; see `check_rule_option`."""
-    for field in dataclasses.fields(options):
+    for field in fields(options):
         if getattr(options, field.name) != field.default:
             check_rule_option(field.name, acceptance, drafter)
 

@@ -85,10 +85,10 @@ def train(
 
 def describe(metrics: Mapping[str, Any]) -> str:
     """Returns in one line how well a trainee does on held-out texts."""
-    text = f"{metrics[SCORE]:.3f} tokens a call on held-out texts"
+    text = f"{metrics[SCORE]:.3f} tokens per call on held-out texts"
     if COVERED in metrics:
         text += (
-            " by a tree of all drafts; a draft agrees with the target at "
+            " if trees were checked (not yet in jspec); a draft agrees with the target at "
             f"{metrics[COVERED]:.1%} of the positions, without this one at "
             f"{metrics[COVERED_BEFORE]:.1%}"
         )

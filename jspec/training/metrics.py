@@ -2,6 +2,7 @@
 
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +14,7 @@ from jspec.training.chain_loss import SCORE
 
 METRICS = "metrics.jsonl"
 _CAPTION = (
-    "Loss on the texts trained on; tokens a call of the target at temperature 0 on held-out texts; "
+    "Loss on the texts trained on; tokens per target call at temperature 0 on held-out texts; "
     "and the probability at temperature 1 that each draft of a chain is accepted there, among the "
     "tokens that the drafter can propose."
 )
@@ -28,7 +29,7 @@ def training_curves(records: Sequence[Record]) -> list[Curves]:
     drafts = np.transpose(chains).tolist() if chains else []
     panels = [
         (logged, {"loss": [record["loss"] for record in logged]}, "loss"),
-        (evaluated, {"tokens a call": scores}, "tokens a call, held-out texts"),
+        (evaluated, {"tokens per call": scores}, "tokens per call, held-out texts"),
         (evaluated, {f"draft {i}": values for i, values in enumerate(drafts, 1)},
          "acceptance, held-out texts"),
     ]  # fmt: skip
@@ -40,13 +41,17 @@ def training_curves(records: Sequence[Record]) -> list[Curves]:
 
 
 def write_figures(workdir: pathlib.Path) -> None:
-    """Draws a run into WORKDIR/figures, as PNG and SVG; nothing without matplotlib or entries.
+    """Draws a run into WORKDIR/figures, as PNG and SVG; a note says so without matplotlib.
 
     Raises:
       InputError: the files cannot be written.
     """
     panels = training_curves(Journal(workdir / METRICS).read())
-    if not panels or importlib.util.find_spec("matplotlib") is None:
+    if not panels:
+        return
+    if importlib.util.find_spec("matplotlib") is None:
+        said = 'no figure is drawn without matplotlib: pip install "jspec[report]"'
+        print(f"note: {said}", file=sys.stderr, flush=True)
         return
     picture = draw("training", panels, caption=_CAPTION, title=f"Training: {workdir.name}")
     folder = workdir / "figures"

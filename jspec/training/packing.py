@@ -107,7 +107,8 @@ class Batches:
         self.num_batches = num_rows // batch_size  # of an epoch
         if not self.num_batches:
             raise InputError(
-                f"expected texts for {batch_size} rows of {seq_len} tokens, got {num_rows}"
+                f"expected texts for {batch_size} rows of {seq_len} tokens, got {num_rows}: more "
+                "texts, or a smaller batch_size or seq_len"
             )
 
     def __getitem__(self, index: int) -> Rows:

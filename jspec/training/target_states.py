@@ -99,7 +99,7 @@ class StateStore:
         model, sizes = _digest_of(target, layers), {"seq_len": seq_len, "batch_size": batch_size}
         paths = [folder / f"{_digest_of_texts(model, group)}.npy" for group in groups]
         num_done = sum(path.exists() for path in paths)
-        progress = Progress(len(paths), num_done, "file of hidden states")
+        progress = Progress(len(paths), num_done, "hidden-state file")
         nothing = np.zeros([0, *shape], jnp.bfloat16)  # of a text without tokens
         for path, group in zip(paths, groups, strict=True):
             if not path.exists():

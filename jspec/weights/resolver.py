@@ -196,6 +196,8 @@ def find_model(spec: str) -> pathlib.Path | None:
         if not path.is_file():
             raise InputError(f"{path}: cannot be read: No such file or directory")
         return path
+    if path.suffix == ".safetensors":  # which a hub name may end with, too
+        raise InputError(f"expected a model's folder, got a file of weights: give {path.parent}")
     if _HUB_NAME.fullmatch(spec):
         return _fetch_from_hub(spec)
     raise InputError(

@@ -104,3 +104,51 @@ def test_a_folder_of_the_users_own_is_left_to_jax(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="jit_f-00"):
         wrapper("jit_f-00")
     assert entry.exists()
+
+
+# As where a disk is full: no file of more than a few bytes.
+_FULL = """
+import resource, signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+"""
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    """Guards against two lines of JAX for each program, and parts of entries that are left."""
+    expected, _, _ = start(tmp_path / "large")
+    monkeypatch.setattr(sys.modules[__name__], "_PROGRAM", _FULL + _PROGRAM)
+    output, hits, errors = start(tmp_path / "full")
+    assert (output, hits) == (expected, 0)
+    folder = tmp_path / "full" / "xla"
+    message = "jspec: the cache of compiled programs cannot be written"
+    assert errors == f"{message}: {folder}: File too large\n"
+    assert entries(tmp_path / "full") == {}
+
+
+def test_a_folder_that_is_none_is_one_line(tmp_path):
+    """Guards against a folder that cannot be used being called damaged."""
+    expected, _, _ = start(tmp_path / "good")
+    (tmp_path / "xla").write_text("no folder")
+    output, _, errors = start(tmp_path)
+    assert output == expected
+    folder = tmp_path / "xla"
+    message = "jspec: the cache of compiled programs cannot be used"
+    assert errors == f"{message}: {folder}: File exists\n"
+
+
+_LISTENER = """
+from jspec.common.user_cache import compile_listeners
+heard = []
+compile_listeners.append(heard.append)
+"""
+
+
+def test_what_is_compiled_anew_is_heard_of(tmp_path, monkeypatch):
+    """And what comes from the cache is not."""
+    told = 'print("told", len([key for key in heard if key.startswith("jit__lambda")]))'
+    monkeypatch.setattr(sys.modules[__name__], "_PROGRAM", _LISTENER + _PROGRAM.replace(
+        'print("hits"', f'{told}\nprint("hits"'
+    ))  # fmt: skip
+    assert start(tmp_path)[0].endswith("told 2\n")
+    assert start(tmp_path)[0].endswith("told 0\n")

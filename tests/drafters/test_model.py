@@ -113,6 +113,19 @@ def test_a_lagging_drafter_catches_up_without_a_hole(drafter, tiny_pair, text, f
     np.testing.assert_array_equal(proposal.tokens[:, 0], first)
 
 
+@pytest.mark.parametrize("missing", [1, 9])
+def test_the_last_missing_token_is_read(drafter, tiny_pair, text, fresh, missing):
+    """Guards against one token too few: a wider call or a neighbour's often reads it by chance.
+
+    Here every row misses the same number, which leaves one token for a call of its own.
+    """
+    lengths = np.full(3, missing + 1)
+    state = observe(drafter, drafter.init(3, CAPACITY), text[:, : missing + 1], lengths)
+    _, state = run_propose(drafter, tiny_pair.draft, state, text[np.arange(3), lengths])
+    assert state.cache.length.tolist() == lengths.tolist()
+    assert_committed_equal(state.cache, fresh[2])
+
+
 def test_silence_between_proposals_leaves_no_hole(drafter, tiny_pair, text, fresh, lagging):
     """Drafts that were fed and then overtaken by plain decoding must not count as cached."""
     last = text[np.arange(3), LENGTHS]

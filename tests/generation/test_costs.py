@@ -9,6 +9,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.auto import recall_or_measure
 from jspec.generation.costs import RoundCosts, read_costs
+from jspec.generation.stats import RoundCounts
 
 COSTS = RoundCosts(
     contexts=(512, 2048),
@@ -42,6 +43,16 @@ def test_costs_without_reading_have_none_of_it():
 def test_they_survive_json():
     """An answer's settings hold them, so that its run can be repeated elsewhere."""
     assert RoundCosts.from_json(json.loads(json.dumps(COSTS.to_json()))) == COSTS
+
+
+def test_rounds_cost_plain_steps():
+    """Of their own drafter, at the next number that was measured; a plain round costs one."""
+    model = [RoundCounts(3, 1, "model"), RoundCounts(2, 0, "model"), RoundCounts(0, 0)]
+    assert COSTS.plain_steps(model, 512) == pytest.approx((2.5 + 2.5 + 1) / 3)
+    assert COSTS.plain_steps([RoundCounts(1, 1, "lookup")], 512) == pytest.approx(1.1)
+    assert COSTS.plain_steps([RoundCounts(9, 9, "lookup")], 512) == pytest.approx(1.3)
+    assert COSTS.plain_steps([], 512) is None
+    assert COSTS.plain_steps([RoundCounts(1, 1, "eagle")], 512) is None
 
 
 def never():

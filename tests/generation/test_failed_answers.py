@@ -101,6 +101,28 @@ def test_prompts_of_another_type_are_refused(prompts):
         shared_generator("none").generate(prompts)
 
 
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([{"role": "user", "content": "a"}], "a Request, got dict .of chat messages give the user"),
+        ([1, 2, 3], r"a Request, got 1 \(one prompt of token ids is a list in a list, \[\[1, 2"),
+        (["a", None], "each prompt as a text, a list of token ids or a Request, got None"),
+    ],
+    ids=["messages", "ids", "none"],
+)
+def test_prompts_that_look_like_others_are_told_how_to_be_given(prompts, message):
+    """Guards against "expected a token id, got 'role'"."""
+    with pytest.raises(InputError, match=message):
+        shared_generator("none").generate(prompts)
+
+
+def test_prompts_may_come_one_by_one():
+    """Guards against an iterator that a check has used up."""
+    settings = Settings(max_new_tokens=3)
+    one, two = shared_generator("none").generate((text for text in ("ab", "cd")), settings)
+    assert [one.prompt, two.prompt] == ["ab", "cd"]
+
+
 def test_options_have_the_names_of_their_flags(monkeypatch):
     """`Generator.load(draft_layers=1)` is `--draft_layers=1`; a wrong one loads no model."""
     loaded = []
@@ -118,6 +140,10 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
         Generator.load("tiny", drafter="auto")
     with pytest.raises(InputError, match="draft_layers as a number or a list"):
         Generator.load("tiny", drafter="layer_skip", draft_layers="x")
+    with pytest.raises(InputError, match="expected an option such as drafter, got 'drafer'"):
+        Generator.load("tiny", drafer="model")
+    with pytest.raises(InputError, match="such as draft_layers, got 'draft_layer'"):
+        Generator.load("tiny", draft_layer=2)
     assert loaded == []
 
 

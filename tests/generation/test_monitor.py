@@ -60,7 +60,7 @@ def test_too_little_is_no_reason():
     """Guards against a recommendation from one answer of three rounds."""
     one = recommend([(7, 7)] * 3)
     assert (one.num_draft_tokens, one.speedup, one.acceptance_rate) == (None, None, 1.0)
-    assert str(one) == "qa: 100% of drafts kept in 3 rounds"
+    assert str(one) == "qa: 100% of drafts accepted in 3 rounds"
 
 
 def test_without_costs_there_is_no_number():

@@ -92,8 +92,10 @@ def engine(kind):
 def first_two_statistic(kind):
     """Returns chi-square of the first two tokens' joint counts against their distribution."""
     prompt = [2, 0, 1, 2, 0, 3]
-    length = len(prompt) + 2
-    answers = engine(kind).generate([prompt] * NUM_ROWS, max_length=length, temperature=1.2).tokens
+    # Room for more than two tokens, else the first round would draft nothing.
+    result = engine(kind).generate([prompt] * NUM_ROWS, max_length=len(prompt) + 5, temperature=1.2)
+    assert kind == "plain" or result.infos.num_proposed[0].any()
+    answers = [tokens[:2] for tokens in result.tokens]
     table = np.asarray(make_tables(seed=3)[0])
     first = softmax(table[prompt[-2], prompt[-1]], 1.2)
     second = softmax(table[prompt[-1], np.arange(VOCAB)], 1.2)

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 import transformers
 
-from jspec.models import DecoderConfig, from_hf_config
+from jspec.models import DecoderConfig
+from jspec.models.families.hf_config import from_hf_config
 
 
 def peaked_llama(seed: int = 0, std: float = 0.45, **overrides) -> transformers.LlamaForCausalLM:

@@ -10,15 +10,14 @@ from jspec.models import (
     PRESETS,
     DecoderConfig,
     RopeScaling,
-    from_hf_config,
     get_preset,
     init_params,
-    to_hf_config,
 )
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 
 ODD = DecoderConfig(
     vocab_size=61, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
-    head_dim=10, max_seq_len=99, rope_theta=777.0, norm_epsilon=3e-3, attention_bias=True,
+    head_dim=10, max_seq_len=99, rope_theta=777.0, norm_epsilon=3e-3, qkv_bias=True, out_bias=True,
     mlp_bias=True, bos_id=5, eos_ids=(6, 7), rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
 )  # fmt: skip
 
@@ -114,7 +113,12 @@ def test_unknown_keys_are_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "LlamaForCausalLM"),
+        ({"architectures": ["MistralForCausalLM"]}, "expected model_type to be 'mistral'"),
+        (
+            {"architectures": ["ZebraForCausalLM"]},
+            "LlamaForCausalLM, Qwen2.*; got ZebraForCausalLM",
+        ),
+        ({"architectures": ["LlamaForCausalLM", "B"]}, "got LlamaForCausalLM, B"),
         ({"model_type": "mistral"}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
@@ -129,7 +133,10 @@ def test_unknown_keys_are_named():
         ({"quantization": {"bits": 4}}, r"by an unnamed method \(quantization\)"),
         ({"compression_config": {"quant_method": "x"}}, r"quantised by x \(compression_config\)"),
         ({"quantization_config": {}}, "take the original weights, with --draft_quantization=int8"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        (
+            {"rope_scaling": {"rope_type": "zebra", "factor": 2.0}},
+            "'yarn', 'longrope'; got 'zebra'",
+        ),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor"),
         ({"rope_scaling": OLD["rope_scaling"] | {"zebra": 1}}, "zebra"),
         ({"rope_scaling": OLD["rope_scaling"] | {"partial_rotary_factor": 0.5}}, "partial_rotary"),

@@ -78,6 +78,14 @@ def test_prompts_are_no_answers(call, tmp_path):
     assert path.read_text() == '{"prompt": "a"}'
 
 
+def test_nothing_to_answer_is_refused(call, tmp_path):
+    """Guards against the last prompt left out, and success without an answer."""
+    assert "expected num_prompts from 1" in check_refusal(*call("--num_prompts=-1"))
+    (tmp_path / "prompts.jsonl").write_text("\n")
+    assert "expected a prompt in" in check_refusal(*call())
+    assert not (tmp_path / "answers.jsonl").exists()
+
+
 def test_all_missing_flags_are_named(compile_cache, tmp_path):
     """Guards against a second refusal after the first one is heeded."""
     cases = {

@@ -72,13 +72,14 @@ def test_a_generation_is_shown_round_by_round(tmp_path, env):
     cases = (
         ("--name=other", "begins with trace"),
         ("--drafter=none", "expected a drafter that drafts"),
+        (f"--svg={tmp_path / 'no' / 'x.svg'} --target=nowhere", "there is no folder"),
         ("--draft_layers=1", "draft_layers with a drafter that reads it"),
         (
             "--draft_temperature=2",
             "draft_temperature with a drafter that draws from a distribution",
         ),
     )
-    lines = [flags, *([*flags, flag] for flag, _ in cases)]
+    lines = [flags, *([*flags, *flag.split()] for flag, _ in cases)]
     (status, output, errors), *refused = run_many("scripts.trace", lines, env=env)
     assert status == 0, errors
     assert "calls of the target" in output

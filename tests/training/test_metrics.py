@@ -19,7 +19,7 @@ def test_curves_are_the_journal():
     """Three panels: the loss, the score, each draft of the chain."""
     loss, score, acceptance = training_curves(RECORDS)
     assert (loss.x, loss.lines) == ([10, 20, 30], {"loss": [3.0, 2.0, 1.0]})
-    assert (score.x, score.lines) == ([20, 40], {"tokens a call": [1.5, 1.75]})
+    assert (score.x, score.lines) == ([20, 40], {"tokens per call": [1.5, 1.75]})
     assert acceptance.lines == {"draft 1": [0.5, 0.75], "draft 2": [0.25, 0.5]}
     assert training_curves([]) == []
     assert len(training_curves([{"step": 1, "held_out": {SCORE: 1.0}}])) == 1
@@ -35,4 +35,4 @@ def test_pictures_are_written_where_matplotlib_is(tmp_path, monkeypatch):
     assert not (tmp_path / "figures").exists()
     write_figures(tmp_path)
     assert (tmp_path / "figures" / "training.png").read_bytes().startswith(b"\x89PNG")
-    assert "tokens a call" in (tmp_path / "figures" / "training.svg").read_text()
+    assert "tokens per call" in (tmp_path / "figures" / "training.svg").read_text()

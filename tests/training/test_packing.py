@@ -57,7 +57,7 @@ def test_an_order_that_is_packed_more_tightly_is_not_cut_short():
 
 def test_too_few_texts_are_refused():
     """Not a batch of nothing."""
-    with pytest.raises(InputError, match="expected texts for 9 rows of 16 tokens, got 2"):
+    with pytest.raises(InputError, match="got 2: more texts, or a smaller batch_size or seq_len"):
         Batches(TEXTS, batch_size=9, seq_len=16, seed=0)
 
 

@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 
 from jspec.common.errors import InputError
-from jspec.models.hf_config import to_hf_config
+from jspec.models.families.hf_config import to_hf_config
 from jspec.weights import hf
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.random_weights import random_params

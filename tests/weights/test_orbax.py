@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.models.hf_config import to_hf_config
+from jspec.models.families.hf_config import to_hf_config
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
 from jspec.weights.random_weights import random_params
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer

@@ -35,7 +35,7 @@ from jspec.drafters.heads.folder import (
 )
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.models.config import DecoderConfig
-from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.quantize import num_contracted, quantize
 from jspec.weights.safetensors_file import FloatTensors
 from jspec.weights.tensor_names import Parameter, Path, attention_tensors, mlp_tensors, one_tensor

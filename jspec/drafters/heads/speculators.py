@@ -24,7 +24,7 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json
 from jspec.drafters.heads.folder import read_stored, write_head
-from jspec.models.hf_config import from_hf_config, to_hf_config
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.safetensors_file import FloatTensors
 
 _FILE = "model.safetensors"

@@ -112,11 +112,11 @@ def table1() -> Table:
 
 
 def figure2() -> Table:
-    """Returns the curves of Figure 2: tokens a call against alpha, by number of drafts."""
+    """Returns the curves of Figure 2: tokens per call against alpha, by number of drafts."""
     numbers = (*_NUMBERS, math.inf)
     rows = [[alpha, *(expected_tokens(alpha, number) for number in numbers)] for alpha in _ALPHAS]
     note = "Figure 2 of arXiv 2211.17192: Eq. 1."
-    return _curves([*_NUMBER_NAMES, "no limit"], "tokens a call", rows, note)
+    return _curves([*_NUMBER_NAMES, "no limit"], "tokens per call", rows, note)
 
 
 def figure3() -> Table:

@@ -11,6 +11,9 @@ import numpy as np
 from jspec.common.text_table import NOTHING, format_table, number_cell
 from jspec.common.timing import timed
 from jspec.evaluation.analysis.ratios import speed_ratio
+from jspec.generation.auto import MOST_DRAFT_TOKENS
+from jspec.generation.capacity import capacity_for
+from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 
@@ -25,7 +28,7 @@ class Generated(NamedTuple):
       num_round_tokens: those given by target calls after the first, which reads the prompt.
       num_calls: how many such calls there were.
       num_proposed: drafts.
-      num_accepted: drafts kept.
+      num_accepted: drafts accepted.
       seconds: what counts as its time; None for all the time until it was there.
       num_tokens: given in these seconds; None for all.
     """
@@ -62,6 +65,15 @@ def answer_with(generator: Generator, settings: Settings, *, decoding: bool = Fa
     return generate
 
 
+def one_of_each_size(prompts: Sequence[list[int]], max_new_tokens: int) -> list[list[int]]:
+    """Returns a prompt for each set of programs: each size of the cache and width of a chunk."""
+    by_size = {}
+    for prompt in prompts:
+        capacity = capacity_for(len(prompt) + max_new_tokens, MOST_DRAFT_TOKENS + 1)
+        by_size[capacity, len(prompt) > NARROW_PROMPT] = prompt
+    return list(by_size.values())
+
+
 class Timings(NamedTuple):
     """What a method took, each array [repeats, prompts], and its last answers; see `Generated`."""
 
@@ -95,7 +107,8 @@ def measure(
     """
     done: dict[str, list[list[Generated]]] = {name: [] for name in methods}
     for repeat in range(repeats):
-        print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
+        if repeats > 1:
+            print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
         for answers in done.values():
             answers.append([])
         for index, prompt in enumerate(prompts):

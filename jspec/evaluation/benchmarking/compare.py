@@ -18,6 +18,7 @@ from jspec.evaluation.benchmarking.answers import (
     answer_with,
     format_summary,
     measure,
+    one_of_each_size,
     summarise,
     warm_up,
 )
@@ -28,9 +29,6 @@ from jspec.evaluation.benchmarking.transformers_baseline import (
     TransformersModels,
     transformers_methods,
 )
-from jspec.generation.auto import MOST_DRAFT_TOKENS
-from jspec.generation.capacity import capacity_for
-from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.request import Settings
 from jspec.weights.resolver import LoadedModel
 
@@ -54,12 +52,7 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     }
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
-    # One prompt for each set of programs: each size of the cache and width of a chunk.
-    by_size = {}
-    for prompt in ids:
-        capacity = capacity_for(len(prompt) + settings.max_new_tokens, MOST_DRAFT_TOKENS + 1)
-        by_size[capacity, len(prompt) > NARROW_PROMPT] = prompt
-    warm_up(methods, list(by_size.values()))
+    warm_up(methods, one_of_each_size(ids, settings.max_new_tokens))
     peak_bytes = _peak_bytes()
     working, left_out = _working_baselines(asked, target, other, texts, ids)
     methods |= working

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ def draw_files(paths: Sequence[str]) -> None:
             lines = [record for _, record in read_json_lines(str(path), "a record")]
             picture = draw_record(path.stem, lines[-1] if lines else None)
             if picture is None:
+                said = "no roofline and no synthetic rates: no figure"
+                print(f"note: {path}: {said}", file=sys.stderr, flush=True)
                 continue
             for suffix, content in (("png", picture.png), ("svg", picture.svg.encode())):
                 goal = path.with_suffix(f".{suffix}")
@@ -45,7 +48,10 @@ def draw_record(name: str, record: Any) -> Picture | None:
     """
     try:
         # Every record of a measurement has versions.
-        kind = record.get("flags", {}).get("measure") if record["versions"] else None
+        flags = record.get("flags", {}) if record["versions"] else {}
+        kind = flags.get("measure")
+        if kind is None and flags.get("roofline"):  # as records before `measure` have it
+            kind = "roofline"
         if kind not in _KINDS:
             return None
         title, make_curves = _KINDS[kind]
@@ -54,7 +60,6 @@ def draw_record(name: str, record: Any) -> Picture | None:
         raise InputError(f"{name}: expected a record of python -m jspec.benchmark") from None
     if not curves[0].x:
         raise InputError(f"{name}: expected lines of what was measured, got none")
-    flags = record["flags"]
     parts = (flags.get("target"), flags.get("dtype"), record.get("processor"), record.get("date"))
     subtitle = " · ".join(str(part) for part in parts if part)
     return draw(name, curves, caption="", title=title, subtitle=subtitle, share_y=True)
@@ -90,7 +95,7 @@ def _along(axis: int, calls: Mapping[tuple[int, ...], Mapping[str, Any]]) -> dic
 
 
 def synthetic_curves(lines: _Lines) -> list[Curves]:
-    """Returns the speed of each method of generating by the probability that a draft is kept."""
+    """Returns each method's speed by the probability that a draft is accepted."""
     rates = sorted({line["rate"] for line in lines})
     by_method: dict[str, Sequence[float | None]] = {}
     for name in dict.fromkeys(line["name"] for line in lines):
@@ -98,7 +103,7 @@ def synthetic_curves(lines: _Lines) -> list[Curves]:
         by_method[f"{name}, measured"] = [own[rate]["speedup"]["median"] for rate in rates]
         if all(own[rate]["expected_speedup"] is not None for rate in rates):
             by_method[f"{name}, Theorem 3.8"] = [own[rate]["expected_speedup"] for rate in rates]
-    x_label, y_label = "probability that a draft is kept", "times plain decoding"
+    x_label, y_label = "probability that a draft is accepted", "times plain decoding"
     return [Curves(rates, by_method, x_label, y_label, begins_at_zero=True)]
 
 
@@ -107,5 +112,5 @@ _KINDS: dict[str | None, tuple[str, Callable[[_Lines], list[Curves]]]] = {
         "Calls of a model: measured, and the least possible time",
         roofline_curves,
     ),
-    "synthetic": ("Speed against the probability that a draft is kept", synthetic_curves),
+    "synthetic": ("Speed against the probability that a draft is accepted", synthetic_curves),
 }

@@ -20,7 +20,14 @@ from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.smollm2 import fetch
 
 LLAMA_PLAIN = "llama.cpp plain"
+PROGRAM = "llama-completion"
 _NUM_MODEL_DRAFTS = 3  # llama.cpp's own default
+
+
+def check_programs(folder: pathlib.Path) -> None:
+    """Raises an `InputError` unless a folder holds llama.cpp's programs."""
+    if not (folder / PROGRAM).is_file():
+        raise InputError(f"expected the folder of llama.cpp's programs, got {folder}: no {PROGRAM}")
 
 
 def llama_methods(
@@ -45,7 +52,7 @@ def llama_methods(
         new.rename(model)
     drafting = ["-md", source, "--spec-type", "draft-simple"]
     commands = {
-        LLAMA_PLAIN: ["llama-completion", "-no-cnv"],
+        LLAMA_PLAIN: [PROGRAM, "-no-cnv"],
         f"llama.cpp lookup:{num_drafts}": ["llama-lookup", "--spec-draft-n-max", num_drafts],
         f"llama.cpp model (Q4_1):{_NUM_MODEL_DRAFTS}": [
             "llama-speculative-simple", *drafting, "--spec-draft-n-max", _NUM_MODEL_DRAFTS

@@ -1,11 +1,14 @@
 """The flags of `python -m jspec.benchmark`, and which mode of measuring reads which of them."""
 
+import pathlib
 from typing import Any
 
 from absl import flags
 
+from jspec.common.cli import list_flags
 from jspec.common.errors import InputError, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
+from jspec.evaluation.benchmarking.llama_cpp_baseline import check_programs
 from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.generator import DEFAULT_TARGET
@@ -31,62 +34,79 @@ _READ_BY = {  # besides those of `_ALWAYS`
     "profile": f"{_MODELS} context max_new_tokens temperature trace_folder",
     "parity": f"{_MODELS} {_PROMPTS} batch_size",
 }
+_MEASURE = (
+    "What to measure. methods: whole answers of jspec and of other libraries; roofline: calls and "
+    "rounds beside the least time that this machine needs; synthetic: speed by a given probability "
+    "of acceptance; start: a process up to its first answer; sampling: filters and processors; "
+    "drafting: the drafters that look back in the text, alone; quantization: bytes and steps of "
+    "rounded weights; acceptance: accepted drafts, expected and observed; profile: a profiler's "
+    "trace of an answer; parity: whether greedy answers equal those of plain decoding."
+)
 _ALWAYS = ("measure", "draw", "target", "dtype", "output_json")
 _HOLDERS = [
     flags.DEFINE_enum(
         "measure",
         "methods",
         list(_READ_BY),
-        "What is measured: methods of generating and baselines, by their answers; roofline: calls "
-        "and rounds beside the least time that the machine needs; synthetic: speed against given "
-        "rates of acceptance; start: a process up to its first answer; sampling: filters and "
-        "processors; drafting: drafters that look back, alone; quantization: bytes and steps of "
-        "rounded weights; acceptance: kept drafts in theory and in fact; profile: a trace of an "
-        "answer; parity: whether all greedy answers are plain decoding's.",
+        _MEASURE,
     ),
     flags.DEFINE_list(
-        "draw", None, "Draw these records of rooflines or synthetic rates, beside them, instead."
+        "draw", None, "Measure nothing, but draw a figure of each of these records (of roofline or "
+        "synthetic), beside it; separated by commas."
     ),
-    flags.DEFINE_string("target", DEFAULT_TARGET, "The model."),
-    flags.DEFINE_string("draft", None, "A draft model, for the drafters model and hierarchical."),
+    flags.DEFINE_string("target", DEFAULT_TARGET, "The target, a name that jspec.generate takes."),
+    flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),
     flags.DEFINE_list(
         "drafters",
         None,
-        "What to measure; DRAFTER:NUMBER gives one a number of drafts of its own, or auto, except "
-        "with start and acceptance. One for start, sampling and profile. Default: none, "
-        "prompt_lookup, and what jspec.generate drafts with if nothing is said, or what fits the "
-        "mode.",
+        "Drafters to measure, separated by commas. DRAFTER:NUMBER sets its number of drafts per "
+        "round, DRAFTER:auto adapts it (not for start and acceptance). start, sampling and profile "
+        "take one drafter. Default: none, prompt_lookup and the default of jspec.generate, or what "
+        "fits --measure.",
     ),
-    flags.DEFINE_string("num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Drafts a round."),
+    flags.DEFINE_string(
+        "num_draft_tokens", str(DEFAULT_NUM_DRAFT_TOKENS), "Most drafts per round, for drafters "
+        "without a :NUMBER."
+    ),
     flags.DEFINE_string(
         "prompts_file",
         "configs/prompts.jsonl",
-        "JSONL with `prompt` or Spec-Bench's `turns` a line.",
+        "File with one JSON object per line, with `prompt` or Spec-Bench's `turns`.",
     ),
-    flags.DEFINE_integer("num_prompts", 13, "Take this many prompts, evenly spaced over the file."),
-    flags.DEFINE_integer("per_category", None, "Or the first prompts of each category."),
-    flags.DEFINE_integer("max_new_tokens", 128, "Tokens an answer may have."),
-    flags.DEFINE_integer("max_seq_len", None, "Tokens of prompt and answer. Default: the model's."),
-    flags.DEFINE_integer("repeats", 5, "Repeats of each measurement."),
-    flags.DEFINE_float("temperature", 0.0, "Of answers; methods give prompt k of repeat r the "
-        "seed 1000 r + k."),
-    flags.DEFINE_string("acceptance", "rejection", "The acceptance rule."),
-    flags.DEFINE_bool("decoding", False, "Time decoding alone, without the prompt; of jspec only."),
+    flags.DEFINE_integer("num_prompts", 13, "Number of prompts, evenly spaced over the file."),
+    flags.DEFINE_integer(
+        "per_category", None, "Number of prompts of each category, in place of --num_prompts."
+    ),
+    flags.DEFINE_integer("max_new_tokens", 128, "Most tokens of an answer."),
+    flags.DEFINE_integer(
+        "max_seq_len", None, "Most tokens of prompt and answer together. Default: the model's "
+        "context."
+    ),
+    flags.DEFINE_integer("repeats", 5, "Number of repeats of each measurement."),
+    flags.DEFINE_float("temperature", 0.0, "Temperature of the answers; above 0, prompt k of "
+        "repeat r has the seed 1000 r + k."),
+    flags.DEFINE_string("acceptance", "rejection", "The rule that accepts or rejects drafts."),
+    flags.DEFINE_bool(
+        "decoding", False, "Time decoding alone, without prefill; for jspec's methods only."
+    ),
     flags.DEFINE_enum(
-        "dtype", None, ["bfloat16", "float32"], "Of weights. Default: bfloat16, parity float32."
+        "dtype", None, ["bfloat16", "float32"], "The number type of weights. Default: bfloat16; "
+        "float32 with --measure=parity."
     ),
     flags.DEFINE_enum(
         "target_quantization", "auto", QUANTIZATION_FLAG, "int8 and int4 round the target's "
-        "weights: another model. packed leaves a .gguf file's as they are, none makes them floats."
+        "weights, which makes it another model; packed leaves those of a .gguf file as they are, "
+        "none makes them floats."
     ),
     flags.DEFINE_enum(
-        "draft_quantization", "auto", QUANTIZATION_FLAG, "The same for the draft's weights."
+        "draft_quantization", "auto", QUANTIZATION_FLAG, "int8 and int4 round the draft model's "
+        "weights; packed leaves those of a .gguf file as they are, none makes them floats."
     ),
     flags.DEFINE_bool(
         "transformers",
         None,
         "Measure transformers too. Default: if torch is installed, answers are greedy and timed "
-        "with their prompts, and the target is not rounded.",
+        "with prefill, and the target is not rounded.",
     ),
     flags.DEFINE_bool(
         "compiled",
@@ -94,25 +114,33 @@ _HOLDERS = [
         "Measure transformers' plain decoding with a static cache and torch.compile too.",
     ),
     flags.DEFINE_string(
-        "llama_cpp", None, "Measure llama.cpp too, whose programs are in this folder."
+        "llama_cpp", None, "Folder with llama.cpp's programs, to measure llama.cpp too."
     ),
-    flags.DEFINE_bool("quick", False, "Measure fewer calls, and each less often."),
+    flags.DEFINE_bool("quick", False, "Measure fewer kinds of calls, and each less often."),
     flags.DEFINE_list(
         "synthetic_acceptance",
         ["0.6", "0.7", "0.8", "0.9"],
-        "Probabilities with which every draft is kept, whatever the models say: speed against "
-        "acceptance where trained models are not at hand. The text means nothing.",
+        "Probabilities with which each draft is accepted, whatever the models compute: shows speed "
+        "by acceptance without trained models. The text means nothing.",
     ),
     flags.DEFINE_multi_integer(
-        "context", None, "Tokens before what is timed, several for drafting. Default: 512 to 8192, "
-        "quantization 256, profile 128."
+        "context", None, "Number of tokens before what is timed; for drafting, may be given "
+        "several times. Default: 512 to 8192; for quantization 256, for profile 128."
     ),
-    flags.DEFINE_integer("batch_size", 8, "Rows of batches."),
-    flags.DEFINE_string("trace_folder", None, "Put the profiler's trace here."),
+    flags.DEFINE_integer("batch_size", 8, "Number of rows of a batch."),
+    flags.DEFINE_string("trace_folder", None, "Folder for the profiler's trace."),
     flags.DEFINE_string(
-        "output_json", None, "Write everything measured to this file, as it is measured."
+        "output_json", None, "Write everything to this JSON file, as it is measured."
     ),
 ]  # fmt: skip
+flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
+
+list_flags("Models", "target draft dtype target_quantization draft_quantization max_seq_len")
+list_flags("Prompts", "prompts_file num_prompts per_category max_new_tokens")
+list_flags("Sampling", "temperature")
+list_flags("Acceptance", "acceptance synthetic_acceptance")
+list_flags("Drafting", "drafters")
+list_flags("Output", "output_json trace_folder")
 
 
 def read_flags() -> dict[str, Any]:
@@ -150,5 +178,10 @@ def _check_values(values: dict[str, Any]) -> None:
         raise InputError(
             f"expected --llama_cpp with the target {smollm2.NAME}, got {values['target']}"
         )
+    if values["llama_cpp"] is not None:
+        check_programs(pathlib.Path(values["llama_cpp"]))
+    if values["measure"] == "drafting" and not values["num_draft_tokens"].isdecimal():
+        number = values["num_draft_tokens"]
+        raise InputError(f"expected num_draft_tokens as a number with drafting, got {number!r}")
     if values["draft_quantization"] != "auto" and not values["draft"]:
         raise InputError("expected --draft with --draft_quantization")

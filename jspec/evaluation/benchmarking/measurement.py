@@ -25,9 +25,11 @@ from jspec.evaluation.benchmarking.by_task import tasks_of
 from jspec.evaluation.benchmarking.transformers_baseline import has_transformers
 from jspec.generation.flag_values import parse_num_draft_tokens, parse_quantization
 from jspec.generation.generator import Generator
+from jspec.generation.programs import RULE_DEFAULTS
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_num_draft_tokens
+from jspec.speculation.acceptance import RuleOptions
 from jspec.weights.quantize import KINDS
 from jspec.weights.resolver import LoadedModel, load_model
 
@@ -72,7 +74,12 @@ class Measurement(types.SimpleNamespace):
         return target, self.load("draft")
 
     def generators(
-        self, target: LoadedModel, draft: LoadedModel | None, *names: str, **others: Any
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None,
+        *names: str,
+        rule_options: RuleOptions = RULE_DEFAULTS,
+        **others: Any,
     ) -> dict[str, Generator]:
         """Returns Generators of all methods, or of those named; `others` are their options."""
         return {
@@ -82,6 +89,8 @@ class Measurement(types.SimpleNamespace):
                 drafter=method.drafter,
                 drafter_options=without_unread(method.drafter, self.options),
                 num_draft_tokens=method.num_draft_tokens,
+                # Plain decoding has no drafts to accept.
+                rule_options=RULE_DEFAULTS if method.drafter == "none" else rule_options,
                 **others,
             )
             for name, method in self.methods.items()
@@ -120,6 +129,17 @@ def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, M
     return methods
 
 
+def check_methods(
+    methods: Mapping[str, Method], options: DrafterOptions, *, has_draft: bool
+) -> None:
+    """Raises an `InputError` unless some method reads each option, and a draft model if any."""
+    drafters = [method.drafter for method in methods.values()]
+    if any(map(needs_draft_model, drafters)) != has_draft:
+        names = ", ".join(drafters_needing("draft"))
+        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
+    check_options(drafters, options)
+
+
 def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dict[str, Method]:
     """Returns jspec's methods; refuses what can be refused before anything is loaded."""
     mode, has_draft = values["measure"], bool(values.get("draft"))
@@ -133,11 +153,7 @@ def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dic
                "acceptance": ["unigram", "bigram", "random"]}.get(mode, several)  # fmt: skip
     drafters = default if values["drafters"] is None else values["drafters"]
     methods = parse_methods(drafters, values.get("num_draft_tokens", "1"))
-    drafters = [method.drafter for method in methods.values()]
-    if any(map(needs_draft_model, drafters)) != has_draft:
-        names = ", ".join(drafters_needing("draft"))
-        raise InputError(f"expected --draft with a drafter among {names}, and only with one")
-    check_options(drafters, options)  # some method has to read each
+    check_methods(methods, options, has_draft=has_draft)
     if mode in ("start", "sampling", "profile") and len(methods) > 1:
         raise InputError(f"expected one drafter with --measure={mode}, got {len(methods)}")
     return methods

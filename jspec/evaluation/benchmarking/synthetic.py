@@ -1,4 +1,4 @@
-"""Speed against acceptance: rounds in which every draft is kept with a given probability."""
+"""Speed against acceptance: rounds in which every draft is accepted with a given probability."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -27,8 +27,8 @@ from jspec.generation.request import Settings
 from jspec.speculation.acceptance.synthetic import seed_of
 from jspec.weights.resolver import LoadedModel
 
-_NOTE = "every draft is kept with a given probability: the text means nothing"
-_COLUMNS = ["", "drafts", "kept", "tokens a call", "Eq. 1", "times plain", "Theorem 3.8"]
+_NOTE = "every draft is accepted with a given probability: the text means nothing"
+_COLUMNS = ["", "drafts", "accepted", "tokens per call", "Eq. 1", "times plain", "Theorem 3.8"]
 _CONTEXT = 256  # tokens before the calls whose costs the theorem is given
 
 

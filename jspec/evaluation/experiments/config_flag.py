@@ -26,9 +26,13 @@ class _ConfigParser(flags.ArgumentParser):
 
 
 CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "The config file; --config.FIELD=VALUE overrides a field of it."
+    "config",
+    None,
+    "The config, a Python file of configs/ or your own; --config.FIELD=VALUE overrides a field.",
 )
-WORKDIR = flags.DEFINE_string("workdir", None, "The folder that the run writes to.")
+WORKDIR = flags.DEFINE_string(
+    "workdir", None, "The folder that the run writes to, and in which the same command resumes it."
+)
 flags.FLAGS["config"].parser = _ConfigParser()
 
 

@@ -37,7 +37,7 @@ def measure_kept_drafts(
       `num_answers`; `num_tokens`, all but the first of each answer; and `drafters`, by name:
       `alpha`, over the tokens for which the drafter proposes something, `kept`, the accepted share
       of the drafts, and `tokens_per_target_call`, all three with intervals (see `Interval`), and
-      `tokens_of_alpha`, the tokens a call that follow from alpha (`expected_tokens`).
+      `tokens_of_alpha`, the tokens per call that follow from alpha (`expected_tokens`).
 
     Raises:
       InputError: a drafter that lacks something, or a request that cannot be answered.

@@ -14,6 +14,7 @@ it gives the lock back. The cell of a killed process is free again at once.
 import contextlib
 import hashlib
 import pathlib
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -54,11 +55,19 @@ class Store(contextlib.AbstractContextManager):
         with self._locks.hold(_CONFIG_BYTE):
             if not is_begun(folder) and results.exists() and results.stat().st_size:
                 raise WorkdirError(f"{self.folder} holds results without their config.json")
-            check_or_write_config(self.folder / _CONFIG, config)
-        self._results, self._runs = Journal(results), Journal(self.folder / "runs.jsonl")
+            self._runs = Journal(self.folder / "runs.jsonl")
+            self.runs = self._runs.read()
+            check_or_write_config(self.folder / _CONFIG, config, command=self._command())
+        self._results = Journal(results)
         records = self._results.read()
         self.outcomes = {str(one.get("cell")): DONE for one in records if one.get("status") == DONE}
-        self.runs = self._runs.read()
+
+    def _command(self) -> str:
+        """Returns the command of the last run here; "" if there was none."""
+        argv = next((run["argv"] for run in reversed(self.runs) if run.get("argv")), ())
+        # A published folder calls the workdir "DIR", and a folder may have been moved.
+        own = f"--workdir={self.folder}"
+        return shlex.join(own if one.startswith("--workdir=") else one for one in argv)
 
     def add(self, record: Record) -> None:
         """Appends the result of a cell; a `WorkdirError` says that it cannot be written."""

@@ -52,7 +52,7 @@ def estimate_chapters(workdir: Workdir, view: View) -> list[Block]:
                and one["key"]["method"] == method]  # fmt: skip
         if own:
             settings.setdefault(label, {})[method] = own
-    blocks: list[Block] = [methods_table(config["methods"]), *_alphas(settings, view)]
+    blocks: list[Block] = [methods_table(config["methods"], workdir.runs), *_alphas(settings, view)]
     for index, (label, group) in enumerate(settings.items(), 1):
         suffix = f"-{index}" if len(settings) > 1 else ""
         at = config["settings"][label].get("temperature", 0.0)
@@ -103,7 +103,7 @@ def _alphas(settings: Mapping[str, Groups], view: View) -> list[Block]:
 
 def _details(label: str, group: Groups, view: View) -> list[Block]:
     """Returns what alpha depends on at one setting: category, entropy, lenience."""
-    blocks: list[Block] = [Heading(f"Where drafts are kept: {label}")]
+    blocks: list[Block] = [Heading(f"Where drafts are accepted: {label}")]
     rows = []
     for method, own in group.items():
         parts: dict[str, list[Mapping[str, Any]]] = {}
@@ -137,7 +137,7 @@ def _by_entropy(group: Groups, view: View) -> Block:
 
 
 def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> list[Block]:
-    """Returns table and figure of what a lenient rule keeps; nothing where none was looked at."""
+    """Returns table and figure of what a lenient rule accepts; nothing where none was looked at."""
     leniences = [one["lenience"] for one in next(iter(group.values()))[0]["record"]["lenience"]]
     if len(leniences) < 2:
         return []
@@ -151,19 +151,19 @@ def _by_lenience(label: str, group: Groups, drawn: list[str], view: View) -> lis
             for method, own in group.items()
         }
 
-    kept, apart = lines_of("sum_acceptance"), lines_of("sum_total_variation")
+    accepted, apart = lines_of("sum_acceptance"), lines_of("sum_total_variation")
     rows = [
         {"drafter": code(method)}
         | {f"{at:g}": f"{interval(one)} / {interval(other, 3)}"
-           for at, one, other in zip(leniences, kept[method], apart[method], strict=True)}
+           for at, one, other in zip(leniences, accepted[method], apart[method], strict=True)}
         for method in group
     ]  # fmt: skip
     panels = [
         Curves(leniences, {m: lines[m] for m in drawn}, "lenience (1: exact)", y_label, True)
-        for lines, y_label in ((kept, "share of drafts kept"), (apart, "total variation"))
+        for lines, y_label in ((accepted, "share of drafts accepted"), (apart, "total variation"))
     ]
-    caption = f"Drafts kept (share) / total variation from the target, by lenience ({label})"
-    title = "Drafts kept and distance, by lenience"
+    caption = f"Drafts accepted (share) / total variation from the target, by lenience ({label})"
+    title = "Accepted drafts and distance, by lenience"
     return [Table(caption, rows), view.draw("lenience", panels, title, f"{BARS} {_DRAWN}")]
 
 

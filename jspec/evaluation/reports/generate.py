@@ -28,15 +28,16 @@ _FEWEST_ROUNDS = 10  # of a position
 _FEWEST = 5  # of a category
 
 _WORDS = (
-    ("speed-up", "decoded tokens a second, over those of the baseline, which was timed in turn. "
-     "That of whole answers counts reading the prompt too."),
-    ("[a, b]", "95 % bootstrap interval over prompts and repeats; none of one prompt timed once."),
-    ("drafts kept", "share of the proposed drafts that the target keeps."),
-    ("alpha", "share of the examined drafts that it keeps; none is examined after a rejected one."),
-    ("tokens per call", "tokens that a call of the target gives, its own included."),
-    ("cost of a round", "its time in plain steps, which are calls of the target for one token."),
+    ("speed-up", "decoded tokens per second, over those of the baseline, which was timed in turn. "
+     "The speed-up of whole answers counts reading the prompt too."),
+    ("[a, b]", "95 % bootstrap interval over prompts and repeats; one prompt timed once has none."),
+    ("drafts accepted", "share of the proposed drafts that the target accepts."),
+    ("alpha", "share of the examined drafts that are accepted; after a rejected draft none is "
+     "examined."),
+    ("tokens per call", "what a call of the target gives: accepted drafts and its own token."),
+    ("cost of a round", "its time in plain steps: calls of the target on one token."),
     ("lossless", "the rule keeps the target's distribution."),
-    ("same answers", "those equal to the baseline's, token for token. In bfloat16, calls of "
+    ("same answers", "answers equal to the baseline's, token for token. In bfloat16, calls of "
      "another width round differently, and nearly tied tokens may change places."),
 )  # fmt: skip
 
@@ -50,7 +51,7 @@ def generate_chapters(workdir: Workdir, view: View) -> list[Block]:
         return ["No cell of the baseline is finished yet."]
     lengths = by_length(scenes, config.get("max_new_tokens", _DEFAULT_LENGTH))
     chosen = [list(group.values())[-1] for group in lengths]
-    blocks: list[Block] = [_asked(chosen[0]), methods_table(config["methods"])]
+    blocks: list[Block] = [_asked(chosen[0]), methods_table(config["methods"], workdir.runs)]
     growth: list[Block] = []
     for index, (scene, group) in enumerate(zip(chosen, lengths, strict=True), 1):
         suffix = f"-{index}" if len(chosen) > 1 else ""
@@ -108,7 +109,7 @@ def scene_figures(scene: Scene, view: View) -> list[Picture]:
         panel = Curves(names, lines, "", "speed-up", reference=scene.baseline_name)
         caption = f"{_TIMED_BARS} {SHOWN}"
         pictures.append(view.draw("by-category", [panel], "Speed-up by category", caption))
-    return [*pictures, *_drafts_kept(scene, view)]
+    return [*pictures, *_drafts_accepted(scene, view)]
 
 
 def _by_number(scene: Scene, view: View) -> Picture:
@@ -125,8 +126,8 @@ def _by_number(scene: Scene, view: View) -> Picture:
     return view.draw("by-number", panels, title, _TIMED_BARS)
 
 
-def _drafts_kept(scene: Scene, view: View) -> list[Picture]:
-    """Draws acceptance by position and drafts kept a round; nothing of a single position.
+def _drafts_accepted(scene: Scene, view: View) -> list[Picture]:
+    """Draws acceptance by position and accepted drafts per round; nothing of a single position.
 
     Of each drafter the method with the most drafts is shown, and those whose number adapts.
     """
@@ -138,25 +139,28 @@ def _drafts_kept(scene: Scene, view: View) -> list[Picture]:
     if most < 2:
         return []
     panels = []
-    for is_conditional, title in ((False, "kept, of all proposed"),
-                                  (True, "kept, if all before it are")):  # fmt: skip
+    for is_conditional, title in ((False, "accepted, of all proposed"),
+                                  (True, "accepted, if all before it are")):  # fmt: skip
         lines = {
             name: acceptance_by_position(own, is_conditional=is_conditional)[: _num_positions(own)]
             for name, own in rounds.items()
         }
         where = "position of the draft"
         panels.append(Curves(range(1, most + 1), lines, where, "share", title=title))
-    kept = {name: shares_by_accepted(own, most) for name, own in rounds.items()}
-    title = "rounds that keep this many"
-    panels.append(Curves(range(most + 1), kept, "drafts kept in a round", "share", title=title))
+    accepted = {name: shares_by_accepted(own, most) for name, own in rounds.items()}
+    title = "rounds that accept this many"
+    where = "drafts accepted in a round"
+    panels.append(Curves(range(most + 1), accepted, where, "share", title=title))
     caption = f"{BARS} Positions that fewer than {_FEWEST_ROUNDS} rounds examined are left out."
-    title = "Drafts kept, by position and by round"
-    return [view.draw("drafts-kept", panels, title, caption, share_y=True)]
+    title = "Accepted drafts, by position and by round"
+    return [view.draw("drafts-accepted", panels, title, caption, share_y=True)]
 
 
 def _num_positions(rounds: PromptRounds) -> int:
     """Returns how many positions were examined often enough."""
     flat = [a_round for own in rounds for a_round in own]
     most = max(proposed for proposed, _, _ in flat)
-    counts = [sum(n > place and kept >= place for n, kept, _ in flat) for place in range(most)]
+    counts = [
+        sum(n > place and accepted >= place for n, accepted, _ in flat) for place in range(most)
+    ]
     return sum(count >= _FEWEST_ROUNDS for count in counts)

@@ -15,9 +15,20 @@ _UNSAID = (None, "none", 1.0)  # of options: what they are without saying so
 _CATEGORIES = {category for members in TASKS.values() for category in members}
 
 
-def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Returns what each method of a config is, and whether it keeps the target's distribution."""
-    from jspec.speculation.acceptance import get_rule  # loads JAX
+def methods_table(
+    methods: Mapping[str, Mapping[str, Any]], runs: Sequence[Mapping[str, Any]]
+) -> Table:
+    """Returns what each method of a config is, and whether it keeps the target's distribution.
+
+    A rule of the user's own may not be known here: what the runs recorded of it counts then.
+    """
+    from jspec.speculation.acceptance import RULES, get_rule  # loads JAX
+
+    recorded = {
+        label: own.get("is_lossless")
+        for run in runs
+        for label, own in (run.get("described") or {}).items()
+    }
 
     rows = []
     for label, method in methods.items():
@@ -32,7 +43,9 @@ def methods_table(methods: Mapping[str, Mapping[str, Any]]) -> Table:
                 "drafts a round, at most": "-" if is_plain else str(method["num_draft_tokens"]),
                 "options": ", ".join(said) or NOTHING,
                 "rule": NOTHING if is_plain else rule,
-                "lossless": "yes" if get_rule(rule).is_lossless else "no",
+                "lossless": {True: "yes", False: "no", None: NOTHING}[
+                    get_rule(rule).is_lossless if rule in RULES else recorded.get(label)
+                ],
             }
         )
     return Table("Methods of generating", rows)
@@ -47,7 +60,7 @@ def overall_table(scene: Scene) -> Table:
             "speed-up": interval(own.speedup),
             "tokens/s": number(own.tokens_per_second, 1),
             "ms a token": number(own.milliseconds, 1),
-            "drafts kept (%)": percent(own.acceptance),
+            "drafts accepted (%)": percent(own.acceptance),
             "alpha": interval(own.alpha),
             "drafts a round": number(own.proposed_per_round),
             "tokens per call": number(own.tokens_per_call),
@@ -65,10 +78,10 @@ def overall_table(scene: Scene) -> Table:
 
 
 def category_tables(scene: Scene) -> list[Table]:
-    """Returns speed-up, tokens per call and drafts kept by category; nothing without categories."""
+    """Returns speed-up, tokens per call and acceptance by category; nothing without categories."""
     written: dict[str, Callable[[Timed], str]] = {
         "Speed-up by category": lambda own: interval(own.speedup),
-        "Tokens per target call by category (drafts kept, %)": (
+        "Tokens per target call by category (drafts accepted, %)": (
             lambda own: f"{number(own.tokens_per_call)} ({percent(own.acceptance)})"
         ),
     }

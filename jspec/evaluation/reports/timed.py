@@ -141,12 +141,12 @@ class Timed:
 
     @functools.cached_property
     def acceptance(self) -> Ratio | None:
-        """Share of the proposed drafts that are kept; None without drafts."""
+        """Share of the proposed drafts that are accepted; None without drafts."""
         return acceptance(self.rounds)
 
     @property
     def alpha(self) -> Ratio | None:
-        """Share of the examined drafts that are kept; see `observed_alpha`."""
+        """Share of the examined drafts that are accepted; see `observed_alpha`."""
         return observed_alpha(self.rounds)
 
     @property

@@ -70,3 +70,7 @@ def test_bad_flags_are_one_line(audit):
         "error: expected lenience with a drafter that drafts and an acceptance"
     )
     assert errors.count("\n") == 1
+    status, _, errors = audit("--max_new_tokens=100000")  # which would take hours
+    assert status == 2
+    assert errors.startswith("error: expected max_new_tokens below the context of ")
+    assert errors.endswith(" tokens, got 100000\n")

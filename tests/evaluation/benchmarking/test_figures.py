@@ -83,6 +83,13 @@ def test_a_record_without_measurements_is_refused(kind):
         draw_record("empty", VERSIONS | {"flags": {"measure": kind}, "lines": []})
 
 
+def test_rooflines_of_an_older_benchmark_are_drawn():
+    """Their flags say `roofline` where those of today say `measure`."""
+    record = VERSIONS | {"flags": {"roofline": True}, "lines": LINES}
+    assert draw_record("old", record).png.startswith(b"\x89PNG")
+    assert draw_record("old", record | {"flags": {"roofline": False}}) is None
+
+
 @pytest.mark.parametrize("flags", [{}, {"flags": {}}, {"flags": {"measure": "methods"}}])
 def test_a_record_of_answers_has_no_figure(flags):
     """That of a script, of an older benchmark, and of one of today."""
@@ -99,7 +106,10 @@ def test_the_program_writes_beside_its_records(tmp_path, compile_cache):
     paths = ",".join(map(str, (odd, answers, calls)))
     status, output, errors = run("jspec.benchmark", f"--draw={paths}", env=env)
     assert status == 2
-    assert errors == "error: odd: expected a record of python -m jspec.benchmark\n"
+    assert errors == (
+        f"note: {answers}: no roofline and no synthetic rates: no figure\n"
+        "error: odd: expected a record of python -m jspec.benchmark\n"
+    )
     assert output.splitlines() == [str(calls.with_suffix(suffix)) for suffix in (".png", ".svg")]
     assert calls.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in calls.with_suffix(".svg").read_text()

@@ -64,7 +64,7 @@ def test_every_repeat_has_its_lines(measure):
     lines = measure({"jspec model:3": Method("model", 3)}, ["0.5"], ("hello",), 20, repeats=3)
     assert [len(each.record["lines"]) for each in lines] == [1, 1, 1]
     assert all(each.record["lines"][0]["speedup"]["median"] > 0 for each in lines)
-    assert "jspec model:3       3   0.5" in lines[-1].text
+    assert "jspec model:3       3       0.5" in lines[-1].text
 
 
 def test_one_program_serves_all_rates(measure, monkeypatch):

@@ -139,6 +139,17 @@ def test_a_workdir_of_another_config_is_refused(tmp_path, change, named):
         pass
 
 
+def test_a_refusal_says_which_command_continues_the_folder(tmp_path):
+    """Guards against a published folder that nobody can continue without its overrides."""
+    argv = ["python", "-m", "jspec.experiment", "--config.title=a b", "--workdir=DIR"]
+    with Store(str(tmp_path), CONFIG) as store:
+        store.add_run({"run": "one", "argv": argv})
+    with pytest.raises(WorkdirError) as caught:
+        Store(str(tmp_path), CONFIG | {"max_new_tokens": 32})
+    command = f"python -m jspec.experiment '--config.title=a b' --workdir={tmp_path}"
+    assert str(caught.value).endswith(f"another --workdir, or continue this one with: {command}")
+
+
 def test_a_workdir_that_names_tables_of_theory_goes_on(tmp_path):
     """Guards against a workdir that nobody can resume because a field without effect is gone."""
     (tmp_path / "config.json").write_text(json.dumps({"theory": {"tables": ["table1"]}} | CONFIG))

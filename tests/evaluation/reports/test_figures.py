@@ -41,7 +41,7 @@ def test_a_scene_draws_what_it_has_data_for(figures):
         "by-number-2"
     ]  # three prompts a category, 9 rounds that examine a second draft
     names = [one.name for one in scene_figures(scene_of(many_prompts()), VIEW)]
-    assert names == ["by-number-2", "by-category-2", "drafts-kept-2"]
+    assert names == ["by-number-2", "by-category-2", "drafts-accepted-2"]
     one_draft = [one for one in cells() if one["key"]["method"] in ("plain", "lookup:1")]
     assert scene_figures(scene_of(one_draft), VIEW) == []
 
@@ -53,7 +53,7 @@ def test_title_model_machine_temperature_and_date_are_in_the_picture(figures):
         title, subtitle = figure.get_suptitle().replace("\xa0", " ").split("\n", 1)
         assert title in (
             "Speed-up and cost of a round in these answers",
-            "Drafts kept, by position and by round",
+            "Accepted drafts, by position and by round",
         )
         assert subtitle.replace("\n", " ") == (
             "A title · toy float32 · temperature 0 · A Processor, 2 cores · 2026-11-22"
@@ -100,8 +100,8 @@ def test_speed_by_category(figures):
     assert sorted(legend_of(figures[1])) == ["lookup:3", "plain decoding", "random:3"]
 
 
-def test_drafts_kept_by_position_and_by_round(figures):
-    """By hand: of 13 rounds of lookup:3 for a prompt of each kind 3 keep a first draft, 2 more.
+def test_accepted_drafts_by_position_and_by_round(figures):
+    """By hand: of 13 rounds of lookup:3 for a prompt of each kind 3 accept a first draft, 2 more.
 
     The three panels have equal axes, and each drafter is shown with its widest number.
     """

@@ -101,7 +101,7 @@ def test_tables_hold_the_numbers(tmp_path):
     assert row["speed-up"].startswith("1.28 [")
     assert row["tokens/s"] == "12.8"
     assert row["ms a token"] == "78.0"
-    assert row["drafts kept (%)"].startswith("18 [")
+    assert row["drafts accepted (%)"].startswith("18 [")
     assert row["alpha"].startswith("0.39 [")
     assert row["tokens per call"] == "1.54"
     assert row["cost of a round"] == "1.20"
@@ -141,6 +141,18 @@ def test_a_rule_is_lossless_if_it_says_so(tmp_path, rule):
     assert row["rule"] == rule
     assert row["lossless"] == ("yes" if get_rule(rule).is_lossless else "no")
     assert (row["lossless"] == "no") == (rule in ("lenient", "lenient_argmax", "typical"))
+
+
+def test_a_rule_of_the_users_own_is_what_its_run_recorded(tmp_path):
+    """Guards against a report that needs the module in which the rule is written."""
+    methods = copy.deepcopy(WAYS)
+    for label in ("lookup:3", "random:3"):
+        methods[label] |= {"acceptance": "theirs"}
+    runs = [RUN | {"described": {"lookup:3": {"is_lossless": False}}}]
+    blocks, _ = report(tmp_path, cells(repeats=1), config_fields=config(methods=methods), runs=runs)
+    rows = table(blocks, "Methods")
+    assert [rows[f"`{label}`"]["lossless"] for label in ("lookup:3", "random:3")] == ["no", "-"]
+    assert rows["`lookup:3`"]["rule"] == "theirs"
 
 
 def test_one_timing_has_no_interval(tmp_path):
@@ -331,7 +343,7 @@ def test_estimates(tmp_path):
         "T=1", "`lookup:1`", "sampled", "0.500 [0.333, 0.600]", "80", "200"
     )  # fmt: skip
     assert table(blocks, "Alpha by category")["`lookup:1`"]["code"] == "0.33"
-    lenient = table(blocks, "Drafts kept (share)")
+    lenient = table(blocks, "Drafts accepted (share)")
     assert lenient["`lookup:1`"] == {"drafter": "`lookup:1`", "1": "0.50 [0.33, 0.60] / 0.000",
                                      "0.1": "1.00 / 0.250"}  # fmt: skip
     names = [block.name for block in blocks if isinstance(block, Picture)]

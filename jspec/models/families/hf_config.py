@@ -1,0 +1,134 @@
+"""Reads the config.json of any family as a `DecoderConfig`, and writes it again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from jspec.models.config import DecoderConfig
+from jspec.models.families import FAMILIES, find_family
+from jspec.models.families.hf_rope import read_rope, write_rope
+
+# Keys of config.json, and the fields of `DecoderConfig` that they become.
+_FIELDS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "embed_dim",
+    "intermediate_size": "hidden_dim",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "max_position_embeddings": "max_seq_len",
+    "rms_norm_eps": "norm_epsilon",
+    "tie_word_embeddings": "tie_embeddings",
+    "bos_token_id": "bos_id",
+    "eos_token_id": "eos_ids",
+}
+# What a missing key means; the other keys are sizes, and must be there.
+_DEFAULTS = {
+    "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+# Keys of config.json that change nothing that jspec computes.
+_IGNORED_KEYS = frozenset({
+    "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "cache_implementation",
+    "chunk_size_feed_forward", "dtype", "id2label", "initializer_range", "label2id",
+    "output_attentions", "output_hidden_states", "pad_token_id", "problem_type", "return_dict",
+    "torch_dtype", "transformers_version", "transformers.js_config", "use_cache", "unsloth_fixed",
+})  # fmt: skip
+
+# Keys that would change the computation, and the only values that jspec honours.
+_REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu",),
+    "is_encoder_decoder": (False,),
+}
+
+# Keys of checkpoints that others have quantised: transformers', an older one of compressed-tensors,
+# and that of MLX.
+_QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
+
+
+def _refuse_quantized(raw: dict[str, Any]) -> None:
+    for key in _QUANTIZATION_KEYS:
+        quantization = raw.pop(key, None)
+        if quantization is not None:
+            method = quantization
+            if isinstance(quantization, Mapping):
+                method = quantization.get("quant_method", "an unnamed method")
+            raise ValueError(
+                f"expected float weights, got ones quantised by {method} ({key}); take the "
+                "original weights, with --draft_quantization=int8 (or, of a target, "
+                "--target_quantization=int8) to have them rounded as they are loaded"
+            )
+
+
+def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
+    """Reads the config.json of any model of `FAMILIES`.
+
+    RoPE may have either spelling: `rope_theta` with `rope_scaling`, or `rope_parameters`.
+
+    Raises:
+      ValueError: another architecture, a missing key, an unknown key, or a value that jspec cannot
+        honour; the message names it.
+    """
+    raw = dict(raw)
+    family = find_family(raw.pop("architectures", None), raw.pop("model_type", None))
+    for key, values in {**_REQUIRED_VALUES, **family.required}.items():
+        value = raw.pop(key, values[0])
+        if value not in values:
+            raise ValueError(f"expected {key} to be {values[0]!r}, got {value!r}")
+    _refuse_quantized(raw)
+    keys, defaults = {**_FIELDS, **family.keys}, {**_DEFAULTS, **family.defaults}
+    _check_sizes(raw, defaults)
+    # First what only the family knows: it may rewrite what all families have, such as RoPE.
+    fields = dict(family.fixed) | family.read(raw)
+    if "rope_theta" in defaults and raw.get("rope_theta") is None:
+        raw["rope_theta"] = defaults["rope_theta"]
+    fields["rope_theta"], scaling = read_rope(raw)
+    fields |= {field: raw.pop(key, defaults.get(key)) for key, field in keys.items()}
+    fields |= _derived(fields)
+    # Beyond it other frequencies would apply, to keys that are cached already, too.
+    if scaling is not None and scaling.kind == "longrope":
+        fields["max_seq_len"] = min(fields["max_seq_len"], scaling.original_max_seq_len)
+    config = DecoderConfig(**fields, rope_scaling=scaling, family=family.model_type)
+    strangers = sorted(set(raw) - _IGNORED_KEYS - family.ignored)
+    if strangers:
+        raise ValueError(f"unknown config keys: {', '.join(strangers)}")
+    return config
+
+
+def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Checks that the keys without a default are there, and whole numbers."""
+    for key in [key for key in _FIELDS if key not in defaults]:
+        if key not in raw:
+            raise ValueError(f"config lacks the key {key!r}")
+        if not isinstance(raw[key], int):
+            raise ValueError(f"expected {key} to be a whole number, got {raw[key]!r}")
+
+
+def _derived(fields: dict[str, Any]) -> dict[str, Any]:
+    """Returns the fields that follow from others where a config.json does not say them."""
+    eos = fields["eos_ids"]  # one id, a list, or none
+    return {
+        "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
+        "head_dim": fields["head_dim"] or fields["embed_dim"] // fields["num_heads"],
+        "eos_ids": tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (eos,),
+        # One key says it of all four products; only Qwen2's output has none.
+        "qkv_bias": fields.get("qkv_bias", False) or bool(fields.get("out_bias")),
+        "out_bias": bool(fields.get("out_bias")),
+        "mlp_bias": bool(fields.get("mlp_bias")),
+    }
+
+
+def to_hf_config(config: DecoderConfig) -> dict[str, Any]:
+    """Returns the config.json contents that `from_hf_config` reads back as the same config."""
+    family = FAMILIES[config.family]
+    return {
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
+        "hidden_act": "silu",
+        "rope_parameters": write_rope(config.rope_theta, config.rope_scaling),
+        **{key: values[0] for key, values in family.required.items()},
+        **{key: getattr(config, field) for key, field in {**_FIELDS, **family.keys}.items()},
+        "eos_token_id": list(config.eos_ids),
+        **family.write(config),
+    }

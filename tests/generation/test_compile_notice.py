@@ -1,0 +1,92 @@
+"""Compiles are told when they happen, and only then."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jspec.common.timing import compile_clock
+from jspec.common.user_cache import compile_listeners
+from jspec.generation.compile_notice import CompileNotice
+
+_PROGRAM = """
+import json
+from jspec.generation.request import Settings
+from tests.tiny_models import make_generator
+
+lines = []
+generator = make_generator("prompt_lookup", on_compile=lines.append, max_seq_len=None)
+for settings in ({}, {"seed": 3}, {"top_p": 0.9}, {"top_p": 0.5}, {"logprobs": True}):
+    generator.generate("abc", Settings(max_new_tokens=9, temperature=1.0, **settings))
+    lines.append(settings)
+print(json.dumps(lines))
+"""
+
+
+def test_a_compile_is_told_once(tmp_path):
+    """First uses alone are told; those that an earlier process has compiled are not."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+
+    def start():
+        done = subprocess.run(
+            [sys.executable, "-c", _PROGRAM], env=env | {"JSPEC_CACHE": str(tmp_path)},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return json.loads(done.stdout)
+
+    first, *lines = start()
+    assert first.startswith("compiling once for 1 row of ")
+    assert "about" not in first  # nothing is known of it
+    filters, logprobs = (line for line in lines if isinstance(line, str))
+    assert filters.startswith("compiling once for new filters (top_p): about ")
+    assert filters.endswith(" s")
+    assert logprobs.startswith("compiling once for new log-probabilities: about ")
+    assert lines.index(filters) == 2  # after {} and {"seed": 3}
+    assert lines.index(logprobs) == 5
+    assert [line for line in start() if isinstance(line, str)] == []
+
+
+@pytest.fixture
+def notice():
+    """A notice, and what it has said."""
+    lines = []
+    return CompileNotice(lines.append), lines
+
+
+def compile_large(program="jit_run_rounds-1"):
+    for listener in tuple(compile_listeners):
+        listener(program)
+    compile_clock().seconds += 2.2
+
+
+def test_rounds_after_a_long_prompt_are_no_news(notice):
+    one, lines = notice
+    with one.around(["1 row"], is_long=True):
+        compile_large("jit_prefill_chunk-1")
+    with one.around(["1 row"]):
+        compile_large()
+    assert lines == ["compiling once for 1 row, long prompts"]
+    with one.around(["8 rows"]):
+        compile_large()
+    assert lines[1:] == ["compiling once for new 8 rows: about 4 s"]
+
+
+def test_parts_that_are_known_may_be_new_together(notice):
+    one, lines = notice
+    for parts in (["1 row"], ["8 rows", "filters"], ["1 row", "filters"]):
+        with one.around(parts):
+            compile_large()
+    assert lines[-1] == "compiling once for 1 row, filters: about 2 s"
+
+
+def test_small_programs_and_strangers_are_not_told(notice):
+    """Guards against a line for a conversion, or for programs of others."""
+    one, lines = notice
+    with one.around(["1 row"]):
+        compile_large("jit_convert_element_type-1")
+    compile_large()
+    assert lines == []
+    with CompileNotice(None).around(["1 row"]):
+        assert compile_listeners == []

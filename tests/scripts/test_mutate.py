@@ -1,0 +1,115 @@
+"""The mutation run: its list fits today's code, and it tells what noticed a mistake."""
+
+import json
+import pathlib
+import runpy
+import types
+
+import pytest
+
+from jspec.common.errors import InputError
+
+ROOT = pathlib.Path(__file__).parents[2]
+mutate = types.SimpleNamespace(**runpy.run_path(str(ROOT / "scripts/mutate.py")))
+
+RIGHT = """
+def count(n):
+    i = 0
+    while i < n:
+        i += 1
+    return i
+"""
+TESTS = """
+import pytest
+from counting import count
+
+@pytest.mark.parametrize("place", ["here, there"])
+def test_count(place):
+    assert count(3) == 3
+"""
+FEWEST = 60
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Returns a folder with one module and its test."""
+    (tmp_path / "counting.py").write_text(RIGHT)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_counting.py").write_text(TESTS)
+    return tmp_path
+
+
+def mistake(was, becomes):
+    tests = "tests/test_counting.py"
+    return {"file": "counting.py", "was": was, "becomes": becomes, "tests": tests}
+
+
+def test_every_mistake_can_be_made_today():
+    """Guards against a list that the code has left: a text that is gone, a test that was moved."""
+    mistakes = mutate.read_mistakes(ROOT / "tests/mistakes.toml", ROOT)
+    assert len(mistakes) >= FEWEST
+    places = {test.split("::")[0] for each in mistakes for test in each["tests"].split()}
+    assert [place for place in sorted(places) if not (ROOT / place).exists()] == []
+    assert [each for each in mistakes if each["was"] == each["becomes"]] == []
+    made = [(each["file"], each["was"], each["becomes"]) for each in mistakes]
+    assert len(set(made)) == len(made)
+
+
+@pytest.mark.parametrize("was", ["i += 2", "i"])
+def test_a_text_occurs_once(project, was):
+    """Guards against a mistake that is not made, or is made in other places too."""
+    path = project / "mistakes.toml"
+    lines = [f'{key} = "{value}"' for key, value in mistake(was, "j").items()]
+    path.write_text("\n".join(["[[mistake]]", *lines]))
+    with pytest.raises(InputError, match="once, got"):
+        mutate.read_mistakes(path, project)
+
+
+@pytest.mark.parametrize(
+    ("was", "becomes", "expected"),
+    [("return i", "return i + 1", "tests/test_counting.py::test_count[here, there]"),
+     ("i += 1", "i += 0", "time limit"), ("i < n", "i != n", None)],
+)  # fmt: skip
+def test_what_notices_a_mistake_is_named(project, was, becomes, expected):
+    """A wrong result, a loop that never ends, and a mistake that survives; each is undone."""
+    assert mutate.notice(mistake(was, becomes), project, limit=6) == expected
+    assert (project / "counting.py").read_text() == RIGHT
+
+
+def test_a_mistake_must_leave_code_that_runs(project):
+    """A file that cannot be read any more is no mistake of the kind that tests should notice."""
+    with pytest.raises(InputError, match="expected tests that run"):
+        mutate.notice(mistake("return i", "return ("), project, limit=20)
+    assert (project / "counting.py").read_text() == RIGHT
+
+
+def test_tests_must_pass_without_a_mistake(project):
+    """Guards against a test that fails anyway: it would notice every mistake."""
+    tests = ["tests/test_counting.py"]
+    seconds = mutate.measure(tests, project)
+    assert list(seconds) == tests
+    (project / "counting.py").write_text(RIGHT.replace("i < n", "i <= n"))
+    with pytest.raises(InputError, match="pass without any mistake"):
+        mutate.measure(tests, project)
+
+
+def test_the_limit_follows_from_the_seconds_without_a_mistake():
+    """A folder, a file, and one test of a file, whose limit is that of the file."""
+    seconds = {"tests/a/test_x.py": 10.0, "tests/a/test_y.py": 1.0, "tests/b/test_z.py": 100.0}
+    limits = [mutate.limit_of([test], seconds) for test in ("tests/a", "tests/a/test_y.py::test")]
+    assert limits == [60 + 4 * 11, 60 + 4 * 1]
+
+
+def test_results_are_kept_of_what_was_noticed_and_has_not_changed(tmp_path):
+    """Guards against a survivor, or an entry that was changed since, that is not run again."""
+    one, other, third = mistake("a", "b"), mistake("c", "d"), mistake("e", "f")
+    path = tmp_path / "results.json"
+    assert mutate.read_results(str(path), [one]) == []
+    noticed = one | {"noticed_by": "time limit", "seconds": 1.0}
+    survivor = other | {"noticed_by": None, "seconds": 1.0}
+    changed = third | {"becomes": "g", "noticed_by": "time limit", "seconds": 1.0}
+    path.write_text(json.dumps({"mistakes": [noticed, survivor, changed]}))
+    assert mutate.read_results(str(path), [one, other, third]) == [noticed]
+    path.write_text(json.dumps({"mistakes": [one]}))
+    with pytest.raises(InputError, match="expected results of a mutation run"):
+        mutate.read_results(str(path), [one])

@@ -1,0 +1,99 @@
+"""The documentation: its links, an API page of every public name, flags that exist."""
+
+import importlib
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+
+import pytest
+
+import jspec
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [*sorted(DOCS.glob("*.md")), *(ROOT / name for name in ("README.md", "ARCHITECTURE.md"))]
+API = re.findall(r"^::: (\S+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+_CODE = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+_PROGRAM = re.compile(r"python (?:-m jspec\.(\w+)|(scripts/\w+\.py))((?:[^\n\\]|\\\n)*)")
+
+
+def code_blocks(language):
+    """Returns (page, text) of all code in a language."""
+    return [
+        (page.name, text)
+        for page in PAGES
+        for kind, text in _CODE.findall(page.read_text())
+        if kind == language
+    ]
+
+
+def public_objects():
+    """Returns the objects of the API page, the members of its modules included."""
+    found = [pkgutil.resolve_name(name) for name in API]
+    modules = [one for one in found if type(one) is type(jspec)]
+    return [*found, *(value for module in modules for value in vars(module).values())]
+
+
+def test_every_public_name_stands_in_the_api_page():
+    """Guards against a name that users import and that no page explains."""
+    found = public_objects()
+    missing = [name for name in jspec.__all__ if not any(getattr(jspec, name) is o for o in found)]
+    assert missing == []
+
+
+def test_names_in_examples_stand_in_the_api_page():
+    """Guides tell users to import them, so they are public; but for the guide to jspec's inside."""
+    found, missing = public_objects(), []
+    for page, text in code_blocks("python"):
+        for module, names in re.findall(r"^from (jspec[\w.]*) import (.+)$", text, re.MULTILINE):
+            for name in [] if page == "add_a_drafter.md" else names.split(", "):
+                value = getattr(importlib.import_module(module), name)
+                missing += [f"{page}: {name}"] if all(value is not one for one in found) else []
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    """To a file that is there, or to an object of the API page."""
+    text = _CODE.sub("", page.read_text())
+    files = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
+    assert [name for name in files if not (page.parent / name).exists()] == []
+    assert [name for name in re.findall(r"\]\[(jspec[\w.]+)\]", text) if name not in API] == []
+
+
+def test_the_glossary_is_within_reach():
+    """From the README, the front page and the pages with which a new user begins."""
+    begin = ["index", "tutorial", "run_your_pair", "drafters", "measurements", "write_your_own"]
+    pages = [ROOT / "README.md", *(DOCS / f"{name}.md" for name in begin)]
+    assert [page.name for page in pages if "glossary.md" not in page.read_text()] == []
+
+
+@pytest.fixture(scope="module")
+def flags_of():
+    """Returns a function that gives the flags that a program knows."""
+    known = {}
+
+    def flags(program):
+        if program not in known:
+            command = [program] if program.endswith(".py") else ["-m", f"jspec.{program}"]
+            done = subprocess.run([sys.executable, *command, "--helpfull"], cwd=ROOT,
+                                  capture_output=True, text=True, check=True)  # fmt: skip
+            names = re.findall(r"^  --(\[no\])?(\w+)", done.stdout, re.MULTILINE)
+            known[program] = {name for _, name in names} | {f"no{n}" for no, n in names if no}
+        return known[program]
+
+    return flags
+
+
+def test_commands_have_flags_that_exist(flags_of):
+    """Guards against a guide that names a flag of yesterday."""
+    wrong, num_commands = [], 0
+    for page, text in code_blocks("bash"):
+        for module, script, arguments in _PROGRAM.findall(text):
+            num_commands += 1
+            given = set(re.findall(r"(?<=\s)--(\w+)", arguments))
+            wrong += [f"{page}: --{name}" for name in given - flags_of(module or script)]
+    assert num_commands > 40
+    assert wrong == []
