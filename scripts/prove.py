@@ -27,6 +27,7 @@ from jspec.common import cli
 from jspec.common.errors import check_count
 from jspec.common.timing import timed
 from jspec.common.typing import Params
+from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.goodness import Fit
 from jspec.evaluation.auditing import controls, distribution
 from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
@@ -51,6 +52,7 @@ _NUM_DRAFT_TOKENS = 2
 _STD, _DISTURBANCE = 0.5, 0.2  # of the target's weights; of the draft's, as a share of it
 _CONTROL_SHARE = 4  # a cell takes this many rows for one of a control
 _OWN_TEMPERATURE = 0.5  # of the drafter, where it has one of its own
+_FEW_IDS = 3  # tokens that the draft model knows, where it does not know all
 _TARGET_CONFIG = DecoderConfig(
     vocab_size=5, embed_dim=16, hidden_dim=16, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=8, max_seq_len=64,
@@ -79,6 +81,7 @@ class Cell(NamedTuple):
       drafter: by name.
       settings: a key of `SETTINGS`.
       draft_temperature: the drafter's own; None takes the target's.
+      num_ids: tokens among which the draft model chooses; 0 takes all five.
       wrong: what is wrong; "" if nothing is.
       change_rule: what is done to the rule.
       change_drafter: to the drafter, which keeps its parameters.
@@ -89,6 +92,7 @@ class Cell(NamedTuple):
     drafter: str
     settings: str = "T=1"
     draft_temperature: float | None = None
+    num_ids: int = 0
     wrong: str = ""
     change_rule: Callable[[AcceptanceRule], AcceptanceRule] | None = None
     change_drafter: Callable[[Any], Drafter] | None = None
@@ -97,12 +101,13 @@ class Cell(NamedTuple):
 
 def make_cells() -> list[Cell]:
     """Returns every lossless rule with every drafter under all settings."""
-    drafters = (("prompt_lookup", None), ("model", None), ("model", _OWN_TEMPERATURE))
+    drafters = (("prompt_lookup", None, 0), ("model", None, 0), ("model", _OWN_TEMPERATURE, 0),
+                ("model", None, _FEW_IDS))  # fmt: skip
     cells = [Cell("rejection", "none", settings) for settings in SETTINGS]
     rules = ("rejection", "block", "coupled")
-    for rule, (drafter, own), settings in itertools.product(rules, drafters, SETTINGS):
-        cells.append(Cell(rule, drafter, settings, own))
-    return cells + [Cell("greedy", drafter, "T=0", own) for drafter, own in drafters]
+    for rule, (drafter, *own), settings in itertools.product(rules, drafters, SETTINGS):
+        cells.append(Cell(rule, drafter, settings, *own))
+    return cells + [Cell("greedy", drafter, "T=0", *own) for drafter, *own in drafters]
 
 
 def make_controls() -> list[Cell]:
@@ -122,6 +127,9 @@ def make_controls() -> list[Cell]:
         )
         found.append(Cell(rule, "model", wrong=wrong, change_drafter=change))
         found += [Cell(rule, drafter, **empty) for drafter in ("model", "prompt_lookup")]
+        wrong = f"{_FEW_IDS} tokens drafted, the distribution of all reported"
+        change = functools.partial(controls.claiming_all, num_ids=_FEW_IDS)
+        found.append(Cell(rule, "model", wrong=wrong, change_drafter=change))
         unprocessed = {
             "draft distribution reported": draw(reported=controls.unprocessed),
             "drafts drawn": draw(drawn=controls.unprocessed),
@@ -168,15 +176,28 @@ class Bench:
         num_rows = num_rows if settings.temperature else self._rows_per_run  # at 0 all are alike
         self._num_runs, params = self._num_runs + 1, self._target.params
         return distribution.fit_rows(
-            self._rows(cell.rule, cell.drafter, cell.change_rule, cell.change_drafter),
+            self._rows(
+                cell.rule, cell.drafter, cell.num_ids, cell.change_rule, cell.change_drafter
+            ),
             self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )  # fmt: skip
 
-    def _make_rows(self, rule: str, drafter: str, change_rule: Any, change_drafter: Any) -> Rows:
-        draft = self._draft if drafter == "model" else None
-        subject = Subject(self._target, draft, drafter, _NUM_DRAFT_TOKENS, rule, Settings())
+    def _make_rows(
+        self, rule: str, drafter: str, num_ids: int, change_rule: Any, change_drafter: Any
+    ) -> Rows:
+        draft, options = self._draft if drafter == "model" else None, DrafterOptions()
+        options = dataclasses.replace(options, draft_vocab_size=num_ids)
+        subject = Subject(
+            self._target,
+            draft,
+            drafter,
+            _NUM_DRAFT_TOKENS,
+            rule,
+            Settings(),
+            drafter_options=options,
+        )
         return Rows(
             subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run,
             rule=change_rule and change_rule(get_rule(rule)),
@@ -206,6 +227,7 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
         seconds, fit = timed(functools.partial(bench.fit, cell))
         is_as_expected = (fit.p_value < level) == bool(cell.wrong)
         own = "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
+        own += f", {cell.num_ids} tokens" if cell.num_ids else ""
         line = {"rule": cell.rule, "drafter": cell.drafter + own, "settings": cell.settings}
         if cell.wrong:
             print(f"{cell.wrong}:")
