@@ -8,11 +8,15 @@ read faster, and its logits are those of the whole head, bit for bit. The drafts
 their softmax, in which every other token has probability 0. As the proposal says so, every
 acceptance rule stays exact: a token that is never drafted comes from the residual.
 
-The ids of a byte-level BPE come in the order in which its merges were learned, the most frequent
-pair first. So the first ids are the frequent tokens, and no text has to be counted.
+Which tokens are frequent is counted in a text, if there is one. The other rows are for the first
+ids: those of a byte-level BPE come in the order in which its merges were learned, the most frequent
+pair first.
 """
 
+import collections
 import dataclasses
+import pathlib
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +40,16 @@ class DraftVocabularyOptions(ConfidenceOptions):
         "end a text; 0 takes all.",
         between=(0, 10_000_000),
     )
+    draft_vocab_text: str | None = option(
+        None,
+        "Text file whose most frequent tokens they are, such as answers of the target. The first "
+        "ids fill what is left, and are all of it by default.",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.draft_vocab_text is not None and self.draft_vocab_size == 0:
+            raise InputError("expected draft_vocab_size with draft_vocab_text, got it alone")
 
 
 def with_draft_vocabulary(spec: DrafterSpec) -> DrafterSpec:
@@ -44,7 +58,7 @@ def with_draft_vocabulary(spec: DrafterSpec) -> DrafterSpec:
     Without the option `draft_vocab_size`, or a draft model, the same.
 
     Raises:
-      InputError: more tokens than draft and target share.
+      InputError: more tokens than draft and target share, or a text that cannot be read.
     """
     size, config, params = spec.options.draft_vocab_size, spec.draft_config, spec.draft_params
     if size == 0 or config is None:
@@ -55,7 +69,7 @@ def with_draft_vocabulary(spec: DrafterSpec) -> DrafterSpec:
             f"target share; got {size}"
         )
     ends = {*config.eos_ids, *spec.target_config.eos_ids}
-    ids = draft_ids(size, spec.vocab_size, ends)
+    ids = draft_ids(size, spec.vocab_size, ends, _frequent_ids(spec))
     head = take_rows(head_kernel(config, params), ids)
     return spec._replace(
         draft_config=dataclasses.replace(config, tie_embeddings=False, head_size=len(ids)),
@@ -63,8 +77,31 @@ def with_draft_vocabulary(spec: DrafterSpec) -> DrafterSpec:
     )
 
 
-def draft_ids(size: int, vocab_size: int, ends: set[int]) -> Int[np.ndarray, "u"]:
-    """Returns the first `size` ids, and those of `ends` that a vocabulary has, in rising order."""
+def draft_ids(
+    size: int, vocab_size: int, ends: set[int], frequent: Sequence[int] = ()
+) -> Int[np.ndarray, "u"]:
+    """Returns `size` ids and those of `ends`, in rising order, all of them below `vocab_size`.
+
+    The most `frequent` come first, then the lowest ids.
+    """
+    counted = (token_id for token_id in frequent if token_id < vocab_size)
+    kept = list(dict.fromkeys([*counted, *range(vocab_size)]))[:size]
     # Without the tokens that end a text no draft would ever end one.
-    late = sorted(token_id for token_id in ends if size <= token_id < vocab_size)
-    return np.array([*range(size), *late], np.int64)
+    return np.array(sorted({*kept, *(one for one in ends if one < vocab_size)}), np.int64)
+
+
+def _frequent_ids(spec: DrafterSpec) -> list[int]:
+    """Returns the ids of the text's tokens, the most frequent first; none without a text."""
+    name = spec.options.draft_vocab_text
+    if name is None:
+        return []
+    assert spec.tokenizer is not None
+    try:
+        text = pathlib.Path(name).read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{name}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: expected a text in UTF-8, got {error.reason}") from None
+    counts = collections.Counter(spec.tokenizer.encode(text, add_bos=False))
+    # Of equal counts the lower id first, so that the order does not depend on the text's.
+    return sorted(counts, key=lambda token_id: (-counts[token_id], token_id))

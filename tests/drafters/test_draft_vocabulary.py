@@ -31,17 +31,48 @@ def test_the_first_ids_and_the_ends_are_kept():
     assert draft_ids(10, 10, {9}).tolist() == list(range(10))
 
 
-def make_spec(drafter, **options):
+def test_counted_tokens_come_before_the_first_ids():
+    """A token counted that draft and target do not share is left out."""
+    assert draft_ids(4, 10, {9}, frequent=[7, 11, 1, 5]).tolist() == [0, 1, 5, 7, 9]
+    assert draft_ids(2, 10, set(), frequent=[7, 1, 5]).tolist() == [1, 7]
+
+
+def test_the_tokens_of_a_text_are_counted(tmp_path):
+    """By count, then by id: of "bbcaadd" the letters a, b and d, twice each, come before c."""
+    path = tmp_path / "text.txt"
+    path.write_text("bbcaadd")
+    built = make_drafter("model", make_spec(draft_vocab_size=3, draft_vocab_text=str(path)))
+    assert built.params["head_ids"].tolist() == [0, *b"abd", 120]
+
+
+@pytest.mark.parametrize("content", [None, b"\xff"], ids=["missing", "not UTF-8"])
+def test_a_text_that_cannot_be_read_is_an_error(content, tmp_path):
+    """One line that names the file."""
+    path = tmp_path / "text.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=r"text\.txt: (cannot be read|expected a text in UTF-8)"):
+        make_drafter("model", make_spec(draft_vocab_size=3, draft_vocab_text=str(path)))
+
+
+def test_a_text_without_a_size_is_an_error():
+    """Guards against a text that is silently ignored."""
+    with pytest.raises(InputError, match="draft_vocab_size with draft_vocab_text"):
+        DrafterOptions(draft_vocab_text="a.txt")
+
+
+def make_spec(**options):
     """Returns what a drafter over the tiny draft model is built from; text ends late in the ids."""
     config = dataclasses.replace(tiny_models.CONFIG, eos_ids=(0, 120))
     params = tiny_models.draft().params
     own = DrafterOptions(**options)
-    return DrafterSpec(3, config, 126, config, jnp.float32, params, own)
+    tokenizer = tiny_models.target().tokenizer
+    return DrafterSpec(3, config, 126, config, jnp.float32, params, own, tokenizer=tokenizer)
 
 
 def propose(drafter, *, temperature, **options):
     """Returns a proposal of eight rows."""
-    built = make_drafter(drafter, make_spec(drafter, **options))
+    built = make_drafter(drafter, make_spec(**options))
     last, tokens = np.arange(97, 105), [PROMPT[:4]] * 8
     state = built.drafter.init(8, 64)
     if drafter == "model":
@@ -56,7 +87,7 @@ def propose(drafter, *, temperature, **options):
 @pytest.mark.parametrize("kind", [None, "int4"])
 def test_the_distribution_is_the_models_own_over_those_tokens(kind, is_tied):
     """Renormalised over the tokens kept, 0 elsewhere; padding of the vocabulary stays out, too."""
-    spec = make_spec("model", draft_vocab_size=SIZE)
+    spec = make_spec(draft_vocab_size=SIZE)
     params = dict(spec.draft_params)
     config = dataclasses.replace(spec.draft_config, tie_embeddings=is_tied)
     name = "embedding" if is_tied else "head"
@@ -121,7 +152,7 @@ def test_claiming_the_whole_distribution_is_rejected():
 def test_more_tokens_than_there_are_is_an_error(size):
     """One line with both numbers."""
     with pytest.raises(InputError, match=f"at most 126, .* got {size}"):
-        make_drafter("model", make_spec("model", draft_vocab_size=size))
+        make_drafter("model", make_spec(draft_vocab_size=size))
 
 
 def test_a_drafter_without_a_draft_model_does_not_read_it():
