@@ -64,8 +64,11 @@ class HierarchicalDrafter:
     model: ModelDrafter
     inner: Drafter
 
-    # One kind, as drafts of a model are all alike; acceptance before it is known.
-    kinds = (Kind("hierarchical", 0.7, 0.7),)
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: the drafts are the draft model's."""
+        (kind,) = self.model.kinds
+        return (kind._replace(drafter="hierarchical"),)
 
     @property
     def num_draft_tokens(self) -> int:

@@ -59,7 +59,7 @@ class ModelDrafter(ChainDrafter):
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
     has_head_ids: bool = dataclasses.field(default=False, kw_only=True)
-    kind = Kind("model", 0.7, 0.7)
+    kind = Kind("model", 0.7, 0.7, is_certain=True)
 
     def ids(self, params: Params) -> Int32[Array, "u"] | None:
         """Returns the ids of the tokens that its logits are of; None for the first ones."""
