@@ -105,9 +105,11 @@ def make_cells() -> list[Cell]:
                 ("model", None, _FEW_IDS))  # fmt: skip
     cells = [Cell("rejection", "none", settings) for settings in SETTINGS]
     rules = ("rejection", "block", "coupled")
-    for rule, (drafter, *own), settings in itertools.product(rules, drafters, SETTINGS):
-        cells.append(Cell(rule, drafter, settings, *own))
-    return cells + [Cell("greedy", drafter, "T=0", *own) for drafter, *own in drafters]
+    for rule, (drafter, own, num_ids), settings in itertools.product(rules, drafters, SETTINGS):
+        cells.append(Cell(rule, drafter, settings, own, num_ids))
+    return cells + [
+        Cell("greedy", drafter, "T=0", own, num_ids) for drafter, own, num_ids in drafters
+    ]
 
 
 def make_controls() -> list[Cell]:

@@ -87,10 +87,10 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         raise InputError(f"expected a drafter that drafts, got {name!r}")
     if observed_layers(drafter):
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
-    if needs_draft_model(name) and spec.draft_config is not None:
-        spec = with_draft_vocabulary(spec)
-        model = ForwardPass(spec.draft_config, spec.vocab_size, width)
-        return _of_model(model, spec.draft_params, spec.options.draft_confidence)
+    own = with_draft_vocabulary(spec)
+    if needs_draft_model(name) and own.draft_config is not None:
+        model = ForwardPass(own.draft_config, spec.vocab_size, width)
+        return _of_model(model, own.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":
         layers = choose_layers(spec.options.draft_layers, spec.target_config.num_layers)
         model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)
