@@ -105,7 +105,8 @@ def run(name, options, settings, model=None, **kwargs):
 
 
 NAMES = ["unigram", "bigram", "random", "model", "model few", "hierarchical", "layer_skip",
-         "prompt_lookup", "ngram", "ngram sampled", "prompt_lookup+unigram", "ngram+model"]  # fmt: skip
+         "prompt_lookup", "ngram", "ngram sampled", "prompt_lookup+unigram",
+         "ngram+model"]  # fmt: skip
 # At temperature 0 which of equal counts comes first is the sampled drafter's own business.
 CELLS = [cell for cell in itertools.product(NAMES, TEMPERATURES) if cell != ("ngram sampled", 0)]
 SILENT = {"prompt_lookup", "ngram", "ngram sampled"}
