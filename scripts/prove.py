@@ -105,11 +105,9 @@ def make_cells() -> list[Cell]:
                 ("model", None, _FEW_IDS))  # fmt: skip
     cells = [Cell("rejection", "none", settings) for settings in SETTINGS]
     rules = ("rejection", "block", "coupled")
-    for rule, (drafter, own, num_ids), settings in itertools.product(rules, drafters, SETTINGS):
-        cells.append(Cell(rule, drafter, settings, own, num_ids))
-    return cells + [
-        Cell("greedy", drafter, "T=0", own, num_ids) for drafter, own, num_ids in drafters
-    ]
+    for rule, (drafter, own, few), settings in itertools.product(rules, drafters, SETTINGS):
+        cells.append(Cell(rule, drafter, settings, own, few))
+    return cells + [Cell("greedy", drafter, "T=0", own, few) for drafter, own, few in drafters]
 
 
 def make_controls() -> list[Cell]:
@@ -121,21 +119,15 @@ def make_controls() -> list[Cell]:
     empty: dict[str, Any] = {"wrong": "no residual", "change_rule": controls.without_residual}
     found = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
              Cell("coupled", "model", **kept), Cell("greedy", "model", "T=0", **kept)]  # fmt: skip
+    few = functools.partial(controls.claiming_all, num_ids=_FEW_IDS)
+    changes = {"drafts drawn at twice the temperature reported": draw(drawn=controls.hotter),
+               f"{_FEW_IDS} tokens drafted, the distribution of all reported": few}  # fmt: skip
+    unprocessed = {"draft distribution reported": draw(reported=controls.unprocessed),
+                   "drafts drawn": draw(drawn=controls.unprocessed)}  # fmt: skip
     for rule in ("rejection", "block"):
         found.append(Cell(rule, "model", **flat))
-        wrong, change = (
-            "drafts drawn at twice the temperature reported",
-            draw(drawn=controls.hotter),
-        )
-        found.append(Cell(rule, "model", wrong=wrong, change_drafter=change))
+        found += [Cell(rule, "model", wrong=w, change_drafter=f) for w, f in changes.items()]
         found += [Cell(rule, drafter, **empty) for drafter in ("model", "prompt_lookup")]
-        wrong = f"{_FEW_IDS} tokens drafted, the distribution of all reported"
-        change = functools.partial(controls.claiming_all, num_ids=_FEW_IDS)
-        found.append(Cell(rule, "model", wrong=wrong, change_drafter=change))
-        unprocessed = {
-            "draft distribution reported": draw(reported=controls.unprocessed),
-            "drafts drawn": draw(drawn=controls.unprocessed),
-        }
         for settings, wrong in itertools.product(("penalties", "top_k"), unprocessed):
             own = {"wrong": f"{wrong} without {settings}", "change_drafter": unprocessed[wrong]}
             found.append(Cell(rule, "model", settings, **own))
@@ -163,11 +155,8 @@ class Bench:
         self.entropy = float(-np.sum(target * np.log(target), axis=-1).mean() / np.log(size))
         self.distance = float(0.5 * np.abs(target - draft).sum(axis=-1).mean())
         assert (self.entropy <= 0.7) & (0.2 <= self.distance <= 0.8), "no opinions, or the same"
-        self._expected = functools.cache(
-            lambda settings: distribution.joint_distribution(
-                logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS
-            )
-        )
+        joint = functools.partial(distribution.joint_distribution, logits, _CONTEXT)
+        self._expected = functools.cache(lambda name: joint(SETTINGS[name], NUM_TOKENS))
         self._rows = functools.lru_cache(maxsize=1)(self._make_rows)
 
     def fit(self, cell: Cell) -> Fit:
@@ -178,33 +167,22 @@ class Bench:
         num_rows = num_rows if settings.temperature else self._rows_per_run  # at 0 all are alike
         self._num_runs, params = self._num_runs + 1, self._target.params
         return distribution.fit_rows(
-            self._rows(
-                cell.rule, cell.drafter, cell.num_ids, cell.change_rule, cell.change_drafter
-            ),
+            self._rows(cell._replace(settings="", draft_temperature=None, change_target=None)),
             self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )  # fmt: skip
 
-    def _make_rows(
-        self, rule: str, drafter: str, num_ids: int, change_rule: Any, change_drafter: Any
-    ) -> Rows:
-        draft, options = self._draft if drafter == "model" else None, DrafterOptions()
-        options = dataclasses.replace(options, draft_vocab_size=num_ids)
+    def _make_rows(self, cell: Cell) -> Rows:
+        draft = self._draft if cell.drafter == "model" else None
         subject = Subject(
-            self._target,
-            draft,
-            drafter,
-            _NUM_DRAFT_TOKENS,
-            rule,
-            Settings(),
-            drafter_options=options,
-        )
-        return Rows(
-            subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run,
-            rule=change_rule and change_rule(get_rule(rule)),
-            drafter=change_drafter and change_drafter(build_drafter(subject).drafter),
+            self._target, draft, cell.drafter, _NUM_DRAFT_TOKENS, cell.rule, Settings(),
+            drafter_options=DrafterOptions(draft_vocab_size=cell.num_ids),
         )  # fmt: skip
+        rule = cell.change_rule and cell.change_rule(get_rule(cell.rule))
+        own = cell.change_drafter and cell.change_drafter(build_drafter(subject).drafter)
+        return Rows(subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run, rule=rule,
+                    drafter=own)  # fmt: skip
 
 
 def make_models() -> tuple[LoadedModel, LoadedModel]:
@@ -228,8 +206,8 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
     for cell in cells:
         seconds, fit = timed(functools.partial(bench.fit, cell))
         is_as_expected = (fit.p_value < level) == bool(cell.wrong)
-        own = "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
-        own += f", {cell.num_ids} tokens" if cell.num_ids else ""
+        own = f", {cell.num_ids} tokens" if cell.num_ids else ""
+        own += "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
         line = {"rule": cell.rule, "drafter": cell.drafter + own, "settings": cell.settings}
         if cell.wrong:
             print(f"{cell.wrong}:")
@@ -247,14 +225,11 @@ def main() -> None:
     for each in values.items():
         check_count(*each, 1, 10**9)
     recorder, bench = Recorder(_OUTPUT_JSON.value, values), Bench(*values.values())
-    table = make_cells()
-    level = FALSE_ALARM / len(table)
-    print(
-        f"{len(table)} cells of {_NUM_ROWS.value} rows, {NUM_TOKENS} tokens; one fails below "
-        f"p = {level:.2g}, the table by chance once in {1 / FALSE_ALARM:.0f}\n"
-        f"target entropy {bench.entropy:.2f} of the uniform distribution's, draft and target "
-        f"{bench.distance:.2f} apart"
-    )
+    level = FALSE_ALARM / len(table := make_cells())
+    print(f"{len(table)} cells of {_NUM_ROWS.value} rows, {NUM_TOKENS} tokens; one fails below "
+          f"p = {level:.2g}, the table by chance once in {1 / FALSE_ALARM:.0f}\n"
+          f"target entropy {bench.entropy:.2f} of the uniform distribution's, draft and target "
+          f"{bench.distance:.2f} apart")  # fmt: skip
     seconds, lines = timed(lambda: list(run(bench, [*table, *make_controls()], level)))
     has_passed = all(line["is_as_expected"] for line in lines)
     print(f"{'passed' if has_passed else 'FAILED'} ({seconds:.0f} s)")

@@ -24,8 +24,7 @@ from jaxtyping import Int
 
 from jspec.common.errors import InputError
 from jspec.drafters.spec import ConfidenceOptions, DrafterSpec, option
-from jspec.kernels import take_rows
-from jspec.models.layers import head_kernel
+from jspec.models.layers import head_of_ids
 
 HEAD_IDS = "head_ids"  # beside the draft model's parameters
 
@@ -70,7 +69,7 @@ def with_draft_vocabulary(spec: DrafterSpec) -> DrafterSpec:
         )
     ends = {*config.eos_ids, *spec.target_config.eos_ids}
     ids = draft_ids(size, spec.vocab_size, ends, _frequent_ids(spec))
-    head = take_rows(head_kernel(config, params), ids)
+    head = head_of_ids(config, params, ids)
     return spec._replace(
         draft_config=dataclasses.replace(config, tie_embeddings=False, head_size=len(ids)),
         draft_params={**params, "head": head, HEAD_IDS: jnp.asarray(ids, jnp.int32)},
