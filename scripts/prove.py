@@ -27,6 +27,7 @@ from jspec.common import cli
 from jspec.common.errors import check_count
 from jspec.common.timing import timed
 from jspec.common.typing import Params
+from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.goodness import Fit
 from jspec.evaluation.auditing import controls, distribution
 from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
@@ -51,6 +52,7 @@ _NUM_DRAFT_TOKENS = 2
 _STD, _DISTURBANCE = 0.5, 0.2  # of the target's weights; of the draft's, as a share of it
 _CONTROL_SHARE = 4  # a cell takes this many rows for one of a control
 _OWN_TEMPERATURE = 0.5  # of the drafter, where it has one of its own
+_FEW_IDS = 3  # tokens that the draft model knows, where it does not know all
 _TARGET_CONFIG = DecoderConfig(
     vocab_size=5, embed_dim=16, hidden_dim=16, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=8, max_seq_len=64,
@@ -79,6 +81,7 @@ class Cell(NamedTuple):
       drafter: by name.
       settings: a key of `SETTINGS`.
       draft_temperature: the drafter's own; None takes the target's.
+      num_ids: tokens among which the draft model chooses; 0 takes all five.
       wrong: what is wrong; "" if nothing is.
       change_rule: what is done to the rule.
       change_drafter: to the drafter, which keeps its parameters.
@@ -89,6 +92,7 @@ class Cell(NamedTuple):
     drafter: str
     settings: str = "T=1"
     draft_temperature: float | None = None
+    num_ids: int = 0
     wrong: str = ""
     change_rule: Callable[[AcceptanceRule], AcceptanceRule] | None = None
     change_drafter: Callable[[Any], Drafter] | None = None
@@ -97,12 +101,13 @@ class Cell(NamedTuple):
 
 def make_cells() -> list[Cell]:
     """Returns every lossless rule with every drafter under all settings."""
-    drafters = (("prompt_lookup", None), ("model", None), ("model", _OWN_TEMPERATURE))
+    drafters = (("prompt_lookup", None, 0), ("model", None, 0), ("model", _OWN_TEMPERATURE, 0),
+                ("model", None, _FEW_IDS))  # fmt: skip
     cells = [Cell("rejection", "none", settings) for settings in SETTINGS]
     rules = ("rejection", "block", "coupled")
-    for rule, (drafter, own), settings in itertools.product(rules, drafters, SETTINGS):
-        cells.append(Cell(rule, drafter, settings, own))
-    return cells + [Cell("greedy", drafter, "T=0", own) for drafter, own in drafters]
+    for rule, (drafter, own, few), settings in itertools.product(rules, drafters, SETTINGS):
+        cells.append(Cell(rule, drafter, settings, own, few))
+    return cells + [Cell("greedy", drafter, "T=0", own, few) for drafter, own, few in drafters]
 
 
 def make_controls() -> list[Cell]:
@@ -114,18 +119,15 @@ def make_controls() -> list[Cell]:
     empty: dict[str, Any] = {"wrong": "no residual", "change_rule": controls.without_residual}
     found = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
              Cell("coupled", "model", **kept), Cell("greedy", "model", "T=0", **kept)]  # fmt: skip
+    few = functools.partial(controls.claiming_all, num_ids=_FEW_IDS)
+    changes = {"drafts drawn at twice the temperature reported": draw(drawn=controls.hotter),
+               f"{_FEW_IDS} tokens drafted, the distribution of all reported": few}  # fmt: skip
+    unprocessed = {"draft distribution reported": draw(reported=controls.unprocessed),
+                   "drafts drawn": draw(drawn=controls.unprocessed)}  # fmt: skip
     for rule in ("rejection", "block"):
         found.append(Cell(rule, "model", **flat))
-        wrong, change = (
-            "drafts drawn at twice the temperature reported",
-            draw(drawn=controls.hotter),
-        )
-        found.append(Cell(rule, "model", wrong=wrong, change_drafter=change))
+        found += [Cell(rule, "model", wrong=w, change_drafter=f) for w, f in changes.items()]
         found += [Cell(rule, drafter, **empty) for drafter in ("model", "prompt_lookup")]
-        unprocessed = {
-            "draft distribution reported": draw(reported=controls.unprocessed),
-            "drafts drawn": draw(drawn=controls.unprocessed),
-        }
         for settings, wrong in itertools.product(("penalties", "top_k"), unprocessed):
             own = {"wrong": f"{wrong} without {settings}", "change_drafter": unprocessed[wrong]}
             found.append(Cell(rule, "model", settings, **own))
@@ -153,11 +155,8 @@ class Bench:
         self.entropy = float(-np.sum(target * np.log(target), axis=-1).mean() / np.log(size))
         self.distance = float(0.5 * np.abs(target - draft).sum(axis=-1).mean())
         assert (self.entropy <= 0.7) & (0.2 <= self.distance <= 0.8), "no opinions, or the same"
-        self._expected = functools.cache(
-            lambda settings: distribution.joint_distribution(
-                logits, _CONTEXT, SETTINGS[settings], NUM_TOKENS
-            )
-        )
+        joint = functools.partial(distribution.joint_distribution, logits, _CONTEXT)
+        self._expected = functools.cache(lambda name: joint(SETTINGS[name], NUM_TOKENS))
         self._rows = functools.lru_cache(maxsize=1)(self._make_rows)
 
     def fit(self, cell: Cell) -> Fit:
@@ -168,20 +167,22 @@ class Bench:
         num_rows = num_rows if settings.temperature else self._rows_per_run  # at 0 all are alike
         self._num_runs, params = self._num_runs + 1, self._target.params
         return distribution.fit_rows(
-            self._rows(cell.rule, cell.drafter, cell.change_rule, cell.change_drafter),
+            self._rows(cell._replace(settings="", draft_temperature=None, change_target=None)),
             self._expected(cell.settings), num_rows, settings=settings,
             params=params if cell.change_target is None else cell.change_target(params),
             first_seed=self._num_runs * (self._num_rows + self._rows_per_run),
         )  # fmt: skip
 
-    def _make_rows(self, rule: str, drafter: str, change_rule: Any, change_drafter: Any) -> Rows:
-        draft = self._draft if drafter == "model" else None
-        subject = Subject(self._target, draft, drafter, _NUM_DRAFT_TOKENS, rule, Settings())
-        return Rows(
-            subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run,
-            rule=change_rule and change_rule(get_rule(rule)),
-            drafter=change_drafter and change_drafter(build_drafter(subject).drafter),
+    def _make_rows(self, cell: Cell) -> Rows:
+        draft = self._draft if cell.drafter == "model" else None
+        subject = Subject(
+            self._target, draft, cell.drafter, _NUM_DRAFT_TOKENS, cell.rule, Settings(),
+            drafter_options=DrafterOptions(draft_vocab_size=cell.num_ids),
         )  # fmt: skip
+        rule = cell.change_rule and cell.change_rule(get_rule(cell.rule))
+        own = cell.change_drafter and cell.change_drafter(build_drafter(subject).drafter)
+        return Rows(subject, _CONTEXT, NUM_TOKENS, rows_per_run=self._rows_per_run, rule=rule,
+                    drafter=own)  # fmt: skip
 
 
 def make_models() -> tuple[LoadedModel, LoadedModel]:
@@ -205,7 +206,8 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
     for cell in cells:
         seconds, fit = timed(functools.partial(bench.fit, cell))
         is_as_expected = (fit.p_value < level) == bool(cell.wrong)
-        own = "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
+        own = f", {cell.num_ids} tokens" if cell.num_ids else ""
+        own += "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
         line = {"rule": cell.rule, "drafter": cell.drafter + own, "settings": cell.settings}
         if cell.wrong:
             print(f"{cell.wrong}:")
@@ -223,14 +225,11 @@ def main() -> None:
     for each in values.items():
         check_count(*each, 1, 10**9)
     recorder, bench = Recorder(_OUTPUT_JSON.value, values), Bench(*values.values())
-    table = make_cells()
-    level = FALSE_ALARM / len(table)
-    print(
-        f"{len(table)} cells of {_NUM_ROWS.value} rows, {NUM_TOKENS} tokens; one fails below "
-        f"p = {level:.2g}, the table by chance once in {1 / FALSE_ALARM:.0f}\n"
-        f"target entropy {bench.entropy:.2f} of the uniform distribution's, draft and target "
-        f"{bench.distance:.2f} apart"
-    )
+    level = FALSE_ALARM / len(table := make_cells())
+    print(f"{len(table)} cells of {_NUM_ROWS.value} rows, {NUM_TOKENS} tokens; one fails below "
+          f"p = {level:.2g}, the table by chance once in {1 / FALSE_ALARM:.0f}\n"
+          f"target entropy {bench.entropy:.2f} of the uniform distribution's, draft and target "
+          f"{bench.distance:.2f} apart")  # fmt: skip
     seconds, lines = timed(lambda: list(run(bench, [*table, *make_controls()], level)))
     has_passed = all(line["is_as_expected"] for line in lines)
     print(f"{'passed' if has_passed else 'FAILED'} ({seconds:.0f} s)")

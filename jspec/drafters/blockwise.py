@@ -64,7 +64,7 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
 
     config: BlockwiseConfig = dataclasses.field(kw_only=True)
     target: DecoderConfig = dataclasses.field(kw_only=True)
-    kind = Kind("blockwise", 0.5, 0.4)
+    kind = Kind("blockwise", 0.5, 0.4, is_certain=True)
 
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs

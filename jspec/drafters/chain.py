@@ -95,7 +95,8 @@ class ChainDrafter:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """One: the drafts of a chain are all alike."""
-        return (self.kind._replace(most=self.num_draft_tokens),)
+        is_certain = self.kind.is_certain and not self.may_be_silent
+        return (self.kind._replace(most=self.num_draft_tokens, is_certain=is_certain),)
 
     @property
     def may_be_silent(self) -> bool:

@@ -74,7 +74,9 @@ def draw_one(
     def by_distribution(drawn: Drawn) -> Drawn:
         # `index` is traced, so that a Python slice is impossible.
         keys = jax.lax.dynamic_index_in_dim(rng_keys, index, axis=1, keepdims=False)
-        token, distribution = drawing.draw(_spread(drawing, logits), settings, keys)
+        token, distribution = drawing.draw(
+            spread(logits, drawing.ids, drawing.vocab_size), settings, keys
+        )
         meant = is_meant(token, distribution)
         # A draft that is not put forward leaves no distribution on record.
         distribution = jnp.where(meant[:, None], distribution, 0.0)
@@ -101,14 +103,15 @@ def draw_one(
     return by_distribution(Drawn(jnp.array(True), nothing, is_going, probs))
 
 
-def _spread(drawing: Drawing, logits: Float32[Array, "b u"]) -> Float32[Array, "b v"]:
-    if drawing.ids is None:
-        return widen(logits, drawing.vocab_size)
-    none = jnp.full([logits.shape[0], drawing.vocab_size], -jnp.inf, jnp.float32)
-    return none.at[:, drawing.ids].set(logits)
+def spread(
+    logits: Float32[Array, "*b u"], ids: Int32[Array, "u"] | None, vocab_size: int
+) -> Float32[Array, "*b v"]:
+    """Returns logits of all tokens, -inf of those that there are none of.
 
-
-def widen(logits: Float32[Array, "*b u"], vocab_size: int) -> Float32[Array, "*b v"]:
-    """Returns logits of all tokens, -inf of those that there are none of."""
+    The logits are those of the tokens `ids`, or of the first ones.
+    """
+    if ids is not None:
+        none = jnp.full([*logits.shape[:-1], vocab_size], -jnp.inf, jnp.float32)
+        return none.at[..., ids].set(logits)
     padding = [(0, 0)] * (logits.ndim - 1) + [(0, vocab_size - logits.shape[-1])]
     return jnp.pad(logits, padding, constant_values=-jnp.inf)

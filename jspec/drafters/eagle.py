@@ -58,7 +58,7 @@ class EagleDrafter(ChainDrafter):
 
     config: EagleConfig = dataclasses.field(kw_only=True)
     dtype: jax.typing.DTypeLike = dataclasses.field(kw_only=True)
-    kind = Kind("eagle", 0.6, 0.6)
+    kind = Kind("eagle", 0.6, 0.6, is_certain=True)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

@@ -24,16 +24,17 @@ from jaxtyping import Array
 
 from jspec.common.errors import InputError
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
+from jspec.drafters.draft_vocabulary import DraftVocabularyOptions
 from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Round, grow
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
-from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec, option
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
 from jspec.sampling.noise import gumbel_noise
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, RoundInputs
 
 
 @dataclasses.dataclass(frozen=True)
-class HierarchicalOptions(ConfidenceOptions):
+class HierarchicalOptions(DraftVocabularyOptions):
     """Of `hierarchical`."""
 
     inner_drafter: str = option(
@@ -63,8 +64,11 @@ class HierarchicalDrafter:
     model: ModelDrafter
     inner: Drafter
 
-    # One kind, as drafts of a model are all alike; acceptance before it is known.
-    kinds = (Kind("hierarchical", 0.7, 0.7),)
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """One: the drafts are the draft model's."""
+        (kind,) = self.model.kinds
+        return (kind._replace(drafter="hierarchical"),)
 
     @property
     def num_draft_tokens(self) -> int:
@@ -136,13 +140,13 @@ class HierarchicalDrafter:
 def _build(spec: DrafterSpec) -> BuiltDrafter:
     from jspec.drafters.registry import make_drafter  # which imports this file
 
-    model = make_model_drafter(spec, "hierarchical")
+    model, draft_params = make_model_drafter(spec, "hierarchical")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
     inner_spec = spec._replace(num_draft_tokens=num_guesses, is_member=True)
     inner = make_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
-    params = HierarchicalParams(spec.draft_params, inner.params)
+    params = HierarchicalParams(draft_params, inner.params)
     return BuiltDrafter(HierarchicalDrafter(model, inner.drafter), params)
 
 

@@ -16,7 +16,7 @@ from jspec.common.typing import (
     RowFlags,
     Tokens,
 )
-from jspec.drafters.draw import widen
+from jspec.drafters.draw import spread
 from jspec.drafters.model import ModelDrafter
 from jspec.models import KVCache
 from jspec.sampling.distribution import confidence, likeliest, sample, sampling_probs
@@ -66,7 +66,8 @@ def grow(a_round: Round, now: Drafting) -> Drafting:
     logits, hidden, cache = model.apply(params.draft, block, now.cache)
     block, hidden = block[:, 1:], hidden[:, 1:]  # the token before was only a rewrite
     # The draft's own padding goes first, as its logits there mean nothing.
-    logits = widen(logits[:, 1:, : model.vocab_size], model.target_vocab_size)
+    logits = logits[:, 1:, : model.vocab_size]
+    logits = spread(logits, model.ids(params.draft), model.target_vocab_size)
     processed = process_drafts(logits, now.settings, guess.tokens)
     # The processors ran one line above, with every guess seen; twice would penalise twice.
     probs = sampling_probs(processed, now.settings.without_processors())

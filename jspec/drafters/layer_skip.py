@@ -32,7 +32,7 @@ from jspec.models import KVCache, make_apply
 from jspec.speculation.acceptance.types import Proposal, TargetPrefix
 from jspec.speculation.types import Kind, RoundInputs
 
-_KIND = Kind("layer_skip", 0.3, 0.5)  # they were not trained for it
+_KIND = Kind("layer_skip", 0.3, 0.5, is_certain=True)  # they were not trained for it
 
 
 def parse_layers(text: str) -> tuple[int, ...]:

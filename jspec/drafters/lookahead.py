@@ -39,7 +39,7 @@ class LookaheadDrafter(Stateless, ChainDrafter):
     There is one draft, and one more for each embedding that is used.
     """
 
-    kind = Kind("lookahead", 0.98, 0.5)  # the first draft is the target's own
+    kind = Kind("lookahead", 0.98, 0.5, is_certain=True)  # the first draft is the target's own
 
     def propose(
         self, params: Params, state: tuple[()], inputs: RoundInputs

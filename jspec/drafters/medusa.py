@@ -36,7 +36,7 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
 
     config: MedusaConfig = dataclasses.field(kw_only=True)
     target: DecoderConfig = dataclasses.field(kw_only=True)
-    kind = Kind("medusa", 0.6, 0.5)
+    kind = Kind("medusa", 0.6, 0.5, is_certain=True)
 
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs

@@ -22,8 +22,13 @@ from jaxtyping import Array, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import ApplyFn, BlockFlags, Params, RowCounts, RowFlags, RowTokens, Tokens
 from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.draft_vocabulary import (
+    HEAD_IDS,
+    DraftVocabularyOptions,
+    with_draft_vocabulary,
+)
 from jspec.drafters.memory import History
-from jspec.drafters.spec import BuiltDrafter, ConfidenceOptions, DrafterEntry, DrafterSpec
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -48,11 +53,17 @@ class ModelDrafter(ChainDrafter):
     Attributes:
       apply: the draft model.
       init_cache: (batch size, capacity) -> its empty cache.
+      has_head_ids: whether its head is over some ids only, which its parameters name.
     """
 
     apply: ApplyFn = dataclasses.field(kw_only=True)
     init_cache: Callable[[int, int], KVCache] = dataclasses.field(kw_only=True)
-    kind = Kind("model", 0.7, 0.7)
+    has_head_ids: bool = dataclasses.field(default=False, kw_only=True)
+    kind = Kind("model", 0.7, 0.7, is_certain=True)
+
+    def ids(self, params: Params) -> Int32[Array, "u"] | None:
+        """Returns the ids of the tokens that its logits are of; None for the first ones."""
+        return params[HEAD_IDS] if self.has_head_ids else None
 
     def lag(self, state: ModelState, kind: RowCounts) -> RowCounts:
         """Returns the tokens in the calls that read what is missing, padding included, [b]."""
@@ -104,7 +115,8 @@ class ModelDrafter(ChainDrafter):
             return logits[:, 0, : self.vocab_size], cache.commit(jnp.ones_like(token))
 
         ready = self.ready_cache(params, state, is_wanted)
-        proposal, cache, _ = self.draw_chain(first, later, ready, inputs, wanted=wanted)
+        ids = self.ids(params)
+        proposal, cache, _ = self.draw_chain(first, later, ready, inputs, wanted=wanted, ids=ids)
         # The last draft is not fed, as no draft follows it.
         fed = jnp.concatenate([inputs.last_token[:, None], proposal.tokens[:, :-1]], axis=1)
         return proposal, self.remember(state, cache, fed, proposal.num_tokens, is_wanted)
@@ -166,28 +178,31 @@ def empty_caches(config: DecoderConfig, dtype: DTypeLike) -> Callable[[int, int]
     )
 
 
-def make_model_drafter(spec: DrafterSpec, name: str = "model") -> ModelDrafter:
-    """Returns the drafter over the draft model, for the drafter called `name`.
+def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDrafter, Params]:
+    """Returns the drafter over the draft model, for the drafter called `name`; and its parameters.
 
     Raises:
-      InputError: there is no draft model.
+      InputError: there is no draft model, or see `with_draft_vocabulary`.
     """
+    spec = with_draft_vocabulary(spec)
     config = spec.draft_config
     if config is None:
         raise InputError(f"the drafter {name!r} expects a draft model, and none was given")
-    return ModelDrafter(
+    drafter = ModelDrafter(
         **spec.chain_fields,
         apply=make_apply(config),
         init_cache=empty_caches(config, spec.dtype),
+        has_head_ids=config.head_size is not None,
     )
+    return drafter, spec.draft_params
 
 
 ENTRY = DrafterEntry(
     name="model",
-    build=lambda spec: BuiltDrafter(make_model_drafter(spec), spec.draft_params),
+    build=lambda spec: BuiltDrafter(*make_model_drafter(spec)),
     proposes="what a second, cheaper model draws (default with `--draft`)",
     source="2211.17192, 2302.01318",
-    options=ConfidenceOptions,
+    options=DraftVocabularyOptions,
     needs="draft",
     prior_cost=2.22,  # the target itself in int4
 )

@@ -23,6 +23,7 @@ from jspec.kernels.product import (
 )
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.kernels.rotation import apply_rope, rotate_heads
+from jspec.kernels.rows import take_rows
 from jspec.kernels.threshold import smallest_rank
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "smallest_rank",
     "swiglu",
     "table_rows",
+    "take_rows",
     "timed_products",
     "write_rows",
 ]

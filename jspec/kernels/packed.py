@@ -168,18 +168,18 @@ def has_fast_packed_products() -> bool:
 def packed_rows(table: PackedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
     """Returns rows of a table, [b t d], in float32."""
     flat = ids.reshape(-1)
-    blocks = _as_in_file(table.strips[flat // STRIP], table.kind)
+    blocks = as_in_file(table.strips[flat // STRIP], table.kind)
     own = jnp.take_along_axis(blocks, (flat % STRIP)[:, None, None, None], axis=1)
     return FORMATS[table.kind].decode(own).reshape(*ids.shape, -1)
 
 
 def unpack(strips: UInt8[Array, "s bytes"], kind: str) -> Float32[Array, "o i"]:
     """Returns the weights of strips, in float32; those of padding are zeros."""
-    weights = FORMATS[kind].decode(_as_in_file(strips, kind))
+    weights = FORMATS[kind].decode(as_in_file(strips, kind))
     return weights.reshape(len(strips) * STRIP, -1)
 
 
-def _as_in_file(strips: UInt8[Array, "s bytes"], kind: str) -> UInt8[Array, "s 16 blocks size"]:
+def as_in_file(strips: UInt8[Array, "s bytes"], kind: str) -> UInt8[Array, "s 16 blocks size"]:
     """Returns the blocks of strips, those of each output together."""
     form, parts, begin = FORMATS[kind], [], 0
     blocks = strips.reshape(len(strips), -1, STRIP * form.num_bytes)

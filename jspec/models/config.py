@@ -65,6 +65,7 @@ class DecoderConfig:
       rope_scaling: Llama 3's frequency scaling, or None.
       norm_epsilon: added to the mean square in RMSNorm.
       tie_embeddings: whether the head is the embedding.
+      head_size: outputs of a head of its own; None if it has one for each id.
       qkv_bias: whether queries, keys and values have a bias.
       out_bias: whether the attention's output has one.
       mlp_bias: whether the three feed-forward products have a bias.
@@ -100,6 +101,7 @@ class DecoderConfig:
     rope_scaling: RopeScaling | None = None
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
+    head_size: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

@@ -78,7 +78,7 @@ class Decoder(nn.Module):
             x = jnp.take_along_axis(x, logits_at[:, None, None], axis=1)
         head = embedding
         if not cfg.tie_embeddings:
-            head = kernel_param(self, "head", (cfg.vocab_size, cfg.embed_dim))
+            head = kernel_param(self, "head", (cfg.head_size or cfg.vocab_size, cfg.embed_dim))
         # Both keep the order of the logits, but not their distribution.
         logits = _scaled(linear(x, head), cfg.logits_scale)
         return softcap(logits, cfg.logits_softcap), hidden, cache

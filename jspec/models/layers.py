@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Float, Float32, Int
 
@@ -104,3 +105,8 @@ def softcap(values: Float32[Array, "..."], cap: float | None) -> Float32[Array, 
 def head_kernel(config: DecoderConfig, params: Params) -> Kernel:
     """Returns a model's head, [v d]; where the two are tied, that is its embedding."""
     return params["embedding" if config.tie_embeddings else "head"]
+
+
+def head_of_ids(config: DecoderConfig, params: Params, ids: Int[np.ndarray, "u"]) -> Kernel:
+    """Returns a model's head over those ids only, [u d]: a copy."""
+    return kernels.take_rows(head_kernel(config, params), ids)

@@ -14,9 +14,18 @@ less. So an answer has to grow before an expensive drafter reads a long prompt f
 Each row estimates a and l from its own rounds, separately for each kind of proposal. With every
 round the past fades towards what was assumed at first, so a drafter that was switched off is tried
 again. No clock is read: the same history and the same costs give the same choice.
+
+Trying is limited. Each row counts the seconds by which its rounds have taken longer than plain
+decoding would have, by the recorded costs. A round that could bring that above one plain step and
+a hundredth of the answer is chosen only if the row's own rounds speak for it, without what was
+assumed. So where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a
+step.
+
+In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
+later one that always has one, where that promises more tokens per second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
@@ -27,6 +36,9 @@ from jspec.common.typing import RowCounts, RowFlags
 
 _MEMORY = 0.97  # what is left of an observation a round later
 _PRIOR_WEIGHT = 1.5  # the assumption counts like this many observed drafts
+_FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
+
+LagFn = Callable[[RowCounts], RowCounts]
 
 
 class Kind(NamedTuple):
@@ -37,12 +49,14 @@ class Kind(NamedTuple):
       first: assumed probability, before any round, that the first draft is accepted.
       later: likewise for a later draft once those before it are accepted.
       most: the most drafts that such a proposal can have.
+      is_certain: whether the drafter makes such a proposal in every round in which it is asked.
     """
 
     drafter: str
     first: float
     later: float
     most: int = 2**31 - 1
+    is_certain: bool = False
 
 
 def drafters_of(kinds: Sequence[Kind]) -> list[str]:
@@ -57,6 +71,8 @@ class Control(struct.PyTreeNode):
       costs: seconds of a round of each drafter with each number of drafts, [b m c].
       reading: seconds that each drafter takes for a token that it has missed, [b m].
       num_emitted: tokens of the answer so far, [b].
+      owed: seconds that the rounds so far took beyond those of plain decoding, by the costs, [b].
+        The first reading of a drafter, of the prompt, is left out.
       kept: accepted drafts of each kind, first and later ones, with fading weights, [b k 2].
       tried: drafts of each kind whose acceptance was decided, likewise.
       forced: for each kind, the number of drafts where it is not to be chosen; -1 elsewhere, [b k].
@@ -67,6 +83,7 @@ class Control(struct.PyTreeNode):
     costs: Float32[Array, "b m c"]
     reading: Float32[Array, "b m"]
     num_emitted: RowCounts
+    owed: Float32[Array, "b"]
     kept: Float32[Array, "b k 2"]
     tried: Float32[Array, "b k 2"]
     forced: Int32[Array, "b k"]
@@ -82,6 +99,7 @@ class Control(struct.PyTreeNode):
             costs=jnp.ones([batch_size, len(drafters), len(numbers)], jnp.float32),
             reading=jnp.zeros([batch_size, len(drafters)], jnp.float32),
             num_emitted=jnp.ones([batch_size], jnp.int32),  # the token that the prefill drew
+            owed=jnp.zeros([batch_size], jnp.float32),
             kept=counts,
             tried=counts,
             forced=jnp.full([batch_size, len(kinds)], -1, jnp.int32),
@@ -89,36 +107,30 @@ class Control(struct.PyTreeNode):
             numbers=tuple(numbers),
         )
 
-    def choose(self, kind: RowCounts, lag: RowCounts, room: RowCounts) -> RowCounts:
+    def choose(self, kind: RowCounts, lag: LagFn, room: RowCounts) -> RowCounts:
         """Returns how many drafts each row wants, one of `numbers`, [b].
 
         Args:
           kind: of the proposal.
-          lag: tokens that its drafter has to read first; see `lag_of`.
+          lag: from kinds [b] to the tokens that their drafters have to read first; see `lag_of`.
           room: tokens that may still be emitted.
         """
-        # The expected tokens of a round for every number of drafts up to the largest.
-        drafters = drafters_of(self.kinds)
-        drafter = jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
-        rows = jnp.arange(kind.shape[0])
-        first, later = jnp.moveaxis(self._rates()[rows, kind], -1, 0)
-        most = jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
-        expected, gain = [jnp.ones_like(first)], first
-        for number in range(self.numbers[-1]):
-            expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
-            gain = gain * later
-        tokens = jnp.stack([expected[number] for number in self.numbers], axis=-1)
-        # Catching up is paid once, and shared by the tokens that are expected to follow.
-        horizon = jnp.maximum(jnp.minimum(self.num_emitted, room), 1)
-        share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
-        catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
-        # A round without drafts needs no catching up.
-        per_token = self.costs[rows, drafter] / tokens + jnp.where(
-            jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
-        )
+        per_token = self._seconds_per_token(kind, lag(kind), room)
         best = jnp.asarray(self.numbers, jnp.int32)[jnp.argmin(per_token, axis=-1)]
-        forced = self.forced[rows, kind]
+        for index, other in enumerate(self.kinds):
+            # A drafter that may find nothing is no reason to give up a draft that was found.
+            if other.is_certain and other.drafter != self.kinds[0].drafter:
+                rival = jnp.full_like(kind, index)
+                promised = self._seconds_per_token(rival, lag(rival), room).min(axis=-1)
+                is_other = self._drafter(kind) != self._drafter(rival)
+                is_better = promised < per_token.min(axis=-1)
+                best = jnp.where((kind < index) & is_other & is_better, 0, best)
+        forced = self.forced[jnp.arange(kind.shape[0]), kind]
         return jnp.where(forced >= 0, forced, best)
+
+    def charge(self, kind: RowCounts, lag: RowCounts) -> Self:
+        """Returns the control after the drafters of the kinds have read `lag` tokens, [b]."""
+        return self.replace(owed=self.owed + self._charged(kind, lag))
 
     def update(
         self,
@@ -139,13 +151,63 @@ class Control(struct.PyTreeNode):
             new = _MEMORY * old + jnp.where(is_kind[..., None], pair[:, None], 0.0)
             return jnp.where(is_running[:, None, None], new, old)
 
+        costs = self.costs[jnp.arange(kind.shape[0]), self._drafter(kind)]
+        # Fewer drafts than were wanted cost as the next number that was measured.
+        number = jnp.sum(jnp.asarray(self.numbers) < num_proposed[:, None], axis=-1)
+        spent = jnp.take_along_axis(costs, number[:, None], axis=1)[:, 0]
+        loss = spent - costs[:, 0] * (num_accepted + 1).astype(jnp.float32)
         return self.replace(
             num_emitted=self.num_emitted + jnp.where(is_running, num_accepted + 1, 0),
+            owed=self.owed + jnp.where(is_running, loss, 0.0),
             kept=fade(self.kept, num_accepted),
             tried=fade(self.tried, num_tried),
         )
 
-    def _rates(self) -> Float32[Array, "b k 2"]:
-        """Returns the estimates of a and l for each kind."""
-        assumed = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
-        return (self.kept + _PRIOR_WEIGHT * assumed) / (self.tried + _PRIOR_WEIGHT)
+    def _drafter(self, kind: RowCounts) -> RowCounts:
+        drafters = drafters_of(self.kinds)
+        return jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
+
+    def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
+        """Returns the seconds of reading that count as owed."""
+        rows = jnp.arange(kind.shape[0])
+        # The first reading has been weighed against the tokens to come. Charged in full it would
+        # forbid the very drafts for which it was done.
+        is_first = self.tried[rows, kind, 0] == 0
+        seconds = self.reading[rows, self._drafter(kind)] * lag.astype(jnp.float32)
+        return jnp.where(is_first, 0.0, seconds)
+
+    def _seconds_per_token(
+        self, kind: RowCounts, lag: RowCounts, room: RowCounts
+    ) -> Float32[Array, "b c"]:
+        """Returns the seconds that each token is expected to take, for every number of drafts."""
+        rows, drafter = jnp.arange(kind.shape[0]), self._drafter(kind)
+        costs = self.costs[rows, drafter]
+        plain = costs[:, :1]
+        # Catching up is paid once, and shared by the tokens that are expected to follow.
+        horizon = jnp.maximum(jnp.minimum(self.num_emitted, room), 1)
+        share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
+        catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
+        # At worst a round emits one token, as a plain step does.
+        worst = (self.owed + self._charged(kind, lag))[:, None] + costs - plain
+        num_emitted = self.num_emitted[:, None].astype(jnp.float32)
+        allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
+        hoped, proven = (self._expected_tokens(kind, trust) for trust in (1.0, 0.0))
+        # A round without drafts needs no catching up.
+        return costs / jnp.where(worst <= allowed, hoped, proven) + jnp.where(
+            jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
+        )
+
+    def _expected_tokens(self, kind: RowCounts, trust: float) -> Float32[Array, "b c"]:
+        """Returns the expected tokens of a round for every number of drafts.
+
+        `trust` is the share of the assumed rates that is believed.
+        """
+        assumed = jnp.array([(each.first, each.later) for each in self.kinds], jnp.float32)
+        rates = (self.kept + _PRIOR_WEIGHT * trust * assumed) / (self.tried + _PRIOR_WEIGHT)
+        first, later = jnp.moveaxis(rates[jnp.arange(kind.shape[0]), kind], -1, 0)
+        most = jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
+        expected, gain = [jnp.ones_like(first)], first
+        for number in range(self.numbers[-1]):
+            expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
+            gain = gain * later
+        return jnp.stack([expected[number] for number in self.numbers], axis=-1)

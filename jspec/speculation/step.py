@@ -84,6 +84,11 @@ def propose(
         view=TargetView(params.target, target, state.target_cache),
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
+    if state.control is not None:
+        kind = _kinds(proposal)
+        read = lag_of(drafter, state.draft, kind)
+        read = jnp.where(proposal.num_tokens > 0, read, 0)
+        state = state.replace(control=state.control.charge(kind, read))
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
         # From here on the state alone carries the cache, with the first layers' slots written.
@@ -182,7 +187,7 @@ def _verify_and_commit(
         settings=state.settings.after_all(block, valid),
     )
     counts = proposal.num_tokens, verdict.num_accepted
-    kind = jnp.zeros_like(num_tokens) if proposal.kind is None else proposal.kind
+    kind = _kinds(proposal)
     if state.control is not None:
         state = state.replace(
             control=state.control.update(kind, *counts, is_running=~state.is_done)
@@ -212,9 +217,14 @@ def _wanted(state: SpecState, drafter: Drafter, kind: RowCounts) -> RowCounts:
     # A round emits one token more than it accepts, so the last token needs no draft.
     wanted = jnp.clip(room - 1, 0, drafter.num_draft_tokens)
     if state.control is not None:
-        lag = lag_of(drafter, state.draft, kind)
+        lag = functools.partial(lag_of, drafter, state.draft)
         wanted = jnp.minimum(wanted, state.control.choose(kind, lag, room))
     return jnp.where(state.is_done, 0, wanted)
+
+
+def _kinds(proposal: Proposal) -> RowCounts:
+    """Returns the kind of each row's proposal, [b]: the first where a drafter has only one."""
+    return jnp.zeros_like(proposal.num_tokens) if proposal.kind is None else proposal.kind
 
 
 def _end_at_no_token(proposal: Proposal) -> Proposal:

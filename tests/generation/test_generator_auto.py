@@ -74,6 +74,36 @@ def test_greedy_output_is_plain_decodings(drafter):
         assert own.stats.num_proposed > 0
 
 
+@pytest.mark.parametrize(("per_draft", "expected"), [(0.02, "model"), (2.0, "prompt_lookup")])
+def test_it_chooses_among_the_drafters_of_a_cascade(per_draft, expected):
+    """A model that is always right drafts though the lookup has found something, if it is cheap."""
+    costs = both_costs()
+    rounds = costs_of("model", per_draft).seconds[0][0]
+    seconds = ((costs.seconds[0][0], rounds),)
+    costs = dataclasses.replace(costs, seconds=seconds, reading=((0.0, 0.0),))
+    itself = dataclasses.replace(target(), name="itself")
+    generator = Generator(
+        target(), itself, drafter="prompt_lookup+model", num_draft_tokens="auto", costs=costs
+    )
+    for result in generator.generate(requests(max_new_tokens=40)):
+        drafters = {a_round.drafter for a_round in result.stats.rounds if a_round.num_proposed}
+        assert drafters == {expected}
+
+
+def test_what_a_drafter_reads_after_a_pause_is_charged():
+    """One of other weights is tried less often, as each trial begins with 64 tokens to be read.
+
+    Their 0.32 plain steps count like the draft itself: uncharged, there would be six trials.
+    """
+    stranger = make_model(params=peaked_params(CONFIG, seed=5), name="stranger")
+    costs = dataclasses.replace(costs_of("model", 0.4), reading=((0.00005,),))
+    generator = Generator(target(), stranger, num_draft_tokens="auto", costs=costs)
+    rounds = generator.generate(requests(max_new_tokens=170)[1]).stats.rounds
+    assert sum(a_round.num_proposed > 0 for a_round in rounds) == 4
+    seconds = [0.01 * (1 + 0.4 * a_round.num_proposed) for a_round in rounds]
+    assert sum(seconds) <= 0.01 * 169 / 0.98
+
+
 def test_a_row_chooses_for_itself(monkeypatch):
     """Invariant 5: sampled tokens do not depend on the batch, nor on a neighbour that needs more
     room.

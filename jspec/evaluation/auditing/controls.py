@@ -87,3 +87,14 @@ def misreporting(
         return token, draw_from_distribution(logits, under, rng_keys)[1]
 
     return dataclasses.replace(drafter, draw=draw)
+
+
+def claiming_all(drafter: ModelDrafter, *, num_ids: int) -> ModelDrafter:
+    """Returns the drafter, but it draws among the first ids and reports the whole distribution."""
+
+    def draw(logits: Array, settings: SamplingSettings, rng_keys: Array) -> tuple[Array, Array]:
+        few = jnp.where(jnp.arange(logits.shape[-1]) < num_ids, logits, -jnp.inf)
+        token, _ = draw_from_distribution(few, settings, rng_keys)
+        return token, draw_from_distribution(logits, settings, rng_keys)[1]
+
+    return dataclasses.replace(drafter, draw=draw)

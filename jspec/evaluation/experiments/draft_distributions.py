@@ -23,6 +23,8 @@ from jspec.drafters import (
     member_names,
     needs_draft_model,
 )
+from jspec.drafters.draft_vocabulary import HEAD_IDS, with_draft_vocabulary
+from jspec.drafters.draw import spread
 from jspec.drafters.layer_skip import choose_layers
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
@@ -85,9 +87,10 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         raise InputError(f"expected a drafter that drafts, got {name!r}")
     if observed_layers(drafter):
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
-    if needs_draft_model(name) and spec.draft_config is not None:
-        model = ForwardPass(spec.draft_config, spec.vocab_size, width)
-        return _of_model(model, spec.draft_params, spec.options.draft_confidence)
+    own = with_draft_vocabulary(spec)
+    if needs_draft_model(name) and own.draft_config is not None:
+        model = ForwardPass(own.draft_config, spec.vocab_size, width)
+        return _of_model(model, own.draft_params, spec.options.draft_confidence)
     if name == "layer_skip":
         layers = choose_layers(spec.options.draft_layers, spec.target_config.num_layers)
         model = ForwardPass(spec.target_config, spec.vocab_size, width, layers)
@@ -127,8 +130,7 @@ class ForwardPass:
     ) -> tuple[Float32[Array, "t v"], KVCache]:
         """Returns the logits after each token of a chunk, and the cache, consumed, with all."""
         logits, _, cache = make_apply(self.config, self.layers)(params, tokens[None], cache)
-        padding = ((0, 0), (0, self.width - self.num_ids))
-        logits = jnp.pad(logits[0, :, : self.num_ids], padding, constant_values=-jnp.inf)
+        logits = spread(logits[0, :, : self.num_ids], params.get(HEAD_IDS), self.width)
         return logits, cache.commit(jnp.array([tokens.shape[0]], jnp.int32))
 
 

@@ -52,6 +52,7 @@ _SUBJECTS = {
     "model": {},
     "model, auto": {"num_draft_tokens": "auto"},
     "model, unsure": {"draft_confidence": 0.4},
+    "model, few tokens": {"draft_vocab_size": 100},
     "hierarchical": {},
     "hierarchical, ngram": {"inner_drafter": "ngram"},
     "layer_skip, first": {"draft_layers": (0,)},

@@ -82,7 +82,10 @@ def expected_distributions(name, options, text, temperature):
     if name == "random":
         return references.softmax(np.zeros([len(text), VOCAB]), temperature)
     if name in ("model", "hierarchical"):
-        return references.softmax(references.full_logits(draft(), text), temperature)
+        logits = np.array(references.full_logits(draft(), text))
+        if options.draft_vocab_size:
+            logits[:, options.draft_vocab_size :] = -np.inf
+        return references.softmax(logits, temperature)
     if name == "layer_skip":
         logits = references.full_logits(target(), text, options.draft_layers)
         return references.softmax(logits, temperature)
@@ -101,8 +104,9 @@ def run(name, options, settings, model=None, **kwargs):
     return estimator.estimate(distribution, settings, *texts())
 
 
-NAMES = ["unigram", "bigram", "random", "model", "hierarchical", "layer_skip", "prompt_lookup",
-         "ngram", "ngram sampled", "prompt_lookup+unigram", "ngram+model"]  # fmt: skip
+NAMES = ["unigram", "bigram", "random", "model", "model few", "hierarchical", "layer_skip",
+         "prompt_lookup", "ngram", "ngram sampled", "prompt_lookup+unigram",
+         "ngram+model"]  # fmt: skip
 # At temperature 0 which of equal counts comes first is the sampled drafter's own business.
 CELLS = [cell for cell in itertools.product(NAMES, TEMPERATURES) if cell != ("ngram sampled", 0)]
 SILENT = {"prompt_lookup", "ngram", "ngram sampled"}
@@ -117,6 +121,8 @@ def test_the_record_is_that_of_the_distributions(name, temperature, options):
     """
     if name == "ngram sampled":
         options = dataclasses.replace(options, ngram_probs="sampled")
+    if name == "model few":
+        options = dataclasses.replace(options, draft_vocab_size=90)
     options = dataclasses.replace(options, lookup_min_match=1)  # in a cascade too
     name = name.split()[0]
     prompt, answer = texts()
