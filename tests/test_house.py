@@ -22,15 +22,15 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_590,
-    "kernels": 3_600,
+    "kernels": 3_800,
     "models": 1_450,
     "sampling": 630,
     "weights": 2_400,
-    "speculation": 1_720,
-    "drafters": 4_720,
+    "speculation": 1_780,
+    "drafters": 4_850,
     "generation": 2_950,
     "training": 2_220,
-    "evaluation": 7_560,
+    "evaluation": 7_570,
 }
 MAX_LINES = 30_600
 MAX_REPORT_LINES = 1_600
