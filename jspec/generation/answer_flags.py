@@ -22,11 +22,12 @@ from jspec.generation.validate_options import (
     check_rule_options,
 )
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
+from jspec.weights.published import MODELS
 from jspec.weights.resolver import LoadedModel, load_model
 
 TARGET = flags.DEFINE_string(
     "target", DEFAULT_TARGET, "The model whose answers are wanted: a Hugging Face folder or hub "
-    "name, a .gguf file, an Orbax folder, smollm2-135m-instruct, or random:<preset>."
+    f"name, a .gguf file, an Orbax folder, random:<preset>, or one of {', '.join(MODELS)}."
 )  # fmt: skip
 DRAFT = flags.DEFINE_string(
     "draft", None, "A cheaper model with the same vocabulary, named as --target is."
