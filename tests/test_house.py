@@ -25,7 +25,7 @@ ROOMS = {
     "kernels": 3_800,
     "models": 1_450,
     "sampling": 630,
-    "weights": 2_400,
+    "weights": 3_000,
     "speculation": 1_780,
     "drafters": 4_850,
     "generation": 2_950,

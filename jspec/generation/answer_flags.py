@@ -22,12 +22,13 @@ from jspec.generation.validate_options import (
     check_rule_options,
 )
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
+from jspec.weights.published import MODELS
 from jspec.weights.resolver import LoadedModel, load_model
 
 TARGET = flags.DEFINE_string(
     "target", DEFAULT_TARGET, "The model whose answers are wanted: a Hugging Face folder or hub "
-    "name, a .gguf file, an Orbax folder, smollm2-135m-instruct, or random:<preset> for random "
-    "weights."
+    f"name, a .gguf file, an Orbax folder, random:<preset> for random weights,"
+    f" or one of {', '.join(MODELS)}."
 )  # fmt: skip
 DRAFT = flags.DEFINE_string(
     "draft",

@@ -1,58 +1,116 @@
 """The tokenizer inside a GGUF file."""
 
+import dataclasses
 from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.weights.gguf_file import GgufFile
 from jspec.weights.tokenizers.tokenizer import Tokenizer, add_bos
 
-_CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
+_CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5  # llama.cpp's token types
 # Names of special tokens, and of the keys with their ids.
 _SPECIAL_TOKENS = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding",
 }  # fmt: skip
-# Llama 3's pattern of words (from its tokenizer.json).
-_LLAMA3_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# What ends an assistant's turn, by name: a file's keys often leave it out, as llama.cpp does.
+_TURN_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
+# What ends a document, in models that pad with it: a prompt without a chat template ends so.
+_DOCUMENT_END = "<|endoftext|>"
+
+# The patterns of words are those of the models' own tokenizer.json. `{}` is how digits are cut.
+_LLAMA_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{}"
+    r"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_LLAMA3 = frozenset({"llama-bpe", "llama3", "llama-v3"})
-_SINGLE_DIGITS = frozenset({"smollm", "starcoder", "refact", "command-r"})
-_GPT2 = frozenset({"gpt-2", "gpt2", "default"})
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_TEKKEN_WORDS = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PreTokenizer:
+    """How a text is cut before byte-level BPE.
+
+    Attributes:
+      words: the pattern of a word; None: GPT-2's.
+      single_digits: whether digits are cut one by one before that.
+      takes_whole_words: whether a word that is a token is taken as it is, whatever the merges say.
+      has_bos: whether a text begins with BOS where the file does not say.
+      composes: whether letters with their accents become one character first (Unicode's NFC).
+    """
+
+    words: str | None = None
+    single_digits: bool = False
+    takes_whole_words: bool = False
+    has_bos: bool = False
+    composes: bool = False
+
+
+_GPT2 = _PreTokenizer()
+_DIGITS = _PreTokenizer(single_digits=True)
+_CL100K = _PreTokenizer(_LLAMA_WORDS.format(r"\p{N}{1,3}"))
+_LLAMA3 = dataclasses.replace(_CL100K, takes_whole_words=True, has_bos=True)
+_QWEN2 = _PreTokenizer(_LLAMA_WORDS.format(r"\p{N}"), composes=True)
+_TEKKEN = _PreTokenizer(_TEKKEN_WORDS, takes_whole_words=True, has_bos=True)
+# By llama.cpp's names: SmolLM3 is a llama-bpe, Granite a refact, OLMo-2 a dbrx, Mistral Nemo a
+# tekken.
+_PRE_TOKENIZERS = {
+    "default": _GPT2, "gpt-2": _GPT2, "gpt2": _GPT2, "olmo": _GPT2, "granite-docling": _GPT2,
+    "smollm": _DIGITS, "starcoder": _DIGITS, "refact": _DIGITS, "command-r": _DIGITS,
+    "dbrx": _CL100K, "smaug-bpe": _CL100K,
+    "llama-bpe": _LLAMA3, "llama3": _LLAMA3, "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2, "deepseek-r1-qwen": _QWEN2,
+    "tekken": _TEKKEN,
+}  # fmt: skip
+
+
+def _pre_tokenizer(own: dict[str, Any]) -> _PreTokenizer:
+    """Returns the pre-tokenizer that the file's `own` metadata name."""
+    kind = own.get("pre", "default")
+    if kind not in _PRE_TOKENIZERS:
+        known = ", ".join(sorted(_PRE_TOKENIZERS))
+        raise InputError(f"expected a pre-tokenizer among {known}; got {kind!r}")
+    return _PRE_TOKENIZERS[kind]
 
 
 def _byte_level(own: dict[str, Any], vocab: dict[str, int]) -> Any:
-    """Returns byte-level BPE with the pre-tokenizer that the file's `own` metadata name."""
-    from tokenizers import Regex, decoders, models, pre_tokenizers
+    """Returns byte-level BPE with the file's pre-tokenizer."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
-    kind = own.get("pre", "default")
-    if kind in _LLAMA3:
-        words = [pre_tokenizers.Split(Regex(_LLAMA3_WORDS), "isolated")]
-    elif kind in _SINGLE_DIGITS:
-        words = [pre_tokenizers.Digits(individual_digits=True)]
-    elif kind in _GPT2:
-        words = []
-    else:
-        known = ", ".join(sorted(_LLAMA3 | _SINGLE_DIGITS | _GPT2))
-        raise InputError(f"expected a pre-tokenizer among {known}; got {kind!r}")
+    kind = _pre_tokenizer(own)
     merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
-    backend = Backend(models.BPE(vocab, merges, ignore_merges=kind in _LLAMA3))
-    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind not in _LLAMA3)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*words, cut])
+    backend = Backend(models.BPE(vocab, merges, ignore_merges=kind.takes_whole_words))
+    steps = [pre_tokenizers.Digits(individual_digits=True)] if kind.single_digits else []
+    if kind.words is not None:
+        steps.append(pre_tokenizers.Split(Regex(kind.words), "isolated"))
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind.words is None)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, cut])
+    if kind.composes:
+        backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     return backend
 
 
 def _merges_from_scores(own: dict[str, Any], vocab: dict[str, int]) -> list[tuple[str, str]]:
-    """Returns every pair of pieces that makes a third piece, best scores first."""
-    scored = [
-        (-score, token_id, piece[:cut], piece[cut:])
-        for (piece, token_id), score in zip(vocab.items(), own["scores"], strict=True)
-        for cut in range(1, len(piece))
-        if piece[:cut] in vocab and piece[cut:] in vocab
+    """Returns every pair of pieces that makes a third piece, best scores first.
+
+    For one piece the pair with the longer left half comes first, as in transformers.
+    """
+    scores, types = own["scores"], own.get("token_type") or [1] * len(vocab)
+    # These are found in a text before any merge.
+    is_added = [kind in (_CONTROL, _USER_DEFINED) for kind in types]
+    # Half a million pairs for Gemma: in this order they need no sorting of their own.
+    ranked = sorted(vocab.items(), key=lambda item: scores[item[1]], reverse=True)
+    return [
+        (left, right)
+        for piece, token_id in ranked
+        if not is_added[token_id]
+        for cut in range(len(piece) - 1, 0, -1)
+        if (left := piece[:cut]) in vocab and (right := piece[cut:]) in vocab
     ]
-    return [(left, right) for _, _, left, right in sorted(scored)]
 
 
 def _sentencepiece(own: dict[str, Any], vocab: dict[str, int]) -> Any:
@@ -74,11 +132,10 @@ def _sentencepiece(own: dict[str, Any], vocab: dict[str, int]) -> Any:
     return backend
 
 
-def _add_special_tokens(own: dict[str, Any], backend: Any, tokens: list[str]) -> None:
+def _add_special_tokens(backend: Any, tokens: list[str], types: list[int]) -> None:
     """Adds the control tokens, which decoding skips, and the user-defined tokens."""
     from tokenizers import AddedToken
 
-    types = own.get("token_type") or [1] * len(tokens)
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)
@@ -87,8 +144,33 @@ def _add_special_tokens(own: dict[str, Any], backend: Any, tokens: list[str]) ->
     backend.add_tokens(added)
 
 
+def _num_used(types: list[int]) -> int:
+    """Returns how many tokens there are before the padding at the end.
+
+    llama.cpp fills the embedding's untrained rows with unused tokens, [PAD151665] and so on.
+    """
+    return next((i + 1 for i in reversed(range(len(types))) if types[i] != _UNUSED), 0)
+
+
+def _eos_ids(own: dict[str, Any], types: list[int]) -> list[int]:
+    """Returns the ids that end a text: those that the file names, then those known by name."""
+    named = [own.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    known = [
+        token_id
+        for token_id, (token, kind) in enumerate(zip(own["tokens"], types, strict=True))
+        if kind == _CONTROL
+        and (
+            token in _TURN_ENDS
+            or (token == _DOCUMENT_END and token_id == own.get("padding_token_id"))
+        )
+    ]
+    return [token_id for token_id in [*named, *known] if token_id is not None]
+
+
 def build_tokenizer(file: GgufFile) -> Tokenizer:
     """Returns the tokenizer that a file's metadata describes.
+
+    Unused tokens at the end, which pad the vocabulary, are left out.
 
     Raises:
       InputError: no tokenizer in the file, or a kind that jspec cannot build.
@@ -102,25 +184,27 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     if kind not in builders:
         raise InputError(f"{file.path}: expected a gpt2 or llama tokenizer, got {kind!r}")
     try:
-        backend = builders[kind](own, {token: i for i, token in enumerate(tokens)})
-        _add_special_tokens(own, backend, tokens)
+        types = own.get("token_type") or [1] * len(tokens)
+        eos_ids = _eos_ids(own, types)
+        vocab = {token: i for i, token in enumerate(tokens[: _num_used(types)])}
+        backend = builders[kind](own, vocab)
+        _add_special_tokens(backend, tokens, types)
         special_tokens = {
             name: tokens[token_id]
             for name, key in _SPECIAL_TOKENS.items()
             if (token_id := own.get(f"{key}_token_id")) is not None
         }
         # Where the file does not say whether to begin with BOS, its kind does.
-        by_default = kind == "llama" or own.get("pre") in _LLAMA3
+        by_default = kind == "llama" or _pre_tokenizer(own).has_bos
         if own.get("add_bos_token", by_default):
             add_bos(backend, special_tokens.get("bos_token"), True)
     except InputError as error:
         raise InputError(f"{file.path}: {error}") from None
     except Exception as error:  # tokenizers raises Exception itself, damaged metadata any kind
         raise InputError(f"{file.path}: the tokenizer is damaged ({error})") from None
-    ends = [own.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     return Tokenizer(
         backend,
         special_tokens=special_tokens,
-        eos_ids=[token_id for token_id in ends if token_id is not None],
+        eos_ids=eos_ids,
         chat_template=file.metadata.get("tokenizer.chat_template"),
     )

@@ -13,8 +13,10 @@ from jspec.common.errors import InputError
 from jspec.common.typing import Params
 from jspec.kernels import has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
-from jspec.weights import gguf_model, hf, orbax_checkpoint, smollm2
+from jspec.weights import gguf_model, hf, orbax_checkpoint
+from jspec.weights.fetch import fetch
 from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.quantize import PACKED, holds_compact
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
@@ -134,8 +136,8 @@ def load_model(
 
     Args:
       spec: a folder (Hugging Face's safetensors, or Orbax as `scripts/convert_weights.py` writes
-        it), a .gguf file, `smollm2-135m-instruct`, a hub name `organisation/model`, or
-        `random:<preset>[:<seed>]`.
+        it), a .gguf file, a name in `published.MODELS` (`smollm2-135m-instruct` and others), a
+        hub name `organisation/model`, or `random:<preset>[:<seed>]`.
       dtype: bfloat16 or float32, of every parameter that is not quantised.
       quantization: "int8" or "int4" rounds every kernel to integers, which makes it another model
         (see `weights.quantize`); "packed" leaves a GGUF file's weights as they are; "none" makes
@@ -170,13 +172,13 @@ def _stays_packed(name: str, path: pathlib.Path) -> bool:
 
     The figures published for the small preset are those of bfloat16.
     """
-    return path.suffix == ".gguf" and name != smollm2.NAME and has_fast_packed_products()
+    return path.suffix == ".gguf" and name != SMOLLM2 and has_fast_packed_products()
 
 
 def find_model(spec: str) -> pathlib.Path | None:
     """Returns the folder or file of a model, without loading it; None for random weights.
 
-    A hub model or the preset is downloaded unless it is there; see `load_model` for `spec`.
+    A hub or published model is downloaded unless it is there; see `load_model` for `spec`.
 
     Raises:
       InputError: no such model; one line.
@@ -188,8 +190,8 @@ def find_model(spec: str) -> pathlib.Path | None:
     if spec.startswith(_RANDOM):
         _parse_random(spec)
         return None
-    if spec == smollm2.NAME:
-        return smollm2.fetch()
+    if spec in MODELS:
+        return fetch(spec)
     if spec and path.is_dir():
         return path
     if path.suffix == ".gguf":
@@ -201,6 +203,6 @@ def find_model(spec: str) -> pathlib.Path | None:
     if _HUB_NAME.fullmatch(spec):
         return _fetch_from_hub(spec)
     raise InputError(
-        f"no model {spec!r}: expected an existing folder, a .gguf file, {smollm2.NAME}, a hub "
-        f"name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"
+        f"no model {spec!r}: expected an existing folder, a .gguf file, {', '.join(MODELS)}, a "
+        f"hub name like organisation/model, or random:<preset> with one of {', '.join(PRESETS)}"
     )

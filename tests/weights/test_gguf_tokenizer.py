@@ -48,7 +48,9 @@ def _pieces(tokenizer, text, **kwargs):
     return [names[token_id] for token_id in tokenizer.encode(text, **kwargs)]
 
 
-@pytest.mark.parametrize("kind", ["smollm", "llama-bpe", "gpt-2", "sentencepiece"])
+@pytest.mark.parametrize(
+    "kind", ["smollm", "llama-bpe", "gpt-2", "qwen2", "tekken", "sentencepiece"]
+)
 @pytest.mark.parametrize("text", ODD_TEXTS)
 def test_decoding_inverts_encoding_and_streams(tmp_path, kind, text):
     """Guards against a decoder that does not undo its encoder, whole or in pieces."""
@@ -78,10 +80,12 @@ def test_pre_tokenizers_differ_as_their_models_do(tmp_path):
     """Guards against digits joined where SmolLM splits them, and split where Llama 3 joins them."""
     found = {
         kind: _pieces(_build(tmp_path, _byte_level(**{"ggml.pre": kind})), "1234", add_bos=False)
-        for kind in ("smollm", "llama-bpe", "gpt-2")
+        for kind in ("smollm", "refact", "qwen2", "tekken", "llama-bpe", "dbrx", "olmo", "gpt-2")
     }
+    single, threes, joined = ["1", "2", "3", "4"], ["12", "3", "4"], ["12", "34"]
     assert found == {
-        "smollm": ["1", "2", "3", "4"], "llama-bpe": ["12", "3", "4"], "gpt-2": ["12", "34"],
+        "smollm": single, "refact": single, "qwen2": single, "tekken": single,
+        "llama-bpe": threes, "dbrx": threes, "olmo": joined, "gpt-2": joined,
     }  # fmt: skip
 
 
@@ -105,6 +109,8 @@ def test_sentencepiece_merges_follow_the_scores(tmp_path):
         (_byte_level(), False),
         (_byte_level(**{"ggml.add_bos_token": True}), True),
         (_byte_level(**{"ggml.pre": "llama-bpe"}), True),
+        (_byte_level(**{"ggml.pre": "tekken"}), True),
+        (_byte_level(**{"ggml.pre": "qwen2"}), False),
         (_byte_level(**{"ggml.pre": "llama-bpe", "ggml.add_bos_token": False}), False),
         (_sentencepiece(), True),
     ],
@@ -126,11 +132,53 @@ def test_special_tokens_and_template_come_from_the_file(tmp_path):
     assert tokenizer.decode(ids) == "a<user>"
 
 
+def test_words_that_are_tokens_stay_whole_where_the_model_says_so(tmp_path):
+    """Guards against a word cut up because no merges lead to it."""
+    tokens = _byte_level()
+    tokens["ggml.tokens"] = [*tokens["ggml.tokens"][:-1], "xyz"]
+    tokens["ggml.token_type"] = [*tokens["ggml.token_type"][:-1], 1]
+    for kind, expected in (("tekken", ["xyz"]), ("llama-bpe", ["xyz"]), ("dbrx", ["x", "y", "z"])):
+        found = _build(tmp_path, tokens | {"ggml.pre": kind})
+        assert _pieces(found, "xyz", add_bos=False) == expected
+
+
+def test_qwen_composes_accents(tmp_path):
+    """Guards against two spellings of one letter with different tokens."""
+    tokenizer = _build(tmp_path, _byte_level(**{"ggml.pre": "qwen2"}))
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
+
+
+def test_padding_at_the_end_is_no_vocabulary(tmp_path):
+    """Guards against untrained rows that could be drawn; what is unused further in stays."""
+    tokens = _byte_level()
+    tokens["ggml.token_type"][10] = 5
+    num_real = len(tokens["ggml.tokens"])
+    tokens["ggml.tokens"] = [*tokens["ggml.tokens"], *(f"[PAD{num_real + i}]" for i in range(3))]
+    tokens["ggml.token_type"] = [*tokens["ggml.token_type"], 5, 5, 5]
+    tokenizer = _build(tmp_path, tokens)
+    assert tokenizer.vocab_size == num_real
+    assert len(tokenizer.vocabulary()) == num_real
+
+
+def test_ends_of_a_turn_are_known_by_name(tmp_path):
+    """Guards against a chat that runs on because the file names one end of several."""
+    extra = ["<end_of_turn>", "<|endoftext|>"]
+    tokens = _byte_level()
+    tokens["ggml.tokens"] = [*tokens["ggml.tokens"], *extra]
+    tokens["ggml.token_type"] = [*tokens["ggml.token_type"], 3, 3]
+    turn, document = len(tokens["ggml.tokens"]) - 2, len(tokens["ggml.tokens"]) - 1
+    assert _build(tmp_path, tokens).eos_ids == (2, 3, turn)
+    padded = tokens | {"ggml.padding_token_id": document}
+    assert _build(tmp_path, padded).eos_ids == (2, 3, turn, document)
+    tokens["ggml.token_type"] = [*tokens["ggml.token_type"][:-2], 1, 1]  # words like others
+    assert _build(tmp_path, tokens).eos_ids == (2, 3)
+
+
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
         (_byte_level(**{"ggml.model": "bert"}), "expected a gpt2 or llama tokenizer, got 'bert'"),
-        (_byte_level(**{"ggml.pre": "qwen2"}), "expected a pre-tokenizer among .*got 'qwen2'"),
+        (_byte_level(**{"ggml.pre": "viking"}), "expected a pre-tokenizer among .*got 'viking'"),
         (_byte_level(**{"ggml.merges": ["nonsense words"]}), "tokenizer is damaged"),
         (_byte_level(**{"ggml.token_type": [1, 2]}), "tokenizer is damaged"),
         ({}, "no tokenizer in the file"),

@@ -8,10 +8,12 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from jspec.weights.resolver import load_model
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from jspec.weights.vocabulary import shared_vocab_size, used_vocab_size
 from tests import tiny_models
 from tests.tiny_models import CONFIG, make_model
+from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
 _REAL = 100
 
@@ -53,6 +55,36 @@ def test_padding_is_neither_emitted_nor_proposed():
         if settings.temperature == 0:
             assert results[0].token_ids == results[1].token_ids
         assert 0 < results[1].stats.num_accepted < results[1].stats.num_proposed
+
+
+def _padded_file(path, num_padding, seed):
+    """Writes a GGUF model of 64 tokens, letters but for the first four, and rows of padding."""
+    letters = [chr(ord("A") + i) for i in range(60)]
+    padding = [f"[PAD{64 + i}]" for i in range(num_padding)]
+    tokens = {
+        "ggml.model": "gpt2", "ggml.pre": "qwen2", "ggml.merges": ["A B"],
+        "ggml.tokens": ["<|x|>", "<s>", "</s>", "<end>", *letters[:-1], "AB", *padding],
+        "ggml.token_type": [3] * 4 + [1] * 60 + [5] * num_padding,
+    }  # fmt: skip
+    config = dataclasses.replace(GGUF_CONFIG, vocab_size=64 + num_padding)
+    write_gguf(path, config, random_tensors(config, seed), tokens=tokens)
+    return load_model(path, dtype="float32")
+
+
+def test_two_paddings_in_files_work_without_a_word(tmp_path, capfd):
+    """Guards against a refusal, a warning, or padding drawn: 64 tokens in 72 rows and in 80."""
+    target = _padded_file(tmp_path / "t.gguf", 8, 0)
+    draft = _padded_file(tmp_path / "d.gguf", 16, 1)
+    assert (target.config.vocab_size, draft.config.vocab_size) == (72, 80)
+    assert (
+        used_vocab_size(target) == used_vocab_size(draft) == shared_vocab_size(target, draft) == 64
+    )
+    settings = Settings(max_new_tokens=40, temperature=3.0, seed=1)
+    for models in ([target, draft], [draft, target], [target]):
+        drafter = "model" if len(models) == 2 else "none"
+        result = Generator(*models, drafter=drafter).generate(Request([7, 8, 9], settings))
+        assert max(result.token_ids) < 64
+    assert capfd.readouterr() == ("", "")
 
 
 def test_sizes():

@@ -3,11 +3,11 @@
 import pathlib
 
 from jspec.common.errors import InputError
-from jspec.weights import smollm2
+from jspec.weights.published import SMOLLM2
 
 _PREFIX = "shipped:"
 _FOLDER = pathlib.Path(__file__).parent / "shipped_heads"
-_HEADS = {("eagle", smollm2.NAME): smollm2.NAME}  # of a drafter and what its target is asked for by
+_HEADS = {("eagle", SMOLLM2): SMOLLM2}  # of a drafter and what its target is asked for by
 
 
 def shipped_head(drafter: str, target: str) -> str | None:

@@ -21,12 +21,12 @@ from jspec.common.progress import counted
 from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine
 from jspec.evaluation.analysis.theory import break_even_alpha, walltime_improvement
 from jspec.models.config import PRESETS, DecoderConfig
-from jspec.weights import smollm2
 from jspec.weights.hf import read_config
+from jspec.weights.published import SMOLLM2
 
 _FIRST_CALL_WIDTH = 2  # a draft model's first call of a round; see `drafters.model`
 _FLOAT_BYTES = {"bfloat16": 2, "float32": 4}
-_SAME_SHAPE = {smollm2.NAME: "smollm2-135m"}
+_SAME_SHAPE = {SMOLLM2: "smollm2-135m"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 
 from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
-from jspec.weights.smollm2 import fetch
+from jspec.weights.fetch import fetch
+from jspec.weights.published import SMOLLM2
 
 LLAMA_PLAIN = "llama.cpp plain"
 PROGRAM = "llama-completion"
@@ -45,7 +46,7 @@ def llama_methods(
       max_new_tokens: of an answer.
       num_drafts: of its prompt lookup.
     """
-    source, model = fetch(), programs / "SmolLM2-135M-Instruct.BF16.gguf"
+    source, model = fetch(SMOLLM2), programs / "SmolLM2-135M-Instruct.BF16.gguf"
     if not model.exists():
         new = model.with_suffix(".new")
         _run([programs / "llama-quantize", "--allow-requantize", source, new, "BF16"])

@@ -13,7 +13,7 @@ from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
-from jspec.weights import smollm2
+from jspec.weights.published import SMOLLM2
 
 for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
     if _flag.name != "drafter":  # --drafters stands here for it
@@ -174,10 +174,8 @@ def _check_values(values: dict[str, Any]) -> None:
     for context in values["context"] or ():
         check_range("context", context, 1, 2**20)
     Settings(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
-    if values["llama_cpp"] is not None and values["target"] != smollm2.NAME:
-        raise InputError(
-            f"expected --llama_cpp with the target {smollm2.NAME}, got {values['target']}"
-        )
+    if values["llama_cpp"] is not None and values["target"] != SMOLLM2:
+        raise InputError(f"expected --llama_cpp with the target {SMOLLM2}, got {values['target']}")
     if values["llama_cpp"] is not None:
         check_programs(pathlib.Path(values["llama_cpp"]))
     if values["measure"] == "drafting" and not values["num_draft_tokens"].isdecimal():

