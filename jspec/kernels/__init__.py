@@ -11,6 +11,7 @@ from jspec.kernels.attention import attend
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
 from jspec.kernels.gate import swiglu
+from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.product import NARROW_CHUNK, Kernel, prefill_widths, product
 from jspec.kernels.quantized import QuantizedKernel, quantized_rows
@@ -26,6 +27,7 @@ __all__ = [
     "attend",
     "describe_device",
     "first_argmax",
+    "grouped_product",
     "prefers_unrolled_loops",
     "prefill_widths",
     "product",
