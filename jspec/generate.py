@@ -25,6 +25,7 @@ from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import Result
 from jspec.generation.stats import by_drafter
+from jspec.weights.quantize import KINDS
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -189,7 +190,7 @@ def say(text: object) -> None:
 def list_notes(loaded: Generator) -> list[str]:
     """Returns what a reader of the answers has to know about the distribution they follow."""
     notes, target = [], loaded.target
-    if target.quantization is not None:
+    if target.quantization in KINDS:
         form = f"quantised to {target.quantization}"
         notes.append(f"the target is {form}: another model than {target.name}")
     if not loaded.is_lossless:

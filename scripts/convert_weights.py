@@ -76,7 +76,7 @@ def convert(*, source: str, output: pathlib.Path, format_name: str | None, dtype
         from jspec.weights.orbax_checkpoint import save_orbax as save
     else:
         from jspec.weights.hf import save_hf as save
-    model = load_model(source, dtype=dtype)
+    model = load_model(source, dtype=dtype, quantization="none")
     assert isinstance(model.tokenizer, Tokenizer)  # only random weights have another kind
     save(output, model.config, model.params, tokenizer=model.tokenizer)
 

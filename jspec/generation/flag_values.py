@@ -1,9 +1,10 @@
 """The values of flags that several programs share."""
 
 from jspec.common.errors import InputError
-from jspec.weights.quantize import KINDS
+from jspec.weights.quantize import KINDS, PACKED
 
-QUANTIZATIONS = ("none", *KINDS)
+QUANTIZATIONS = ("none", *KINDS, PACKED)
+QUANTIZATION_FLAG = ("auto", *QUANTIZATIONS)  # auto: see `load_model`
 
 
 def parse_num_draft_tokens(text: str) -> int | str:
@@ -23,5 +24,5 @@ def parse_num_draft_tokens(text: str) -> int | str:
 
 
 def parse_quantization(text: str) -> str | None:
-    """Returns `load_model`'s quantization for one of QUANTIZATIONS."""
-    return None if text == "none" else text
+    """Returns `load_model`'s quantization for one of QUANTIZATION_FLAG."""
+    return None if text == "auto" else text

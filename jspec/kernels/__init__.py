@@ -13,29 +13,41 @@ from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_
 from jspec.kernels.gate import swiglu
 from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
-from jspec.kernels.product import NARROW_CHUNK, Kernel, prefill_widths, product
-from jspec.kernels.quantized import QuantizedKernel, quantized_rows
+from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
+from jspec.kernels.product import (
+    NARROW_CHUNK,
+    CompactKernel,
+    Kernel,
+    prefill_widths,
+    product,
+    table_rows,
+)
+from jspec.kernels.quantized import QuantizedKernel
 from jspec.kernels.rotation import apply_rope, rotate_heads
 from jspec.kernels.threshold import smallest_rank
 
 __all__ = [
     "NARROW_CHUNK",
     "TAIL",
+    "CompactKernel",
+    "JoinedKernel",
     "Kernel",
+    "PackedKernel",
     "QuantizedKernel",
     "apply_rope",
     "attend",
     "describe_device",
     "first_argmax",
     "grouped_product",
+    "has_fast_packed_products",
     "prefers_unrolled_loops",
     "prefill_widths",
     "product",
-    "quantized_rows",
     "rms_norm",
     "rotate_heads",
     "smallest_rank",
     "swiglu",
+    "table_rows",
     "timed_products",
     "write_rows",
 ]

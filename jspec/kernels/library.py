@@ -26,6 +26,7 @@ _FUNCTIONS = (
     "product", "int8_product", "int4_product", "attention", "rms_norm", "rotate_heads", "swiglu",
     "smallest_rank", "first_argmax", "write_rows", "grouped_product",
 )  # fmt: skip
+_PACKED = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k")
 _IN_PLACE = {"write_rows": {0: 0}}  # operands that are changed and returned
 
 
@@ -50,6 +51,18 @@ def has_tiles() -> bool:
     return library is not None and library.jspec_has_tiles()
 
 
+def has_packed() -> bool:
+    """Returns whether packed kernels are multiplied in C++ (AVX-512)."""
+    library = _load()
+    return library is not None and library.jspec_has_packed()
+
+
+def host_function(name: str) -> Callable[..., None] | None:
+    """Returns a function of the library that the host calls, on pointers; None without it."""
+    library = _load()
+    return None if library is None else getattr(library, f"jspec_{name}")
+
+
 def _load() -> ctypes.CDLL | None:
     with _LOCK:
         return _prepare()
@@ -65,11 +78,12 @@ def _prepare() -> ctypes.CDLL | None:
         message = "jspec: %s; XLA computes everything, and decoding takes longer"
         logging.getLogger("jspec").warning(message, error)
         return None
-    for function in _FUNCTIONS:
+    for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
+        has.restype = ctypes.c_bool
+    packed = (f"{kind}_product" for kind in _PACKED if library.jspec_has_packed())
+    for function in (*_FUNCTIONS, *packed):
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
         jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")
-    for has in (library.jspec_has_pairs, library.jspec_has_tiles):
-        has.restype = ctypes.c_bool
     return library
 
 

@@ -4,13 +4,16 @@ from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int
 
 from jspec.kernels import library
+from jspec.kernels.packed import JoinedKernel, PackedKernel, packed_product, packed_rows
 from jspec.kernels.precision import dot
-from jspec.kernels.quantized import QuantizedKernel, quantized_product
+from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
 
-Kernel: TypeAlias = Float[Array, "..."] | QuantizedKernel
+# Kernels that are stored in fewer bits than floats, as several arrays or as one of bytes.
+CompactKernel: TypeAlias = QuantizedKernel | PackedKernel | JoinedKernel
+Kernel: TypeAlias = Float[Array, "..."] | CompactKernel
 
 # Up to this many rows the C++ is faster than XLA on any CPU, but for some float32 products near the
 # limit. It is also more exact: XLA's float32 logits are twice as far from those of float64.
@@ -30,7 +33,22 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     """
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
+    if isinstance(kernel, PackedKernel):
+        return packed_product(rows, kernel)
+    if isinstance(kernel, JoinedKernel):
+        parts = jnp.concatenate([product(rows, part) for part in kernel.parts], axis=1)
+        return parts.at[:, kernel.order].get(mode="promise_in_bounds")
     return float_product(rows.astype(jnp.float32), kernel)
+
+
+def table_rows(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
+    """Returns rows of a table [v d], in its type; those of a compact table in float32."""
+    if isinstance(table, QuantizedKernel):
+        return quantized_rows(table, ids)
+    if isinstance(table, PackedKernel):
+        return packed_rows(table, ids)
+    assert not isinstance(table, JoinedKernel)  # a table is one tensor
+    return table[ids]
 
 
 @library.in_cpp(
@@ -66,6 +84,8 @@ def prefill_widths(kernel: Kernel) -> tuple[int, ...]:
     """
     if isinstance(kernel, QuantizedKernel):
         is_one_enough = library.is_available()
+    elif isinstance(kernel, PackedKernel):
+        is_one_enough = library.has_packed()
     else:
         is_native = _most_native_rows(kernel.dtype) >= _WIDE_CHUNK
         is_one_enough = is_native and not library.has_tiles()

@@ -7,20 +7,20 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jspec import kernels
 from jspec.common.typing import Params
-from jspec.kernels import Kernel, QuantizedKernel
+from jspec.kernels import CompactKernel, Kernel
 from jspec.models.config import DecoderConfig
 
 
 def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel:
-    """Returns a module's kernel of that shape, a float array or a quantised one.
+    """Returns a module's kernel of that shape, a float array or a compact one.
 
     Raises:
-      ValueError: the quantised kernel has another shape.
+      ValueError: the compact kernel has another shape.
     """
     kernel = module.get_variable("params", name)
     # Flax compares a parameter leaf by leaf with what its initialiser gives, which is one float
-    # array. A quantised kernel has several leaves, so its shape is compared here.
-    if not isinstance(kernel, QuantizedKernel):
+    # array. A compact kernel has other leaves, so its shape is compared here.
+    if not isinstance(kernel, CompactKernel):
         return module.param(name, nn.initializers.normal(0.02), shape)
     if kernel.shape != shape:
         raise ValueError(f"expected {name} of shape {shape}, got {kernel.shape}")
@@ -37,20 +37,18 @@ def linear(
     b, t = inputs.shape[:2]
     out_axes = kernel.shape[:-num_contracted]
     rows = inputs.reshape(b * t, -1)
-    if not isinstance(kernel, QuantizedKernel):  # that is stored as a matrix already
+    if not isinstance(kernel, CompactKernel):  # that is stored as a matrix already
         kernel = kernel.reshape(-1, rows.shape[1])
     return kernels.product(rows, kernel).reshape(b, t, *out_axes)
 
 
 def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:
-    """Returns the rows of a table [v d], in its type; those of a quantised table in float32."""
+    """Returns the rows of a table [v d], in its type; those of a compact table in float32."""
     # XLA on CPU gathers bfloat16 in float32. It would move the conversion of the whole table out of
     # the decoding loop, where it lives as a second copy. After this barrier the table depends on
     # the ids, and only the rows are converted.
     table, ids = jax.lax.optimization_barrier((table, ids))
-    if isinstance(table, QuantizedKernel):
-        return kernels.quantized_rows(table, ids)
-    return table[ids]
+    return kernels.table_rows(table, ids)
 
 
 class RMSNorm(nn.Module):

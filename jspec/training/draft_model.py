@@ -118,7 +118,10 @@ class DraftModelTraining(TrainingConfig):
         """Returns what marks positions that earlier drafts know, once; see `TrainingConfig`."""
         if self.states or not self.earlier:
             return super().make_fill(target, layers, texts)
-        models = [target, *(load_model(name, dtype=self.dtype) for name in self.earlier)]
+        models = [
+            target,
+            *(load_model(name, dtype=self.dtype, quantization="none") for name in self.earlier),
+        ]
         shared_sizes = [shared_vocab_size(target, draft) for draft in models[1:]]
 
         @jax.jit

@@ -47,7 +47,7 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
       InputError: texts that cannot be read, are too few or differ from those with which the workdir
         was begun, a model that cannot be loaded, a loss that is not finite, or a full disk.
     """
-    target = load_model(config.target, dtype=config.dtype)
+    target = load_model(config.target, dtype=config.dtype, quantization="none")
     sizes = {"vocab_size": target.config.vocab_size, "seq_len": config.seq_len}
     texts = [text for path in config.texts for text in read_texts(path, target.tokenizer, **sizes)]
     if len(texts) <= config.num_held_out:

@@ -14,7 +14,8 @@ from jspec.common.errors import InputError
 from jspec.common.memory import check_memory
 from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
-from jspec.weights.quantize import check_kind, is_quantizable, num_bytes, quantize
+from jspec.weights.packed_weights import PackedSource, make_packed, num_packed_bytes
+from jspec.weights.quantize import PACKED, check_kind, is_quantizable, num_bytes, quantize
 from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -22,7 +23,7 @@ _HEAD = "lm_head.weight"
 _FLOAT32 = np.dtype(np.float32)
 _DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": _FLOAT32}
 _NUM_NAMED = 4
-Read = Callable[[Parameter, np.dtype], Any]  # an array
+Read = Callable[[Parameter, np.dtype], Any]  # an array, or a packed kernel
 
 
 class TensorSource(NamedTuple):
@@ -31,6 +32,7 @@ class TensorSource(NamedTuple):
     where: str  # its path, for messages
     shapes: dict[str, Shape]  # of every tensor, by name
     read: Callable[[str, np.dtype], np.ndarray]  # called from several threads at once
+    packed: PackedSource | None = None  # of a file of packed tensors; so are its functions
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -41,11 +43,19 @@ def as_dtype(dtype: Any) -> np.dtype:
     return _DTYPES[name]
 
 
-def check_room(config: DecoderConfig, dtype: np.dtype, quantization: str | None) -> None:
+def check_room(
+    config: DecoderConfig,
+    dtype: np.dtype,
+    quantization: str | None,
+    packed: PackedSource | None = None,
+) -> None:
     """Checks that the device has room for the weights, after `check_kind`; raises InputError."""
-    check_kind(config, quantization)
-    table = parameter_table(config)
-    size = sum(num_bytes(parameter, quantization, dtype.itemsize) for parameter in table)
+    table, itemsize = parameter_table(config), dtype.itemsize
+    if packed is not None:
+        size = sum(num_packed_bytes(parameter, packed, itemsize) for parameter in table)
+    else:
+        check_kind(config, quantization)
+        size = sum(num_bytes(parameter, quantization, itemsize) for parameter in table)
     check_memory({"weights": size}, "int8 or int4 weights, or a smaller model, take less")
 
 
@@ -90,6 +100,14 @@ def load_params(
         if not np.array_equal(head, embedding):
             raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
     dtype = as_dtype(dtype)
+    if quantization == PACKED and source.packed is not None:
+        packed = source.packed
+        check_room(config, dtype, None, packed)
+
+        def read_packed(parameter: Parameter, dtype: np.dtype) -> Any:
+            return make_packed(parameter, packed, source.read, dtype)
+
+        return make_params(config, read_packed, dtype, None)
     check_room(config, dtype, quantization)
 
     def read(parameter: Parameter, dtype: np.dtype) -> np.ndarray:

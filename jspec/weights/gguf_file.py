@@ -101,15 +101,23 @@ class GgufFile:
     def _locate(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         import gguf
 
-        kind = gguf.GGMLQuantizationType(kind)
-        block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-        num_blocks, rest = divmod(math.prod(shape), block_size)
-        if rest:
-            raise ValueError(f"{name} has no whole number of {kind.name} blocks")
+        known = {int(known): known for known in gguf.GGML_QUANT_SIZES}
+        if kind not in known:
+            raise ValueError(f"{name} has the unknown quantisation type {kind}")
+        block_size, block_bytes = gguf.GGML_QUANT_SIZES[known[kind]]
+        if math.prod(shape[-1:]) % block_size:
+            row = f"rows of {shape[-1]} weights, expected a multiple of {block_size}"
+            raise ValueError(f"{name} in {known[kind].name} has {row}")
+        num_blocks = math.prod(shape) // block_size
         if begin + num_blocks * block_bytes > len(self._map):
             raise ValueError(f"{name} reaches past the end of the file")
         blocks = np.frombuffer(self._map, np.uint8, num_blocks * block_bytes, begin)
-        return GgufTensor(shape, kind, blocks.reshape(num_blocks, block_bytes))
+        return GgufTensor(shape, known[kind], blocks.reshape(num_blocks, block_bytes))
+
+    def release(self) -> None:
+        """Gives back the memory of the file's pages; they stay in the system's cache."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def read(self, name: str, dtype: np.dtype) -> np.ndarray:
         """Returns a tensor, dequantised in float32 and rounded once to `dtype`.
@@ -130,6 +138,5 @@ class GgufFile:
             except NotImplementedError:
                 raise InputError(f"{self.path}: {name}: cannot dequantise {kind.name}") from None
             out[start : start + step] = values.reshape(-1, out.shape[1])
-        if hasattr(mmap, "MADV_DONTNEED"):  # else the file's pages stay in memory with the tensors
-            self._map.madvise(mmap.MADV_DONTNEED)
+        self.release()  # else the file's pages stay in memory with the tensors
         return out.reshape(shape)

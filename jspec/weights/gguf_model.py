@@ -12,6 +12,7 @@ from jspec.models.config import DecoderConfig, RopeScaling
 from jspec.models.rope import rope_frequencies
 from jspec.weights.assemble import TensorSource, load_params
 from jspec.weights.gguf_file import GgufFile
+from jspec.weights.packed_weights import PackedSource, PackedTensor
 from jspec.weights.tensor_names import parameter_table
 
 _ROPE_FACTORS = "rope_freqs.weight"  # read with the config
@@ -33,10 +34,10 @@ def load_gguf(
 ) -> tuple[DecoderConfig, Params, GgufFile]:
     """Returns the config and the parameters of a GGUF Llama, and the open file.
 
-    The file's own quantisation does not carry over: XLA has no fast product for its blocks of 32
-    weights with float16 scales. The weights, in float32, are quantised again, which loses at most
-    another half step. Where the blocks of a row of Q8_0 share one scale and its largest weight is
-    127 steps, int8 gives the same integers.
+    With the quantization "packed" the weights stay as they are in the file. For "int8" and "int4"
+    they are quantised again, from float32, which loses at most another half step. Where the blocks
+    of a row of Q8_0 share one scale and its largest weight is 127 steps, int8 gives the same
+    integers.
 
     Raises:
       InputError: a file that is damaged, of another architecture, or more than jspec can honour.
@@ -130,11 +131,22 @@ def _open(file: GgufFile, config: DecoderConfig) -> TensorSource:
 
     def read(name: str, dtype: np.dtype) -> np.ndarray:
         tensor = file.read(names[name], dtype)
-        is_rotated = ".q_proj." in name or ".k_proj." in name
-        return _unpermute(tensor, config.head_dim) if is_rotated else tensor
+        return _unpermute(tensor, config.head_dim) if _is_rotated(name) else tensor
+
+    def find(name: str) -> PackedTensor:
+        shape, kind, blocks = file.tensors[names[name]]
+        order = np.arange(shape[0])
+        if _is_rotated(name):
+            order = _unpermute(order, config.head_dim)
+        return PackedTensor(kind.name.lower(), blocks.reshape(len(order), -1), order)
 
     shapes = {name: file.tensors[own].shape for name, own in names.items()}
-    return TensorSource(str(file.path), shapes, read)
+    packed = PackedSource(find, file.release)
+    return TensorSource(str(file.path), shapes, read, packed)
+
+
+def _is_rotated(name: str) -> bool:
+    return ".q_proj." in name or ".k_proj." in name
 
 
 def _unpermute(rows: np.ndarray, head_dim: int) -> np.ndarray:

@@ -13,10 +13,10 @@ from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json, save_json
 from jspec.common.new_folder import new_folder
 from jspec.common.typing import Params
-from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import DecoderConfig
 from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import TensorSource, check_params, load_params
+from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
@@ -102,8 +102,11 @@ def new_model_folder(
       InputError: see `new_folder`; or the parameters are quantised.
       ValueError: the parameters do not fit the config.
     """
-    if any(isinstance(leaf, QuantizedKernel) for leaf in flatten_dict(params).values()):
-        raise InputError(f"{folder}: expected float weights to write, got quantised ones")
+    if holds_compact(params):
+        raise InputError(
+            f"{folder}: expected float weights to write, got quantised ones; load the model with "
+            "the quantization 'none'"
+        )
     with new_folder(folder) as partial:
         check_params(config, params)
         yield partial

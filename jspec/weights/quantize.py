@@ -12,13 +12,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
+from jspec.common.typing import Params
+from jspec.kernels import CompactKernel
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
 from jspec.models.config import DecoderConfig
 from jspec.weights.tensor_names import Parameter, Path, parameter_table
 
 KINDS = ("int8", "int4")
+PACKED = "packed"  # as a GGUF file holds them, not rounded again; see `packed_weights`
 _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
 _NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1, "fc": 1}
@@ -53,12 +57,19 @@ def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
     return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
 
 
+def holds_compact(params: Params) -> bool:
+    """Returns whether any kernel is stored in fewer bits than floats."""
+    return any(isinstance(leaf, CompactKernel) for leaf in flatten_dict(params).values())
+
+
 def check_kind(config: DecoderConfig, kind: str | None) -> None:
     """Checks that a model can be quantised in this way; None means no quantisation.
 
     Raises:
       InputError: an unknown kind, or kernel inputs that do not divide into the groups of int4.
     """
+    if kind == PACKED:
+        raise InputError("quantization 'packed' expects a .gguf file, whose weights are packed")
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
     for parameter in parameter_table(config):

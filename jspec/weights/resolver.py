@@ -11,9 +11,11 @@ import jax
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
+from jspec.kernels import has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.weights import gguf_model, hf, orbax_checkpoint, smollm2
 from jspec.weights.gguf_tokenizer import build_tokenizer
+from jspec.weights.quantize import PACKED, holds_compact
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
@@ -45,7 +47,8 @@ class LoadedModel:
       name: the name that it was loaded by.
       is_random: whether the weights are random.
       quantization: "int8" or "int4" if the weights were rounded (see `weights.quantize`), which
-        makes it a different model from the one of that name; None if they are the checkpoint's.
+        makes it a different model from the one of that name; "packed" if they stay as they are in
+        a GGUF file; None if they are the checkpoint's in floats.
     """
 
     config: DecoderConfig
@@ -135,7 +138,8 @@ def load_model(
         `random:<preset>[:<seed>]`.
       dtype: bfloat16 or float32, of every parameter that is not quantised.
       quantization: "int8" or "int4" rounds every kernel to integers, which makes it another model
-        (see `weights.quantize`); None keeps the floats.
+        (see `weights.quantize`); "packed" leaves a GGUF file's weights as they are; "none" makes
+        them floats. None is "packed" for a .gguf file where that is fast, else "none".
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.
@@ -143,6 +147,9 @@ def load_model(
     name = model_name(spec)
     path = find_model(name)
     check_device()
+    if quantization is None and path is not None and _stays_packed(name, path):
+        quantization = PACKED
+    quantization = None if quantization == "none" else quantization
     try:
         if path is None:
             config, params, tokenizer = _make_random(name, dtype, quantization)
@@ -151,9 +158,19 @@ def load_model(
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+    if quantization == PACKED and not holds_compact(params):
+        quantization = None  # a file of floats
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
     return LoadedModel(config, params, tokenizer, name, path is None, quantization)
+
+
+def _stays_packed(name: str, path: pathlib.Path) -> bool:
+    """Returns whether a model is used packed where nobody says how.
+
+    The figures published for the small preset are those of bfloat16.
+    """
+    return path.suffix == ".gguf" and name != smollm2.NAME and has_fast_packed_products()
 
 
 def find_model(spec: str) -> pathlib.Path | None:

@@ -10,7 +10,7 @@ from jspec.drafters import DrafterOptions, needs_draft_model, without_unread
 from jspec.generation.generator import Generator
 from jspec.generation.programs import DRAFTER_DEFAULTS, RULE_DEFAULTS
 from jspec.generation.request import Settings
-from jspec.models import QuantizedKernel
+from jspec.models import CompactKernel
 from jspec.speculation.acceptance import RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.weights.resolver import LoadedModel
@@ -74,6 +74,6 @@ def cast(model: LoadedModel, dtype: str) -> LoadedModel:
     params = jax.tree.map(
         lambda leaf: leaf.astype(jnp.dtype(dtype)),
         model.params,
-        is_leaf=lambda leaf: isinstance(leaf, QuantizedKernel),
+        is_leaf=lambda leaf: isinstance(leaf, CompactKernel),
     )
     return dataclasses.replace(model, params=params)

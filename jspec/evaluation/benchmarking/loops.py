@@ -22,7 +22,8 @@ from jspec.models import make_apply
 from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import Drafter, RoundInputs, TargetView
-from jspec.weights.resolver import LoadedModel, check_device, load_model
+from jspec.weights.quantize import KINDS
+from jspec.weights.resolver import LoadedModel, check_device, find_model, load_model
 
 _NUM_ROUNDS = 64  # of a drafter's turn, each of which commits one token
 _DRAFTERS = {  # name, options, temperature
@@ -39,10 +40,12 @@ def measure_quantization(asked: Measurement) -> Iterator[Outcome]:
     """
     check_device()
     loops, sizes = {}, {}
-    for kind in QUANTIZATIONS:
+    path = find_model(asked.target)
+    is_packed = path is not None and path.suffix == ".gguf"
+    for kind in QUANTIZATIONS if is_packed else ("none", *KINDS):
         quantization = parse_quantization(kind)
         model = load_model(asked.target, dtype=asked.dtype, quantization=quantization)
-        title = quantization or asked.dtype
+        title = model.quantization or asked.dtype
         sizes[title] = {"megabytes": tree_bytes(model.params) / 1e6}
         loops[title] = call_loop(model, 1, asked.contexts()[0])
     return _measure_loops(loops, asked.repeats, sizes)

@@ -7,7 +7,7 @@ from absl import flags
 from jspec.common.errors import InputError, check_range
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.generation import drafter_flags
-from jspec.generation.flag_values import QUANTIZATIONS
+from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.weights import smollm2
@@ -76,11 +76,11 @@ _HOLDERS = [
         "dtype", None, ["bfloat16", "float32"], "Of weights. Default: bfloat16, parity float32."
     ),
     flags.DEFINE_enum(
-        "target_quantization", "none", QUANTIZATIONS, "Rounds the target's weights: another "
-        "model."
+        "target_quantization", "auto", QUANTIZATION_FLAG, "int8 and int4 round the target's "
+        "weights: another model. packed leaves a .gguf file's as they are, none makes them floats."
     ),
     flags.DEFINE_enum(
-        "draft_quantization", "none", QUANTIZATIONS, "Rounds the draft's weights."
+        "draft_quantization", "auto", QUANTIZATION_FLAG, "The same for the draft's weights."
     ),
     flags.DEFINE_bool(
         "transformers",
@@ -150,5 +150,5 @@ def _check_values(values: dict[str, Any]) -> None:
         raise InputError(
             f"expected --llama_cpp with the target {smollm2.NAME}, got {values['target']}"
         )
-    if values["draft_quantization"] != "none" and not values["draft"]:
+    if values["draft_quantization"] != "auto" and not values["draft"]:
         raise InputError("expected --draft with --draft_quantization")

@@ -28,6 +28,7 @@ from jspec.generation.generator import Generator
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_num_draft_tokens
+from jspec.weights.quantize import KINDS
 from jspec.weights.resolver import LoadedModel, load_model
 
 _CONTEXTS = {"drafting": [512, 1024, 2048, 4096, 8192], "quantization": [256], "profile": [128]}
@@ -59,7 +60,7 @@ class Measurement(types.SimpleNamespace):
     def load(self, role: str, *, is_rounded: bool = True) -> LoadedModel | None:
         """Returns the model "target" or "draft"; None where there is none."""
         name = getattr(self, role, None)
-        kind = getattr(self, f"{role}_quantization", "none") if is_rounded else "none"
+        kind = getattr(self, f"{role}_quantization", "auto") if is_rounded else "none"
         if not name:
             return None
         return load_model(name, dtype=self.dtype, quantization=parse_quantization(kind))
@@ -146,7 +147,7 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
     """Returns whether transformers is to be measured, and refuses it where it cannot be."""
     wanted, is_there = values.get("transformers", False), has_transformers()
     found = []
-    if values.get("target_quantization", "none") != "none":
+    if values.get("target_quantization") in KINDS:
         found.append("--target_quantization: it cannot load rounded weights")
     if values.get("temperature"):
         found.append("--temperature: its answers are greedy")

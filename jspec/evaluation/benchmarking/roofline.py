@@ -6,14 +6,18 @@ doi:10.1145/1498765.1498785). Bandwidth and rate are measured with the products 
 and operations are those of `CallCost`.
 """
 
+import math
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from flax.traverse_util import flatten_dict
+
+from jspec.common.memory import tree_bytes
 from jspec.common.text_table import format_table, number_cell
 from jspec.common.timing import seconds_in_turn
-from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine
+from jspec.evaluation.analysis.call_cost import CallCost, Machine, measure_machine, streamed_rules
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
 from jspec.evaluation.benchmarking.parts import (
     call_loop,
@@ -22,6 +26,7 @@ from jspec.evaluation.benchmarking.parts import (
     time_call,
 )
 from jspec.kernels import prefill_widths
+from jspec.weights.quantize import PACKED
 from jspec.weights.resolver import LoadedModel
 
 Line = dict[str, Any]
@@ -109,6 +114,17 @@ def _shapes(most: int, is_quick: bool) -> list[tuple[int, int, int]]:
     return [shape for shape in shapes if shape[0] + shape[1] <= most]
 
 
+def model_cost(model: LoadedModel, float_bytes: int) -> CallCost:
+    """Returns what calls of a model cost; how small packed weights are, only they tell."""
+    if model.quantization != PACKED:
+        return CallCost(model.config, None, model.quantization, float_bytes)
+    streamed = streamed_rules(model.config)
+    leaves = flatten_dict(model.params)
+    size = tree_bytes([leaves[rule.path] for rule in streamed])
+    num_weights = sum(math.prod(rule.shape) for rule in streamed)
+    return CallCost(model.config, size / num_weights, None, float_bytes)
+
+
 def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
     """Yields calls of a model: by width, by context, by batch size, and of a prefill.
 
@@ -118,7 +134,7 @@ def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
       is_quick: fewer calls are measured, and each less often.
     """
     itemsize = model.params["embedding"].dtype.itemsize
-    cost = CallCost(model.config, quantization=model.quantization, float_bytes=itemsize)
+    cost = model_cost(model, itemsize)
     shapes = _shapes(model.config.max_seq_len, is_quick)
     first, one_token = call_loop(model, *shapes[0]), 0.0
     for shape in shapes:

@@ -11,7 +11,8 @@ from typing import Any
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, needs_draft_model
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
-from jspec.weights.resolver import LoadedModel
+from jspec.weights.quantize import PACKED
+from jspec.weights.resolver import LoadedModel, load_model
 
 
 def transformers_methods(
@@ -152,7 +153,10 @@ def _hand_over(model: LoadedModel) -> Any:
     import torch
     import transformers
 
-    dtype = getattr(torch, model.params["embedding"].dtype.name)
+    name = model.params["embedding"].dtype.name
+    if model.quantization == PACKED:  # the same weights in floats
+        model = load_model(model.name, dtype=name, quantization="none")
+    dtype = getattr(torch, name)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = pathlib.Path(folder) / "model"
         save_hf(checkpoint, model.config, model.params)

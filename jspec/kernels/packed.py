@@ -1,0 +1,193 @@
+"""Kernels that stay packed as in GGUF files (llama.cpp's formats), and their products.
+
+A block holds the codes of 32 or 256 inputs of one output, and the scales of every 16 or 32 of them.
+Its bytes are kept, but the blocks of 16 outputs are laid out side by side, element by element:
+
+    file    output 0: d s s s … c c c c …   output 1: d s s s … c c c c …   …
+    strip   d d d … d  s s s … s  …  c c c … c  …      (16 of each, then 16 of the next)
+
+So a vector register holds the same element of 16 outputs, and the C++ decodes them together. Where
+there is no C++ for the processor or device, XLA decodes the weights, and multiplies.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jaxtyping import Array, Float, Float32, Int, Int32, UInt8
+
+from jspec.kernels import library
+from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.precision import dot
+
+STRIP = 16  # outputs side by side
+_CHUNK_BYTES = 1 << 20  # packed at once
+_ALIGNMENT = 64  # bytes; JAX on CPU takes an array that begins at a multiple of this as its own
+
+
+class PackedKernel(struct.PyTreeNode):
+    """A packed kernel, which replaces a float array [*out, *in] in the parameter dict.
+
+    Attributes:
+      strips: the blocks of 16 outputs each, the last ones padded with zeros, [s bytes].
+      kind: the format, a key of `FORMATS`.
+      shape: of the float array.
+      dtype: the model's, bfloat16 or float32, to which a product's rows are rounded.
+    """
+
+    strips: UInt8[Array, "s bytes"]
+    kind: str = struct.field(pytree_node=False)
+    shape: tuple[int, ...] = struct.field(pytree_node=False)
+    dtype: Any = struct.field(pytree_node=False)
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> "PackedKernel":
+        """Returns the kernel of the same model in another type: the weights are the same."""
+        return self.replace(dtype=jnp.dtype(dtype))
+
+
+class JoinedKernel(struct.PyTreeNode):
+    """A kernel whose outputs have different formats, as the queries, keys and values of one layer.
+
+    Attributes:
+      parts: the outputs of each format, [o_i i].
+      order: of each output, its place among those of all parts, [o].
+      shape: of the float array [*out, *in] that the kernel replaces.
+    """
+
+    parts: tuple[PackedKernel | Float[Array, "o i"], ...]
+    order: Int32[Array, "o"]
+    shape: tuple[int, ...] = struct.field(pytree_node=False)
+
+    @property
+    def dtype(self) -> Any:
+        """The model's; see `PackedKernel`."""
+        return self.parts[0].dtype
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> "JoinedKernel":
+        """Returns the kernel of the same model in another type."""
+        return self.replace(parts=tuple(part.astype(dtype) for part in self.parts))
+
+
+def pack(
+    tensors: Sequence[np.ndarray],
+    kind: str,
+    order: np.ndarray,
+    release: Callable[[], None] = lambda: None,
+) -> np.ndarray:
+    """Lays blocks of a file out in strips, without JAX.
+
+    Args:
+      tensors: the blocks of each output of one or several tensors, uint8 [o_i bytes].
+      kind: their format, a key of `FORMATS`.
+      order: which of all their outputs comes first, second ..., [o].
+      release: called from time to time, lets go of the memory that the file's pages take.
+
+    Returns:
+      The strips, uint8 [s bytes], in memory that JAX can use without copying it.
+    """
+    num_strips, row_bytes = -(-len(order) // STRIP), tensors[0].shape[1]
+    space = np.empty(num_strips * STRIP * row_bytes + _ALIGNMENT, np.uint8)
+    begin = -space.ctypes.data % _ALIGNMENT
+    strips = space[begin : begin + num_strips * STRIP * row_bytes].reshape(num_strips, -1)
+    padding = np.zeros(row_bytes, np.uint8)
+    addresses = np.full(num_strips * STRIP, padding.ctypes.data, np.uint64)
+    addresses[: len(order)] = np.concatenate([_row_addresses(tensor) for tensor in tensors])[order]
+    step = max(1, _CHUNK_BYTES // strips.shape[1])
+    for first in range(0, num_strips, step):
+        chunk = strips[first : first + step]
+        _pack_rows(addresses[first * STRIP :][: len(chunk) * STRIP], kind, chunk)
+        release()
+    return strips
+
+
+def _row_addresses(tensor: np.ndarray) -> np.ndarray:
+    """Returns where in memory each row of a tensor begins."""
+    first, stride = np.uint64(tensor.ctypes.data), np.uint64(tensor.strides[0])
+    return first + stride * np.arange(len(tensor), dtype=np.uint64)
+
+
+def _pack_rows(addresses: np.ndarray, kind: str, strips: np.ndarray) -> None:
+    """Writes strips of the rows at those addresses, 16 a strip."""
+    row_bytes = strips.shape[1] // STRIP
+    fields = np.array(FORMATS[kind].fields, np.int32)
+    if function := library.host_function("pack"):
+        rows_at, fields_at, to = (
+            ctypes.c_void_p(array.ctypes.data) for array in (addresses, fields, strips)
+        )
+        sizes = len(strips), row_bytes, len(fields)
+        num_strips, row_bytes, num_fields = map(ctypes.c_int64, sizes)
+        function(rows_at, num_strips, row_bytes, fields_at, num_fields, to)
+    else:
+        rows = [np.ctypeslib.as_array(_bytes_at(place), (row_bytes,)) for place in addresses]
+        strips[...] = _pack_by_numpy(np.stack(rows), fields)
+
+
+def _bytes_at(address: np.uint64) -> Any:
+    return ctypes.cast(int(address), ctypes.POINTER(ctypes.c_uint8))
+
+
+def _pack_by_numpy(rows: np.ndarray, fields: np.ndarray) -> np.ndarray:
+    """Returns whole strips of rows; the reference of the C++."""
+    num_bytes = int((fields[:, 0] * fields[:, 1]).sum())
+    blocks = rows.reshape(-1, STRIP, rows.shape[1] // num_bytes, num_bytes)
+    parts, begin = [], 0
+    for size, count in fields.tolist():
+        part = blocks[..., begin : begin + size * count]
+        part = part.reshape(*part.shape[:3], count, size).transpose(0, 2, 3, 1, 4)
+        parts.append(part.reshape(*part.shape[:2], -1))
+        begin += size * count
+    return np.concatenate(parts, axis=-1).reshape(len(blocks), -1)
+
+
+def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[Array, "r o"]:
+    """Returns rows · kernelᵀ, [r o], in float32; by C++ a row's result depends on no other row."""
+    rows = rows.astype(kernel.dtype)
+    num_outputs = int(np.prod(kernel.shape)) // rows.shape[1]
+
+    def reference(rows: Array, strips: Array) -> Array:
+        # Weights that do not depend on the rows would be decoded once, before the decoding loop,
+        # and would lie in memory as floats.
+        rows, strips = jax.lax.optimization_barrier((rows, strips))
+        return dot(rows, unpack(strips, kernel.kind)[:num_outputs].astype(rows.dtype))
+
+    if library.has_packed():
+        result = library.floats(rows.shape[0], num_outputs)
+        return library.call(f"{kernel.kind}_product", reference, result, rows, kernel.strips)
+    return reference(rows, kernel.strips)
+
+
+def has_fast_packed_products() -> bool:
+    """Returns whether packed kernels are as fast as their size promises, on the default device."""
+    return library.has_packed()
+
+
+def packed_rows(table: PackedKernel, ids: Int[Array, "b t"]) -> Float32[Array, "b t d"]:
+    """Returns rows of a table, [b t d], in float32."""
+    flat = ids.reshape(-1)
+    blocks = _as_in_file(table.strips[flat // STRIP], table.kind)
+    own = jnp.take_along_axis(blocks, (flat % STRIP)[:, None, None, None], axis=1)
+    return FORMATS[table.kind].decode(own).reshape(*ids.shape, -1)
+
+
+def unpack(strips: UInt8[Array, "s bytes"], kind: str) -> Float32[Array, "o i"]:
+    """Returns the weights of strips, in float32; those of padding are zeros."""
+    weights = FORMATS[kind].decode(_as_in_file(strips, kind))
+    return weights.reshape(len(strips) * STRIP, -1)
+
+
+def _as_in_file(strips: UInt8[Array, "s bytes"], kind: str) -> UInt8[Array, "s 16 blocks size"]:
+    """Returns the blocks of strips, those of each output together."""
+    form, parts, begin = FORMATS[kind], [], 0
+    blocks = strips.reshape(len(strips), -1, STRIP * form.num_bytes)
+    for size, count in form.fields:
+        end = begin + size * count
+        part = blocks[..., STRIP * begin : STRIP * end]
+        part = part.reshape(*blocks.shape[:2], count, STRIP, size)
+        part = part.transpose(0, 3, 1, 2, 4)  # [s 16 blocks count size]
+        parts.append(part.reshape(*part.shape[:3], -1))
+        begin = end
+    return jnp.concatenate(parts, axis=-1)

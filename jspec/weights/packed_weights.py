@@ -1,0 +1,105 @@
+"""Kernels as a GGUF file holds them: its blocks in another order, and never as floats.
+
+Several tensors may fill one parameter (see `tensor_names`). Those of one format are packed
+together. Where the formats differ, as in Q4_K_M files whose values have more bits than their
+queries and keys, the parameter is a `JoinedKernel`, a part for each format.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jspec.kernels import Kernel
+from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
+from jspec.kernels.packed_formats import FORMATS
+from jspec.weights.quantize import is_quantizable, num_contracted
+from jspec.weights.tensor_names import Parameter
+
+Read = Callable[[str, np.dtype], np.ndarray]  # a tensor by its Hugging Face name, in floats
+
+
+class PackedTensor(NamedTuple):
+    """A tensor as a file holds it.
+
+    Attributes:
+      kind: its format, a key of `FORMATS`, or another name.
+      blocks: those of each output, uint8 [o bytes], a view of the file.
+      order: which of these rows is Hugging Face's first output, second ..., [o].
+    """
+
+    kind: str
+    blocks: np.ndarray
+    order: np.ndarray
+
+
+class PackedSource(NamedTuple):
+    """An open file of packed tensors, by their Hugging Face names."""
+
+    find: Callable[[str], PackedTensor]
+    release: Callable[[], None]  # lets go of the memory that the file's pages take
+
+
+def num_packed_bytes(parameter: Parameter, source: PackedSource, float_bytes: int) -> int:
+    """Returns how many bytes a parameter takes, if a float takes `float_bytes`."""
+    size = 0
+    for part in parameter.parts:
+        kind, blocks, _ = source.find(part.name)
+        if kind in FORMATS and is_quantizable(parameter):
+            size += -(-len(blocks) // STRIP) * STRIP * blocks.shape[1]
+        else:
+            size += math.prod(part.shape) * float_bytes
+    return size
+
+
+def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: np.dtype) -> Kernel:
+    """Returns a parameter on the default device, packed unless the file holds floats."""
+    names_of = _names_by_format(parameter, source)
+    if names_of.keys() == {None}:
+        floats = {part.name: read(part.name, dtype) for part in parameter.parts}
+        return jax.device_put(parameter.pack(floats, dtype))
+    outputs, kernels, places = _outputs(parameter), [], []
+    for kind, names in names_of.items():
+        own = np.concatenate([outputs[name] for name in names])
+        order = np.argsort(own)  # of these tensors' outputs: they stay in the parameter's order
+        places.append(own[order])
+        if kind is None:
+            rows = np.concatenate([read(name, dtype) for name in names])
+            kernels.append(jax.device_put(rows[order]))
+        else:
+            tensors = [source.find(name) for name in names]
+            strips = _pack(tensors, order, source.release)
+            shape = len(order), parameter.parts[0].shape[1]
+            kernels.append(PackedKernel(jax.device_put(strips), kind, shape, dtype))
+    if len(kernels) == 1:
+        return kernels[0].replace(shape=parameter.shape)
+    order = np.argsort(np.concatenate(places)).astype(np.int32)
+    return JoinedKernel(tuple(kernels), jax.device_put(order), parameter.shape)
+
+
+def _names_by_format(parameter: Parameter, source: PackedSource) -> dict[str | None, list[str]]:
+    """Returns the tensors of each format, a key of `FORMATS`; None is that of floats."""
+    names: dict[str | None, list[str]] = {}
+    for part in parameter.parts:
+        kind = source.find(part.name).kind if is_quantizable(parameter) else None
+        names.setdefault(kind if kind in FORMATS else None, []).append(part.name)
+    return names
+
+
+def _outputs(parameter: Parameter) -> dict[str, np.ndarray]:
+    """Returns which of a kernel's outputs, counted from 0, the rows of each tensor are."""
+    shape = parameter.shape[: -num_contracted(parameter.path)]
+    outputs = np.arange(math.prod(shape)).reshape(shape)
+    return {part.name: outputs[part.index].reshape(-1) for part in parameter.parts}
+
+
+def _pack(
+    tensors: Sequence[PackedTensor], order: np.ndarray, release: Callable[[], None]
+) -> np.ndarray:
+    """Returns the strips of tensors of one format, with their outputs in that order."""
+    begins = np.cumsum([0, *(len(tensor.blocks) for tensor in tensors)])
+    pairs = zip(begins, tensors, strict=False)  # the last is the end
+    rows = np.concatenate([begin + tensor.order for begin, tensor in pairs])[order]
+    return pack([tensor.blocks for tensor in tensors], tensors[0].kind, rows, release)

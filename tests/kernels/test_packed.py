@@ -1,0 +1,112 @@
+"""Packed kernels: the weights are those of the gguf library, and the products those of float64."""
+
+import functools
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.kernels import library
+from jspec.kernels.packed import PackedKernel, pack, packed_product, packed_rows, unpack
+from jspec.kernels.packed_formats import FORMATS
+
+NUM_OUTPUTS, NUM_INPUTS = 50, 768  # 50 is no whole number of strips
+# Where the float16 numbers of a block are: random bytes there could be infinite, or NaN.
+HALVES = {
+    "q4_0": (0,), "q4_1": (0, 2), "q5_0": (0,), "q5_1": (0, 2), "q8_0": (0,), "q2_k": (80, 82),
+    "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
+}  # fmt: skip
+
+
+@functools.cache
+def random_rows(kind):
+    """Returns the bytes of random weights, [o bytes], and the weights as gguf reads them, [o i]."""
+    rng, form = np.random.default_rng(0), FORMATS[kind]
+    shape = NUM_OUTPUTS, NUM_INPUTS // form.inputs
+    blocks = rng.integers(0, 256, (*shape, form.num_bytes)).astype(np.uint8)
+    for begin in HALVES[kind]:
+        halves = rng.uniform(0.01, 0.1, shape).astype(np.float16)
+        blocks[..., begin : begin + 2] = halves[..., None].view(np.uint8)
+    rows = blocks.reshape(NUM_OUTPUTS, -1)
+    return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.upper()])
+
+
+def packed(rows, kind):
+    """Packs the rows of one tensor in their order."""
+    return pack([rows], kind, np.arange(len(rows)))
+
+
+def make_kernel(rows, kind, shape, dtype):
+    """Returns the kernel of these rows."""
+    return PackedKernel(jnp.asarray(packed(rows, kind)), kind, shape, jnp.dtype(dtype))
+
+
+def without_cpp(monkeypatch):
+    """Leaves everything to NumPy and XLA."""
+    monkeypatch.setattr(library, "host_function", lambda name: None)
+    monkeypatch.setattr(library, "has_packed", lambda: False)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_weights_are_those_of_gguf(kind):
+    """Guards against a wrong bit: of random bytes every weight is equal, not only nearly."""
+    sizes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind.upper()]]
+    assert sizes == (FORMATS[kind].inputs, FORMATS[kind].num_bytes)
+    rows, weights = random_rows(kind)
+    np.testing.assert_array_equal(
+        unpack(jnp.asarray(packed(rows, kind)), kind)[:NUM_OUTPUTS], weights
+    )
+
+
+@pytest.mark.parametrize("kind", ["q5_1", "q3_k"])
+def test_strips_are_the_same_without_a_compiler(kind, monkeypatch):
+    """Guards against two layouts; these two formats have elements of 1, 2 and 4 bytes."""
+    rows, _ = random_rows(kind)
+    by_cpp = packed(rows, kind)
+    without_cpp(monkeypatch)
+    np.testing.assert_array_equal(by_cpp, packed(rows, kind))
+
+
+@pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
+    """Against the rows as they are rounded. Only XLA's bfloat16 path rounds the weights as well."""
+    if is_native and not (library.has_packed()):
+        pytest.skip("no C++ for packed kernels on this processor")
+    if not is_native:
+        without_cpp(monkeypatch)
+    raw, weights = random_rows(kind)
+    kernel = make_kernel(raw, kind, weights.shape, dtype)
+    rows = jnp.asarray(np.random.default_rng(1).normal(size=(11, NUM_INPUTS)), dtype)
+    expected = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
+    by_xla = 1e-2 if dtype == jnp.bfloat16 else 1e-5
+    bound = 1e-6 if is_native else by_xla
+    for count in (1, 8, 11):
+        found = np.asarray(packed_product(rows[:count].astype(jnp.float32), kernel))
+        assert np.abs(found - expected[:count]).max() <= bound * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_rows_result_does_not_depend_on_the_others(kind):
+    """Bit for bit: a token's logits are the same in a decoding step and in a verify call."""
+    if not (library.has_packed()):
+        pytest.skip("no C++ for packed kernels on this processor")
+    raw, weights = random_rows(kind)
+    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16)
+    rows = jnp.asarray(np.random.default_rng(2).normal(size=(77, NUM_INPUTS)), jnp.float32)
+    alone = np.concatenate([packed_product(rows[i : i + 1], kernel) for i in range(77)])
+    for count in (2, 3, 5, 8, 9, 17, 64, 77):
+        np.testing.assert_array_equal(packed_product(rows[:count], kernel), alone[:count])
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q6_k"])
+def test_rows_of_a_table(kind):
+    """An embedding that stays packed; the ids lie in the first and in the last, padded strip."""
+    raw, weights = random_rows(kind)
+    table = make_kernel(raw, kind, weights.shape, jnp.float32)
+    ids = np.array([[3, 49, 0], [17, 16, 15]])
+    found = jax.jit(packed_rows)(table, jnp.asarray(ids))
+    np.testing.assert_allclose(found, weights[ids], rtol=1e-6)

@@ -1,0 +1,121 @@
+"""Tiny random checkpoints of every family, as transformers makes and computes them.
+
+Every field that decides the computation is off its default, and the weights have opinions.
+"""
+
+import numpy as np
+import torch
+import transformers
+
+VOCAB = 61
+SHAPE = {
+    "vocab_size": VOCAB, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+    "rms_norm_eps": 3e-3, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
+    "pad_token_id": 0, "attn_implementation": "eager",
+}  # fmt: skip
+ROPE = {"rope_type": "default", "rope_theta": 777.0}
+WINDOW = 5
+LOCAL = ["sliding_attention", "full_attention"] * 2
+_GEMMA = {
+    "head_dim": 10, "sliding_window": WINDOW, "layer_types": LOCAL, "query_pre_attn_scalar": 7,
+    "attn_logit_softcapping": 3.0, "final_logit_softcapping": 9.0, "tie_word_embeddings": True,
+}  # fmt: skip
+_EXPERTS = {"num_local_experts": 5, "num_experts_per_tok": 2}
+
+# By name: the transformers class, and what differs from SHAPE.
+FAMILIES = {
+    "llama": ("Llama", {"head_dim": 10, "attention_bias": True, "mlp_bias": True}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 with a window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 10, "attention_bias": True}),
+    "mistral": ("Mistral", {"head_dim": 10, "sliding_window": WINDOW}),
+    "gemma2": ("Gemma2", _GEMMA),
+    "gemma3": (
+        "Gemma3Text",
+        _GEMMA
+        | {
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "rope_parameters": {
+                "sliding_attention": ROPE,
+                "full_attention": {"rope_type": "linear", "rope_theta": 5555.0, "factor": 4.0},
+            },
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": WINDOW}),
+    "phi3 longrope": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 777.0,
+                "partial_rotary_factor": 1.0,
+                "short_factor": [1.0, 1.5, 2.0],
+                "long_factor": [2.0, 3.0, 5.0],
+            },
+        },
+    ),
+    "olmo2": ("Olmo2", {}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0, 1, 0], "attention_bias": True}),
+    "granite": (
+        "Granite",
+        {
+            "embedding_multiplier": 1.7,
+            "logits_scaling": 1.3,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.4,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "mixtral": ("Mixtral", _EXPERTS | {"sliding_window": WINDOW}),
+    "qwen3 moe": (
+        "Qwen3Moe",
+        _EXPERTS | {"moe_intermediate_size": 16, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    ),
+    "yarn": (
+        "Qwen2",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 777.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        },
+    ),
+    "linear rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 777.0, "factor": 4.0}},
+    ),
+}
+
+
+def make_checkpoint(name, folder, seed=0, std=0.45):
+    """Saves a family's checkpoint into a folder; returns the model of transformers."""
+    kind, changes = FAMILIES[name]
+    fields = SHAPE | {"rope_parameters": ROPE} | changes
+    config = getattr(transformers, f"{kind}Config")(**fields)
+    class_name = "Gemma3ForCausalLM" if kind == "Gemma3Text" else f"{kind}ForCausalLM"
+    model = getattr(transformers, class_name)(config).eval().float()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter_name, tensor in model.named_parameters():
+            noise = std * torch.randn(tensor.shape, generator=generator)
+            is_scale = "norm" in parameter_name and "Gemma" not in kind
+            tensor.copy_(1 + noise if is_scale else noise)
+    model.save_pretrained(folder)
+    return model
+
+
+def oracle_logits(model, tokens, positions=None):
+    """Returns the logits of one pass, [b t v]."""
+    with torch.no_grad():
+        given = None if positions is None else torch.tensor(positions)
+        output = model(torch.tensor(tokens), position_ids=given, use_cache=False)
+    return output.logits.numpy().astype(np.float32)
