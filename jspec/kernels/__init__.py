@@ -7,10 +7,10 @@ purpose, too (`prefill_widths`, `prefers_unrolled_loops`, `timed_products`, `des
 """
 
 from jspec.kernels.argmax import first_argmax
-from jspec.kernels.attention import attend
+from jspec.kernels.attention import attend, attend_capped
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
-from jspec.kernels.gate import swiglu
+from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
@@ -36,8 +36,10 @@ __all__ = [
     "QuantizedKernel",
     "apply_rope",
     "attend",
+    "attend_capped",
     "describe_device",
     "first_argmax",
+    "geglu",
     "grouped_product",
     "has_fast_packed_products",
     "prefers_unrolled_loops",

@@ -36,6 +36,17 @@ def attend(
     Queries are already scaled. Scores and softmax are float32. For a query that sees nothing the
     result is finite and means nothing.
     """
+    return attend_capped(queries, keys, values, visible, None)
+
+
+def attend_capped(
+    queries: Float[Array, "b t n h"],
+    keys: Float[Array, "b k s h"],
+    values: Float[Array, "b k s h"],
+    visible: Bool[Array, "b t s"],
+    cap: float | None,
+) -> Float[Array, "b t n h"]:
+    """Returns the same with scores of cap · tanh(scores / cap), unless cap is None; in JAX."""
     b, t, n, h = queries.shape
     k = keys.shape[1]
     # The n / k query heads that share a key head become more queries of that head: one product.
@@ -45,6 +56,8 @@ def attend(
         jnp.einsum, precision=exact_float32(keys.dtype), preferred_element_type=jnp.float32
     )
     scores = multiply("bkqh,bksh->bkqs", grouped, keys)
+    if cap is not None:
+        scores = cap * jnp.tanh(scores / cap)
     mask = jnp.repeat(visible, n // k, axis=1)[:, None]
     probs = jax.nn.softmax(jnp.where(mask, scores, _MASKED), axis=-1)
     mixed = multiply("bkqs,bksh->bkqh", probs.astype(values.dtype), values)

@@ -1,4 +1,4 @@
-"""The gate of a SwiGLU feed-forward layer (arXiv 2002.05202)."""
+"""The gates of SwiGLU and GeGLU feed-forward layers (arXiv 2002.05202)."""
 
 import jax
 from jaxtyping import Array, Float32
@@ -11,3 +11,8 @@ from jspec.kernels.library import floats, in_cpp
 def swiglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:
     """Returns silu(gate) · up, where gate and up are the two halves of axis 2."""
     return jax.nn.silu(gate_up[:, :, 0]) * gate_up[:, :, 1]
+
+
+def geglu(gate_up: Float32[Array, "b t 2 f"]) -> Float32[Array, "b t f"]:
+    """Returns gelu(gate) · up, with the tanh approximation of gelu (arXiv 1606.08415)."""
+    return jax.nn.gelu(gate_up[:, :, 0], approximate=True) * gate_up[:, :, 1]

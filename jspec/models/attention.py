@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float32
 from jspec.kernels import rotate_heads
 from jspec.models.cache import KVCache
 from jspec.models.config import DecoderConfig
-from jspec.models.layers import kernel_param, linear
+from jspec.models.layers import RMSNorm, kernel_param, linear
 
 
 class Attention(nn.Module):
@@ -34,15 +34,32 @@ class Attention(nn.Module):
         k, g, h, d = cfg.num_kv_heads, cfg.num_groups, cfg.head_dim, cfg.embed_dim
         b, t = inputs.shape[:2]
         qkv = linear(inputs, kernel_param(self, "qkv", (k, g + 2, h, inputs.shape[-1])))
-        if cfg.attention_bias:
+        if cfg.qkv_bias:
             qkv += self.param("qkv_bias", nn.initializers.zeros, (k, g + 2, h))
+        if cfg.qk_norm is not None:
+            qkv = self._norm_heads(qkv)
         queries, keys, values = rotate_heads(qkv, *rope)
+        if cfg.attention_scale is not None:
+            queries *= cfg.attention_scale * h**0.5  # they are scaled by h^-1/2 already
         # Written before they are read: a token finds itself and its block's others in the cache.
         cache = cache.write(keys, values, block_offset)
-        mixed = cache.attend(queries, visible)
+        mixed = cache.attend(queries, visible, cfg.attention_softcap)
         outputs = linear(
             mixed.reshape(b, t, k, g, h), kernel_param(self, "out", (d, k, g, h)), num_contracted=3
         )
-        if cfg.attention_bias:
+        if cfg.out_bias:
             outputs += self.param("out_bias", nn.initializers.zeros, (d,))
         return outputs.astype(jnp.float32), cache
+
+    def _norm_heads(self, qkv: Float32[Array, "b t k p h"]) -> Float32[Array, "b t k p h"]:
+        """Norms query and key heads, each head apart or all of a token together."""
+        b, t = qkv.shape[:2]
+
+        def norm(name: str, heads: Array) -> Array:
+            flat = (b, -1, self.config.head_dim) if self.config.qk_norm == "head" else (b, t, -1)
+            module = RMSNorm(self.config.norm_epsilon, name=name)
+            return module(heads.reshape(flat)).reshape(heads.shape)
+
+        parts = qkv[:, :, :, :-2], qkv[:, :, :, -2:-1], qkv[:, :, :, -1:]
+        queries, keys = norm("query_norm", parts[0]), norm("key_norm", parts[1])
+        return jnp.concatenate([queries, keys, parts[2]], axis=3)

@@ -23,7 +23,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int32
 
 from jspec.common.typing import BlockMask, RowCounts
-from jspec.kernels import TAIL, attend, write_rows
+from jspec.kernels import TAIL, attend, attend_capped, write_rows
 
 
 class KVCache(struct.PyTreeNode):
@@ -78,10 +78,16 @@ class KVCache(struct.PyTreeNode):
             values=(write_rows(own_values, values, start),),
         )
 
-    def visible(self, block_mask: Bool[Array, "#b t u"]) -> Bool[Array, "b t s"]:
+    def visible(
+        self, block_mask: Bool[Array, "#b t u"], window: int | None = None
+    ) -> Bool[Array, "b t s"]:
         """Returns which slots each query may see: the committed ones and, of u, its block's.
 
         u is above t where earlier calls have written a part of the block.
+
+        With a window, a query sees only the last `window` tokens of its own path, itself included.
+        The cache keeps all slots, so that rollback stays an integer. In a tree the distance is
+        counted along the path: the tokens of the path after a slot, not the slots after it.
         """
         t, u = block_mask.shape[1:]
         # Slots relative to the block's first one, which lies elsewhere in every row.
@@ -89,15 +95,27 @@ class KVCache(struct.PyTreeNode):
         in_block = (relative >= 0) & (relative < u)
         index = jnp.clip(relative, 0, u - 1)
         block_mask = jnp.broadcast_to(block_mask, (self.length.shape[0], t, u))
+        is_committed = (relative < 0)[:, None, :]
+        if window is not None:
+            # What a query sees of its block is a path, whose last token is the query itself.
+            depths = jnp.cumsum(block_mask, axis=-1, dtype=jnp.int32)
+            depth = depths[..., -1:]
+            block_mask &= depth - depths < window
+            is_committed &= depth - 1 - relative[:, None, :] < window
         allowed = jnp.take_along_axis(block_mask, index[:, None, :], axis=2)
         # Slots after the block are never visible, whatever earlier blocks have left there.
-        return (relative < 0)[:, None, :] | (in_block[:, None, :] & allowed)
+        return is_committed | (in_block[:, None, :] & allowed)
 
     def attend(
-        self, queries: Float[Array, "b t n h"], visible: Bool[Array, "b t s"]
+        self,
+        queries: Float[Array, "b t n h"],
+        visible: Bool[Array, "b t s"],
+        softcap: float | None = None,
     ) -> Float[Array, "b t n h"]:
         """Returns the attention over the visible slots of a one-layer cache; `kernels.attend`."""
         (keys,), (values,) = self.keys, self.values
+        if softcap is not None:
+            return attend_capped(queries, keys, values, visible, softcap)
         return attend(queries, keys, values, visible)
 
     def commit(self, num_tokens: RowCounts, path: Int32[Array, "b p"] | None = None) -> Self:

@@ -1,33 +1,56 @@
-"""The shape of a Llama-family model, and the presets."""
+"""Everything that decides what a decoder computes, and the presets."""
 
 import dataclasses
 from collections.abc import Mapping
 
+# Llama 3 (arXiv 2407.21783, section 3.2), position interpolation (2306.15595), NTK by length, YaRN
+# (2309.00071) and LongRoPE (2402.13753). Dynamic and longrope change their frequencies with the
+# length of the text, which would change keys that are cached already. Up to the original context
+# they do not, so jspec limits the context to that.
+ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
+
 
 @dataclasses.dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's frequency scaling of rotary embeddings (arXiv 2407.21783, section 3.2).
+    """How rotary embeddings reach further than the context that a model was first trained on.
 
     Attributes:
       factor: what the lowest frequencies are divided by.
-      low_freq_factor: wavelengths beyond `original_max_seq_len / low_freq_factor` are fully scaled.
-      high_freq_factor: wavelengths below `original_max_seq_len / high_freq_factor` are untouched.
+      low_freq_factor: llama3 scales wavelengths beyond `original_max_seq_len / low_freq_factor`
+        fully.
+      high_freq_factor: and leaves those below `original_max_seq_len / high_freq_factor` alone.
       original_max_seq_len: the context, in tokens, before the extension.
+      kind: one of `ROPE_KINDS`.
+      attention_factor: multiplies cosines and sines.
+      beta_fast: yarn leaves frequencies alone that turn this often in the original context.
+      beta_slow: and fully scales those that turn less often than this.
+      short_factors: longrope's divisor of every frequency within the original context.
+      long_factors: and beyond it; kept only to be written again.
     """
 
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_seq_len: int = 8192
+    kind: str = "llama3"
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.kind not in ROPE_KINDS:
+            raise ValueError(
+                f"expected a rope type among {', '.join(ROPE_KINDS)}, got {self.kind!r}"
+            )
         if not self.factor > 0 or not 0 < self.low_freq_factor < self.high_freq_factor:
             raise ValueError(f"rope scaling factors must be above 0, low below high, got {self}")
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """Everything that decides the computation of a Llama-family model.
+    """Everything that decides the computation of a decoder. The defaults are those of a Llama.
 
     Attributes:
       vocab_size: rows of the embedding, padding included.
@@ -42,10 +65,27 @@ class DecoderConfig:
       rope_scaling: Llama 3's frequency scaling, or None.
       norm_epsilon: added to the mean square in RMSNorm.
       tie_embeddings: whether the head is the embedding.
-      attention_bias: whether the four attention products have a bias.
+      qkv_bias: whether queries, keys and values have a bias.
+      out_bias: whether the attention's output has one.
       mlp_bias: whether the three feed-forward products have a bias.
       bos_id: the id that begins a text, or None.
       eos_ids: the ids that end one.
+      family: what the checkpoint calls its `model_type`; see `models.families`.
+      activation: of the feed-forward layer, "silu" or "gelu_tanh".
+      norms: where a layer has norms: "pre", before attention and feed-forward; "post", after them;
+        or "both".
+      qk_norm: "head" norms each query and key head apart, "full" all heads together; None neither.
+      window: in windowed layers a token sees this many tokens, itself included; None for no window.
+      windowed_layers: the layers that have the window.
+      local_rope_theta: base of the rotary frequencies in windowed layers, without scaling; None
+        for the same as in the others.
+      unrotated_layers: the layers without rotary embeddings.
+      embedding_scale: multiplies the embeddings.
+      residual_scale: multiplies what each half of a layer adds to the residual stream.
+      attention_scale: multiplies the scores of attention; None for head_dim^-1/2.
+      attention_softcap: c of c · tanh(scores / c); None for none.
+      logits_scale: multiplies the logits.
+      logits_softcap: c of c · tanh(logits / c); None for none.
       num_experts: experts of a sparse feed-forward layer; 0 where all layers are dense.
       num_experts_per_token: how many of them compute each token.
       expert_dim: width of one expert.
@@ -65,10 +105,25 @@ class DecoderConfig:
     rope_scaling: RopeScaling | None = None
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
-    attention_bias: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
     mlp_bias: bool = False
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    family: str = "llama"
+    activation: str = "silu"
+    norms: str = "pre"
+    qk_norm: str | None = None
+    window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
+    unrotated_layers: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    attention_scale: float | None = None
+    attention_softcap: float | None = None
+    logits_scale: float = 1.0
+    logits_softcap: float | None = None
     num_experts: int = 0
     num_experts_per_token: int = 0
     expert_dim: int = 0
@@ -81,7 +136,9 @@ class DecoderConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        for name in ("rope_theta", "norm_epsilon"):
+        optional = {name: getattr(self, name) for name in _OPTIONAL_NUMBERS}
+        given = [name for name, value in optional.items() if value is not None]
+        for name in ("rope_theta", "norm_epsilon", *given):
             value = getattr(self, name)
             if not isinstance(value, int | float) or not value > 0:
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
@@ -104,11 +161,33 @@ class DecoderConfig:
         """Query heads that share one key/value head."""
         return self.num_heads // self.num_kv_heads
 
+    def as_llama(self) -> "DecoderConfig":
+        """Returns a Llama's config of the same shape, as layers of trained heads have it."""
+        fields = dataclasses.fields(self)
+        start = next(i for i, field in enumerate(fields) if field.name == "family")
+        own = {field.name: field.default for field in fields[start:]}
+        return dataclasses.replace(self, **own, qkv_bias=self.out_bias)
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""
         return self.num_experts > 0 and layer not in self.dense_layers
 
 
+    def window_of(self, layer: int) -> int | None:
+        """Returns how many tokens a token sees in a layer; None for all before it."""
+        return self.window if layer in self.windowed_layers else None
+
+    def rope_of(self, layer: int) -> str:
+        """Returns which rotary angles a layer has: "none", "local" or "global"."""
+        if layer in self.unrotated_layers:
+            return "none"
+        is_local = self.local_rope_theta is not None and layer in self.windowed_layers
+        return "local" if is_local else "global"
+
+
+_OPTIONAL_NUMBERS = (
+    "embedding_scale", "residual_scale", "logits_scale", "window", "local_rope_theta",
+    "attention_scale", "attention_softcap", "logits_softcap",
+)  # fmt: skip
 _LLAMA3 = {
     "vocab_size": 128_256,
     "max_seq_len": 131_072,

@@ -13,12 +13,12 @@ from jspec.common.typing import ApplyFn, Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
-from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up
+from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up, softcap
 from jspec.models.rope import rope_cos_sin
 
 
 class Decoder(nn.Module):
-    """The decoder of a Llama-family model. See `ApplyFn` for the call.
+    """The decoder of every family. See `ApplyFn` for the call.
 
     It runs the given layers, in rising order, or all. The cache has one entry for each.
     """
@@ -41,7 +41,9 @@ class Decoder(nn.Module):
         cfg = self.config
         layers = tuple(range(cfg.num_layers)) if self.layers is None else self.layers
         embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
-        x = look_up(embedding, tokens) if jnp.issubdtype(tokens.dtype, jnp.integer) else tokens
+        x = tokens
+        if jnp.issubdtype(tokens.dtype, jnp.integer):
+            x = _scaled(look_up(embedding, tokens), cfg.embedding_scale)
         # The residual stream is float32. It is small, and rounding it would make the answers of a
         # bfloat16 model depend on how many tokens a call takes.
         x = x.astype(jnp.float32)
@@ -53,10 +55,14 @@ class Decoder(nn.Module):
         if positions is None:
             positions = cache.length[:, None] + offset + jnp.arange(num_tokens)
         positions = jnp.broadcast_to(positions, x.shape[:2])
-        rope = rope_cos_sin(cfg, positions)
-        visible = cache.visible(block_mask)
+        # Layers of one kind share their angles and masks.
+        kinds = dict.fromkeys(cfg.rope_of(layer) for layer in layers)
+        ropes = {kind: rope_cos_sin(cfg, positions, kind) for kind in kinds}
+        windows = dict.fromkeys(cfg.window_of(layer) for layer in layers)
+        masks = {window: cache.visible(block_mask, window) for window in windows}
         outputs = {first_layer: x}  # by number of layers run; 0 is the embedding
         for index, layer in list(enumerate(layers))[first_layer:]:
+            rope, visible = ropes[cfg.rope_of(layer)], masks[cfg.window_of(layer)]
             name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
             # Initialising needs Flax's modules; afterwards the compiled layer is called directly.
             if self.is_initializing():
@@ -73,11 +79,20 @@ class Decoder(nn.Module):
         head = embedding
         if not cfg.tie_embeddings:
             head = kernel_param(self, "head", (cfg.vocab_size, cfg.embed_dim))
-        return linear(x, head), hidden, cache
+        logits = _scaled(linear(x, head), cfg.logits_scale)
+        return softcap(logits, cfg.logits_softcap), hidden, cache
+
+
+def _scaled(values: Float[Array, "..."], scale: float) -> Float32[Array, "..."]:
+    """Returns values · scale; those of most models are 1, and cost nothing."""
+    return values if scale == 1.0 else values.astype(jnp.float32) * scale
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each normed before and added to the residual stream."""
+    """Attention and a feed-forward layer, each added to the residual stream.
+
+    Each is normed before, after, or both, as `config.norms` says.
+    """
 
     config: DecoderConfig
 
@@ -91,13 +106,20 @@ class Block(nn.Module):
         block_offset: int,
     ) -> tuple[Float32[Array, "b t d"], KVCache]:
         """Applies the block to the stream and the one-layer cache."""
-        eps = self.config.norm_epsilon
         attention = Attention(self.config, name="attention")
-        normed = RMSNorm(eps, name="attention_norm")(x)
-        mixed, cache = attention(normed, rope, visible, cache, block_offset)
-        x = x + mixed
+        inputs = self._norm("attention_norm", x, "pre")
+        mixed, cache = attention(inputs, rope, visible, cache, block_offset)
+        x = self._add(x, "attention_post_norm", mixed)
         mlp = FeedForward(self.config, name="mlp")
-        return x + mlp(RMSNorm(eps, name="mlp_norm")(x)), cache
+        return self._add(x, "mlp_post_norm", mlp(self._norm("mlp_norm", x, "pre"))), cache
+
+    def _add(self, x: Array, norm: str, outputs: Array) -> Array:
+        return x + _scaled(self._norm(norm, outputs, "post"), self.config.residual_scale)
+
+    def _norm(self, name: str, values: Array, place: str) -> Array:
+        if self.config.norms not in (place, "both"):
+            return values
+        return RMSNorm(self.config.norm_epsilon, name=name)(values)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset

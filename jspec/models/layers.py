@@ -63,8 +63,11 @@ class RMSNorm(nn.Module):
         return kernels.rms_norm(inputs, scale, jnp.float32(self.epsilon))
 
 
+_GATES = {"silu": kernels.swiglu, "gelu_tanh": kernels.geglu}
+
+
 class FeedForward(nn.Module):
-    """The SwiGLU layer (arXiv 2002.05202): down(silu(gate(x)) * up(x))."""
+    """The gated layer (arXiv 2002.05202): down(act(gate(x)) * up(x)), SwiGLU or GeGLU."""
 
     config: DecoderConfig
 
@@ -78,7 +81,8 @@ class FeedForward(nn.Module):
         if cfg.mlp_bias:
             gate_up += self.param("gate_up_bias", nn.initializers.zeros, (2, cfg.hidden_dim))
         down = kernel_param(self, "down", (cfg.embed_dim, cfg.hidden_dim))
-        outputs = linear(kernels.swiglu(gate_up), down)
+        gated = _GATES[cfg.activation](gate_up)
+        outputs = linear(gated, down)
         if cfg.mlp_bias:
             outputs += self.param("down_bias", nn.initializers.zeros, (cfg.embed_dim,))
         return outputs
@@ -90,6 +94,11 @@ def normed_outputs(
     """Returns the last layer's outputs normed, as a model's head reads them."""
     norm = RMSNorm(config.norm_epsilon)
     return norm.apply({"params": params["final_norm"]}, outputs)  # type: ignore[return-value]
+
+
+def softcap(values: Float32[Array, "..."], cap: float | None) -> Float32[Array, "..."]:
+    """Returns cap · tanh(values / cap), which stays below the cap (arXiv 2408.00118)."""
+    return values if cap is None else cap * jnp.tanh(values / cap)
 
 
 def head_kernel(config: DecoderConfig, params: Params) -> Kernel:

@@ -174,7 +174,8 @@ def draft_config(training: DraftModelTraining, target: DecoderConfig) -> Decoder
             num_layers=number or len(layers),
             head_dim=head_dim,
             tie_embeddings=training.embeddings == "own" or target.tie_embeddings,
-            attention_bias=target.attention_bias and bool(layers),
+            qkv_bias=target.qkv_bias and bool(layers),
+            out_bias=target.out_bias and bool(layers),
             mlp_bias=target.mlp_bias and bool(layers),
         )
     except ValueError as error:

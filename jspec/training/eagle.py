@@ -69,7 +69,9 @@ class EagleTraining(TrainingConfig):
             check_range("feature_layers", layer, 0, depth)
         print(f"the head can propose {len(ids)} tokens, {np.isin(answers, ids).mean():.1%} of the "
               "texts", file=sys.stderr, flush=True)  # fmt: skip
-        layer = dataclasses.replace(shape, num_layers=1, vocab_size=len(ids), tie_embeddings=False)
+        layer = dataclasses.replace(
+            shape.as_llama(), num_layers=1, vocab_size=len(ids), tie_embeddings=False
+        )
         config = EagleConfig(layer, size, layers, depth)
         first = _first_params(target, config, ids, self.recipe.seed)
         if earlier is not None:

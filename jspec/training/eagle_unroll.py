@@ -71,7 +71,7 @@ def _project(
     b, t = inputs.shape[:2]
     k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
     qkv = linear(inputs, params["qkv"])
-    if config.attention_bias:
+    if config.qkv_bias:
         qkv += params["qkv_bias"]
     rope = rope_cos_sin(config, positions)
     rotated = apply_rope(qkv[:, :, :, : g + 1].reshape(b, t, k * (g + 1), h), *rope)
@@ -103,4 +103,4 @@ def _attend(
         mixed += jnp.einsum("bkgt,btkh->btkgh", weight, own_values)
     mixed /= jnp.einsum("bkgt->btkg", total)[..., None]
     outputs = linear(mixed, params["out"], num_contracted=3)
-    return outputs + params["out_bias"] if config.attention_bias else outputs
+    return outputs + params["out_bias"] if config.out_bias else outputs

@@ -16,7 +16,7 @@ from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
 from jspec.weights.packed_weights import PackedSource, make_packed, num_packed_bytes
 from jspec.weights.quantize import PACKED, check_kind, is_quantizable, num_bytes, quantize
-from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table
+from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table, tensor_shapes
 
 _EMBEDDING = "model.embed_tokens.weight"
 _HEAD = "lm_head.weight"
@@ -88,7 +88,7 @@ def load_params(
     Raises:
       InputError: tensors are missing, unknown or of another shape; or see `check_room`.
     """
-    expected = {part.name: part.shape for entry in parameter_table(config) for part in entry.parts}
+    expected = tensor_shapes(parameter_table(config))
     # Old converters also saved a buffer that the config determines.
     found = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}
     # They may hold the embedding a second time, as a head; the two must agree.
@@ -111,8 +111,10 @@ def load_params(
     check_room(config, dtype, quantization)
 
     def read(parameter: Parameter, dtype: np.dtype) -> np.ndarray:
-        tensors = {part.name: source.read(part.name, dtype) for part in parameter.parts}
-        return parameter.pack(tensors, dtype)
+        # Norms whose weights are stored less 1 lose bits when the 1 is added in bfloat16.
+        dtype = _FLOAT32 if any(part.offset for part in parameter.parts) else dtype
+        names = {part.name for part in parameter.parts}
+        return parameter.pack({name: source.read(name, dtype) for name in names}, dtype)
 
     return make_params(config, read, dtype, quantization)
 

@@ -80,7 +80,8 @@ def _read_config(file: GgufFile) -> DecoderConfig:
         rope_theta=_shortest(raw.get("rope.freq_base", 10_000.0)),
         norm_epsilon=_shortest(raw["attention.layer_norm_rms_epsilon"]),
         tie_embeddings="output.weight" not in file.tensors,
-        attention_bias="blk.0.attn_q.bias" in file.tensors,
+        qkv_bias="blk.0.attn_q.bias" in file.tensors,
+        out_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
         bos_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
     )

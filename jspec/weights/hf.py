@@ -18,7 +18,7 @@ from jspec.models.hf_config import from_hf_config, to_hf_config
 from jspec.weights.assemble import TensorSource, check_params, load_params
 from jspec.weights.quantize import holds_compact
 from jspec.weights.safetensors_file import open_safetensors, save_safetensors
-from jspec.weights.tensor_names import parameter_table
+from jspec.weights.tensor_names import parameter_table, tensor_shapes
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 _FILE = "model.safetensors"
@@ -127,20 +127,20 @@ def save_hf(
     import huggingface_hub
 
     leaves, itemsize = flatten_dict(params), params["embedding"].dtype.itemsize
-    parts = {
-        part.name: (entry.path, part) for entry in parameter_table(config) for part in entry.parts
-    }
+    table = parameter_table(config)
+    owners = {part.name: entry for entry in table for part in entry.parts}
     split = huggingface_hub.split_state_dict_into_shards_factory(
-        parts,
-        get_storage_size=lambda found: math.prod(found[1].shape) * itemsize,
+        tensor_shapes(table),
+        get_storage_size=lambda shape: math.prod(shape) * itemsize,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=_MAX_FILE_BYTES,
     )
     with new_model_folder(folder, config, params, tokenizer) as partial:
         for file, names in split.filename_to_tensors.items():
-            own = [parts[name] for name in names]
-            tensors = {part.name: part.take(np.asarray(leaves[path])) for path, part in own}
-            save_safetensors(partial / file, tensors)
+            tensors = {}
+            for entry in {owners[name].path: owners[name] for name in names}.values():
+                tensors |= entry.unpack(np.asarray(leaves[entry.path]))
+            save_safetensors(partial / file, {name: tensors[name] for name in names})
         if split.is_sharded:
             index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
             save_json(partial / _INDEX, index)

@@ -9,16 +9,18 @@ Every checkpoint format is read as Hugging Face tensors. Each tensor fills a sli
      [:, G+1]  <- model.layers.3.self_attn.v_proj.weight [K·H, D]
 ```
 
-A slice followed by a reshape works in both directions, so one table both loads and saves.
+A slice followed by a reshape works in both directions, so one table both loads and saves. Where a
+family fuses several of these tensors into one, each is a range of its rows.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jspec.models.config import DecoderConfig
+from jspec.models.families import FAMILIES
 
 Path = tuple[str, ...]
 Shape = tuple[int, ...]
@@ -26,15 +28,31 @@ _WHOLE, _ALL = (Ellipsis,), slice(None)  # slices of a parameter, and of an axis
 
 
 class Part(NamedTuple):
-    """One Hugging Face tensor; `index` is the slice of a parameter that holds its elements."""
+    """A Hugging Face tensor, or some rows of one, and where its elements are in a parameter.
+
+    Attributes:
+      name: of the tensor.
+      shape: of the part.
+      index: the slice of the parameter that holds its elements.
+      rows: the rows of the tensor; None for all.
+      offset: is added to its elements.
+    """
 
     name: str
     shape: Shape
     index: tuple[Any, ...] = _WHOLE
+    rows: slice | None = None
+    offset: float = 0.0
 
     def take(self, param: np.ndarray) -> np.ndarray:
-        """Returns the tensor, contiguous, out of its parameter."""
-        return np.ascontiguousarray(param[self.index].reshape(self.shape))
+        """Returns the part, contiguous, out of its parameter."""
+        part = param[self.index].reshape(self.shape)
+        return np.ascontiguousarray(part - part.dtype.type(self.offset) if self.offset else part)
+
+    def put(self, tensor: np.ndarray) -> np.ndarray:
+        """Returns the part of the tensor as it stands in the parameter."""
+        part = tensor if self.rows is None else tensor[self.rows]
+        return part + part.dtype.type(self.offset) if self.offset else part
 
 
 class Parameter(NamedTuple):
@@ -47,16 +65,31 @@ class Parameter(NamedTuple):
     def pack(self, tensors: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
         """Returns the parameter, [*self.shape] in `dtype`, made of its tensors."""
         if len(self.parts) == 1:
-            return tensors[self.parts[0].name].reshape(self.shape).astype(dtype, copy=False)
+            part = self.parts[0]
+            return part.put(tensors[part.name]).reshape(self.shape).astype(dtype, copy=False)
         param = np.empty(self.shape, dtype)
         for part in self.parts:
             target = param[part.index]
-            target[...] = tensors[part.name].reshape(target.shape)
+            target[...] = part.put(tensors[part.name]).reshape(target.shape)
         return param
 
     def unpack(self, param: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the tensors that `pack` makes this parameter from."""
-        return {part.name: part.take(param) for part in self.parts}
+        names = dict.fromkeys(part.name for part in self.parts)
+        # The parts of a fused tensor are in the order of its rows.
+        return {
+            name: np.concatenate([part.take(param) for part in self.parts if part.name == name])
+            for name in names
+        }
+
+
+def tensor_shapes(parameters: Iterable[Parameter]) -> dict[str, Shape]:
+    """Returns the shape of every tensor that these parameters are made of."""
+    shapes: dict[str, Shape] = {}
+    for part in (part for parameter in parameters for part in parameter.parts):
+        rows = part.shape[0] + (shapes[part.name][0] if part.rows and part.name in shapes else 0)
+        shapes[part.name] = (rows, *part.shape[1:])
+    return shapes
 
 
 def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:
@@ -65,16 +98,30 @@ def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:
 
 
 def _linear(
-    path: Path, out: Shape, inputs: Shape, parts: Mapping[str, tuple[Any, ...]], has_bias: bool
+    path: Path,
+    out: Shape,
+    inputs: Shape,
+    parts: Mapping[str, tuple[Any, ...]],
+    has_bias: bool,
+    fused: str | None = None,
 ) -> list[Parameter]:
     """Returns a kernel [*out, *inputs] and perhaps its bias [*out].
 
-    `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`.
+    `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`. With
+    `fused` they are one layer of that name.
     """
-    rows = {name: np.empty(out, bool)[index].size for name, index in parts.items()}
-    width = math.prod(inputs)
-    weights = [Part(f"{name}.weight", (rows[name], width), parts[name]) for name in parts]
-    biases = [Part(f"{name}.bias", (rows[name],), parts[name]) for name in parts]
+    sizes = [np.empty(out, bool)[index].size for index in parts.values()]
+    width, ends = math.prod(inputs), np.cumsum(sizes).tolist()
+
+    def make(kind: str, *shape: int) -> list[Part]:
+        return [
+            Part(f"{name}.{kind}", (size, *shape), index)
+            if fused is None
+            else Part(f"{fused}.{kind}", (size, *shape), index, slice(end - size, end))
+            for (name, index), size, end in zip(parts.items(), sizes, ends, strict=True)
+        ]
+
+    weights, biases = make("weight", width), make("bias")
     kernel = Parameter(path, (*out, *inputs), tuple(weights))
     bias = Parameter((*path[:-1], f"{path[-1]}_bias"), out, tuple(biases))
     return [kernel, bias] if has_bias else [kernel]
@@ -88,7 +135,8 @@ def attention_tensors(
     `block` is its path and `prefix` that of its tensors' names. The first has `width` inputs, by
     default the model's.
     """
-    name, has_bias = f"{prefix}.self_attn", config.attention_bias
+    name = f"{prefix}.self_attn"
+    fused_name = f"{name}.qkv_proj" if FAMILIES[config.family].is_fused else None
     kv_heads, groups, head_dim = config.num_kv_heads, config.num_groups, config.head_dim
     qkv = {
         f"{name}.q_proj": (_ALL, slice(None, groups)),
@@ -97,10 +145,24 @@ def attention_tensors(
     }
     fused, heads = (kv_heads, groups + 2, head_dim), (kv_heads, groups, head_dim)
     embed, path = (config.embed_dim,), (*block, "attention")
-    return [
-        *_linear((*path, "qkv"), fused, (width or config.embed_dim,), qkv, has_bias),
-        *_linear((*path, "out"), embed, heads, {f"{name}.o_proj": _WHOLE}, has_bias),
+    table = [
+        *_linear(
+            (*path, "qkv"), fused, (width or config.embed_dim,), qkv, config.qkv_bias, fused_name
+        ),
+        *_linear((*path, "out"), embed, heads, {f"{name}.o_proj": _WHOLE}, config.out_bias),
     ]
+    if config.qk_norm is not None:
+        is_full = config.qk_norm == "full"
+        for part, number in (("q", config.num_heads), ("k", kv_heads)):
+            key = {"q": "query_norm", "k": "key_norm"}[part]
+            shape = (number * head_dim if is_full else head_dim,)
+            table.append(_norm(config, (*path, key), f"{name}.{part}_norm", shape))
+    return table
+
+
+def _norm(config: DecoderConfig, path: Path, name: str, shape: Shape) -> Parameter:
+    part = Part(f"{name}.weight", shape, offset=FAMILIES[config.family].norm_offset)
+    return Parameter((*path, "scale"), shape, (part,))
 
 
 def mlp_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Parameter]:
@@ -108,10 +170,27 @@ def mlp_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Paramet
     name, path, has_bias = f"{prefix}.mlp", (*block, "mlp"), config.mlp_bias
     embed, hidden = (config.embed_dim,), (config.hidden_dim,)
     gate_up = {f"{name}.gate_proj": (0,), f"{name}.up_proj": (1,)}
+    fused = f"{name}.gate_up_proj" if FAMILIES[config.family].is_fused else None
     return [
-        *_linear((*path, "gate_up"), (2, *hidden), embed, gate_up, has_bias),
+        *_linear((*path, "gate_up"), (2, *hidden), embed, gate_up, has_bias, fused),
         *_linear((*path, "down"), embed, hidden, {f"{name}.down_proj": _WHOLE}, has_bias),
     ]
+
+
+# Norms of a layer, in the order of computation, and Hugging Face's names of them.
+_NORMS = {
+    "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    "post": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    "both": {
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+}
 
 
 def parameter_table(config: DecoderConfig) -> list[Parameter]:
@@ -120,15 +199,19 @@ def parameter_table(config: DecoderConfig) -> list[Parameter]:
     table = [one_tensor(("embedding",), "model.embed_tokens.weight", vocabulary)]
     for index in range(config.num_layers):
         key, prefix = f"layers_{index}", f"model.layers.{index}"
-        table += [
-            one_tensor((key, "attention_norm", "scale"), f"{prefix}.input_layernorm.weight", wide),
-            *attention_tensors(config, (key,), prefix),
-            one_tensor(
-                (key, "mlp_norm", "scale"), f"{prefix}.post_attention_layernorm.weight", wide
-            ),
-            *mlp_tensors(config, (key,), prefix),
-        ]
-    table.append(one_tensor(("final_norm", "scale"), "model.norm.weight", wide))
+        norms = {
+            path: _norm(config, (key, path), f"{prefix}.{name}", wide)
+            for path, name in _NORMS[config.norms].items()
+        }
+        halves = {
+            "attention": attention_tensors(config, (key,), prefix),
+            "mlp": mlp_tensors(config, (key,), prefix),
+        }
+        for half, parameters in halves.items():
+            table += [norms[path] for path in (f"{half}_norm",) if path in norms]
+            table += parameters
+            table += [norms[path] for path in (f"{half}_post_norm",) if path in norms]
+    table.append(_norm(config, ("final_norm",), "model.norm", wide))
     if not config.tie_embeddings:
         table.append(one_tensor(("head",), "lm_head.weight", vocabulary))
     return table

@@ -18,7 +18,7 @@ from jspec.models import (
 
 ODD = DecoderConfig(
     vocab_size=61, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=4, num_kv_heads=2,
-    head_dim=10, max_seq_len=99, rope_theta=777.0, norm_epsilon=3e-3, attention_bias=True,
+    head_dim=10, max_seq_len=99, rope_theta=777.0, norm_epsilon=3e-3, qkv_bias=True, out_bias=True,
     mlp_bias=True, bos_id=5, eos_ids=(6, 7), rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
 )  # fmt: skip
 
@@ -114,7 +114,12 @@ def test_unknown_keys_are_named():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"architectures": ["MistralForCausalLM"]}, "LlamaForCausalLM"),
+        ({"architectures": ["MistralForCausalLM"]}, "expected model_type to be 'mistral'"),
+        (
+            {"architectures": ["ZebraForCausalLM"]},
+            "LlamaForCausalLM, Qwen2.*; got ZebraForCausalLM",
+        ),
+        ({"architectures": ["LlamaForCausalLM", "B"]}, "got LlamaForCausalLM, B"),
         ({"model_type": "mistral"}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"pretraining_tp": 2}, "pretraining_tp"),

@@ -145,11 +145,14 @@ def test_shapes_that_cannot_be_are_refused(fields, message):
 
 def test_shapes_follow_the_target():
     """What is 0 is the target's; a draft of another width has heads of its own."""
-    large = DecoderConfig(**(CONFIG.__dict__ | {"attention_bias": True, "rope_theta": 5e5}))
+    large = DecoderConfig(
+        **(CONFIG.__dict__ | {"qkv_bias": True, "out_bias": True, "rope_theta": 5e5})
+    )
     scratch = draft_config(DraftModelTraining(**SMALL), large)
     assert (scratch.embed_dim, scratch.head_dim, scratch.num_layers) == (16, 8, 1)
     assert scratch.tie_embeddings
-    assert not scratch.attention_bias
+    assert not scratch.qkv_bias
+    assert not scratch.out_bias
     assert (scratch.rope_theta, scratch.vocab_size, scratch.eos_ids) == (5e5, 128, (0,))
     layers = draft_config(DraftModelTraining(init_layers=(1,), embeddings="copied"), large)
     assert layers == DecoderConfig(**(large.__dict__ | {"num_layers": 1}))

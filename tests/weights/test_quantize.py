@@ -75,7 +75,7 @@ def test_zeros_stay_zeros(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kernel_is_quantised_and_nothing_else(kind):
     """Guards against a rounded norm or bias, and a kernel left in floats."""
-    config = dataclasses.replace(GGUF_CONFIG, attention_bias=True, mlp_bias=True)
+    config = dataclasses.replace(GGUF_CONFIG, qkv_bias=True, out_bias=True, mlp_bias=True)
     params = random_params(config, 0, "bfloat16")
     quantized = flatten_dict(quantize_params(params, config, kind))
     for path, leaf in flatten_dict(params).items():

@@ -11,8 +11,8 @@ from jspec.weights.tensor_names import parameter_table
 CONFIGS = {
     "grouped": DecoderConfig(
         vocab_size=37, embed_dim=24, hidden_dim=40, num_layers=3, num_heads=6, num_kv_heads=2,
-        head_dim=10, max_seq_len=99, rope_theta=12_345.0, norm_epsilon=3e-6, attention_bias=True,
-        mlp_bias=True, bos_id=3, eos_ids=(4, 5),
+        head_dim=10, max_seq_len=99, rope_theta=12_345.0, norm_epsilon=3e-6, qkv_bias=True,
+        out_bias=True, mlp_bias=True, bos_id=3, eos_ids=(4, 5),
         rope_scaling=RopeScaling(5.0, 1.5, 3.5, 64),
     ),
     "multi-query": DecoderConfig(
@@ -21,7 +21,7 @@ CONFIGS = {
     ),
     "multi-head": DecoderConfig(
         vocab_size=29, embed_dim=12, hidden_dim=20, num_layers=2, num_heads=3, num_kv_heads=3,
-        head_dim=4, max_seq_len=32, attention_bias=True,
+        head_dim=4, max_seq_len=32, qkv_bias=True, out_bias=True,
     ),
 }  # fmt: skip
 

@@ -176,7 +176,9 @@ def test_a_head_of_a_target_of_other_depth_is_refused(tmp_path):
 
 def test_biases_come_back(tmp_path):
     """Of heads for targets that have some; else drafting would end for want of a parameter."""
-    layer = dataclasses.replace(tiny_eagle.CONFIG.layer, attention_bias=True, mlp_bias=True)
+    layer = dataclasses.replace(
+        tiny_eagle.CONFIG.layer, qkv_bias=True, out_bias=True, mlp_bias=True
+    )
     config = dataclasses.replace(tiny_eagle.CONFIG, layer=layer)
     params = tiny_eagle.params(config=config)
     assert {"qkv_bias", "out_bias"} <= set(params["head"]["attention"])

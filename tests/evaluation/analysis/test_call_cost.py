@@ -17,9 +17,11 @@ from tests.weights.toys import quantize_params
 
 CONFIG = DecoderConfig(
     vocab_size=96, embed_dim=64, hidden_dim=160, num_layers=2, num_heads=6, num_kv_heads=2,
-    head_dim=16, max_seq_len=64, attention_bias=True, mlp_bias=True,
+    head_dim=16, max_seq_len=64, qkv_bias=True, out_bias=True, mlp_bias=True,
 )  # fmt: skip
-TIED = dataclasses.replace(CONFIG, tie_embeddings=True, attention_bias=False, mlp_bias=False)
+TIED = dataclasses.replace(
+    CONFIG, tie_embeddings=True, qkv_bias=False, out_bias=False, mlp_bias=False
+)
 CONFIGS = [CONFIG, TIED]
 
 

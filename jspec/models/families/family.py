@@ -1,0 +1,88 @@
+"""What a family of models says of itself: how its config.json becomes a `DecoderConfig`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jspec.models.config import DecoderConfig
+
+ATTENTION_BIAS = {"attention_bias": "out_bias"}
+BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
+_SLIDING, _FULL = "sliding_attention", "full_attention"
+
+
+def _nothing(_: Any) -> dict[str, Any]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """One architecture of Hugging Face's.
+
+    Attributes:
+      architecture: its name in config.json.
+      model_type: the other name there.
+      keys: keys of config.json besides those of all families, and the fields that they become.
+      defaults: what a missing key means, where that is not what it means for a Llama.
+      fixed: fields that are the same in all its models.
+      required: keys that would change the computation, and the only values that jspec honours;
+        the first is what a missing key means.
+      ignored: keys that change nothing that jspec computes.
+      read: takes further keys out of a config.json, and returns fields.
+      write: returns what `read` took.
+      is_fused: whether queries, keys and values are one tensor, and gate and up another.
+      norm_offset: is added to the weight of every norm.
+    """
+
+    architecture: str
+    model_type: str
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    required: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
+    ignored: frozenset[str] = frozenset()
+    read: Callable[[dict[str, Any]], dict[str, Any]] = _nothing
+    write: Callable[[DecoderConfig], dict[str, Any]] = _nothing
+    is_fused: bool = False
+    norm_offset: float = 0.0
+
+
+def read_window(raw: dict[str, Any]) -> dict[str, Any]:
+    """Takes the window of all layers out of a config.json; returns its fields."""
+    return window_fields(raw.pop("sliding_window", None), range(raw["num_hidden_layers"]))
+
+
+def write_window(config: DecoderConfig) -> dict[str, Any]:
+    """Returns what `read_window` reads."""
+    return {"sliding_window": config.window}
+
+
+def window_fields(window: int | None, layers: Any) -> dict[str, Any]:
+    """Returns the fields of a window in those layers; none where no layer has one."""
+    layers = tuple(layers)
+    return {} if window is None or not layers else {"window": window, "windowed_layers": layers}
+
+
+def read_layer_types(raw: dict[str, Any], is_windowed: Callable[[int], bool]) -> list[int]:
+    """Takes `layer_types` out of a config.json; returns which layers have the window.
+
+    `is_windowed` says it of a layer where the key is missing.
+
+    Raises:
+      ValueError: not one type a layer, or an unknown type.
+    """
+    num_layers, kinds = raw["num_hidden_layers"], raw.pop("layer_types", None)
+    if kinds is None:
+        return [layer for layer in range(num_layers) if is_windowed(layer)]
+    if len(kinds) != num_layers or not set(kinds) <= {_SLIDING, _FULL}:
+        raise ValueError(f"expected {num_layers} layer_types of {_SLIDING} or {_FULL}, got {kinds}")
+    return [layer for layer, kind in enumerate(kinds) if kind == _SLIDING]
+
+
+def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
+    """Returns the window and what `read_layer_types` reads."""
+    windowed = [config.window_of(layer) is not None for layer in range(config.num_layers)]
+    return {
+        "sliding_window": config.window,
+        "layer_types": [_SLIDING if is_windowed else _FULL for is_windowed in windowed],
+    }

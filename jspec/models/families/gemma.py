@@ -1,0 +1,94 @@
+"""Gemma 2 (arXiv 2408.00118) and 3 (2503.19786).
+
+Norms stand before and after each half of a layer, their weights stored less 1. Embeddings are
+scaled, the gate is GELU, and layers with a window alternate with full ones. Gemma 2 caps scores and
+logits. Gemma 3 norms queries and keys, and its windowed layers have rotary angles of their own.
+"""
+
+from typing import Any
+
+from jspec.models.config import DecoderConfig
+from jspec.models.families.family import (
+    ATTENTION_BIAS,
+    Family,
+    read_layer_types,
+    window_fields,
+    write_layer_types,
+)
+from jspec.models.hf_rope import write_rope
+
+_KEYS = ATTENTION_BIAS | {
+    "attn_logit_softcapping": "attention_softcap",
+    "final_logit_softcapping": "logits_softcap",
+}
+_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
+_FIXED = {"norms": "both", "activation": "gelu_tanh"}
+_GELU = "gelu_pytorch_tanh"
+_REQUIRED = {
+    "hidden_activation": (_GELU, None),
+    "hidden_act": (_GELU,),
+    "use_bidirectional_attention": (None, False),
+}
+
+
+def _read(raw: dict[str, Any], pattern: int) -> dict[str, Any]:
+    """Returns the fields of both; every `pattern`-th layer is full where nothing else is said."""
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        pattern = raw.pop(key, pattern)
+    layers = read_layer_types(raw, lambda layer: (layer + 1) % pattern != 0)
+    scalar = raw.pop("query_pre_attn_scalar", 256)
+    scales = {"embedding_scale": raw["hidden_size"] ** 0.5, "attention_scale": scalar**-0.5}
+    return scales | window_fields(raw.pop("sliding_window", 4096), layers)
+
+
+def _read2(raw: dict[str, Any]) -> dict[str, Any]:
+    return _read(raw, 2)
+
+
+def _read3(raw: dict[str, Any]) -> dict[str, Any]:
+    rope, theta = raw.get("rope_parameters"), raw.pop("rope_local_base_freq", 10_000.0)
+    if isinstance(rope, dict) and "full_attention" in rope:
+        raw["rope_parameters"] = rope["full_attention"]
+        local = dict(rope.get("sliding_attention") or {})
+        theta = local.pop("rope_theta", theta)
+        if local.pop("rope_type", "default") != "default" or local:
+            raise ValueError("expected the default rope type in layers with a window")
+    return _read(raw, 6) | {"local_rope_theta": float(theta)}
+
+
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    scale = config.attention_scale or config.head_dim**-0.5
+    return write_layer_types(config) | {"query_pre_attn_scalar": round(scale**-2, 6)}
+
+
+def _write3(config: DecoderConfig) -> dict[str, Any]:
+    local = config.local_rope_theta or config.rope_theta
+    rope = {
+        "full_attention": write_rope(config.rope_theta, config.rope_scaling),
+        "sliding_attention": write_rope(local, None),
+    }
+    return _write(config) | {"rope_parameters": rope}
+
+
+GEMMA2 = Family(
+    "Gemma2ForCausalLM",
+    "gemma2",
+    keys=_KEYS,
+    defaults=_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    fixed=_FIXED,
+    required=_REQUIRED,
+    read=_read2,
+    write=_write,
+    norm_offset=1.0,
+)
+GEMMA3 = Family(
+    "Gemma3ForCausalLM",
+    "gemma3_text",
+    keys=_KEYS,
+    defaults=_DEFAULTS | {"rope_theta": 1_000_000.0},
+    fixed=_FIXED | {"qk_norm": "head"},
+    required=_REQUIRED,
+    read=_read3,
+    write=_write3,
+    norm_offset=1.0,
+)

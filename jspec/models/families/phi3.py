@@ -1,0 +1,25 @@
+"""Phi-3 (arXiv 2404.14219): a Llama with fused tensors, perhaps a window, perhaps LongRoPE."""
+
+from typing import Any
+
+from jspec.models.families.family import Family, read_window, write_window
+
+
+def _read(raw: dict[str, Any]) -> dict[str, Any]:
+    original = raw.pop("original_max_position_embeddings", None)
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = raw.get(key)
+        if isinstance(rope, dict) and "short_factor" in rope and original is not None:
+            raw[key] = {"original_max_position_embeddings": original} | rope
+    return read_window(raw)
+
+
+PHI3 = Family(
+    "Phi3ForCausalLM",
+    "phi3",
+    required={"partial_rotary_factor": (1.0,)},
+    ignored=frozenset({"auto_map", "embd_pdrop", "resid_pdrop"}),
+    read=_read,
+    write=write_window,
+    is_fused=True,
+)

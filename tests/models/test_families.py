@@ -1,0 +1,166 @@
+"""Every family beside transformers, in float32, from the same checkpoint."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.models import DecoderConfig, from_hf_config, init_cache, make_apply, to_hf_config
+from jspec.models.cache import causal_mask
+from jspec.weights.hf import load_hf, save_hf
+from tests.models.family_checkpoints import FAMILIES, WINDOW, make_checkpoint, oracle_logits
+
+DENSE = [name for name in FAMILIES if name not in ("mixtral", "qwen3 moe")]
+LENGTH = 3 * WINDOW + 2  # past the window, twice
+
+
+@pytest.fixture(scope="module", params=DENSE)
+def family(request, tmp_path_factory):
+    """Returns the name, the folder, jspec's config and parameters, and transformers' logits."""
+    folder = tmp_path_factory.mktemp("family")
+    theirs = make_checkpoint(request.param, folder)
+    config, params = load_hf(folder, "float32")
+    tokens = np.random.default_rng(3).integers(3, config.vocab_size, (2, LENGTH))
+    return request.param, folder, config, params, tokens, oracle_logits(theirs, tokens)
+
+
+def run(config, params, tokens, cuts, capacity=40, lengths=None):
+    """Returns the logits of a text that is read in chunks, and the cache after it."""
+    apply = make_apply(config)
+    cache = init_cache(config, batch_size=len(tokens), capacity=capacity, dtype=jnp.float32)
+    logits, start = [], 0
+    for end in (*cuts, tokens.shape[1]):
+        own, _, cache = apply(params, jnp.asarray(tokens[:, start:end]), cache)
+        cache = cache.commit(jnp.full([len(tokens)], end - start))
+        logits.append(own)
+        start = end
+    return np.concatenate(logits, axis=1), cache
+
+
+@pytest.mark.parametrize("cuts", [(), (6,), (1, 2, 9, 10)], ids=["whole", "two", "steps"])
+def test_logits_equal_those_of_transformers(family, cuts):
+    """One pass, chunked prefill, and step by step with the cache, past the window."""
+    _, _, config, params, tokens, expected = family
+    logits, _ = run(config, params, tokens, cuts)
+    assert np.std(expected) > 0.3  # opinions
+    np.testing.assert_allclose(logits, expected, atol=1e-4 * max(1, np.abs(expected).max()))
+
+
+def test_rollback_and_rows_of_other_lengths(family):
+    """A window rolls back like everything else; rows keep their own lengths."""
+    _, _, config, params, tokens, expected = family
+    _, cache = run(config, params, tokens, (8,))
+    cache = cache.rollback(jnp.array([7, 12]))
+    block = np.stack([tokens[0, 7:11], tokens[1, 12:16]])
+    logits, _, _ = make_apply(config)(params, jnp.asarray(block), cache)
+    wanted = np.stack([expected[0, 7:11], expected[1, 12:16]])
+    np.testing.assert_allclose(logits, wanted, atol=1e-4 * max(1, np.abs(expected).max()))
+
+
+def test_a_tree_sees_along_its_paths(family):
+    """Two paths of one block, each past the window, equal the two texts read apart."""
+    _, _, config, params, tokens, _ = family
+    rng = np.random.default_rng(4)
+    prompt, depth = tokens[:1, :6], WINDOW + 1
+    paths = rng.integers(3, config.vocab_size, (2, depth))
+    _, cache = run(config, params, prompt, ())
+    block = paths.T.reshape(1, -1)  # the two paths take turns
+    ancestors = np.kron(np.asarray(causal_mask(depth)[0]), np.eye(2, dtype=bool))
+    positions = 6 + np.repeat(np.arange(depth), 2)[None]
+    logits, _, _ = make_apply(config)(
+        params, jnp.asarray(block), cache,
+        positions=jnp.asarray(positions), block_mask=jnp.asarray(ancestors[None]),
+    )  # fmt: skip
+    for number, path in enumerate(paths):
+        text = np.concatenate([prompt, path[None]], axis=1)
+        alone, _ = run(config, params, text, ())
+        np.testing.assert_allclose(logits[:, number::2], alone[:, 6:], atol=2e-4)
+
+
+def test_what_is_saved_is_read_back(family, tmp_path):
+    """The same config and parameters, and transformers' own names."""
+    _, folder, config, params, _, _ = family
+    save_hf(tmp_path / "copy", config, params)
+    again, leaves = load_hf(tmp_path / "copy", "float32")
+    assert again == config
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), leaves, params)
+    raw = json.loads((tmp_path / "copy" / "config.json").read_text())
+    theirs = json.loads((folder / "config.json").read_text())
+    assert raw["architectures"] == theirs["architectures"]
+
+
+def test_no_field_is_without_effect(family):
+    """Each field that a family sets changes the logits: a checkpoint that hides one proves less."""
+    name, _, config, params, tokens, expected = family
+    inert = {"family", "vocab_size", "max_seq_len", "bos_id", "eos_ids", "num_layers"}
+    structural = {"embed_dim", "hidden_dim", "num_heads", "num_kv_heads", "head_dim", "norms",
+                  "tie_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"}  # fmt: skip
+    usual = {f.name: f.default for f in dataclasses.fields(DecoderConfig)}
+    set_here = [n for n in usual if n not in inert | structural and getattr(config, n) != usual[n]]
+    assert set_here
+    for field in set_here:
+        if field == "windowed_layers":
+            continue  # goes with the window
+        plain = dataclasses.replace(config, **{field: usual[field]})
+        logits, _ = run(plain, params, tokens, ())
+        assert np.abs(logits - expected).max() > 1e-3, (name, field)
+
+
+def test_an_unknown_architecture_names_the_nearest():
+    """And those that are known."""
+    with pytest.raises(ValueError, match=r"got Qwen4ForCausalLM, to which Qwen[23]ForCausalLM is"):
+        from_hf_config({"architectures": ["Qwen4ForCausalLM"]})
+
+
+def test_config_and_tensors_of_two_families(tmp_path):
+    """One line that says which tensors are missing and which are unknown."""
+    make_checkpoint("olmo2", tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    (tmp_path / "config.json").write_text(
+        json.dumps({k: v for k, v in raw.items() if k != "attention_bias"})
+    )
+    with pytest.raises(
+        InputError, match=r"missing tensors: model\.layers\.0\.input_layernorm.*unknown tensors"
+    ):
+        load_hf(tmp_path, "float32")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gemma2", {"layer_types": ["sliding_attention"]}, "expected 4 layer_types"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("qwen3", {"zebra": 1}, "unknown config keys: zebra"),
+        ("phi3", {"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+        ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("llama", {"model_type": "qwen2"}, "expected model_type to be 'llama'"),
+        ("yarn", {"rope_parameters": {"rope_type": "yarn", "mscale": 2.0}}, "mscale"),
+    ],
+)  # fmt: skip
+def test_what_a_family_cannot_honour_is_named(name, change, message, tmp_path):
+    """Reading on would give wrong logits without a word."""
+    make_checkpoint(name, tmp_path)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ValueError, match=message):
+        from_hf_config(raw | change)
+
+
+@pytest.mark.parametrize("theta", [None, 5e5])
+def test_gemma_3_in_its_older_spelling(theta):
+    """`rope_theta` and `rope_local_base_freq`, and the window by a pattern."""
+    raw = {
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "vocab_size": 9,
+        "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 7, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 4, "sliding_window": 3, "sliding_window_pattern": 3,
+        "rope_local_base_freq": 77.0, "query_pre_attn_scalar": 16,
+    } | ({} if theta is None else {"rope_theta": theta})  # fmt: skip
+    config = from_hf_config(raw)
+    assert config.windowed_layers == (0, 1, 3, 4, 6)
+    assert config.rope_theta == (theta or 1e6)
+    assert (config.local_rope_theta, config.attention_scale) == (77.0, 0.25)
+    assert from_hf_config(to_hf_config(config)) == config
