@@ -167,10 +167,10 @@ class DecoderConfig:
         start = next(i for i, field in enumerate(fields) if field.name == "family")
         own = {field.name: field.default for field in fields[start:]}
         return dataclasses.replace(self, **own, qkv_bias=self.out_bias)
+
     def is_sparse(self, layer: int) -> bool:
         """Returns whether a layer has experts."""
         return self.num_experts > 0 and layer not in self.dense_layers
-
 
     def window_of(self, layer: int) -> int | None:
         """Returns how many tokens a token sees in a layer; None for all before it."""
