@@ -11,6 +11,7 @@ from jspec.kernels.attention import attend, attend_capped
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
 from jspec.kernels.gate import geglu, swiglu
+from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
 from jspec.kernels.product import (
@@ -40,6 +41,7 @@ __all__ = [
     "describe_device",
     "first_argmax",
     "geglu",
+    "grouped_product",
     "has_fast_packed_products",
     "prefers_unrolled_loops",
     "prefill_widths",

@@ -87,6 +87,11 @@ class DecoderConfig:
       attention_softcap: c of c · tanh(scores / c); None for none.
       logits_scale: multiplies the logits.
       logits_softcap: c of c · tanh(logits / c); None for none.
+      num_experts: experts of a sparse feed-forward layer; 0 where all layers are dense.
+      num_experts_per_token: how many of them compute each token.
+      expert_dim: width of one expert.
+      normalize_expert_weights: whether the weights of a token's experts are divided by their sum.
+      dense_layers: the layers that are dense nevertheless.
     """
 
     vocab_size: int
@@ -121,6 +126,11 @@ class DecoderConfig:
     attention_softcap: float | None = None
     logits_scale: float = 1.0
     logits_softcap: float | None = None
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    expert_dim: int = 0
+    normalize_expert_weights: bool = True
+    dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "embed_dim", "hidden_dim", "num_layers", "num_heads",
@@ -140,6 +150,11 @@ class DecoderConfig:
         if self.num_heads % self.num_kv_heads:
             got = f"{self.num_heads} and {self.num_kv_heads}"
             raise ValueError(f"num_heads must be a multiple of num_kv_heads, got {got}")
+        if self.num_experts and not 1 <= self.num_experts_per_token <= self.num_experts:
+            got = f"{self.num_experts_per_token} of {self.num_experts}"
+            raise ValueError(f"each token needs at least one of the experts, got {got}")
+        if self.num_experts and self.expert_dim < 1:
+            raise ValueError(f"expert_dim must be at least 1, got {self.expert_dim}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
 
@@ -161,6 +176,10 @@ class DecoderConfig:
         start = next(i for i, field in enumerate(fields) if field.name == "family")
         own = {field.name: field.default for field in fields[start:]}
         return dataclasses.replace(self, **own, qkv_bias=self.out_bias)
+
+    def is_sparse(self, layer: int) -> bool:
+        """Returns whether a layer has experts."""
+        return self.num_experts > 0 and layer not in self.dense_layers
 
     def window_of(self, layer: int) -> int | None:
         """Returns how many tokens a token sees in a layer; None for all before it."""

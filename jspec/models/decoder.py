@@ -13,6 +13,7 @@ from jspec.common.typing import ApplyFn, Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
+from jspec.models.experts import Experts
 from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up, softcap
 from jspec.models.rope import rope_cos_sin
 
@@ -66,9 +67,10 @@ class Decoder(nn.Module):
             name, inputs = f"layers_{layer}", (x, rope, visible, cache.layer(index), offset)
             # Initialising needs Flax's modules; afterwards the compiled layer is called directly.
             if self.is_initializing():
-                x, own = Block(cfg, name=name)(*inputs)
+                x, own = Block(cfg, cfg.is_sparse(layer), name=name)(*inputs)
             else:
-                x, own = _apply_block(cfg, self.get_variable("params", name), *inputs)
+                params = self.get_variable("params", name)
+                x, own = _apply_block(cfg, cfg.is_sparse(layer), params, *inputs)
             cache = cache.with_layer(index, own)
             outputs[index + 1] = x
         x = RMSNorm(cfg.norm_epsilon, name="final_norm")(x)
@@ -96,6 +98,7 @@ class Block(nn.Module):
     """
 
     config: DecoderConfig
+    is_sparse: bool = False  # whether the feed-forward layer is made of experts
 
     @nn.compact
     def __call__(
@@ -111,7 +114,7 @@ class Block(nn.Module):
         inputs = self._norm("attention_norm", x, "pre")
         mixed, cache = attention(inputs, rope, visible, cache, block_offset)
         x = self._add(x, "attention_post_norm", mixed)
-        mlp = FeedForward(self.config, name="mlp")
+        mlp = (Experts if self.is_sparse else FeedForward)(self.config, name="mlp")
         return self._add(x, "mlp_post_norm", mlp(self._norm("mlp_norm", x, "pre"))), cache
 
     def _add(self, x: Array, norm: str, outputs: Array) -> Array:
@@ -123,10 +126,10 @@ class Block(nn.Module):
         return RMSNorm(self.config.norm_epsilon, name=name)(values)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6))  # the config and the block's offset
-def _apply_block(config: DecoderConfig, params: Params, *inputs: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1, 7))  # what is no array
+def _apply_block(config: DecoderConfig, is_sparse: bool, params: Params, *inputs: Any) -> Any:
     """Applies a `Block`; under jit, because all layers have the same shapes and are traced once."""
-    return Block(config).apply({"params": params}, *inputs)
+    return Block(config, is_sparse).apply({"params": params}, *inputs)
 
 
 def make_apply(config: DecoderConfig, layers: Sequence[int] | None = None) -> ApplyFn:

@@ -177,6 +177,30 @@ def mlp_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Paramet
     ]
 
 
+def expert_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Parameter]:
+    """Returns a feed-forward layer of experts; see `attention_tensors`."""
+    names = FAMILIES[config.family].sparse_names
+    if names is None:
+        raise ValueError(f"the family {config.family} has no layers of experts")
+    layer, *products = names
+    experts, wide, width = range(config.num_experts), config.embed_dim, config.expert_dim
+    gate, up, down = (
+        [f"{prefix}.{layer}.experts.{i}.{product}.weight" for i in experts] for product in products
+    )
+    halves = [
+        Part(half[i], (width, wide), (i, place))
+        for place, half in enumerate((gate, up))
+        for i in experts
+    ]
+    downs = tuple(Part(down[i], (wide, width), (i,)) for i in experts)
+    path, count = (*block, "mlp"), len(experts)
+    return [
+        one_tensor((*path, "router"), f"{prefix}.{layer}.gate.weight", (count, wide)),
+        Parameter((*path, "experts_gate_up"), (count, 2, width, wide), tuple(halves)),
+        Parameter((*path, "experts_down"), (count, wide, width), downs),
+    ]
+
+
 # Norms of a layer, in the order of computation, and Hugging Face's names of them.
 _NORMS = {
     "pre": {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
@@ -205,7 +229,9 @@ def parameter_table(config: DecoderConfig) -> list[Parameter]:
         }
         halves = {
             "attention": attention_tensors(config, (key,), prefix),
-            "mlp": mlp_tensors(config, (key,), prefix),
+            "mlp": (expert_tensors if config.is_sparse(index) else mlp_tensors)(
+                config, (key,), prefix
+            ),
         }
         for half, parameters in halves.items():
             table += [norms[path] for path in (f"{half}_norm",) if path in norms]

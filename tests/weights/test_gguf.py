@@ -107,11 +107,22 @@ def test_factors_of_one_mean_no_scaling(tmp_path):
 
 
 _REFUSED = {
-    "architecture": ({"general.architecture": "qwen2"}, "expected the architecture 'llama'"),
-    "missing key": ({"llama.block_count": None}, "lacks 'block_count'"),
+    "architecture": (
+        {"general.architecture": "qwen2moe"},
+        "architecture among gemma2, .*got 'qwen2moe', to which qwen3moe is the nearest",
+    ),
+    "keys of another": ({"general.architecture": "qwen2"}, "the file lacks 'qwen2.block_count'"),
+    "missing key": ({"llama.block_count": None}, "lacks 'llama.block_count'"),
     "unknown key": ({"llama.logit_scale": 2.0}, r"unknown keys llama\.logit_scale"),
-    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, "scaling.type to be 'none', got 'yarn'"),
-    "experts": ({"llama.expert_count": 8}, "expert_count to be 0, got 8"),
+    "rope scaling": ({"llama.rope.scaling.type": "yarn"}, "lacks 'rope.scaling.factor'"),
+    "unknown scaling": (
+        {"llama.rope.scaling.type": "new", "llama.rope.scaling.factor": 2.0},
+        "expected a rope type among .*got 'new'",
+    ),
+    "experts": (
+        {"llama.expert_count": 8, "llama.expert_used_count": 2},
+        "missing tensors: model.layers.0.block_sparse_moe.experts.0.w1",
+    ),
     "partial rotation": ({"llama.rope.dimension_count": 8}, "dimension_count to be 16, got 8"),
     "layers differ": ({"llama.feed_forward_length": [96, 64]}, "differs between layers"),
     "one layer less": ({"llama.block_count": 1}, "unknown tensors: blk\\.1"),

@@ -47,9 +47,29 @@ ffi::Error Product(Threads pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer ke
   return WithNumbers(kernel, [&](auto* weights) { Multiply(pool, from, weights, to, shape); });
 }
 
+// The first sizes[0] rows times the first of the kernels, the next sizes[1] times the second, ...
+ffi::Error GroupedProduct(Threads pool, ffi::BufferR2<ffi::F32> rows, ffi::AnyBuffer kernels,
+                          ffi::BufferR1<ffi::S32> sizes,
+                          ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
+  const int64_t inputs = rows.dimensions()[1], width = kernels.dimensions()[1];
+  const int64_t num_groups = kernels.dimensions()[0];
+  int64_t left = rows.dimensions()[0];
+  const float* from = rows.typed_data();
+  float* to = outputs->typed_data();
+  return WithNumbers(kernels, [&](auto* weights) {
+    for (int64_t group = 0; group < num_groups; ++group, weights += width * inputs) {
+      const int64_t count = std::min<int64_t>(left, sizes.typed_data()[group]);
+      if (count <= 0) continue;
+      Multiply(pool, from, weights, to, ProductShape{count, inputs, width});
+      from += count * inputs, to += count * width, left -= count;
+    }
+  });
+}
+
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_product, Product);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_grouped_product, GroupedProduct);
 
 // Whether this processor multiplies pairs of bfloat16 numbers, which makes many rows fast, too.
 extern "C" bool jspec_has_pairs() { return kHasPairs; }

@@ -5,15 +5,20 @@ from collections.abc import Sequence
 
 from jspec.models.families.family import Family
 from jspec.models.families.gemma import GEMMA2, GEMMA3
+from jspec.models.families.gguf_form import GgufForm
 from jspec.models.families.granite import GRANITE
 from jspec.models.families.llama import LLAMA
 from jspec.models.families.mistral import MISTRAL
+from jspec.models.families.mixtral import MIXTRAL
 from jspec.models.families.olmo2 import OLMO2
 from jspec.models.families.phi3 import PHI3
 from jspec.models.families.qwen import QWEN2, QWEN3
+from jspec.models.families.qwen3_moe import QWEN3_MOE
 from jspec.models.families.smollm3 import SMOLLM3
 
-_ALL = (LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA2, GEMMA3, PHI3, OLMO2, SMOLLM3, GRANITE)
+_ALL = (
+    LLAMA, QWEN2, QWEN3, MISTRAL, GEMMA2, GEMMA3, PHI3, OLMO2, SMOLLM3, GRANITE, MIXTRAL, QWEN3_MOE,
+)  # fmt: skip
 FAMILIES = {family.model_type: family for family in _ALL}  # by `DecoderConfig.family`
 
 
@@ -39,3 +44,23 @@ def find_family(architectures: Sequence[str] | None, model_type: str | None) -> 
         expected = f"expected model_type to be {family.model_type!r}"
         raise ValueError(f"{expected}, as {family.architecture} has it; got {model_type!r}")
     return family
+
+
+def find_gguf_family(architecture: object, has_experts: bool) -> tuple[Family, GgufForm]:
+    """Returns the family of a GGUF file, and how llama.cpp writes it.
+
+    Raises:
+      ValueError: an architecture that jspec does not know.
+    """
+    forms = [(family, family.gguf) for family in _ALL if family.gguf is not None]
+    for family, form in forms:
+        if (form.architecture, form.has_experts) == (architecture, has_experts):
+            return family, form
+    known = sorted({form.architecture for _, form in forms})
+    nearest = difflib.get_close_matches(str(architecture), known, 1, 0.0)[0]
+    experts = " with experts" if has_experts else " without experts"
+    experts = experts if architecture in known else ""
+    raise ValueError(
+        f"expected an architecture among {', '.join(known)}; got {architecture!r}{experts}, "
+        f"to which {nearest} is the nearest"
+    )

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jspec.models.config import DecoderConfig
+from jspec.models.families.gguf_form import FULL, SLIDING, GgufForm
 
 ATTENTION_BIAS = {"attention_bias": "out_bias"}
 BIASES = ATTENTION_BIAS | {"mlp_bias": "mlp_bias"}
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def _nothing(_: Any) -> dict[str, Any]:
@@ -32,6 +32,9 @@ class Family:
       write: returns what `read` took.
       is_fused: whether queries, keys and values are one tensor, and gate and up another.
       norm_offset: is added to the weight of every norm.
+      sparse_names: what the tensors of a layer of experts are called: the layer, then gate, up and
+        down of an expert. None where no layer has experts.
+      gguf: how llama.cpp writes it; None where its converter makes a file of another family of it.
     """
 
     architecture: str
@@ -45,6 +48,8 @@ class Family:
     write: Callable[[DecoderConfig], dict[str, Any]] = _nothing
     is_fused: bool = False
     norm_offset: float = 0.0
+    sparse_names: tuple[str, str, str, str] | None = None
+    gguf: GgufForm | None = None
 
 
 def read_window(raw: dict[str, Any]) -> dict[str, Any]:
@@ -74,9 +79,9 @@ def read_layer_types(raw: dict[str, Any], is_windowed: Callable[[int], bool]) ->
     num_layers, kinds = raw["num_hidden_layers"], raw.pop("layer_types", None)
     if kinds is None:
         return [layer for layer in range(num_layers) if is_windowed(layer)]
-    if len(kinds) != num_layers or not set(kinds) <= {_SLIDING, _FULL}:
-        raise ValueError(f"expected {num_layers} layer_types of {_SLIDING} or {_FULL}, got {kinds}")
-    return [layer for layer, kind in enumerate(kinds) if kind == _SLIDING]
+    if len(kinds) != num_layers or not set(kinds) <= {SLIDING, FULL}:
+        raise ValueError(f"expected {num_layers} layer_types of {SLIDING} or {FULL}, got {kinds}")
+    return [layer for layer, kind in enumerate(kinds) if kind == SLIDING]
 
 
 def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
@@ -84,5 +89,5 @@ def write_layer_types(config: DecoderConfig) -> dict[str, Any]:
     windowed = [config.window_of(layer) is not None for layer in range(config.num_layers)]
     return {
         "sliding_window": config.window,
-        "layer_types": [_SLIDING if is_windowed else _FULL for is_windowed in windowed],
+        "layer_types": [SLIDING if is_windowed else FULL for is_windowed in windowed],
     }

@@ -5,6 +5,7 @@ scaled, the gate is GELU, and layers with a window alternate with full ones. Gem
 logits. Gemma 3 norms queries and keys, and its windowed layers have rotary angles of their own.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from jspec.models.config import DecoderConfig
@@ -15,6 +16,7 @@ from jspec.models.families.family import (
     window_fields,
     write_layer_types,
 )
+from jspec.models.families.gguf_form import WINDOW_KEYS, GgufForm, complete_window
 from jspec.models.families.hf_rope import write_rope
 
 _KEYS = ATTENTION_BIAS | {
@@ -70,6 +72,20 @@ def _write3(config: DecoderConfig) -> dict[str, Any]:
     return _write(config) | {"rope_parameters": rope}
 
 
+def _complete(raw: Mapping[str, Any]) -> dict[str, Any]:
+    # llama.cpp knows the 27B models, whose scores have another scale, by their number of layers.
+    is_27b = raw["num_hidden_layers"] in (46, 62)
+    per_head = raw["hidden_size"] // raw["num_attention_heads"]
+    scalar = {"query_pre_attn_scalar": per_head if is_27b else raw["head_dim"]}
+    return scalar | complete_window(raw)
+
+
+def _complete3(raw: Mapping[str, Any]) -> dict[str, Any]:
+    # Without the key no layer has a window.
+    return {"sliding_window": raw.get("sliding_window") or None} | _complete(raw)
+
+
+_GGUF_KEYS = WINDOW_KEYS | {"final_logit_softcapping": "final_logit_softcapping"}
 GEMMA2 = Family(
     "Gemma2ForCausalLM",
     "gemma2",
@@ -80,6 +96,11 @@ GEMMA2 = Family(
     read=_read2,
     write=_write,
     norm_offset=1.0,
+    gguf=GgufForm(
+        "gemma2",
+        keys=_GGUF_KEYS | {"attn_logit_softcapping": "attn_logit_softcapping"},
+        complete=_complete,
+    ),
 )
 GEMMA3 = Family(
     "Gemma3ForCausalLM",
@@ -91,4 +112,9 @@ GEMMA3 = Family(
     read=_read3,
     write=_write3,
     norm_offset=1.0,
+    gguf=GgufForm(
+        "gemma3",
+        keys=_GGUF_KEYS | {"rope.freq_base_swa": "rope_local_base_freq"},
+        complete=_complete3,
+    ),
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 from jspec.models.config import DecoderConfig
 from jspec.models.families.family import BIASES, Family
+from jspec.models.families.gguf_form import GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +29,16 @@ GRANITE = Family(
         "residual_multiplier": 1.0,
         "attention_multiplier": 1.0,
     },
+    gguf=GgufForm(
+        "granite",
+        keys={
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention.scale": "attention_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        is_permuted=True,
+    ),
     read=_read,
     write=_write,
 )

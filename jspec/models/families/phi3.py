@@ -1,8 +1,10 @@
 """Phi-3 (arXiv 2404.14219): a Llama with fused tensors, perhaps a window, perhaps LongRoPE."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from jspec.models.families.family import Family, read_window, write_window
+from jspec.models.families.gguf_form import GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
@@ -14,6 +16,10 @@ def _read(raw: dict[str, Any]) -> dict[str, Any]:
     return read_window(raw)
 
 
+def _complete(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {"sliding_window": raw.get("sliding_window") or None}  # 0 means that there is none
+
+
 PHI3 = Family(
     "Phi3ForCausalLM",
     "phi3",
@@ -22,4 +28,5 @@ PHI3 = Family(
     read=_read,
     write=write_window,
     is_fused=True,
+    gguf=GgufForm("phi3", keys={"attention.sliding_window": "sliding_window"}, complete=_complete),
 )

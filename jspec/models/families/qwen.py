@@ -13,6 +13,7 @@ from jspec.models.families.family import (
     window_fields,
     write_layer_types,
 )
+from jspec.models.families.gguf_form import GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
@@ -27,13 +28,21 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return write_layer_types(config) | {"use_sliding_window": config.window is not None}
 
 
-QWEN2 = Family("Qwen2ForCausalLM", "qwen2", fixed={"qkv_bias": True}, read=_read, write=_write)
+QWEN2 = Family(
+    "Qwen2ForCausalLM",
+    "qwen2",
+    fixed={"qkv_bias": True},
+    read=_read,
+    write=_write,
+    gguf=GgufForm("qwen2"),
+)
 QWEN3 = Family(
     "Qwen3ForCausalLM",
     "qwen3",
     keys=ATTENTION_BIAS,
     fixed={"qk_norm": "head"},
     defaults={"head_dim": 128},
+    gguf=GgufForm("qwen3"),
     read=_read,
     write=_write,
 )

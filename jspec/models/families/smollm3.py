@@ -4,6 +4,7 @@ from typing import Any
 
 from jspec.models.config import DecoderConfig
 from jspec.models.families.family import BIASES, Family
+from jspec.models.families.gguf_form import GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
@@ -25,6 +26,7 @@ SMOLLM3 = Family(
     "SmolLM3ForCausalLM",
     "smollm3",
     keys=BIASES,
+    gguf=GgufForm("smollm3", is_permuted=True),
     defaults={"tie_word_embeddings": True, "rope_theta": 2_000_000.0},
     required={"use_sliding_window": (False,)},
     # Without the switch above, the window and its layers say nothing.

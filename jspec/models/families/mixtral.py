@@ -1,0 +1,30 @@
+"""Mixtral (arXiv 2401.04088): a Mistral whose feed-forward layers are all made of experts."""
+
+from typing import Any
+
+from jspec.models.families.family import Family, read_window, write_window
+from jspec.models.families.gguf_form import GgufForm
+
+EXPERT_KEYS = {
+    "num_local_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_token",
+}
+EXPERT_COUNTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+IGNORED = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
+
+
+def _read(raw: dict[str, Any]) -> dict[str, Any]:
+    return read_window(raw) | {"expert_dim": raw["intermediate_size"]}
+
+
+MIXTRAL = Family(
+    "MixtralForCausalLM",
+    "mixtral",
+    keys=EXPERT_KEYS,
+    defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    ignored=IGNORED,
+    read=_read,
+    write=write_window,
+    gguf=GgufForm("llama", keys=EXPERT_COUNTS, is_permuted=True, has_experts=True),
+    sparse_names=("block_sparse_moe", "w1", "w3", "w2"),
+)

@@ -1,0 +1,137 @@
+"""GGUF files of every family give the logits of the checkpoint that they were made of."""
+
+import dataclasses
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.models import init_cache, make_apply
+from jspec.models.families import FAMILIES as KNOWN
+from jspec.weights.gguf_model import load_gguf
+from jspec.weights.hf import load_hf
+from tests.models.family_checkpoints import FAMILIES, ROPE, make_checkpoint, oracle_logits
+from tests.weights.family_gguf import write_family
+
+# What a GGUF file cannot say: windows but Gemma's and Phi-3's, and what llama.cpp hard-codes.
+_WITHOUT_WINDOW = {"sliding_window": None}
+_CHANGES = {
+    "qwen2 with a window": {"use_sliding_window": False},
+    "mistral": _WITHOUT_WINDOW,
+    "mixtral": _WITHOUT_WINDOW,
+    "gemma2": {"query_pre_attn_scalar": 10},
+    "gemma3": {
+        "query_pre_attn_scalar": 10,
+        "num_hidden_layers": 7,
+        "layer_types": ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"],
+    },
+    "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
+    "qwen3 moe": {"mlp_only_layers": []},
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path, monkeypatch):
+    """Returns the model of transformers, its folder, and the same as a GGUF file."""
+    kind, fields = FAMILIES[request.param]
+    monkeypatch.setitem(FAMILIES, request.param, (kind, fields | _CHANGES.get(request.param, {})))
+    theirs = make_checkpoint(request.param, tmp_path)
+    path = tmp_path / "model.gguf"
+    write_family(path, tmp_path)
+    return theirs, tmp_path, path
+
+
+def _logits(config, params, tokens):
+    cache = init_cache(config, batch_size=len(tokens), capacity=32, dtype=jnp.float32)
+    return np.asarray(make_apply(config)(params, jnp.asarray(tokens), cache)[0])
+
+
+def test_logits_equal_those_of_transformers(family):
+    """Guards against q and k left interleaved, norms with 1 twice, experts in another order."""
+    theirs, folder, path = family
+    config, params, _ = load_gguf(path, "float32")
+    tokens = np.random.default_rng(4).integers(3, config.vocab_size, (2, 17))
+    found, expected = _logits(config, params, tokens), oracle_logits(theirs, tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * max(1, np.abs(expected).max()))
+    other, others = load_hf(folder, "float32")
+    np.testing.assert_allclose(found, _logits(other, others, tokens), atol=2e-5)
+    # The config is the same, but for what a file leaves to the tokenizer.
+    if config.family == other.family:
+        kept = {"eos_ids": other.eos_ids, "rope_scaling": other.rope_scaling}
+        kept |= {"normalize_expert_weights": other.normalize_expert_weights}
+        rounded = {"attention_scale": other.attention_scale, "logits_scale": other.logits_scale}
+        assert dataclasses.replace(config, **kept, **rounded) == other
+
+
+def test_every_family_that_llama_cpp_has_is_written_here():
+    """Guards against a family whose GGUF form nobody has tried."""
+    forms = {name for name, family in KNOWN.items() if family.gguf is not None}
+    assert forms == set(KNOWN) - {"mistral"}
+
+
+def _rewritten(path, **changes):
+    """Returns a copy of a file with other metadata; None removes a key."""
+    reader, copy = gguf.GGUFReader(path), path.with_name("changed.gguf")
+    fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
+    fields |= {key.replace("__", "."): value for key, value in changes.items()}
+    writer = gguf.GGUFWriter(copy, fields.pop("general.architecture"))
+    adders = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    for key, value in fields.items():
+        if value is not None:
+            getattr(writer, f"add_{adders[type(value)]}")(key, value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fields"),
+    [
+        ("gemma3", {"gemma3__attention.sliding_window_pattern": 2}, {"windowed_layers": (0, 2)}),
+        (
+            "gemma3",
+            {"gemma3__attention.sliding_window_pattern": [True, True, False, True]},
+            {"windowed_layers": (0, 1, 3)},
+        ),
+        ("gemma3", {"gemma3__attention.sliding_window": None}, {"windowed_layers": ()}),
+        ("gemma3", {"gemma3__rope.freq_base_swa": None}, {"local_rope_theta": 10_000.0}),
+        ("gemma2", {"gemma2__rope.freq_base": None}, {"rope_theta": 10_000.0}),
+        ("gemma2", {"gemma2__attn_logit_softcapping": None}, {"attention_softcap": 50.0}),
+        ("phi3", {"phi3__attention.sliding_window": 0}, {"window": None}),
+        ("llama", {"llama__rope.scale_linear": 2.0}, {"rope_theta": ROPE["rope_theta"]}),
+    ],
+)
+def test_what_files_leave_out_is_as_llama_cpp_has_it(name, changes, fields, tmp_path):
+    """Guards against defaults of transformers where llama.cpp's loader has others."""
+    make_checkpoint(name, tmp_path)
+    write_family(tmp_path / "m.gguf", tmp_path)
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    config, _, _ = load_gguf(_rewritten(tmp_path / "m.gguf", **changes), "float32")
+    assert {key: getattr(config, key) for key in fields} == fields
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("olmo2", {"olmo2.attention.sliding_window": 8}, "unknown keys olmo2.attention.sliding"),
+        ("qwen3 moe", {"qwen3moe.expert_count": None}, "got 'qwen3moe' without experts"),
+        ("qwen3", {"qwen3.expert_count": 4}, "got 'qwen3' with experts"),
+        ("granite", {"granite.rope.scaling.yarn_ext_factor": 0.5}, "ext_factor to be 1.0, got 0.5"),
+        ("phi3", {"phi3.rope.dimension_count": 4}, "dimension_count to be 6, got 4"),
+        ("gemma2", {"gemma2.attention.key_length": 8}, "value_length|dimension_count to be 8"),
+        ("llama", {"general.architecture": "gemma3"}, "the file lacks 'gemma3.block_count'"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(name, changes, message, tmp_path):
+    """Guards against a file that loads and computes something else."""
+    make_checkpoint(name, tmp_path)
+    write_family(tmp_path / "m.gguf", tmp_path)
+    with pytest.raises(InputError, match=message) as error:
+        load_gguf(_rewritten(tmp_path / "m.gguf", **changes), "float32")
+    assert "\n" not in str(error.value)
