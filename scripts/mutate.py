@@ -178,10 +178,11 @@ def main() -> None:
     mistakes = [each for each in listed if _ONLY.value in each["file"]]
     if not mistakes:
         raise InputError(f"expected a file of {_LIST.name} in --only, got {_ONLY.value!r}")
-    if _RESUME.value and _OUTPUT.value is None:
+    output = _OUTPUT.value
+    if _RESUME.value and output is None:
         raise InputError("--resume expects --output, the file of the earlier results")
-    recorder = Recorder(_OUTPUT.value, {"only": _ONLY.value}, str(_LIST))
-    results = read_results(_OUTPUT.value, listed) if _RESUME.value else []
+    recorder = Recorder(output, {"only": _ONLY.value}, str(_LIST))
+    results = read_results(output, listed) if output and _RESUME.value else []
     is_old = [{key: each[key] for key in listed[0]} for each in results]
     left = [each for each in mistakes if each not in is_old]
     for result in run(left) if left else ():
