@@ -23,7 +23,7 @@ PROGRAMS = {
 ROOMS = {
     "common": 1_590,
     "kernels": 3_800,
-    "models": 1_450,
+    "models": 1_760,
     "sampling": 630,
     "weights": 3_000,
     "speculation": 1_780,

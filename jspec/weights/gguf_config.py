@@ -13,7 +13,7 @@ from jspec.common.errors import InputError
 from jspec.models.config import DecoderConfig, RopeScaling
 from jspec.models.families import find_gguf_family
 from jspec.models.families.gguf_form import GgufForm
-from jspec.models.hf_config import from_hf_config
+from jspec.models.families.hf_config import from_hf_config
 from jspec.models.rope import rope_frequencies
 from jspec.weights.gguf_file import GgufFile
 
