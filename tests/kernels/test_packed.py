@@ -110,3 +110,19 @@ def test_rows_of_a_table(kind):
     ids = np.array([[3, 49, 0], [17, 16, 15]])
     found = jax.jit(packed_rows)(table, jnp.asarray(ids))
     np.testing.assert_allclose(found, weights[ids], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("optimised")
+def test_weights_are_decoded_inside_the_loop(monkeypatch):
+    """Guards against XLA decoding all weights ahead of a decoding loop, and keeping the floats."""
+    without_cpp(monkeypatch)
+    rows = np.zeros((1024, 1024 // 32 * 34), np.uint8)
+    kernel = make_kernel(rows, "q8_0", (1024, 1024), jnp.bfloat16)
+
+    def steps(rows, kernel):
+        step = lambda _, rows: rows + 1e-9 * packed_product(rows, kernel)  # noqa: E731
+        return jax.lax.fori_loop(0, 3, step, rows)
+
+    program = jax.jit(steps).lower(jnp.ones([1, 1024]), kernel).compile().as_text()
+    assert "while(" in program
+    assert "fusion(" not in program[program.index("ENTRY") :]
