@@ -83,11 +83,10 @@ def _byte_level(own: dict[str, Any], vocab: dict[str, int]) -> Any:
     kind = _pre_tokenizer(own)
     merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
     backend = Backend(models.BPE(vocab, merges, ignore_merges=kind.takes_whole_words))
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if kind.single_digits else []
-    if kind.words is not None:
-        steps.append(pre_tokenizers.Split(Regex(kind.words), "isolated"))
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if kind.single_digits else []
+    words = [pre_tokenizers.Split(Regex(kind.words), "isolated")] if kind.words else []
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=kind.words is None)
-    backend.pre_tokenizer = pre_tokenizers.Sequence([*steps, cut])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*digits, *words, cut])
     if kind.composes:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()

@@ -132,6 +132,20 @@ def test_special_tokens_and_template_come_from_the_file(tmp_path):
     assert tokenizer.decode(ids) == "a<user>"
 
 
+def test_tekken_cuts_at_capitals_and_not_at_slashes(tmp_path):
+    """Guards against another model's words, which differ where the texts at hand rarely do."""
+    tokens = _byte_level()
+    tokens["ggml.tokens"] = [*tokens["ggml.tokens"], "bC", "\u010a/"]
+    tokens["ggml.token_type"] = [*tokens["ggml.token_type"], 1, 1]
+    tokens["ggml.merges"] = [*tokens["ggml.merges"], "b C", "\u010a /"]
+    tekken, llama = (
+        _build(tmp_path, tokens | {"ggml.pre": kind}) for kind in ("tekken", "llama-bpe")
+    )
+    text = "bCd.\n/"
+    assert _pieces(tekken, text, add_bos=False) == ["b", "C", "d", ".", "\u010a/"]
+    assert _pieces(llama, text, add_bos=False) == ["bC", "d", ".", "\u010a", "/"]
+
+
 def test_words_that_are_tokens_stay_whole_where_the_model_says_so(tmp_path):
     """Guards against a word cut up because no merges lead to it."""
     tokens = _byte_level()

@@ -28,7 +28,7 @@ def programs(tmp_path, monkeypatch):
     """Returns a folder of programs that keep their arguments and print times."""
     model = tmp_path / "SmolLM2.gguf"
     model.write_bytes(b"weights")
-    monkeypatch.setattr(llama_cpp_baseline, "fetch", lambda: model)
+    monkeypatch.setattr(llama_cpp_baseline, "fetch", lambda name: model)
     for name, printed in PRINTED.items():
         keep = 'echo "$@" >"$0.args"\ncat "${@: -3:1}" >"$0.prompt"\n'
         write_program(tmp_path / name, f'{keep}cat >&2 <<"END"\n{printed}END\n')
