@@ -14,11 +14,10 @@ from jspec.models.cache import causal_mask
 from jspec.weights.hf import load_hf, save_hf
 from tests.models.family_checkpoints import FAMILIES, WINDOW, make_checkpoint, oracle_logits
 
-DENSE = [name for name in FAMILIES if name not in ("mixtral", "qwen3 moe")]
 LENGTH = 3 * WINDOW + 2  # past the window, twice
 
 
-@pytest.fixture(scope="module", params=DENSE)
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
     """Returns the name, the folder, jspec's config and parameters, and transformers' logits."""
     folder = tmp_path_factory.mktemp("family")
