@@ -97,7 +97,8 @@ def test_no_field_is_without_effect(family):
     name, _, config, params, tokens, expected = family
     inert = {"family", "vocab_size", "max_seq_len", "bos_id", "eos_ids", "num_layers"}
     structural = {"embed_dim", "hidden_dim", "num_heads", "num_kv_heads", "head_dim", "norms",
-                  "tie_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"}  # fmt: skip
+                  "tie_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm",
+                  "num_experts", "num_experts_per_token", "expert_dim", "dense_layers"}  # fmt: skip
     usual = {f.name: f.default for f in dataclasses.fields(DecoderConfig)}
     set_here = [n for n in usual if n not in inert | structural and getattr(config, n) != usual[n]]
     assert set_here
