@@ -136,7 +136,9 @@ def _mismatch(expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> str:
 
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    return ", ".join(names[:_NUM_NAMED]) + more
+    # A damaged file may hold names of several lines.
+    shown = [name if name.isprintable() else repr(name) for name in names[:_NUM_NAMED]]
+    return ", ".join(shown) + more
 
 
 def check_params(config: DecoderConfig, params: Params) -> None:

@@ -41,6 +41,7 @@ _SAME_AS_HEAD_DIM = ("attention.value_length", "rope.dimension_count")
 _IGNORED = frozenset({"vocab_size", "rope.scaling.finetuned"})
 # Keys that would change the computation, and the only values that jspec honours.
 _REQUIRED_VALUES = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0}
+_MAX_EXPERTS = 1024
 _SCALING = "rope.scaling."
 _SCALING_KEYS = {
     "type": "rope_type",
@@ -78,6 +79,10 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
         raise KeyError(f"{architecture}.{missing[0]}")
     if not form.has_experts:  # some converters write zeros
         own = {key: own[key] for key in own if key not in ("expert_count", "expert_used_count")}
+    # A damaged number of layers or experts would be listed one by one, for hours.
+    for key in ("block_count", "expert_count"):
+        if (count := own.get(key, 0)) > (limit := max(len(file.tensors), _MAX_EXPERTS)):
+            raise ValueError(f"expected {architecture}.{key} to be at most {limit}, got {count}")
     scaling = _take_scaling(file, own)
     known = _KEYS | form.keys
     raw = {known[key]: own.pop(key) for key in known if key in own}

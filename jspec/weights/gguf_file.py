@@ -21,6 +21,7 @@ _SCALARS = {
     11: "<i8", 12: "<f8",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+_MAX_AXES = 4
 # Blocks dequantised at once: the intermediate arrays (about 1 MB) stay in the processor's cache.
 _CHUNK_BLOCKS = 8192
 
@@ -67,6 +68,12 @@ class GgufFile:
     def _string(self) -> str:
         return self._take(self._number()).decode("utf-8", errors="replace")
 
+    def _name(self) -> str:
+        name = self._string()
+        if not name.isprintable():
+            raise ValueError(f"expected a name, got {name[:40]!r}")
+        return name
+
     def _values(self, kind: int, length: int) -> list[Any]:
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind])
@@ -84,12 +91,14 @@ class GgufFile:
             raise InputError(f"{self.path}: expected GGUF version 2 or 3, got {version}")
         num_tensors, num_pairs = self._number(), self._number()
         for _ in range(num_pairs):
-            key = self._string()
+            key = self._name()
             self.metadata[key] = self._values(self._number(4), 1)[0]
         places = {}
         for _ in range(num_tensors):
-            name = self._string()
-            shape = tuple(self._number() for _ in range(self._number(4)))
+            name = self._name()
+            if not 1 <= (num_axes := self._number(4)) <= _MAX_AXES:
+                raise ValueError(f"{name} has {num_axes} axes, expected 1 to {_MAX_AXES}")
+            shape = tuple(self._number() for _ in range(num_axes))
             places[name] = shape[::-1], self._number(4), self._number()
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:

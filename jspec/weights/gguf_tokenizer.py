@@ -200,7 +200,8 @@ def build_tokenizer(file: GgufFile) -> Tokenizer:
     except InputError as error:
         raise InputError(f"{file.path}: {error}") from None
     except Exception as error:  # tokenizers raises Exception itself, damaged metadata any kind
-        raise InputError(f"{file.path}: the tokenizer is damaged ({error})") from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{file.path}: the tokenizer is damaged ({reason})") from None
     return Tokenizer(
         backend,
         special_tokens=special_tokens,

@@ -15,11 +15,10 @@ from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.weights.hf import load_hf, save_hf
 from tests.models.family_checkpoints import FAMILIES, WINDOW, make_checkpoint, oracle_logits
 
-DENSE = [name for name in FAMILIES if name not in ("mixtral", "qwen3 moe")]
 LENGTH = 3 * WINDOW + 2  # past the window, twice
 
 
-@pytest.fixture(scope="module", params=DENSE)
+@pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory):
     """Returns the name, the folder, jspec's config and parameters, and transformers' logits."""
     folder = tmp_path_factory.mktemp("family")
@@ -99,7 +98,8 @@ def test_no_field_is_without_effect(family):
     name, _, config, params, tokens, expected = family
     inert = {"family", "vocab_size", "max_seq_len", "bos_id", "eos_ids", "num_layers"}
     structural = {"embed_dim", "hidden_dim", "num_heads", "num_kv_heads", "head_dim", "norms",
-                  "tie_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm"}  # fmt: skip
+                  "tie_embeddings", "qkv_bias", "out_bias", "mlp_bias", "qk_norm",
+                  "num_experts", "num_experts_per_token", "expert_dim", "dense_layers"}  # fmt: skip
     usual = {f.name: f.default for f in dataclasses.fields(DecoderConfig)}
     set_here = [n for n in usual if n not in inert | structural and getattr(config, n) != usual[n]]
     assert set_here

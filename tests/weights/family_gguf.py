@@ -63,7 +63,11 @@ def _window_keys(config):
 def _rope_keys(config):
     """Returns the keys of rotary embeddings; factors of each frequency are tensors."""
     rope = config["rope_parameters"]
-    keys = {"rope.dimension_count": _head_dim(config)}
+    keys = {}
+    if ARCHITECTURES[config["model_type"]] in (*_PERMUTED, "phi3"):
+        keys["rope.dimension_count"] = _head_dim(config)
+    if config.get("head_dim"):
+        keys["attention.value_length"] = config["head_dim"]
     if "sliding_attention" in rope:
         keys["rope.freq_base_swa"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]

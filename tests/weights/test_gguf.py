@@ -186,3 +186,28 @@ def test_other_files_and_versions_are_refused(tmp_path):
     path.write_bytes(content[:4] + b"\x01" + content[5:])
     with pytest.raises(InputError, match="version 2 or 3, got 1"):
         _load(path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"llama.block_count": 2**31}, "block_count to be at most 1024, got 2147483648"),
+        ({"llama.expert_count": 2**31}, "expert_count to be at most 1024"),
+        ({"llama.odd\nkey": 1}, r"expected a name, got 'llama\.odd\\nkey'"),
+    ],
+)
+def test_damaged_numbers_and_names_are_refused_at_once(tmp_path, metadata, message):
+    """Guards against hours spent on billions of layers, and a message of two lines."""
+    with pytest.raises(InputError, match=message) as error:
+        _load(_write(tmp_path / "m.gguf", metadata=metadata))
+    assert "\n" not in str(error.value)
+
+
+def test_a_tensor_has_one_to_four_axes(tmp_path):
+    """Guards against a tensor without rows, and against products of thousands of lengths."""
+    path = tmp_path / "m.gguf"
+    for axes in (0, 5, 2**32 - 1):
+        tensor = struct.pack("<Q", 1) + b"a" + struct.pack("<I", axes)
+        path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor)
+        with pytest.raises(InputError, match=f"a has {axes} axes, expected 1 to 4"):
+            _load(path)

@@ -124,7 +124,7 @@ def test_what_files_leave_out_is_as_llama_cpp_has_it(name, changes, fields, tmp_
         ("qwen3", {"qwen3.expert_count": 4}, "got 'qwen3' with experts"),
         ("granite", {"granite.rope.scaling.yarn_ext_factor": 0.5}, "ext_factor to be 1.0, got 0.5"),
         ("phi3", {"phi3.rope.dimension_count": 4}, "dimension_count to be 6, got 4"),
-        ("gemma2", {"gemma2.attention.key_length": 8}, "value_length|dimension_count to be 8"),
+        ("gemma2", {"gemma2.attention.key_length": 8}, "value_length to be 8, got 10"),
         ("llama", {"general.architecture": "gemma3"}, "the file lacks 'gemma3.block_count'"),
     ],
 )
