@@ -84,7 +84,7 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
         if (count := own.get(key, 0)) > (limit := max(len(file.tensors), _MAX_EXPERTS)):
             raise ValueError(f"expected {architecture}.{key} to be at most {limit}, got {count}")
     scaling = _take_scaling(file, own)
-    known = _KEYS | form.keys
+    known = {**_KEYS, **form.keys}
     raw = {known[key]: own.pop(key) for key in known if key in own}
     raw.setdefault("head_dim", raw["hidden_size"] // raw["num_attention_heads"])
     for key in _SAME_AS_HEAD_DIM:
