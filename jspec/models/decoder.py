@@ -44,7 +44,9 @@ class Decoder(nn.Module):
         embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
         x = tokens
         if jnp.issubdtype(tokens.dtype, jnp.integer):
-            x = _scaled(look_up(embedding, tokens), cfg.embedding_scale)
+            x = look_up(embedding, tokens)
+        if first_layer == 0:  # embeddings, looked up here or by the caller
+            x = _scaled(x, cfg.embedding_scale)
         # The residual stream is float32. It is small, and rounding it would make the answers of a
         # bfloat16 model depend on how many tokens a call takes.
         x = x.astype(jnp.float32)
