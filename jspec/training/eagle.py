@@ -15,7 +15,7 @@ from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_e
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import DecoderConfig
-from jspec.models.layers import head_kernel, linear, look_up
+from jspec.models.layers import head_kernel, linear, look_up, scaled
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.eagle_unroll import unroll
 from jspec.training.heads import Heads, StepLogits, make_heads_trainee
@@ -125,6 +125,8 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
         "mlp": layer["mlp"],
         "mlp_norm": layer["mlp_norm"],
     }
+    # The head has no scale of its own.
+    head["head"] = scaled(head["head"], target.config.logits_scale)
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
     return {"fc": fc, "head": cast(head, jnp.float32)}
 
