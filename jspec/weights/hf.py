@@ -40,7 +40,7 @@ def read_config(folder: pathlib.Path) -> DecoderConfig:
     raw = read_json(path)
     try:
         return from_hf_config(raw)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, ArithmeticError, AttributeError, MemoryError) as error:
         raise InputError(f"{path}: {error}") from None
 
 
