@@ -70,7 +70,7 @@ def make_params(
 
     def make(parameter: Parameter) -> Any:
         if quantization is None or not is_quantizable(parameter):
-            return jax.device_put(read(parameter, dtype))
+            return jax.device_put(read(parameter, parameter.dtype_in(dtype)))
         kernel = jax.device_put(read(parameter, _FLOAT32))
         return quantize(kernel, parameter.path, quantization, dtype)
 
@@ -111,8 +111,6 @@ def load_params(
     check_room(config, dtype, quantization)
 
     def read(parameter: Parameter, dtype: np.dtype) -> np.ndarray:
-        # Norms whose weights are stored less 1 lose bits when the 1 is added in bfloat16.
-        dtype = _FLOAT32 if any(part.offset for part in parameter.parts) else dtype
         names = {part.name for part in parameter.parts}
         return parameter.pack({name: source.read(name, dtype) for name in names}, dtype)
 

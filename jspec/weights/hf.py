@@ -40,7 +40,7 @@ def read_config(folder: pathlib.Path) -> DecoderConfig:
     raw = read_json(path)
     try:
         return from_hf_config(raw)
-    except (ValueError, TypeError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, ArithmeticError, AttributeError, MemoryError) as error:
         raise InputError(f"{path}: {error}") from None
 
 
@@ -123,19 +123,23 @@ def save_hf(
     *,
     tokenizer: Tokenizer | None = None,
 ) -> None:
-    """Writes a Hugging Face folder of floats in one dtype; see `new_model_folder`."""
+    """Writes a Hugging Face folder of floats, each in its own dtype; see `new_model_folder`."""
     import huggingface_hub
 
-    leaves, itemsize = flatten_dict(params), params["embedding"].dtype.itemsize
+    leaves = flatten_dict(params)
     table = parameter_table(config)
     owners = {part.name: entry for entry in table for part in entry.parts}
-    split = huggingface_hub.split_state_dict_into_shards_factory(
-        tensor_shapes(table),
-        get_storage_size=lambda shape: math.prod(shape) * itemsize,
-        filename_pattern="model{suffix}.safetensors",
-        max_shard_size=_MAX_FILE_BYTES,
-    )
     with new_model_folder(folder, config, params, tokenizer) as partial:
+        sizes = {
+            name: math.prod(shape) * leaves[owners[name].path].dtype.itemsize
+            for name, shape in tensor_shapes(table).items()
+        }
+        split = huggingface_hub.split_state_dict_into_shards_factory(
+            sizes,
+            get_storage_size=lambda size: size,
+            filename_pattern="model{suffix}.safetensors",
+            max_shard_size=_MAX_FILE_BYTES,
+        )
         for file, names in split.filename_to_tensors.items():
             tensors = {}
             for entry in {owners[name].path: owners[name] for name in names}.values():

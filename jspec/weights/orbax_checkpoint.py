@@ -13,7 +13,7 @@ import warnings
 from typing import Any
 
 import jax
-from flax.traverse_util import flatten_dict
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
@@ -21,6 +21,7 @@ from jspec.models.config import DecoderConfig
 from jspec.weights.assemble import as_dtype, check_params, check_room, make_params
 from jspec.weights.hf import new_model_folder, read_config
 from jspec.weights.quantize import check_kind
+from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.tokenizer import Tokenizer
 
 PARAMS = "params"  # the subfolder that no other checkpoint has
@@ -61,10 +62,11 @@ def load_orbax(
     try:
         stored = ocp.metadata(path).metadata
         check_params(config, stored)
-        wanted = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding), stored
-        )
-        leaves = flatten_dict(ocp.load(path, wanted))
+        wanted = {
+            entry.path: jax.ShapeDtypeStruct(entry.shape, entry.dtype_in(dtype), sharding=sharding)
+            for entry in parameter_table(config)
+        }
+        leaves = flatten_dict(ocp.load(path, unflatten_dict(wanted)))
     except Exception as error:  # Orbax passes on what TensorStore and its own threads raise
         reason = " ".join(str(error).split())[:400]
     else:

@@ -56,7 +56,7 @@ def random_params(
 
     def draw(parameter: Parameter, _: np.dtype) -> jax.Array:
         if parameter.path[-1] == "scale":
-            return jnp.ones(parameter.shape, dtype)
+            return jnp.ones(parameter.shape, parameter.dtype_in(dtype))
         return _draw(salt_of[parameter.path], parameter.shape, dtype)
 
     return make_params(config, draw, dtype, quantization)

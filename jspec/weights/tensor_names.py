@@ -62,6 +62,11 @@ class Parameter(NamedTuple):
     shape: Shape
     parts: tuple[Part, ...]
 
+    def dtype_in(self, dtype: np.dtype) -> np.dtype:
+        """Returns the dtype of this parameter in a model of that dtype."""
+        # Norms whose weights are stored less 1 lose bits when the 1 is added in bfloat16.
+        return np.dtype(np.float32) if any(part.offset for part in self.parts) else dtype
+
     def pack(self, tensors: Mapping[str, np.ndarray], dtype: np.dtype) -> np.ndarray:
         """Returns the parameter, [*self.shape] in `dtype`, made of its tensors."""
         if len(self.parts) == 1:

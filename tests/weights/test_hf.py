@@ -122,6 +122,18 @@ _DAMAGE = {
     "unknown key": (lambda f: _config(f, clip_qkv=3), "clip_qkv"),
     "other architecture": (lambda f: _config(f, architectures=["GPT2Model"]), "GPT2Model"),
     "nonsense value": (lambda f: _config(f, num_attention_heads="many"), "config.json"),
+    "many layers": (
+        lambda f: _config(f, num_hidden_layers=10**13), "num_hidden_layers to be at most 10000"),
+    "a base past floats": (
+        lambda f: _config(f, rope_parameters={"rope_theta": 10**400}), "config.json: int too"),
+    "an infinite context": (
+        lambda f: _config(f, rope_parameters={
+            "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": float("inf")}),
+        "config.json: cannot convert float infinity"),
+    "width of Gemma": (
+        lambda f: _config(f, architectures=["Gemma2ForCausalLM"], model_type="gemma2",
+                          hidden_act="gelu_pytorch_tanh", hidden_size=10**400),
+        "config.json: int too large"),
     "no tensors": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
     "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), "truncated or damaged"),
     "truncated": (_truncate, "truncated or damaged"),

@@ -42,6 +42,7 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
 }
 
+_MAX_LAYERS = 10_000
 # Keys of checkpoints that others have quantised: transformers', an older one of compressed-tensors,
 # and that of MLX.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -103,6 +104,9 @@ def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
             raise ValueError(f"config lacks the key {key!r}")
         if not isinstance(raw[key], int):
             raise ValueError(f"expected {key} to be a whole number, got {raw[key]!r}")
+    # Families list their layers one by one: a damaged number would take hours, or all memory.
+    if (count := raw["num_hidden_layers"]) > _MAX_LAYERS:
+        raise ValueError(f"expected num_hidden_layers to be at most {_MAX_LAYERS}, got {count}")
 
 
 def _derived(fields: dict[str, Any]) -> dict[str, Any]:
