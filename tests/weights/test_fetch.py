@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import http.server
 import importlib.util
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -223,6 +225,24 @@ def test_another_file_on_the_hub_is_passed_over(hub):
         assert path != hub
         assert path.read_bytes() == _WHOLE
         path.unlink()
+
+
+def test_a_download_that_fails_is_told(index, monkeypatch):
+    """Guards against a gigabyte from packages onto the disk that the hub's download has filled."""
+
+    def download(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = types.SimpleNamespace(etag=_MODEL.sha256)
+    model = dataclasses.replace(_MODEL, hub=("organisation/tiny", "a.gguf"))
+    monkeypatch.setitem(MODELS, "tiny", model)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: found)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError, match=r"tiny could not be fetched from the hub: No space left"):
+        fetch("tiny")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert fetch("tiny").read_bytes() == _WHOLE
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):
