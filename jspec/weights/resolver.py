@@ -212,10 +212,10 @@ def find_model(spec: str) -> pathlib.Path | None:
     if spec.startswith(_RANDOM):
         _parse_random(spec)
         return None
-    if spec in MODELS:
-        return fetch(spec)
     if spec and path.is_dir():
         return path
+    if spec in MODELS:
+        return fetch(spec)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{path}: cannot be read: No such file or directory")
