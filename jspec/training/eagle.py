@@ -137,7 +137,7 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
     # The head has no scale of its own.
     head["head"] = scaled(head["head"], target.config.logits_scale)
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
-    # Biases and norms that a head does not have stay behind.
+    # Biases and norms that a head does not have are left out.
     return {"fc": fc, "head": cast(_like(params["head"], head), jnp.float32)}
 
 
