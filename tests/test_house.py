@@ -26,11 +26,11 @@ ROOMS = {
     "models": 1_760,
     "sampling": 630,
     "weights": 3_000,
-    "speculation": 1_780,
-    "drafters": 4_850,
+    "speculation": 1_800,
+    "drafters": 4_870,
     "generation": 2_950,
     "training": 2_220,
-    "evaluation": 7_570,
+    "evaluation": 7_590,
 }
 MAX_LINES = 30_600
 MAX_REPORT_LINES = 1_600
