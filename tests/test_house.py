@@ -29,10 +29,10 @@ ROOMS = {
     "speculation": 1_810,
     "drafters": 4_870,
     "generation": 2_950,
-    "training": 2_290,
+    "training": 2_300,
     "evaluation": 7_600,
 }
-MAX_LINES = 30_600
+MAX_LINES = 30_900
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

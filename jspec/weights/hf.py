@@ -126,7 +126,7 @@ def save_hf(
     """Writes a Hugging Face folder of floats, each in its own dtype; see `new_model_folder`."""
     import huggingface_hub
 
-    leaves = flatten_dict(params)
+    leaves: dict[tuple[str, ...], Any] = flatten_dict(params)
     table = parameter_table(config)
     owners = {part.name: entry for entry in table for part in entry.parts}
     with new_model_folder(folder, config, params, tokenizer) as partial:
