@@ -93,6 +93,7 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
     if strangers := sorted(f"{architecture}.{key}" for key in own.keys() - _IGNORED):
         raise ValueError(f"unknown keys {', '.join(strangers)}")
     raw.setdefault("rope_theta", 10_000.0)
+    raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
     raw |= form.complete(raw) | _from_tensors(file, family.keys)
     raw |= {"model_type": family.model_type} | ({"rope_scaling": scaling} if scaling else {})
     raw["bos_token_id"] = file.metadata.get("tokenizer.ggml.bos_token_id")
