@@ -3,8 +3,8 @@
     python -m jspec.experiment --config=configs/coder_pair.py --workdir=runs/coder_pair
     python -m jspec.report runs/coder_pair
 
-The first run fetches both models, 1.6 GB. Other prompts: --config.prompts_file=HumanEval.jsonl. A run
-that was stopped goes on where it was. Another pair of files:
+The first run fetches both models, 1.6 GB. Other prompts: --config.prompts_file=HumanEval.jsonl. A
+run that was stopped goes on where it was. Another pair of files:
 --config=configs/coder_pair.py:target.gguf,draft.gguf.
 """
 

@@ -11,6 +11,7 @@ survives ends the program with status 1: a test is missing. It takes half an hou
 """
 
 import functools
+import hashlib
 import os
 import pathlib
 import re
@@ -36,11 +37,12 @@ _LIST = _ROOT / "tests" / "mistakes.toml"
 _PARTS = ("jspec", "tests", "configs", "scripts", "benchmarks", "pyproject.toml", "README.md")
 # A mistake's tests may take this many seconds, and this many times those without the mistake.
 _LEAST_LIMIT, _SLACK = 60, 4
+_TIME_LIMIT = "time limit"
 
 _ONLY = flags.DEFINE_string("only", "", "Only mistakes in files whose path contains this text.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the results to this file.")
 _RESUME = flags.DEFINE_bool(
-    "resume", False, "Keep what --output says was noticed, of mistakes that stand there as now."
+    "resume", False, "Keep what --output says was noticed, of code and tests that are as they were."
 )
 
 
@@ -129,7 +131,7 @@ def notice(mistake: dict[str, str], copy: pathlib.Path, limit: float) -> str | N
     try:
         done = run_tests(tests_of(mistake), copy, limit=limit)
     except subprocess.TimeoutExpired:
-        return "time limit"
+        return _TIME_LIMIT
     finally:
         path.write_text(right)
     if done.returncode == 0:
@@ -143,8 +145,20 @@ def notice(mistake: dict[str, str], copy: pathlib.Path, limit: float) -> str | N
     return failed[1]
 
 
-def read_results(path: str, mistakes: Sequence[dict[str, str]]) -> list[dict[str, Any]]:
-    """Returns what was noticed in an earlier run, of mistakes that are still the same.
+def digest_of(mistake: dict[str, str], root: pathlib.Path) -> str:
+    """Returns a digest of a mistake's file and of its tests."""
+    digest = hashlib.sha256((root / mistake["file"]).read_bytes())
+    for test in tests_of(mistake):
+        path = root / test.split("::")[0]
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def read_results(
+    path: str, mistakes: Sequence[dict[str, str]], root: pathlib.Path
+) -> list[dict[str, Any]]:
+    """Returns what was noticed in an earlier run, of mistakes, files and tests still the same.
 
     Raises:
       InputError: the file is none that this program writes.
@@ -154,7 +168,18 @@ def read_results(path: str, mistakes: Sequence[dict[str, str]]) -> list[dict[str
         raise InputError(f"{path}: expected results of a mutation run")
     noticed = [each for each in results if each["noticed_by"] is not None]
     keys = mistakes[0].keys()
-    return [each for each in noticed if {key: each.get(key) for key in keys} in mistakes]
+    same = [each for each in noticed if {key: each.get(key) for key in keys} in mistakes]
+    return [each for each in same if each.get("digest") == digest_of(each, root)]
+
+
+def summary(results: Sequence[dict[str, Any]]) -> str:
+    """Returns how many mistakes were noticed, and how many of them only by the time they took."""
+    noticed = [each for each in results if each["noticed_by"] is not None]
+    num_late = sum(each["noticed_by"] == _TIME_LIMIT for each in noticed)
+    return (
+        f"{len(noticed)} of {len(results)} mistakes were noticed, {num_late} of them by the time "
+        "limit alone"
+    )
 
 
 def run(mistakes: Sequence[dict[str, str]]) -> Iterator[dict[str, Any]]:
@@ -169,7 +194,8 @@ def run(mistakes: Sequence[dict[str, str]]) -> Iterator[dict[str, Any]]:
             taken, noticed_by = timed(functools.partial(notice, mistake, copy, limit))
             print(f"{taken:6.1f} s  {mistake['file']}: {mistake['becomes']}  "
                   f"{noticed_by or 'SURVIVED'}", flush=True)  # fmt: skip
-            yield mistake | {"noticed_by": noticed_by, "seconds": round(taken, 1)}
+            digest = digest_of(mistake, copy)
+            yield mistake | {"noticed_by": noticed_by, "seconds": round(taken, 1), "digest": digest}
 
 
 def main() -> None:
@@ -182,15 +208,14 @@ def main() -> None:
     if _RESUME.value and output is None:
         raise InputError("--resume expects --output, the file of the earlier results")
     recorder = Recorder(output, {"only": _ONLY.value}, str(_LIST))
-    results = read_results(output, listed) if output and _RESUME.value else []
+    results = read_results(output, listed, _ROOT) if output and _RESUME.value else []
     is_old = [{key: each[key] for key in listed[0]} for each in results]
     left = [each for each in mistakes if each not in is_old]
     for result in run(left) if left else ():
         results.append(result)
         recorder.save({"mistakes": results}, is_complete=len(results) == len(listed))
-    num_noticed = sum(each["noticed_by"] is not None for each in results)
-    print(f"{num_noticed} of {len(results)} mistakes were noticed")
-    if num_noticed < len(results):
+    print(summary(results))
+    if any(each["noticed_by"] is None for each in results):
         sys.exit(1)
 
 

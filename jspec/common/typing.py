@@ -53,7 +53,7 @@ class ApplyFn(Protocol):
 
         Args:
           params: the model's parameters.
-          tokens: the block.
+          tokens: the block. Embeddings are as the table has them, before any scale of the config.
           cache: a KVCache with the tokens before. The block is written after its committed slots.
           positions: position of each token; None for a chain, which follows `cache.length`.
           block_mask: which slots of the block each token sees; None for a chain. With u > t the

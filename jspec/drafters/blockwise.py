@@ -27,7 +27,7 @@ from jspec.drafters.heads.blockwise_heads import (
 from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, HeadOptions
 from jspec.models import DecoderConfig
-from jspec.models.layers import head_kernel, linear
+from jspec.models.layers import finish_logits, head_kernel, linear
 from jspec.sampling.distribution import best_token
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.types import Proposal
@@ -86,7 +86,8 @@ class BlockwiseDrafter(ReadingLastOutput, ChainDrafter):
 
         def later(asking: _Asking, token: RowTokens) -> tuple[Array, _Asking]:
             # Only the head whose turn it is goes through the projection, the expensive part.
-            logits = linear(jax.lax.switch(asking.index, places, asking.inner), head)
+            outputs = jax.lax.switch(asking.index, places, asking.inner)
+            logits = finish_logits(self.target, linear(outputs, head))
             return logits[:, 0, : self.vocab_size], asking.replace(index=asking.index + 1)
 
         # The loop's state needs the shape of the inner layer before it has run.

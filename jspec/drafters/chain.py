@@ -96,7 +96,8 @@ class ChainDrafter:
     def kinds(self) -> tuple[Kind, ...]:
         """One: the drafts of a chain are all alike."""
         is_certain = self.kind.is_certain and not self.may_be_silent
-        return (self.kind._replace(most=self.num_draft_tokens, is_certain=is_certain),)
+        kind = self.kind._replace(most=self.num_draft_tokens, is_certain=is_certain)
+        return (kind._replace(costs_when_silent=self.may_be_silent),)
 
     @property
     def may_be_silent(self) -> bool:

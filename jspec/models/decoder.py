@@ -14,7 +14,15 @@ from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
 from jspec.models.experts import Experts
-from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear, look_up, softcap
+from jspec.models.layers import (
+    FeedForward,
+    RMSNorm,
+    finish_logits,
+    kernel_param,
+    linear,
+    look_up,
+    scaled,
+)
 from jspec.models.rope import rope_cos_sin
 
 
@@ -44,7 +52,9 @@ class Decoder(nn.Module):
         embedding = kernel_param(self, "embedding", (cfg.vocab_size, cfg.embed_dim))
         x = tokens
         if jnp.issubdtype(tokens.dtype, jnp.integer):
-            x = _scaled(look_up(embedding, tokens), cfg.embedding_scale)
+            x = look_up(embedding, tokens)
+        if first_layer == 0:  # embeddings, looked up here or by the caller
+            x = scaled(x, cfg.embedding_scale)
         # The residual stream is float32. It is small, and rounding it would make the answers of a
         # bfloat16 model depend on how many tokens a call takes.
         x = x.astype(jnp.float32)
@@ -81,14 +91,7 @@ class Decoder(nn.Module):
         head = embedding
         if not cfg.tie_embeddings:
             head = kernel_param(self, "head", (cfg.head_size or cfg.vocab_size, cfg.embed_dim))
-        # Both keep the order of the logits, but not their distribution.
-        logits = _scaled(linear(x, head), cfg.logits_scale)
-        return softcap(logits, cfg.logits_softcap), hidden, cache
-
-
-def _scaled(values: Float[Array, "..."], scale: float) -> Float32[Array, "..."]:
-    """Returns values · scale; those of most models are 1, and cost nothing."""
-    return values if scale == 1.0 else values.astype(jnp.float32) * scale
+        return finish_logits(cfg, linear(x, head)), hidden, cache
 
 
 class Block(nn.Module):
@@ -118,7 +121,7 @@ class Block(nn.Module):
         return self._add(x, "mlp_post_norm", mlp(self._norm("mlp_norm", x, "pre"))), cache
 
     def _add(self, x: Array, norm: str, outputs: Array) -> Array:
-        return x + _scaled(self._norm(norm, outputs, "post"), self.config.residual_scale)
+        return x + scaled(self._norm(norm, outputs, "post"), self.config.residual_scale)
 
     def _norm(self, name: str, values: Array, place: str) -> Array:
         if self.config.norms not in (place, "both"):

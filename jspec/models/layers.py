@@ -102,6 +102,17 @@ def softcap(values: Float32[Array, "..."], cap: float | None) -> Float32[Array, 
     return values if cap is None else cap * jnp.tanh(values / cap)
 
 
+def scaled(values: Float[Array, "..."], scale: float) -> Float32[Array, "..."]:
+    """Returns values · scale; those of most models are 1, and cost nothing."""
+    return values if scale == 1.0 else values.astype(jnp.float32) * scale
+
+
+def finish_logits(config: DecoderConfig, logits: Float32[Array, "..."]) -> Float32[Array, "..."]:
+    """Returns what the head's product becomes: scaled and capped, where a model does that."""
+    # Both keep the order of the logits, but not their distribution.
+    return softcap(scaled(logits, config.logits_scale), config.logits_softcap)
+
+
 def head_kernel(config: DecoderConfig, params: Params) -> Kernel:
     """Returns a model's head, [v d]; where the two are tied, that is its embedding."""
     return params["embedding" if config.tie_embeddings else "head"]

@@ -50,6 +50,7 @@ class Kind(NamedTuple):
       later: likewise for a later draft once those before it are accepted.
       most: the most drafts that such a proposal can have.
       is_certain: whether the drafter makes such a proposal in every round in which it is asked.
+      costs_when_silent: whether the drafter runs a model before it proposes nothing.
     """
 
     drafter: str
@@ -57,6 +58,7 @@ class Kind(NamedTuple):
     later: float
     most: int = 2**31 - 1
     is_certain: bool = False
+    costs_when_silent: bool = False
 
 
 def drafters_of(kinds: Sequence[Kind]) -> list[str]:
@@ -131,6 +133,35 @@ class Control(struct.PyTreeNode):
     def charge(self, kind: RowCounts, lag: RowCounts) -> Self:
         """Returns the control after the drafters of the kinds have read `lag` tokens, [b]."""
         return self.replace(owed=self.owed + self._charged(kind, lag))
+
+    def after_silence(
+        self, kind: RowCounts, num_proposed: RowCounts, wanted: LagFn, lag: LagFn
+    ) -> Self:
+        """Returns the control after models that were asked, and were too unsure to propose.
+
+        Each is charged a round of the fewest drafts, and one refused draft counts against it.
+
+        Args:
+          kind: of the round's proposal; a drafter of a later kind has it only if the earlier ones
+            were silent.
+          num_proposed: drafts of the proposal, [b].
+          wanted: from kinds [b] to the drafts that were asked of their drafters.
+          lag: see `choose`.
+        """
+        control = self
+        for index, each in enumerate(self.kinds):
+            if not each.costs_when_silent or len(self.numbers) == 1:
+                continue
+            own = jnp.full_like(kind, index)
+            is_silent = (wanted(own) > 0) & ((num_proposed == 0) | (kind > index))
+            costs = self.costs[:, drafters_of(self.kinds).index(each.drafter)]
+            spent = costs[:, 1] - costs[:, 0] + self._charged(own, lag(own))
+            refused = is_silent.astype(jnp.float32)
+            control = control.replace(
+                owed=control.owed + jnp.where(is_silent, spent, 0.0),
+                tried=control.tried.at[:, index, 0].add(refused),
+            )
+        return control
 
     def update(
         self,

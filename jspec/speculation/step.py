@@ -88,7 +88,13 @@ def propose(
         kind = _kinds(proposal)
         read = lag_of(drafter, state.draft, kind)
         read = jnp.where(proposal.num_tokens > 0, read, 0)
-        state = state.replace(control=state.control.charge(kind, read))
+        control = state.control.charge(kind, read).after_silence(
+            kind,
+            proposal.num_tokens,
+            functools.partial(_wanted, state, drafter),
+            functools.partial(lag_of, drafter, state.draft),
+        )
+        state = state.replace(control=control)
     state = state.replace(draft=draft)
     if proposal.prefix is not None:
         # From here on the state alone carries the cache, with the first layers' slots written.

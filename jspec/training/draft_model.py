@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool
 from jspec.common.errors import InputError, check_among, check_range
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig, init_params
+from jspec.models.families.hf_config import from_hf_config, to_hf_config
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.model_loss import LOSSES, boosted_loss, chain_metrics, compare, lazy_logits
 from jspec.training.packing import Rows, compute_by_text, take_by_text
@@ -148,7 +149,8 @@ def draft_config(training: DraftModelTraining, target: DecoderConfig) -> Decoder
     """Returns the shape of a draft model: the target's, where the run does not say otherwise.
 
     Raises:
-      InputError: layers or embeddings of the target that do not fit it.
+      InputError: layers or embeddings of the target that do not fit it, or a config.json that
+        cannot hold it.
     """
     sizes = {name: getattr(training, name) or getattr(target, name) for name in _SIZES}
     is_like_target = all(size == getattr(target, name) for name, size in sizes.items())
@@ -167,9 +169,11 @@ def draft_config(training: DraftModelTraining, target: DecoderConfig) -> Decoder
             f"embed_dim {training.embed_dim}"
         )
     head_dim = target.head_dim if is_like_target else sizes["embed_dim"] // sizes["num_heads"]
+    # Of noise nothing is of the target's family, whose files may not hold these sizes.
+    shape = _chosen_layers(target, layers) if layers else target.as_llama()
     try:
-        return dataclasses.replace(
-            target,
+        config = dataclasses.replace(
+            shape,
             **sizes,
             num_layers=number or len(layers),
             head_dim=head_dim,
@@ -178,8 +182,34 @@ def draft_config(training: DraftModelTraining, target: DecoderConfig) -> Decoder
             out_bias=target.out_bias and bool(layers),
             mlp_bias=target.mlp_bias and bool(layers),
         )
+        read_back = from_hf_config(to_hf_config(config))
     except ValueError as error:
         raise InputError(f"no draft model of that shape: {error}") from None
+    if read_back != config:
+        changed = [
+            name for name, value in vars(config).items() if getattr(read_back, name) != value
+        ]
+        raise InputError(
+            f"no draft model of that shape: a {config.family} checkpoint cannot say its "
+            + ", ".join(changed)
+        )
+    return config
+
+
+def _chosen_layers(target: DecoderConfig, layers: Sequence[int]) -> DecoderConfig:
+    """Returns the target's config with the numbers that some of its layers get in a draft."""
+
+    def number(chosen: Sequence[int]) -> tuple[int, ...]:
+        return tuple(index for index, layer in enumerate(layers) if layer in chosen)
+
+    windowed = number(target.windowed_layers)
+    return dataclasses.replace(
+        target,
+        window=target.window if windowed else None,
+        windowed_layers=windowed,
+        unrotated_layers=number(target.unrotated_layers),
+        dense_layers=number(target.dense_layers),
+    )
 
 
 def _first_params(

@@ -15,7 +15,7 @@ from jspec.drafters.heads.eagle_checkpoint import LoadedHead, load_eagle, save_e
 from jspec.drafters.heads.eagle_module import EagleConfig, default_feature_layers, init_eagle_params
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models import DecoderConfig
-from jspec.models.layers import head_kernel, linear, look_up
+from jspec.models.layers import head_kernel, linear, look_up, scaled
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.eagle_unroll import unroll
 from jspec.training.heads import Heads, StepLogits, make_heads_trainee
@@ -110,9 +110,18 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
     """Returns initial parameters: the last feature passes through a late layer of the target.
 
     The layer's weights for the embeddings begin as noise; the target's head reads its output.
+
+    Raises:
+      InputError: no head can begin as that layer.
     """
     params, theirs = init_eagle_params(config, jax.random.key(seed)), target.params
-    layer = theirs[f"layers_{max(target.config.num_layers - _FROM_THE_END, 0)}"]
+    number = max(target.config.num_layers - _FROM_THE_END, 0)
+    if target.config.is_sparse(number) or target.config.norms == "post":
+        found = "experts" if target.config.is_sparse(number) else "no norms before its halves"
+        raise InputError(
+            f"{target.name}: an EAGLE head begins as the target's layer {number}, which has {found}"
+        )
+    layer = theirs[f"layers_{number}"]
     width = config.layer.embed_dim
     noise = params["head"]["attention"]["qkv"][..., :width]
     qkv = jnp.concatenate([noise, layer["attention"]["qkv"].astype(jnp.float32)], axis=-1)
@@ -125,8 +134,18 @@ def _first_params(target: LoadedModel, config: EagleConfig, ids: np.ndarray, see
         "mlp": layer["mlp"],
         "mlp_norm": layer["mlp_norm"],
     }
+    # The head has no scale of its own.
+    head["head"] = scaled(head["head"], target.config.logits_scale)
     fc = jnp.zeros_like(params["fc"]).at[:, -width:].set(jnp.eye(width))
-    return {"fc": fc, "head": cast(head, jnp.float32)}
+    # Biases and norms that a head does not have are left out.
+    return {"fc": fc, "head": cast(_like(params["head"], head), jnp.float32)}
+
+
+def _like(wanted: Params, params: Params) -> Params:
+    """Returns those parameters that have a counterpart in another tree."""
+    if not isinstance(wanted, dict):
+        return params
+    return {name: _like(leaf, params[name]) for name, leaf in wanted.items()}
 
 
 def _go_on(first: Params, earlier: LoadedHead, ids: np.ndarray) -> Params:

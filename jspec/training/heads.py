@@ -23,7 +23,7 @@ from jspec.drafters.heads.blockwise_heads import (
     place_output,
     save_blockwise,
 )
-from jspec.models.layers import head_kernel, linear
+from jspec.models.layers import finish_logits, head_kernel, linear
 from jspec.training.chain_loss import chain_loss, target_steps
 from jspec.training.config import Trainee, TrainingConfig, cast
 from jspec.training.packing import Rows
@@ -111,7 +111,12 @@ class BlockwiseTraining(TrainingConfig):
 
         def logits(params: Params, frozen: Params, states: TargetStates, rows: Rows) -> StepLogits:
             inner, head = inner_layer(params, states.hidden), head_kernel(shape, frozen)
-            return lambda index: linear(place_output(params, index, inner, states.hidden), head)
+
+            def head_logits(index: int) -> Float32[Array, "b t u"]:
+                outputs = place_output(params, index, inner, states.hidden)
+                return finish_logits(shape, linear(outputs, head))
+
+            return head_logits
 
         def save(params: Params, folder: pathlib.Path) -> None:
             save_blockwise(folder, config, cast(params, jnp.bfloat16), shape)

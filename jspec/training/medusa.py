@@ -129,7 +129,7 @@ class MedusaTraining(TrainingConfig):
             states = target_states(shape, trained, rows, heads.ids, (shape.num_layers,))
             value, metrics = heads.loss(params[_HEADS], trained, states, rows)
             before = lazy_logits(shape, original, rows, dtype)
-            after = LazyLogits(states.hidden, head_kernel(shape, trained))
+            after = LazyLogits(states.hidden, head_kernel(shape, trained), shape)
             found = compare(after, before, jnp.asarray(rows.tokens), {"kl": 1.0}, vocab_size)
             distance = masked_mean(found.loss, rows.is_scored(1))
             agreement = masked_mean(found.agreement, rows.is_scored(1))

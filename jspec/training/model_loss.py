@@ -21,7 +21,7 @@ from optax.losses import kl_divergence_with_log_targets, softmax_cross_entropy_w
 
 from jspec.common.typing import Logits, Params, Tokens
 from jspec.models import DecoderConfig
-from jspec.models.layers import Kernel, head_kernel, linear
+from jspec.models.layers import Kernel, finish_logits, head_kernel, linear
 from jspec.training.chain_loss import SCORE, masked_mean
 from jspec.training.packing import Rows, packed_hidden, shift_left
 
@@ -32,10 +32,15 @@ _CHUNK = 64  # positions of a row at a time
 
 
 class LazyLogits(NamedTuple):
-    """Logits before they are computed: normed last hidden states, and the head [v d]."""
+    """Logits before they are computed: normed last hidden states, the head [v d], whose it is."""
 
     hidden: Float32[Array, "b t d"]
     head: Kernel
+    config: DecoderConfig
+
+    def of(self, hidden: Float32[Array, "b t d"]) -> Logits:
+        """Returns the logits at some hidden states."""
+        return finish_logits(self.config, linear(hidden, self.head))
 
 
 class PositionMetrics(NamedTuple):
@@ -78,7 +83,8 @@ def lazy_logits(
     config: DecoderConfig, params: Params, rows: Rows, dtype: jax.typing.DTypeLike
 ) -> LazyLogits:
     """Returns a model's logits at every token; see `packed_hidden`."""
-    return LazyLogits(packed_hidden(config, params, rows, dtype), head_kernel(config, params))
+    hidden = packed_hidden(config, params, rows, dtype)
+    return LazyLogits(hidden, head_kernel(config, params), config)
 
 
 def compare(
@@ -93,12 +99,13 @@ def compare(
     `weights` are those of the losses by name; others do not count. There are `vocab_size` token
     ids; the heads' later rows are padding.
     """
-    target = jax.lax.stop_gradient(target)
+    fixed = jax.lax.stop_gradient((target.hidden, target.head))
+    target = LazyLogits(*fixed, target.config)
 
     def compare_chunk(chunk: tuple[Array, Array, Array]) -> PositionMetrics:
         draft_hidden, target_hidden, next_tokens = chunk
-        draft_logits = linear(draft_hidden, draft.head)[..., :vocab_size]
-        target_logits = linear(target_hidden, target.head)[..., :vocab_size]
+        draft_logits = draft.of(draft_hidden)[..., :vocab_size]
+        target_logits = target.of(target_hidden)[..., :vocab_size]
         agrees = jnp.argmax(draft_logits, axis=-1) == jnp.argmax(target_logits, axis=-1)
         losses = position_losses(draft_logits, target_logits, next_tokens)
         loss = sum((weight * losses[name] for name, weight in weights.items()), jnp.float32(0))

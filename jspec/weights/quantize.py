@@ -66,12 +66,17 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
     """Checks that a model can be quantised in this way; None means no quantisation.
 
     Raises:
-      InputError: an unknown kind, or kernel inputs that do not divide into the groups of int4.
+      InputError: an unknown kind, a model with experts, or kernel inputs that do not divide into
+        the groups of int4.
     """
+    if kind in (*KINDS, PACKED) and config.num_experts:
+        raise InputError(f"quantization {kind!r} expects a model without experts; use 'none'")
     if kind == PACKED:
         raise InputError("quantization 'packed' expects a .gguf file, whose weights are packed")
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
+    if kind is not None and config.num_experts:
+        raise InputError(f"expected float weights of a model with experts, got {kind}")
     for parameter in parameter_table(config):
         if _is_packed(parameter, kind) and _num_inputs(parameter) % GROUP:
             raise InputError(

@@ -15,9 +15,11 @@ from jspec.kernels import has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.weights import gguf_model, hf, orbax_checkpoint
 from jspec.weights.fetch import fetch
+from jspec.weights.gguf_config import read_gguf_config
+from jspec.weights.gguf_file import GgufFile
 from jspec.weights.gguf_tokenizer import build_tokenizer
 from jspec.weights.published import MODELS, SMOLLM2
-from jspec.weights.quantize import PACKED, holds_compact
+from jspec.weights.quantize import PACKED, check_kind, holds_compact
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
@@ -141,7 +143,8 @@ def load_model(
       dtype: bfloat16 or float32, of every parameter that is not quantised.
       quantization: "int8" or "int4" rounds every kernel to integers, which makes it another model
         (see `weights.quantize`); "packed" leaves a GGUF file's weights as they are; "none" makes
-        them floats. None is "packed" for a .gguf file where that is fast, else "none".
+        them floats. None is "packed" for a .gguf file where that is fast, else "none". A model
+        with experts is always floats.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.
@@ -149,10 +152,13 @@ def load_model(
     name = model_name(spec)
     path = find_model(name)
     check_device()
-    if quantization is None and path is not None and _stays_packed(name, path):
+    is_asked = quantization is not None
+    if not is_asked and path is not None and _stays_packed(name, path):
         quantization = PACKED
     quantization = None if quantization == "none" else quantization
     try:
+        if quantization == PACKED and path is not None and path.is_file():
+            quantization = _packed_unless_experts(path, is_asked)
         if path is None:
             config, params, tokenizer = _make_random(name, dtype, quantization)
         else:
@@ -175,6 +181,22 @@ def _stays_packed(name: str, path: pathlib.Path) -> bool:
     return path.suffix == ".gguf" and name != SMOLLM2 and has_fast_packed_products()
 
 
+def _packed_unless_experts(path: pathlib.Path, is_asked: bool) -> str | None:
+    """Returns "packed", or None where a GGUF file has experts, which are used as floats.
+
+    Raises:
+      InputError: packed weights of experts were asked for.
+    """
+    config, _ = read_gguf_config(GgufFile(path))
+    if not config.num_experts:
+        return PACKED
+    if is_asked:
+        check_kind(config, PACKED)
+    text = f"jspec: {path.name} has experts: its weights become floats, which take more memory"
+    print(text, file=sys.stderr, flush=True)
+    return None
+
+
 def find_model(spec: str) -> pathlib.Path | None:
     """Returns the folder or file of a model, without loading it; None for random weights.
 
@@ -190,10 +212,10 @@ def find_model(spec: str) -> pathlib.Path | None:
     if spec.startswith(_RANDOM):
         _parse_random(spec)
         return None
-    if spec in MODELS:
-        return fetch(spec)
     if spec and path.is_dir():
         return path
+    if spec in MODELS:
+        return fetch(spec)
     if path.suffix == ".gguf":
         if not path.is_file():
             raise InputError(f"{path}: cannot be read: No such file or directory")

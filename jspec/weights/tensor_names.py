@@ -115,7 +115,8 @@ def _linear(
     `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`. With
     `fused` they are one layer of that name.
     """
-    sizes = [np.empty(out, bool)[index].size for index in parts.values()]
+    # A view of one number: a damaged config may name a shape that fits into no memory.
+    sizes = [np.broadcast_to(False, out)[index].size for index in parts.values()]
     width, ends = math.prod(inputs), np.cumsum(sizes).tolist()
 
     def make(kind: str, *shape: int) -> list[Part]:

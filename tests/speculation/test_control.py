@@ -287,3 +287,19 @@ def test_a_found_draft_is_left_to_a_better_drafter():
     assert choose(far, as_rows(0, 1), lag).tolist() == [3, 7]
     forced = jnp.asarray([[1, -1, 3], [-1, 1, 3]], jnp.int32)
     assert choose(control.replace(forced=forced), as_rows(0, 1)).tolist() == [1, 1]
+
+
+def test_a_silent_model_is_asked_no_more():
+    """By hand: a first draft of the model costs 0.4 steps though nothing is proposed."""
+    kinds = (*KINDS[:2], KINDS[2]._replace(costs_when_silent=True))
+    control, none = make_control(2).replace(kinds=kinds), as_rows(0, 0)
+    assert choose(control, as_rows(2, 2)).tolist() == [1, 1]
+    asked = as_rows(1, 0)
+    for _ in range(5):
+        silent = control.after_silence(none, none, lambda _: asked, lambda _: none)
+        control = silent.update(none, none, none, jnp.ones(2, bool))
+    np.testing.assert_allclose(control.owed, [2.0, 0.0], atol=1e-6)
+    np.testing.assert_array_equal(control.tried[:, :2], 0)  # a lookup's silence is free
+    assert choose(control, as_rows(2, 2)).tolist() == [0, 1]
+    proposed = control.after_silence(as_rows(2, 2), as_rows(1, 1), lambda _: asked, lambda _: none)
+    np.testing.assert_array_equal(proposed.owed, control.owed)

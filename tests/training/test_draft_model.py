@@ -1,5 +1,7 @@
 """A small Llama learns to draft for a target that was itself trained on a grammar (seed 0)."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -156,6 +158,27 @@ def test_shapes_follow_the_target():
     assert (scratch.rope_theta, scratch.vocab_size, scratch.eos_ids) == (5e5, 128, (0,))
     layers = draft_config(DraftModelTraining(init_layers=(1,), embeddings="copied"), large)
     assert layers == DecoderConfig(**(large.__dict__ | {"num_layers": 1}))
+
+
+def test_chosen_layers_get_numbers_of_their_own():
+    """Those with a window, and those without rotary embeddings or experts."""
+    gemma = dataclasses.replace(
+        CONFIG, family="gemma2", num_layers=6, window=5, windowed_layers=(0, 2, 3), norms="both",
+        activation="gelu_tanh", embedding_scale=32**0.5, attention_scale=0.25, logits_softcap=9.0,
+    )  # fmt: skip
+    drafted = draft_config(DraftModelTraining(init_layers=(1, 3, 4)), gemma)
+    assert (drafted.window, drafted.windowed_layers) == (5, (1,))
+    full = draft_config(DraftModelTraining(init_layers=(1, 4)), gemma)
+    assert (full.window, full.windowed_layers) == (None, ())
+    scratch = draft_config(DraftModelTraining(**SMALL), gemma)
+    assert (scratch.family, scratch.embedding_scale, scratch.windowed_layers) == ("llama", 1.0, ())
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused():
+    """Before it is trained, not when it is read again."""
+    odd = dataclasses.replace(CONFIG, family="gemma2", embedding_scale=3.0)
+    with pytest.raises(InputError, match=r"a gemma2 checkpoint cannot say its .*embedding_scale"):
+        draft_config(DraftModelTraining(init_layers=(0,)), odd)
 
 
 def test_random_targets_teach_nothing():

@@ -18,7 +18,7 @@ from jspec.training.config import Recipe
 from jspec.training.eagle import EagleTraining
 from jspec.training.loop import train
 from jspec.training.texts import Text
-from tests.tiny_models import CONFIG
+from tests.tiny_models import CONFIG, make_model
 from tests.training.folders import read_metrics
 from tests.training.grammar import grammar_batches, grammar_target, grammar_texts
 
@@ -63,6 +63,32 @@ def test_a_head_begins_as_a_layer_of_the_target(freeze_head):
     largest = jax.tree.map(lambda leaf: float(jnp.abs(leaf).max()), gradient(trainee.params))
     assert (largest["head"].pop("head") == 0) == freeze_head
     assert min(jax.tree.leaves(largest)) > 0
+
+
+def target_like(**fields):
+    """Returns a tiny target of another kind."""
+    return make_model(dataclasses.replace(CONFIG, **fields))
+
+
+def test_a_head_keeps_only_what_it_can_hold():
+    """Of a layer with biases and norms that a head's layer has not."""
+    odd = target_like(qkv_bias=True, qk_norm="head", norms="both")
+    trainee = EagleTraining(vocab_size=4).make_trainee(odd, [Text((), (3, 1, 4, 5))])
+    names = {"embedding_norm", "feature_norm", "attention", "mlp_norm", "mlp", "final_norm", "head"}
+    assert trainee.params["head"].keys() == names
+    assert trainee.params["head"]["attention"].keys() == {"qkv", "out"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [({"norms": "post", "family": "olmo2"}, "layer 0, which has no norms before its halves"),
+     ({"num_experts": 3, "num_experts_per_token": 1, "expert_dim": 8, "family": "mixtral"},
+      "layer 0, which has experts")],
+)  # fmt: skip
+def test_layers_that_no_head_can_begin_as_are_refused(fields, message):
+    """In one line."""
+    with pytest.raises(InputError, match=message):
+        EagleTraining(vocab_size=4).make_trainee(target_like(**fields), [Text((), (3, 1, 4, 5))])
 
 
 def test_a_head_proposes_the_most_frequent_tokens():

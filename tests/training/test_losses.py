@@ -1,19 +1,27 @@
 """What drafts are trained for: values by hand, and how far chains get."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.models import make_apply
 from jspec.training.model_loss import (
     LOSSES,
     LazyLogits,
     PositionMetrics,
     chain_metrics,
     compare,
+    lazy_logits,
     overlap,
     position_losses,
 )
+from jspec.training.packing import pack
+from jspec.training.target_states import target_states
+from jspec.training.texts import Text
+from tests import tiny
 
 TARGET = [0.5, 0.25, 0.25]
 DRAFT = [0.25, 0.5, 0.25]
@@ -81,7 +89,11 @@ def test_places_are_compared_a_few_at_a_time():
 
     def in_parts(draft_head):
         found = compare(
-            LazyLogits(drafts, draft_head), LazyLogits(targets, head), tokens, {"kl": 2.0}, 7
+            LazyLogits(drafts, draft_head, tiny.CONFIG),
+            LazyLogits(targets, head, tiny.CONFIG),
+            tokens,
+            {"kl": 2.0},
+            7,
         )
         return jnp.sum(found.loss), found
 
@@ -99,3 +111,16 @@ def test_places_are_compared_a_few_at_a_time():
     np.testing.assert_allclose(found.acceptance, acceptance, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(grads, wanted_grads, rtol=1e-4, atol=1e-4)
     assert not np.asarray(grads)[7:].any()
+
+
+def test_what_teaches_is_what_the_target_says():
+    """With its scale and cap, at every token of a text."""
+    config = dataclasses.replace(tiny.CONFIG, logits_scale=0.4, logits_softcap=5.0)
+    params = tiny.random_params(config, seed=0, std=0.4)
+    text, ids = (3, 1, 4, 1, 5, 9, 2, 6), np.arange(config.vocab_size)
+    rows = pack([Text((), text)], len(text))
+    wanted = make_apply(config)(params, jnp.asarray([text]), tiny.empty_cache(1, len(text)))[0]
+    states = target_states(config, params, rows, ids, (config.num_layers,))
+    np.testing.assert_allclose(states.logits, wanted, atol=1e-4)
+    lazy = lazy_logits(config, params, rows, jnp.float32)
+    np.testing.assert_allclose(lazy.of(lazy.hidden), wanted, atol=1e-4)

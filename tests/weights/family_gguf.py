@@ -31,8 +31,8 @@ _FIELDS = {
 _ADDERS = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
 
 
-def write_family(path, folder):
-    """Writes the Hugging Face model of a folder as a GGUF file in float32."""
+def write_family(path, folder, kind=None):
+    """Writes a Hugging Face folder as a GGUF file, in float32 or with matrices of that kind."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, architecture)
@@ -43,7 +43,11 @@ def write_family(path, folder):
     writer.add_uint32("tokenizer.ggml.bos_token_id", 1)
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     for name, tensor in _own_tensors(config, architecture, tensors).items():
-        writer.add_tensor(name, np.ascontiguousarray(tensor))
+        tensor = np.ascontiguousarray(tensor)
+        if kind is None or tensor.ndim == 1 or "ffn_gate_inp" in name:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

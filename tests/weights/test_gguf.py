@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+import tracemalloc
 
 import gguf
 import jax.numpy as jnp
@@ -193,13 +194,19 @@ def test_other_files_and_versions_are_refused(tmp_path):
     [
         ({"llama.block_count": 2**31}, "block_count to be at most 1024, got 2147483648"),
         ({"llama.expert_count": 2**31}, "expert_count to be at most 1024"),
+        ({"llama.feed_forward_length": 2**32 - 1}, "expected shape"),
         ({"llama.odd\nkey": 1}, r"expected a name, got 'llama\.odd\\nkey'"),
     ],
 )
 def test_damaged_numbers_and_names_are_refused_at_once(tmp_path, metadata, message):
     """Guards against hours spent on billions of layers, and a message of two lines."""
+    path = _write(tmp_path / "m.gguf", metadata=metadata)
+    tracemalloc.start()
     with pytest.raises(InputError, match=message) as error:
-        _load(_write(tmp_path / "m.gguf", metadata=metadata))
+        _load(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
     assert "\n" not in str(error.value)
 
 

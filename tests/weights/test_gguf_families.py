@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
+from jspec.kernels import PackedKernel
 from jspec.models import init_cache, make_apply
 from jspec.models.families import FAMILIES as KNOWN
 from jspec.weights.gguf_model import load_gguf
@@ -161,3 +162,31 @@ def test_what_cannot_be_honoured_is_named(name, changes, message, tmp_path):
     with pytest.raises(InputError, match=message) as error:
         load_gguf(_rewritten(tmp_path / "m.gguf", **changes), "float32")
     assert "\n" not in str(error.value)
+
+
+_EXPERTS_STAY = "expected float weights of a model with experts, got int8"
+
+
+def test_experts_are_not_rounded(tmp_path):
+    """Guards against a model said to be int8 whose experts, most of it, are floats."""
+    make_checkpoint("mixtral", tmp_path)
+    with pytest.raises(InputError, match=_EXPERTS_STAY):
+        load_hf(tmp_path, "float32", "int8")
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3 moe", "phi3", "gemma3", "smollm3"])
+def test_packed_weights_of_a_family(name, tmp_path, monkeypatch):
+    """Guards against fused tensors and experts that are packed as if they were one matrix."""
+    kind, fields = FAMILIES[name]
+    wide = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+    if name == "qwen3 moe":
+        wide |= {"moe_intermediate_size": 32, "mlp_only_layers": []}
+    monkeypatch.setitem(FAMILIES, name, (kind, fields | wide))
+    make_checkpoint(name, tmp_path)
+    write_family(tmp_path / "m.gguf", tmp_path, gguf.GGMLQuantizationType.Q8_0)
+    tokens = np.arange(3, 12)[None]
+    config, params, _ = load_gguf(tmp_path / "m.gguf", "float32")
+    expected = _logits(config, params, tokens)
+    config, params, _ = load_gguf(tmp_path / "m.gguf", "float32", "packed")
+    assert isinstance(params["layers_0"]["attention"]["out"], PackedKernel)
+    np.testing.assert_allclose(_logits(config, params, tokens), expected, atol=1e-4)

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+import types
 
 import gguf
 import jax
@@ -15,7 +16,7 @@ from jspec.common.errors import InputError
 from jspec.common.memory import tree_bytes
 from jspec.kernels import JoinedKernel, PackedKernel, library
 from jspec.models import init_cache, make_apply
-from jspec.weights import load_model
+from jspec.weights import load_model, resolver
 from jspec.weights.gguf_model import load_gguf
 from tests.weights.toys import GGUF_CONFIG, random_tensors, write_gguf
 
@@ -149,6 +150,19 @@ def test_gguf_files_stay_packed_unless_floats_are_asked_for(tmp_path, monkeypatc
         assert load_model(path).quantization == ("packed" if fast else None)
         assert load_model(path, quantization="packed").quantization == "packed"
         assert load_model(path, quantization="none").quantization is None
+
+
+def test_a_file_of_experts_becomes_floats(tmp_path, monkeypatch, capsys):
+    """Guards against a model that is said to be packed, most of whose weights are floats."""
+    path = _write(tmp_path / "m.gguf", {"": _KINDS.Q8_0})
+    sparse = types.SimpleNamespace(num_experts=4)
+    monkeypatch.setattr(resolver, "build_tokenizer", lambda file: _Ends())
+    monkeypatch.setattr(resolver, "has_fast_packed_products", lambda: True)
+    monkeypatch.setattr(resolver, "read_gguf_config", lambda file: (sparse, None))
+    assert load_model(path).quantization is None
+    assert "m.gguf has experts: its weights become floats" in capsys.readouterr().err
+    with pytest.raises(InputError, match="'packed' expects a model without experts"):
+        load_model(path, quantization="packed")
 
 
 class _Ends:

@@ -14,7 +14,7 @@ from jspec.models import PRESETS, QuantizedKernel
 from jspec.weights.gguf_model import load_gguf
 from jspec.weights.hf import load_hf, save_hf
 from jspec.weights.orbax_checkpoint import load_orbax, save_orbax
-from jspec.weights.quantize import KINDS, dequantize, quantize
+from jspec.weights.quantize import KINDS, check_kind, dequantize, quantize
 from jspec.weights.random_weights import random_params
 from jspec.weights.tensor_names import parameter_table
 from tests.tiny_models import CONFIG as TINY
@@ -37,6 +37,16 @@ def _random_kernel(shape, num_inputs, seed=0):
     weights *= np.exp(rng.normal(size=(len(weights), 1)))
     weights[:, : num_inputs // 2] *= 0.3
     return jnp.asarray(weights.reshape(shape), jnp.float32)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "packed"])
+def test_experts_stay_floats(kind):
+    """Guards against a model called int8 most of whose weights are floats."""
+    sparse = {"num_experts": 2, "num_experts_per_token": 1, "expert_dim": 8}
+    config = dataclasses.replace(TINY, family="mixtral", **sparse)
+    check_kind(config, None)
+    with pytest.raises(InputError, match=f"'{kind}' expects a model without experts"):
+        check_kind(config, kind)
 
 
 def test_an_int8_weight_is_at_most_half_a_step_off():

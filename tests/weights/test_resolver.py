@@ -14,9 +14,10 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.models import config as config_module
-from jspec.weights import Tokenizer, load_model
+from jspec.weights import Tokenizer, load_model, resolver
 from jspec.weights.hf import save_hf
 from jspec.weights.orbax_checkpoint import save_orbax
+from jspec.weights.published import MODELS
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.weights.tokenizers.test_tokenizer import make_tokenizer
@@ -171,6 +172,15 @@ def test_hub_failures_say_what_to_do(monkeypatch, kind, message):
         load_model("organisation/model")
     assert len(str(found.value)) < 190
     assert "\n" not in str(found.value)
+
+
+def test_a_folder_comes_before_a_published_name(tmp_path, monkeypatch):
+    """Guards against another model than the one in the folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(resolver, "fetch", lambda name: pytest.fail("fetched"))
+    name = next(iter(MODELS))
+    (tmp_path / name).mkdir()
+    assert resolver.find_model(name) == pathlib.Path(name)
 
 
 def test_folder_without_tokenizer_is_refused(tmp_path, params):

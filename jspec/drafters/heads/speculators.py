@@ -24,7 +24,9 @@ import numpy as np
 from jspec.common.errors import InputError
 from jspec.common.json_lines import read_json
 from jspec.drafters.heads.folder import read_stored, write_head
+from jspec.models.families import find_family
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
+from jspec.models.families.llama import LLAMA
 from jspec.weights.safetensors_file import FloatTensors
 
 _FILE = "model.safetensors"
@@ -43,7 +45,8 @@ def save_speculators(
     Args:
       source: in the layout of `eagle_checkpoint`.
       output: the new folder.
-      target: the name or folder by which vLLM finds the target.
+      target: the name or folder by which vLLM finds the target. One that is not on this machine
+        is taken for a Llama.
       num_draft_tokens: of vLLM in a round.
 
     Raises:
@@ -75,7 +78,7 @@ def save_speculators(
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [method | {"accept_tolerance": 0.0, "verifier_accept_k": 1}],
-            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": target},
+            "verifier": {"architectures": [_architecture(target)], "name_or_path": target},
         },
         _LAYER: _old_rope(to_hf_config(layer)),
         # Written out, as vLLM takes a missing entry for true.
@@ -84,6 +87,26 @@ def save_speculators(
         "dtype": str(tensors["fc.weight"].dtype),
     }
     write_head(output, _FILE, tensors, text | {"draft_vocab_size": layer.vocab_size} | own)
+
+
+def _architecture(target: str) -> str:
+    """Returns the architecture of a target in a folder or in the hub's cache; else a Llama's."""
+    path = pathlib.Path(target) / "config.json"
+    if not path.is_file():
+        import huggingface_hub
+
+        try:
+            found = huggingface_hub.try_to_load_from_cache(target, "config.json")
+        except ValueError:  # no name that the hub allows
+            found = None
+        if not isinstance(found, str):
+            return LLAMA.architecture
+        path = pathlib.Path(found)
+    raw = read_json(path)
+    try:
+        return find_family(raw.get("architectures"), raw.get("model_type")).architecture
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _old_rope(layer: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jspec.common.errors import InputError
 from jspec.common.timing import Loop, least_seconds, make_loop
 from jspec.kernels import timed_products
 from jspec.models.config import DecoderConfig
@@ -24,7 +25,7 @@ class CallCost:
     """Bytes and operations of a model's calls.
 
     Attributes:
-      config: its shape.
+      config: its shape, of dense layers; a windowed layer reads no more than its window.
       bytes_per_weight: None for what `quantization` and `float_bytes` say.
       quantization: "int8", "int4" or None.
       float_bytes: of a float, the cache's among them: 2 for bfloat16, 4 for float32.
@@ -36,6 +37,8 @@ class CallCost:
     float_bytes: int = 2
 
     def __post_init__(self) -> None:
+        if self.config.num_experts:
+            raise InputError("a call's cost expects a model without experts")
         check_kind(self.config, self.quantization)
 
     @functools.cached_property
@@ -55,13 +58,22 @@ class CallCost:
     @property
     def slot_bytes(self) -> int:
         """Bytes that keys and values of one token take in the caches of all layers."""
-        config = self.config
-        width = config.num_kv_heads * config.head_dim
-        return 2 * config.num_layers * width * self.float_bytes
+        return self.config.num_layers * self._layer_slot_bytes
+
+    @property
+    def _layer_slot_bytes(self) -> int:
+        return 2 * self.config.num_kv_heads * self.config.head_dim * self.float_bytes
+
+    def _num_slots(self, width: int, context: int) -> int:
+        """Returns the slots that a row's call reads, summed over the layers."""
+        windows = map(self.config.window_of, range(self.config.num_layers))
+        # A window holds the token itself, and the call's other tokens count with its width.
+        return sum(width + min(context, window or context) for window in windows)
 
     def call_bytes(self, width: int, *, context: int, batch_size: int = 1) -> float:
         """Returns the bytes that a call on `width` tokens a row, after `context` others, moves."""
-        return self.weight_bytes + batch_size * (context + width) * self.slot_bytes
+        num_slots = batch_size * self._num_slots(width, context)
+        return self.weight_bytes + num_slots * self._layer_slot_bytes
 
     def call_operations(self, width: int, *, context: int, batch_size: int = 1) -> float:
         """Returns the floating-point operations of a call; see `call_bytes`.
@@ -70,7 +82,7 @@ class CallCost:
         score and 2 for the mean of the values.
         """
         config = self.config
-        attended = config.num_layers * config.num_heads * config.head_dim * (context + width)
+        attended = config.num_heads * config.head_dim * self._num_slots(width, context)
         return batch_size * width * (2 * self.num_multiplied + 4 * attended)
 
 

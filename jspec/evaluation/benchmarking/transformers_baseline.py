@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from jspec.common.errors import InputError
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, needs_draft_model
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
@@ -47,7 +48,7 @@ class TransformersModels:
         """Hands the weights over as Hugging Face checkpoints, in their own dtype.
 
         Raises:
-          InputError: weights are quantised.
+          InputError: weights are quantised, or not those that transformers expects.
         """
         self._eos_ids = list(target.config.eos_ids)
         self._target = _hand_over(target)
@@ -60,7 +61,7 @@ class TransformersModels:
         import torch
 
         if not torch.compiler.is_compiling():
-            self._starts.append(kwargs[_cache_name()].get_seq_length())
+            self._starts.append(kwargs[_cache_name(type(self._target))].get_seq_length())
 
     def method(self, drafter: str, num_draft_tokens: int, max_new_tokens: int) -> GenerateFn:
         """Returns one method of generating, greedy.
@@ -110,7 +111,7 @@ class TransformersModels:
         cache = transformers.StaticCache(self._target.config, max_cache_len=max_length)
         compile_config = transformers.CompileConfig(fullgraph=True)
         setattr(compile_config, "_compile_all_devices", True)  # noqa: B010  # a processor as well
-        options = {_cache_name(): cache, "compile_config": compile_config}
+        options = {_cache_name(type(self._target)): cache, "compile_config": compile_config}
 
         def generate(prompt: list[int], seed: int) -> Generated:
             del seed
@@ -140,11 +141,9 @@ class TransformersModels:
 
 
 @functools.cache
-def _cache_name() -> str:
-    """Returns what transformers calls the cache: before 5.24 `past_key_values`, then `cache`."""
-    import transformers
-
-    is_new = "cache" in inspect.signature(transformers.LlamaForCausalLM.forward).parameters
+def _cache_name(model: Any) -> str:
+    """Returns what a model calls the cache: before 5.24 `past_key_values`, then `cache`."""
+    is_new = "cache" in inspect.signature(model.forward).parameters
     return "cache" if is_new else "past_key_values"
 
 
@@ -160,5 +159,11 @@ def _hand_over(model: LoadedModel) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = pathlib.Path(folder) / "model"
         save_hf(checkpoint, model.config, model.params)
-        loaded: Any = transformers.LlamaForCausalLM.from_pretrained(checkpoint, dtype=dtype)
+        load: Any = transformers.AutoModelForCausalLM.from_pretrained
+        loaded, told = load(checkpoint, dtype=dtype, output_loading_info=True)
+    if wrong := sorted({*told["missing_keys"], *told["unexpected_keys"]}):
+        raise InputError(
+            f"{model.name}: expected transformers' {type(loaded).__name__} to have the same "
+            f"tensors, got a difference in {wrong[0]}"
+        )
     return loaded.to("cuda" if torch.cuda.is_available() else "cpu").eval()

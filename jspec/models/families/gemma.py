@@ -59,8 +59,10 @@ def _read3(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
-    scale = config.attention_scale or config.head_dim**-0.5
-    return write_layer_types(config) | {"query_pre_attn_scalar": round(scale**-2, 6)}
+    scalar = round((config.attention_scale or config.head_dim**-0.5) ** -2, 6)
+    # transformers takes whole numbers only.
+    scalar = int(scalar) if scalar == int(scalar) else scalar
+    return write_layer_types(config) | {"query_pre_attn_scalar": scalar}
 
 
 def _write3(config: DecoderConfig) -> dict[str, Any]:

@@ -83,6 +83,26 @@ def test_the_tensors_have_the_names_and_shapes_that_vllm_loads(tmp_path):
     assert rope["rope_scaling"]["factor"] == target.rope_scaling.factor
 
 
+def test_the_verifier_is_of_the_targets_family(tmp_path, monkeypatch):
+    """Guards against a Qwen that vLLM takes for a Llama; a folder, the hub's cache, neither."""
+    save_eagle(tmp_path / "head", tiny_eagle.CONFIG, tiny_eagle.params())
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub/models--org--qwen"
+    folders = (tmp_path / "qwen", cached / "snapshots/c0ffee")
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
+    (cached / "refs").mkdir()
+    (cached / "refs/main").write_text("c0ffee")
+    kinds = ("Qwen3", "Qwen3", "Llama")
+    for target, kind in zip((str(folders[0]), "org/qwen", "org/other"), kinds, strict=True):
+        output = tmp_path / "out" / target.replace("/", "-")
+        output.parent.mkdir(exist_ok=True)
+        save_speculators(tmp_path / "head", output, target=target, num_draft_tokens=3)
+        found = json.loads((output / "config.json").read_text())["speculators_config"]["verifier"]
+        assert found == {"architectures": [f"{kind}ForCausalLM"], "name_or_path": target}
+
+
 def test_such_a_head_is_read_again(folder):
     """Bit for bit."""
     head = load_eagle(folder, tiny.CONFIG, "float32")

@@ -59,6 +59,26 @@ def test_a_call_reads_weights_once_and_each_rows_cache():
     assert more == 3 * 45 * 2 * 2 * 2 * 16 * 2
 
 
+def test_a_windowed_layer_reads_its_window():
+    """By hand: one layer of two reads 8 slots instead of 40, beside the call's own 5."""
+    local = dataclasses.replace(CONFIG, window=8, windowed_layers=(1,))
+    cost = CallCost(local, bytes_per_weight=1.0)
+    a_slot = 2 * 2 * 16 * 2  # of one layer
+    read = cost.call_bytes(5, context=40, batch_size=3) - cost.weight_bytes
+    assert read == 3 * (45 + 13) * a_slot
+    saved = CallCost(CONFIG).call_operations(5, context=40) - cost.call_operations(5, context=40)
+    assert saved == 5 * 4 * 6 * 16 * (40 - 8)
+    short = CallCost(local).call_bytes(5, context=6)
+    assert short == CallCost(CONFIG).call_bytes(5, context=6)
+
+
+def test_experts_are_refused():
+    """Guards against the bytes of all experts counted for every call."""
+    sparse = {"num_experts": 2, "num_experts_per_token": 1, "expert_dim": 8}
+    with pytest.raises(InputError, match="a model without experts"):
+        CallCost(dataclasses.replace(CONFIG, family="mixtral", **sparse))
+
+
 def count_products(jaxpr):
     """Returns the operations of all dot_generals: 2 for each output and contracted index."""
     total = 0

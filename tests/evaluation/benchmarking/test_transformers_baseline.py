@@ -9,7 +9,7 @@ from jspec.evaluation.benchmarking.transformers_baseline import (
     TransformersModels,
 )
 from tests.cases import slow_unless
-from tests.tiny_models import draft, shared_generator, target
+from tests.tiny_models import CONFIG, draft, make_generator, make_model, shared_generator, target
 
 PROMPTS = ([5, 9, 77, 9, 5, 9], list(b"abcabcabcabcab"), [3])
 MAX_NEW_TOKENS = 23
@@ -66,6 +66,15 @@ def test_answers_are_plain_ones_and_calls_are_forwards(
         assert generated.token_ids == answer
         assert generated.num_calls == len(forward_calls) - 1
         assert max(forward_calls[1:]) == num_draft_tokens + 1
+
+
+def test_a_target_of_another_family_keeps_its_biases():
+    """Guards against a Qwen2 that answers as a Llama without them."""
+    config = dataclasses.replace(CONFIG, family="qwen2", qkv_bias=True)
+    model = make_model(config, name="qwen2")
+    answer = plain_of(TransformersModels(model))(PROMPTS[0], 0).token_ids
+    ours = make_generator("none", model).generate(_request(PROMPTS[0]))
+    assert answer == ours.token_ids
 
 
 @pytest.mark.slow
