@@ -3,49 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-# Llama 3 (arXiv 2407.21783, section 3.2), position interpolation (2306.15595), NTK by length, YaRN
-# (2309.00071) and LongRoPE (2402.13753). Dynamic and longrope change their frequencies with the
-# length of the text, which would change keys that are cached already. Up to the original context
-# they do not, so jspec limits the context to that.
-ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
-
-
-@dataclasses.dataclass(frozen=True)
-class RopeScaling:
-    """How rotary embeddings reach further than the context that a model was first trained on.
-
-    Attributes:
-      factor: what the lowest frequencies are divided by.
-      low_freq_factor: llama3 scales wavelengths beyond `original_max_seq_len / low_freq_factor`
-        fully.
-      high_freq_factor: and leaves those below `original_max_seq_len / high_freq_factor` alone.
-      original_max_seq_len: the context, in tokens, before the extension.
-      kind: one of `ROPE_KINDS`.
-      attention_factor: multiplies cosines and sines.
-      beta_fast: yarn leaves frequencies alone that turn this often in the original context.
-      beta_slow: and fully scales those that turn less often than this.
-      short_factors: longrope's divisor of every frequency within the original context.
-      long_factors: and beyond it; kept only to be written again.
-    """
-
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
-    kind: str = "llama3"
-    attention_factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    short_factors: tuple[float, ...] = ()
-    long_factors: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.kind not in ROPE_KINDS:
-            raise ValueError(
-                f"expected a rope type among {', '.join(ROPE_KINDS)}, got {self.kind!r}"
-            )
-        if not self.factor > 0 or not 0 < self.low_freq_factor < self.high_freq_factor:
-            raise ValueError(f"rope scaling factors must be above 0, low below high, got {self}")
+from jspec.models.rope_scaling import RopeScaling, check_numbers, check_whole
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,17 +91,15 @@ class DecoderConfig:
     dense_layers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "embed_dim", "hidden_dim", "num_layers", "num_heads",
-                     "num_kv_heads", "head_dim", "max_seq_len"):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        optional = {name: getattr(self, name) for name in _OPTIONAL_NUMBERS}
-        given = [name for name, value in optional.items() if value is not None]
-        for name in ("rope_theta", "norm_epsilon", *given):
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not value > 0:
-                raise ValueError(f"{name} must be a number above 0, got {value!r}")
+        sizes = ("vocab_size", "embed_dim", "hidden_dim", "num_layers", "num_heads",
+                 "num_kv_heads", "head_dim", "max_seq_len")  # fmt: skip
+        check_whole(self, sizes if self.window is None else (*sizes, "window"), least=1)
+        check_whole(self, ("num_experts", "num_experts_per_token", "expert_dim"), least=0)
+        given = [name for name in _OPTIONAL_NUMBERS if getattr(self, name) is not None]
+        check_numbers(self, ("rope_theta", "norm_epsilon", *given))
+        if not isinstance(self.normalize_expert_weights, bool):
+            got = repr(self.normalize_expert_weights)
+            raise ValueError(f"normalize_expert_weights must be true or false, got {got}")
         if not all(isinstance(token_id, int) for token_id in (*self.eos_ids, self.bos_id or 0)):
             got = f"{self.bos_id!r} and {self.eos_ids!r}"
             raise ValueError(f"bos_id and eos_ids must be whole numbers, got {got}")
@@ -157,6 +113,11 @@ class DecoderConfig:
             raise ValueError(f"expert_dim must be at least 1, got {self.expert_dim}")
         if self.head_dim % 2:
             raise ValueError(f"head_dim must be even for rotary embeddings, got {self.head_dim}")
+        if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
+            half = self.head_dim // 2
+            for factors in (self.rope_scaling.short_factors, self.rope_scaling.long_factors):
+                if len(factors) != half:
+                    raise ValueError(f"expected {half} factors of longrope, got {len(factors)}")
 
     def __repr__(self) -> str:
         """Returns what differs from a Llama's defaults."""
@@ -194,7 +155,7 @@ class DecoderConfig:
 
 
 _OPTIONAL_NUMBERS = (
-    "embedding_scale", "residual_scale", "logits_scale", "window", "local_rope_theta",
+    "embedding_scale", "residual_scale", "logits_scale", "local_rope_theta",
     "attention_scale", "attention_softcap", "logits_softcap",
 )  # fmt: skip
 _LLAMA3 = {

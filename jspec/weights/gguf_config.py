@@ -5,6 +5,7 @@ family has besides is said beside it, in `models.families`. A key that is not kn
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -43,12 +44,11 @@ _IGNORED = frozenset({"vocab_size", "rope.scaling.finetuned"})
 _REQUIRED_VALUES = {"attention.causal": True, "rope.scaling.yarn_ext_factor": 1.0}
 _MAX_EXPERTS = 1024
 _SCALING = "rope.scaling."
+_ATTENTION_FACTORS = ("attn_factor", "yarn_attn_factor")  # their product counts
 _SCALING_KEYS = {
     "type": "rope_type",
     "factor": "factor",
     "original_context_length": "original_max_position_embeddings",
-    "attn_factor": "attention_factor",
-    "yarn_attn_factor": "attention_factor",
     "yarn_beta_fast": "beta_fast",
     "yarn_beta_slow": "beta_slow",
 }
@@ -93,6 +93,7 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
     if strangers := sorted(f"{architecture}.{key}" for key in own.keys() - _IGNORED):
         raise ValueError(f"unknown keys {', '.join(strangers)}")
     raw.setdefault("rope_theta", 10_000.0)
+    raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
     raw |= form.complete(raw) | _from_tensors(file, family.keys)
     raw |= {"model_type": family.model_type} | ({"rope_scaling": scaling} if scaling else {})
     raw["bos_token_id"] = file.metadata.get("tokenizer.ggml.bos_token_id")
@@ -129,19 +130,26 @@ def _take_scaling(file: GgufFile, own: dict[str, Any]) -> dict[str, Any] | None:
     """Takes the RoPE settings out of the keys; returns config.json's, None for no scaling."""
     keys = [key for key in own if key.removeprefix(_SCALING) in _SCALING_KEYS]
     settings = {_SCALING_KEYS[key.removeprefix(_SCALING)]: own.pop(key) for key in keys}
+    attention = math.prod(own.pop(_SCALING + key, 1.0) for key in _ATTENTION_FACTORS)
     linear = own.pop("rope.scale_linear", 1.0)  # of early files
     if _SHORT in file.tensors:  # llama.cpp's converter of Phi-3 names no type
         factors = {"short_factor": file.read(_SHORT, np.dtype(np.float32)),
                    "long_factor": file.read(_LONG, np.dtype(np.float32))}  # fmt: skip
         lists = {key: [_shortest(factor) for factor in factors[key].ravel()] for key in factors}
-        return settings | {"rope_type": "longrope"} | lists
+        own_attention = {} if attention == 1.0 else {"attention_factor": attention}
+        return settings | own_attention | {"rope_type": "longrope"} | lists
     kind = settings.get("rope_type", "none" if linear == 1.0 else "linear")
+    if attention != 1.0 and kind != "yarn":
+        raise ValueError(f"expected {_SCALING}attn_factor to be 1.0 here, got {attention}")
     if kind == "none":
         return None
     if linear != 1.0:
         settings["factor"] = linear
     if "factor" not in settings:
         raise KeyError(f"{_SCALING}factor")
+    if attention != 1.0:  # llama.cpp multiplies yarn's own by it
+        own_factor = 1.0 + 0.1 * math.log(max(settings["factor"], 1.0))
+        settings["attention_factor"] = attention * own_factor
     return settings | {"rope_type": kind}
 
 

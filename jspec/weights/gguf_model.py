@@ -39,7 +39,8 @@ def load_gguf(
 
 def _open(file: GgufFile, config: DecoderConfig, form: GgufForm) -> TensorSource:
     """Returns a GGUF file as a source of Hugging Face tensors; unknown ones keep their names."""
-    _split_experts(file)
+    if form.has_experts:
+        _split_experts(file)
     names = {name: name for name in file.tensors.keys() - CONFIG_TENSORS}
     wanted = {part.name: part.offset for entry in parameter_table(config) for part in entry.parts}
     for name, own in _own_names(config, form, wanted):
@@ -89,7 +90,9 @@ def _own_names(
 
 def _split_experts(file: GgufFile) -> None:
     """Replaces each tensor of all experts by a view of every expert's part."""
-    for name in [name for name in file.tensors if name.rpartition(".")[0].endswith(_EXPERTS)]:
+    fused = [name for name in file.tensors if name.rpartition(".")[0].endswith(_EXPERTS)]
+    # One of another shape stays, and is refused as unknown.
+    for name in [name for name in fused if len(file.tensors[name].shape) == 3]:
         shape, kind, blocks = file.tensors.pop(name)
         stem, _, end = name.rpartition(".")
         for number, part in enumerate(blocks.reshape(shape[0], -1, blocks.shape[1])):

@@ -3,6 +3,8 @@
 Every field that decides the computation is off its default, and the weights have opinions.
 """
 
+import copy
+
 import numpy as np
 import torch
 import transformers
@@ -99,7 +101,8 @@ FAMILIES = {
 def make_checkpoint(name, folder, seed=0, std=0.45):
     """Saves a family's checkpoint into a folder; returns the model of transformers."""
     kind, changes = FAMILIES[name]
-    fields = SHAPE | {"rope_parameters": ROPE} | changes
+    # A copy: transformers writes into what it is given.
+    fields = copy.deepcopy(SHAPE | {"rope_parameters": ROPE} | changes)
     config = getattr(transformers, f"{kind}Config")(**fields)
     class_name = "Gemma3ForCausalLM" if kind == "Gemma3Text" else f"{kind}ForCausalLM"
     model = getattr(transformers, class_name)(config).eval().float()

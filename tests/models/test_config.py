@@ -172,6 +172,38 @@ def test_a_single_eos_id_is_read_as_a_tuple():
     assert from_hf_config(OLD | {"eos_token_id": None}).eos_ids == ()
 
 
+_LONGROPE = {"factor": 2.0, "kind": "longrope"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"beta_fast": 0.0}, "beta_fast must be a finite number above 0, got 0.0"),
+        ({"original_max_seq_len": -5}, "original_max_seq_len must be"),
+        ({"attention_factor": float("inf")}, "attention_factor must be"),
+        ({"short_factors": (1.0,) * 5, "long_factors": (0.0,) * 5}, "above 0, got 0.0"),
+        ({"short_factors": (1.0,), "long_factors": (1.0,) * 5}, "expected 5 factors.*, got 1"),
+    ],
+)
+def test_rope_settings_that_cannot_be_computed_are_refused(changes, message):
+    """Guards against an error while a program is traced, and against frequencies of NaN."""
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(ODD, rope_scaling=RopeScaling(**_LONGROPE, **changes))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rope_theta", float("inf")), ("window", 4.5), ("num_experts", -1), ("expert_dim", "wide"),
+        ("num_experts_per_token", 1.5), ("normalize_expert_weights", "no"),
+    ],
+)  # fmt: skip
+def test_fields_of_another_kind_are_refused(field, value):
+    """Guards against a model that computes something, but not what its config says."""
+    with pytest.raises(ValueError, match=f"{field} must be .*, got {value!r}"):
+        dataclasses.replace(ODD, **{field: value})
+
+
 def test_an_unknown_preset_is_named():
     """The message lists what there is."""
     with pytest.raises(ValueError, match=r"llama3\.2-1b.*'llama9'"):

@@ -72,8 +72,8 @@ def test_every_family_that_llama_cpp_has_is_written_here():
     assert forms == set(KNOWN) - {"mistral"}
 
 
-def _rewritten(path, **changes):
-    """Returns a copy of a file with other metadata; None removes a key."""
+def _rewritten(path, tensors=(), **changes):
+    """Returns a copy of a file with other metadata and tensors; None removes a key."""
     reader, copy = gguf.GGUFReader(path), path.with_name("changed.gguf")
     fields = {k: f.contents() for k, f in reader.fields.items() if not k.startswith("GGUF.")}
     fields |= {key.replace("__", "."): value for key, value in changes.items()}
@@ -82,8 +82,9 @@ def _rewritten(path, **changes):
     for key, value in fields.items():
         if value is not None:
             getattr(writer, f"add_{adders[type(value)]}")(key, value)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data)
+    arrays = {tensor.name: tensor.data for tensor in reader.tensors} | dict(tensors)
+    for name, array in arrays.items():
+        writer.add_tensor(name, array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -117,9 +118,34 @@ def test_what_files_leave_out_is_as_llama_cpp_has_it(name, changes, fields, tmp_
     assert {key: getattr(config, key) for key in fields} == fields
 
 
+def test_yarns_attention_factor_is_multiplied(tmp_path):
+    """Guards against a factor that stands for yarn's own, as config.json has it."""
+    make_checkpoint("yarn", tmp_path)
+    write_family(tmp_path / "m.gguf", tmp_path)
+    plain, _, _ = load_gguf(tmp_path / "m.gguf", "float32")
+    changes = {"qwen2.rope.scaling.attn_factor": 0.5, "qwen2.rope.scaling.yarn_attn_factor": 4.0}
+    other, _, _ = load_gguf(_rewritten(tmp_path / "m.gguf", **changes), "float32")
+    own = 1 + 0.1 * np.log(plain.rope_scaling.factor)
+    assert plain.rope_scaling.attention_factor == pytest.approx(own)
+    assert other.rope_scaling.attention_factor == pytest.approx(2 * own)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_experts_of_one_dimension_are_named(name, tmp_path):
+    """Guards against a traceback where a tensor is called as those of all experts are."""
+    make_checkpoint(name, tmp_path)
+    write_family(tmp_path / "m.gguf", tmp_path)
+    stranger = "blk.0.ffn_gate_exps.weight"
+    flat = _rewritten(tmp_path / "m.gguf", tensors={stranger: np.ones(32, np.float32)})
+    with pytest.raises(InputError, match=f"unknown tensors: {stranger}") as error:
+        load_gguf(flat, "float32")
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
+        ("linear rope", {"llama.rope.scaling.attn_factor": 2.0}, "attn_factor to be 1.0 here"),
         ("olmo2", {"olmo2.attention.sliding_window": 8}, "unknown keys olmo2.attention.sliding"),
         ("qwen3 moe", {"qwen3moe.expert_count": None}, "got 'qwen3moe' without experts"),
         ("qwen3", {"qwen3.expert_count": 4}, "got 'qwen3' with experts"),

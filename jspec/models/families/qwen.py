@@ -17,7 +17,7 @@ from jspec.models.families.gguf_form import GgufForm
 
 
 def _read(raw: dict[str, Any]) -> dict[str, Any]:
-    window, first = raw.pop("sliding_window", None), raw.pop("max_window_layers", 28)
+    window, first = raw.pop("sliding_window", 4096), raw.pop("max_window_layers", 28)
     if not raw.pop("use_sliding_window", False):
         window = None
     layers = read_layer_types(raw, lambda layer: layer >= first)
@@ -28,10 +28,12 @@ def _write(config: DecoderConfig) -> dict[str, Any]:
     return write_layer_types(config) | {"use_sliding_window": config.window is not None}
 
 
+_DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 32_768}
 QWEN2 = Family(
     "Qwen2ForCausalLM",
     "qwen2",
     fixed={"qkv_bias": True},
+    defaults=_DEFAULTS,
     read=_read,
     write=_write,
     gguf=GgufForm("qwen2"),
@@ -41,7 +43,7 @@ QWEN3 = Family(
     "qwen3",
     keys=ATTENTION_BIAS,
     fixed={"qk_norm": "head"},
-    defaults={"head_dim": 128},
+    defaults=_DEFAULTS | {"head_dim": 128},
     gguf=GgufForm("qwen3"),
     read=_read,
     write=_write,
