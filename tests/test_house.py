@@ -23,7 +23,7 @@ PROGRAMS = {
 ROOMS = {
     "common": 1_590,
     "kernels": 3_800,
-    "models": 1_760,
+    "models": 1_840,
     "sampling": 630,
     "weights": 3_000,
     "speculation": 1_810,
