@@ -53,11 +53,11 @@ class Decoder(nn.Module):
         x = tokens
         if jnp.issubdtype(tokens.dtype, jnp.integer):
             x = look_up(embedding, tokens)
-        if first_layer == 0:  # embeddings, looked up here or by the caller
-            x = scaled(x, cfg.embedding_scale)
         # The residual stream is float32. It is small, and rounding it would make the answers of a
         # bfloat16 model depend on how many tokens a call takes.
         x = x.astype(jnp.float32)
+        if first_layer == 0:  # embeddings, looked up here or by the caller
+            x = scaled(x, cfg.embedding_scale)
         num_tokens = x.shape[1]
         if block_mask is None:
             block_mask = causal_mask(num_tokens)
