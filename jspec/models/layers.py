@@ -102,7 +102,7 @@ def softcap(values: Float32[Array, "..."], cap: float | None) -> Float32[Array, 
     return values if cap is None else cap * jnp.tanh(values / cap)
 
 
-def scaled(values: Float32[Array, "..."], scale: float) -> Float32[Array, "..."]:
+def scaled(values: Float[Array, "..."], scale: float) -> Float[Array, "..."]:
     """Returns values · scale; those of most models are 1, and cost nothing."""
     return values if scale == 1.0 else values * scale
 
