@@ -146,7 +146,7 @@ def test_what_is_no_prompt_is_refused():
     generator = shared_generator("none")
     with pytest.raises(InputError, match=r"^expected each prompt as a text, a list of .* got 5"):
         generator.generate(5)
-    with pytest.raises(InputError, match=r"^prompt 0: expected each prompt as a text, .* got 1"):
+    with pytest.raises(InputError, match=r"^expected each prompt as a text, .* got 1"):
         generator.generate([1, 2, 3])
     with pytest.raises(InputError, match="token id to be a whole number, got 'a'"):
         generator.generate([["a"]])
