@@ -164,7 +164,7 @@ def test_what_cannot_be_honoured_is_named(name, changes, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-_EXPERTS_STAY = "expected float weights of a model with experts, got int8"
+_EXPERTS_STAY = "quantization 'int8' expects a model without experts"
 
 
 def test_experts_are_not_rounded(tmp_path):
