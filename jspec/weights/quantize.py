@@ -75,8 +75,6 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
         raise InputError("quantization 'packed' expects a .gguf file, whose weights are packed")
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
-    if kind is not None and config.num_experts:
-        raise InputError(f"expected float weights of a model with experts, got {kind}")
     for parameter in parameter_table(config):
         if _is_packed(parameter, kind) and _num_inputs(parameter) % GROUP:
             raise InputError(
