@@ -143,8 +143,8 @@ def load_model(
       dtype: bfloat16 or float32, of every parameter that is not quantised.
       quantization: "int8" or "int4" rounds every kernel to integers, which makes it another model
         (see `weights.quantize`); "packed" leaves a GGUF file's weights as they are; "none" makes
-        them floats. None is "packed" for a .gguf file where that is fast, else "none". A model
-        with experts is always floats.
+        them floats. None or "auto" is "packed" for a .gguf file where that is fast, else "none". A
+        model with experts is always floats.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.
@@ -152,9 +152,9 @@ def load_model(
     name = model_name(spec)
     path = find_model(name)
     check_device()
-    is_asked = quantization is not None
-    if not is_asked and path is not None and _stays_packed(name, path):
-        quantization = PACKED
+    is_asked = quantization not in (None, "auto")
+    if not is_asked:
+        quantization = PACKED if path is not None and _stays_packed(name, path) else None
     quantization = None if quantization == "none" else quantization
     try:
         if quantization == PACKED and path is not None and path.is_file():

@@ -148,6 +148,7 @@ def test_gguf_files_stay_packed_unless_floats_are_asked_for(tmp_path, monkeypatc
             "jspec.weights.resolver.has_fast_packed_products", lambda fast=fast: fast
         )
         assert load_model(path).quantization == ("packed" if fast else None)
+        assert load_model(path, quantization="auto").quantization == ("packed" if fast else None)
         assert load_model(path, quantization="packed").quantization == "packed"
         assert load_model(path, quantization="none").quantization is None
 
