@@ -52,7 +52,7 @@ def has_tiles() -> bool:
 
 
 def has_packed() -> bool:
-    """Returns whether packed kernels are multiplied in C++ (AVX-512)."""
+    """Returns whether packed kernels are multiplied in C++ (AVX2 or AVX-512)."""
     library = _load()
     return library is not None and library.jspec_has_packed()
 

@@ -139,14 +139,14 @@ def _with_minimum(decode: Callable[..., Array]) -> Callable[[Array], Array]:
 
 # By the name that GGUF gives it, in lower case.
 FORMATS = {
-    "q4_0": Format(32, ((2, 1), (2, 8)), _without_minimum(_decode_q4)),
-    "q4_1": Format(32, ((2, 2), (2, 8)), _with_minimum(_decode_q4)),
-    "q5_0": Format(32, ((2, 1), (4, 1), (2, 8)), _without_minimum(_decode_q5)),
-    "q5_1": Format(32, ((2, 2), (4, 1), (2, 8)), _with_minimum(_decode_q5)),
-    "q8_0": Format(32, ((2, 1), (2, 16)), _decode_q8_0),
-    "q2_k": Format(256, ((1, 16), (2, 32), (2, 2)), _decode_q2_k),
-    "q3_k": Format(256, ((2, 16), (2, 32), (1, 12), (2, 1)), _decode_q3_k),
-    "q4_k": Format(256, ((2, 2), (1, 12), (2, 64)), _decode_q4_k),
-    "q5_k": Format(256, ((2, 2), (1, 12), (2, 16), (2, 64)), _decode_q5_k),
-    "q6_k": Format(256, ((2, 64), (2, 32), (1, 16), (2, 1)), _decode_q6_k),
+    "q4_0": Format(32, ((2, 1), (4, 4)), _without_minimum(_decode_q4)),
+    "q4_1": Format(32, ((2, 2), (4, 4)), _with_minimum(_decode_q4)),
+    "q5_0": Format(32, ((2, 1), (4, 1), (4, 4)), _without_minimum(_decode_q5)),
+    "q5_1": Format(32, ((2, 2), (4, 1), (4, 4)), _with_minimum(_decode_q5)),
+    "q8_0": Format(32, ((2, 1), (4, 8)), _decode_q8_0),
+    "q2_k": Format(256, ((1, 16), (4, 16), (2, 2)), _decode_q2_k),
+    "q3_k": Format(256, ((4, 8), (4, 16), (1, 12), (2, 1)), _decode_q3_k),
+    "q4_k": Format(256, ((2, 2), (1, 12), (4, 32)), _decode_q4_k),
+    "q5_k": Format(256, ((2, 2), (1, 12), (4, 8), (4, 32)), _decode_q5_k),
+    "q6_k": Format(256, ((4, 32), (4, 16), (1, 16), (2, 1)), _decode_q6_k),
 }

@@ -1,6 +1,6 @@
 // How the blocks of GGUF files are decoded where those of 16 outputs lie side by side, element by
-// element, as `kernels/packed.py` lays them out. A register holds one pair of inputs of all 16
-// outputs. Codes are looked up as bfloat16 numbers, which hold them exactly, by one shuffle.
+// element, as `kernels/packed.py` lays them out. A vector holds the codes of four inputs of as many
+// outputs as it has words. Codes are unsigned bytes; a format may subtract an offset from them.
 
 #pragma once
 
@@ -10,77 +10,77 @@ namespace jspec {
 
 constexpr int kStrip = 16;  // outputs side by side
 
-using Block = const uint8_t*;
+// The outputs of a strip that fill a vector: all of them, or one half.
+struct Block {
+  const uint8_t* first;  // of the strip's block
+  int output;            // the first one
 
-// Returns elements of `kBytes` bytes that begin at this byte of each output's block.
-inline Block At(Block block, int byte) { return block + kStrip * byte; }
-
-inline __m512 LoadHalves(Block block, int byte) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)At(block, byte)));
-}
-
-inline __m128i LoadBytes(Block block, int byte) {
-  return _mm_loadu_si128((const __m128i*)At(block, byte));
-}
-
-inline __m512 Unsigned(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)); }
-inline __m512 Signed(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
-
-// Returns a pair of bytes of each output as 32 words.
-inline __m512i LoadPairs(Block block, int byte) {
-  return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)At(block, byte)));
-}
-
-inline __m512i ShiftRight(__m512i words, int bits) {
-  return _mm512_srl_epi16(words, _mm_cvtsi32_si128(bits));
-}
-
-inline __m512i ShiftLeft(__m512i words, int bits) {
-  return _mm512_sll_epi16(words, _mm_cvtsi32_si128(bits));
-}
-
-// Takes the bits of `mask` from `high`, the others from `low`.
-inline __m512i Select(__m512i mask, __m512i high, __m512i low) {
-  return _mm512_ternarylogic_epi32(mask, high, low, 0xca);
-}
-
-// The bfloat16 numbers first, first + 1 ... for codes of up to six bits, repeated to fill the table.
-template <int kBits, int kFirst>
-struct Table {
-  alignas(64) BFloat16 numbers[64];
-  Table() {
-    for (int i = 0; i < 64; ++i) numbers[i] = Rounded(i % (1 << kBits) + kFirst);
+  // Returns where an element of `kBytes` bytes is that begins at this byte of an output's block.
+  template <int kBytes>
+  const uint8_t* At(int byte) const {
+    return first + kStrip * byte + kBytes * output;
   }
-  // Bits of a word above the code's are ignored.
-  static __m512i Look(__m512i words) {
-    static const Table table;
-    const __m512i low = _mm512_load_si512(table.numbers);
-    if constexpr (kBits <= 5) return _mm512_permutexvar_epi16(words, low);
-    return _mm512_permutex2var_epi16(low, words, _mm512_load_si512(table.numbers + 32));
-  }
+  Block Next(int bytes) const { return {first + kStrip * bytes, output}; }
 };
 
-// The scales of a block's groups, or of their halves, for each of the 16 outputs.
+inline Words LoadFours(Block block, int byte) {
+  Words words;
+  std::memcpy(&words, block.At<4>(byte), sizeof(words));
+  return words;
+}
+
+#ifdef __AVX512F__
+inline Lanes LoadHalves(Block block, int byte) {
+  return (Lanes)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)block.At<2>(byte)));
+}
+
+inline Words LoadBytes(Block block, int byte) {
+  return (Words)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)block.At<1>(byte)));
+}
+
+inline Lanes ToLanes(Words integers) {
+  return (Lanes)_mm512_cvtepi32_ps((__m512i)integers);
+}
+#elif defined(__AVX2__)
+inline Lanes LoadHalves(Block block, int byte) {
+  return (Lanes)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)block.At<2>(byte)));
+}
+
+inline Words LoadBytes(Block block, int byte) {
+  return (Words)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)block.At<1>(byte)));
+}
+
+inline Lanes ToLanes(Words integers) {
+  return (Lanes)_mm256_cvtepi32_ps((__m256i)integers);
+}
+#endif
+
+// The lowest bits of every byte, after a shift to the right.
+inline Words Bits(Words words, int shift, int bits) {
+  return (words >> shift) & ((1u << bits) - 1) * 0x01010101u;
+}
+
+// The scales of a block's groups, or of their halves, for each output.
 struct Scales {
-  __m512* factor;
-  __m512* minimum;
+  Lanes* factor;
+  Lanes* minimum;
 };
 
 // What a format is: bytes and groups of a block, whether 16 inputs share a scale or 32, whether a
-// minimum is subtracted; Read, which fills in the scales; and Codes, the bfloat16 numbers of one
-// pair of a group's inputs, 0 to 15.
+// minimum is subtracted, what is subtracted from each code; Read, which fills in the scales; and
+// Codes, those of the inputs 4 * four to 4 * four + 3 of a group.
 
 template <bool kHasMinimum>
 struct Q4 {
   static constexpr int kBytes = kHasMinimum ? 20 : 18, kGroups = 1, kCodes = kBytes - 16;
   static constexpr bool kHalves = false, kMinimum = kHasMinimum;
+  static constexpr int kOffset = kHasMinimum ? 0 : 8;
   static void Read(Block block, const Scales& scales) {
     scales.factor[0] = LoadHalves(block, 0);
-    if (kMinimum) scales.minimum[0] = _mm512_sub_ps(_mm512_setzero_ps(), LoadHalves(block, 2));
+    if (kMinimum) scales.minimum[0] = -LoadHalves(block, 2);
   }
-  static __m512i Codes(Block block, int, int pair) {
-    const __m512i words = LoadPairs(block, kCodes + 2 * (pair % 8));
-    return Table<4, kHasMinimum ? 0 : -8>::Look(pair < 8 ? words : _mm512_srli_epi16(words, 4));
+  static Words Codes(Block block, int, int four) {
+    return Bits(LoadFours(block, kCodes + 4 * (four % 4)), four / 4 * 4, 4);
   }
 };
 
@@ -88,133 +88,111 @@ template <bool kHasMinimum>
 struct Q5 {
   static constexpr int kBytes = kHasMinimum ? 24 : 22, kGroups = 1, kCodes = kBytes - 16;
   static constexpr bool kHalves = false, kMinimum = kHasMinimum;
+  static constexpr int kOffset = kHasMinimum ? 0 : 16;
   static void Read(Block block, const Scales& scales) { Q4<kHasMinimum>::Read(block, scales); }
-  static __m512i Codes(Block block, int, int pair) {
-    const __m512i words = LoadPairs(block, kCodes + 2 * (pair % 8));
-    // Bit i of each output's 32 belongs to input i: those of the pair go to bit 4 of each word.
-    const __m512i bits = _mm512_loadu_si512(At(block, kCodes - 4));
-    const __m512i first = _mm512_rolv_epi32(bits, _mm512_set1_epi32((4 - 2 * pair) & 31));
-    const __m512i second = _mm512_rolv_epi32(bits, _mm512_set1_epi32((19 - 2 * pair) & 31));
-    const __m512i low = pair < 8 ? words : _mm512_srli_epi16(words, 4);
-    const __m512i with_first = Select(_mm512_set1_epi32(0x10), first, low);
-    const __m512i codes = Select(_mm512_set1_epi32(0x100000), second, with_first);
-    return Table<5, kHasMinimum ? 0 : -16>::Look(codes);
+  static Words Codes(Block block, int, int four) {
+    const Words low = Bits(LoadFours(block, kCodes + 4 * (four % 4)), four / 4 * 4, 4);
+    // Bit i of each output's 32 belongs to input i: the multiplication spreads four over the bytes.
+    const Words bits = (LoadFours(block, kCodes - 4) >> (4 * four)) & 0xfu;
+    return low | Bits(bits * 0x00204081u, 0, 1) << 4;
   }
 };
 
 struct Q8 {
   static constexpr int kBytes = 34, kGroups = 1;
   static constexpr bool kHalves = false, kMinimum = false;
+  static constexpr int kOffset = 128;
   static void Read(Block block, const Scales& scales) { scales.factor[0] = LoadHalves(block, 0); }
-  static __m512i Codes(Block block, int, int pair) {
-    const __m512i words =
-        _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)At(block, 2 + 2 * pair)));
-    // Eight bits are exact in bfloat16, the upper half of a float: no rounding is needed.
-    const __m512i even = (__m512i)_mm512_cvtepi32_ps(
-        _mm512_srai_epi32(_mm512_slli_epi32(words, 16), 16));
-    const __m512i odd = (__m512i)_mm512_cvtepi32_ps(_mm512_srai_epi32(words, 16));
-    return Select(_mm512_set1_epi32(0xffff), _mm512_srli_epi32(even, 16), odd);
+  static Words Codes(Block block, int, int four) {
+    return LoadFours(block, 2 + 4 * four) ^ 0x80808080u;
   }
 };
 
 // Reads the eight 6-bit scales and minimums of Q4_K and Q5_K, packed in 12 bytes.
 inline void ReadSixBits(Block block, const Scales& scales) {
-  const __m512 factor = LoadHalves(block, 0), minimum = LoadHalves(block, 2);
-  const __m128i six = _mm_set1_epi8(0x3f), four = _mm_set1_epi8(0x0f), top = _mm_set1_epi8(0x30);
+  const Lanes factor = LoadHalves(block, 0), minimum = LoadHalves(block, 2);
   for (int i = 0; i < 4; ++i) {
-    const __m128i first = LoadBytes(block, 4 + i), second = LoadBytes(block, 8 + i);
-    const __m128i both = LoadBytes(block, 12 + i);
-    const auto late = [&](__m128i low, __m128i high) {
-      return _mm_or_si128(_mm_and_si128(low, four), _mm_and_si128(_mm_srli_epi16(high, 2), top));
-    };
-    scales.factor[i] = _mm512_mul_ps(factor, Unsigned(_mm_and_si128(first, six)));
-    scales.minimum[i] = _mm512_mul_ps(minimum, Unsigned(_mm_and_si128(second, six)));
-    scales.factor[i + 4] = _mm512_mul_ps(factor, Unsigned(late(both, first)));
-    scales.minimum[i + 4] =
-        _mm512_mul_ps(minimum, Unsigned(late(_mm_srli_epi16(both, 4), second)));
+    const Words first = LoadBytes(block, 4 + i), second = LoadBytes(block, 8 + i);
+    const Words both = LoadBytes(block, 12 + i);
+    scales.factor[i] = factor * ToLanes(first & 63);
+    scales.minimum[i] = minimum * ToLanes(second & 63);
+    scales.factor[i + 4] = factor * ToLanes((both & 15) | (first >> 6) << 4);
+    scales.minimum[i + 4] = minimum * ToLanes((both >> 4) | (second >> 6) << 4);
   }
 }
 
 struct Q4K {
   static constexpr int kBytes = 144, kGroups = 8;
   static constexpr bool kHalves = false, kMinimum = true;
+  static constexpr int kOffset = 0;
   static void Read(Block block, const Scales& scales) { ReadSixBits(block, scales); }
-  static __m512i Codes(Block block, int group, int pair) {
-    const __m512i words = LoadPairs(block, 16 + group / 2 * 32 + 2 * pair);
-    return Table<4, 0>::Look(ShiftRight(words, group % 2 * 4));
+  static Words Codes(Block block, int group, int four) {
+    return Bits(LoadFours(block, 16 + group / 2 * 32 + 4 * four), group % 2 * 4, 4);
   }
 };
 
 struct Q5K {
   static constexpr int kBytes = 176, kGroups = 8;
   static constexpr bool kHalves = false, kMinimum = true;
+  static constexpr int kOffset = 0;
   static void Read(Block block, const Scales& scales) { ReadSixBits(block, scales); }
-  static __m512i Codes(Block block, int group, int pair) {
-    const __m512i low = ShiftRight(LoadPairs(block, 48 + group / 2 * 32 + 2 * pair), group % 2 * 4);
-    // Bit `group` of the other byte is the fifth.
-    const __m512i high = ShiftLeft(ShiftRight(LoadPairs(block, 16 + 2 * pair), group), 4);
-    return Table<5, 0>::Look(Select(_mm512_set1_epi16(0x10), high, low));
+  static Words Codes(Block block, int group, int four) {
+    const Words low = Bits(LoadFours(block, 48 + group / 2 * 32 + 4 * four), group % 2 * 4, 4);
+    return low | Bits(LoadFours(block, 16 + 4 * four), group, 1) << 4;
   }
 };
 
 struct Q6K {
   static constexpr int kBytes = 210, kGroups = 8;
   static constexpr bool kHalves = true, kMinimum = false;
+  static constexpr int kOffset = 32;
   static void Read(Block block, const Scales& scales) {
-    const __m512 factor = LoadHalves(block, 208);
-    for (int i = 0; i < 16; ++i) {
-      scales.factor[i] = _mm512_mul_ps(factor, Signed(LoadBytes(block, 192 + i)));
+    const Lanes factor = LoadHalves(block, 208);
+    for (int i = 0; i < 16; ++i) {  // signed bytes
+      scales.factor[i] = factor * (ToLanes(LoadBytes(block, 192 + i) ^ 0x80) - 128);
     }
   }
-  static __m512i Codes(Block block, int group, int pair) {
+  static Words Codes(Block block, int group, int four) {
     const int half = group / 4, quarter = group % 4;
-    const __m512i four = LoadPairs(block, 64 * half + quarter % 2 * 32 + 2 * pair);
-    const __m512i two = LoadPairs(block, 128 + 32 * half + 2 * pair);
-    const __m512i low = ShiftRight(four, quarter / 2 * 4);
-    const __m512i high = ShiftLeft(ShiftRight(two, 2 * quarter), 4);
-    return Table<6, -32>::Look(Select(_mm512_set1_epi16(0x30), high, low));
+    const Words low = LoadFours(block, 64 * half + quarter % 2 * 32 + 4 * four);
+    const Words high = LoadFours(block, 128 + 32 * half + 4 * four);
+    return Bits(low, quarter / 2 * 4, 4) | Bits(high, 2 * quarter, 2) << 4;
   }
 };
 
 struct Q2K {
   static constexpr int kBytes = 84, kGroups = 8;
   static constexpr bool kHalves = true, kMinimum = true;
+  static constexpr int kOffset = 0;
   static void Read(Block block, const Scales& scales) {
-    const __m512 factor = LoadHalves(block, 80), minimum = LoadHalves(block, 82);
-    const __m128i four = _mm_set1_epi8(0x0f);
+    const Lanes factor = LoadHalves(block, 80), minimum = LoadHalves(block, 82);
     for (int i = 0; i < 16; ++i) {
-      const __m128i both = LoadBytes(block, i);
-      const __m128i high = _mm_and_si128(_mm_srli_epi16(both, 4), four);
-      scales.factor[i] = _mm512_mul_ps(factor, Unsigned(_mm_and_si128(both, four)));
-      scales.minimum[i] = _mm512_mul_ps(minimum, Unsigned(high));
+      const Words both = LoadBytes(block, i);
+      scales.factor[i] = factor * ToLanes(both & 15);
+      scales.minimum[i] = minimum * ToLanes(both >> 4);
     }
   }
-  static __m512i Codes(Block block, int group, int pair) {
-    const __m512i words = LoadPairs(block, 16 + group / 4 * 32 + 2 * pair);
-    return Table<2, 0>::Look(ShiftRight(words, group % 4 * 2));
+  static Words Codes(Block block, int group, int four) {
+    return Bits(LoadFours(block, 16 + group / 4 * 32 + 4 * four), group % 4 * 2, 2);
   }
 };
 
 struct Q3K {
   static constexpr int kBytes = 110, kGroups = 8;
   static constexpr bool kHalves = true, kMinimum = false;
+  static constexpr int kOffset = 4;
   static void Read(Block block, const Scales& scales) {
-    const __m512 factor = LoadHalves(block, 108), middle = _mm512_set1_ps(32);
-    const __m128i four = _mm_set1_epi8(0x0f), top = _mm_set1_epi8(0x30);
+    const Lanes factor = LoadHalves(block, 108);
     for (int i = 0; i < 16; ++i) {
       // Four bits of byte i % 8, the lower ones first; two of byte 8 + i % 4, a pair for each i / 4.
-      const __m128i low = _mm_srli_epi16(LoadBytes(block, 96 + i % 8), i / 8 * 4);
-      const __m128i high = _mm_srli_epi16(LoadBytes(block, 104 + i % 4), i / 4 * 2);
-      const __m128i code = _mm_or_si128(_mm_and_si128(low, four),
-                                        _mm_and_si128(_mm_slli_epi16(high, 4), top));
-      scales.factor[i] = _mm512_mul_ps(factor, _mm512_sub_ps(Unsigned(code), middle));
+      const Words low = (LoadBytes(block, 96 + i % 8) >> (i / 8 * 4)) & 15;
+      const Words high = (LoadBytes(block, 104 + i % 4) >> (i / 4 * 2)) & 3;
+      scales.factor[i] = factor * (ToLanes(low | high << 4) - 32);
     }
   }
-  static __m512i Codes(Block block, int group, int pair) {
-    const __m512i words = LoadPairs(block, 32 + group / 4 * 32 + 2 * pair);
-    const __m512i low = ShiftRight(words, group % 4 * 2);
-    const __m512i high = ShiftLeft(ShiftRight(LoadPairs(block, 2 * pair), group), 2);
-    return Table<3, -4>::Look(Select(_mm512_set1_epi16(0x4), high, low));
+  static Words Codes(Block block, int group, int four) {
+    const Words low = LoadFours(block, 32 + group / 4 * 32 + 4 * four);
+    return Bits(low, group % 4 * 2, 2) | Bits(LoadFours(block, 4 * four), group, 1) << 2;
   }
 };
 

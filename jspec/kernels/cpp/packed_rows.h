@@ -1,0 +1,185 @@
+// Rows of inputs, prepared for products with packed kernels: in groups of 32, as blocks have them.
+//
+// bfloat16 rows are multiplied as integers of 15 bits with one unit for each group, a power of two.
+// So a number is exact if the group's largest is less than 64 times as large, and wrong by less
+// than 1 / 16,000 of the largest otherwise: by less, in a sum, than bfloat16's own rounding. An
+// integer is split into two bytes, which one instruction multiplies by codes, four at a time.
+
+#pragma once
+
+#include "packed_formats.h"
+
+namespace jspec {
+
+constexpr int kGroup = 32;  // inputs
+
+typedef int16_t Shorts __attribute__((vector_size(4 * kLanes)));
+
+// Returns sums + the products of each output's four codes, unsigned, with four signed bytes.
+inline Words AddFour(Words sums, Words codes, const int8_t* bytes) {
+  uint32_t four;
+  std::memcpy(&four, bytes, sizeof(four));
+#if defined(__AVX512VNNI__)
+  return (Words)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)codes, _mm512_set1_epi32(four));
+#else
+  const Words numbers = Words{} + four;
+#if defined(__AVXVNNI__) && !defined(__AVX512F__)
+  return (Words)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)codes, (__m256i)numbers);
+#else
+  // Bytes at even places, and at odd ones, as integers of 16 bits.
+  const Words even = codes & 0x00ff00ffu, odd = (codes >> 8) & 0x00ff00ffu;
+  const Shorts first = (Shorts)(numbers << 8) >> 8, second = (Shorts)numbers >> 8;
+#ifdef __AVX512F__
+  const auto add = [](Words a, Shorts b) { return (Words)_mm512_madd_epi16((__m512i)a, (__m512i)b); };
+#else
+  const auto add = [](Words a, Shorts b) { return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
+#endif
+  return sums + add(even, first) + add(odd, second);
+#endif
+#endif
+}
+
+// How many scales a group has.
+template <typename Format>
+constexpr int kScalesOf = Format::kHalves ? 2 : 1;
+
+// Rows of bfloat16 numbers.
+template <typename Format>
+struct IntegerRows {
+  using Number = BFloat16;
+  static constexpr int kScales = kScalesOf<Format>;
+  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
+
+  struct Group {
+    int8_t upper[kGroup], lower[kGroup];  // a number is 256 * upper + lower units
+    float unit;
+    int32_t offset[kScales];  // what the sum of the products with codes begins with
+    float minimum[kScales];   // minus the sum of the inputs
+  };
+  Group* groups;
+  int64_t stride;  // groups of a row
+
+  const Group& At(int64_t row, int64_t group) const { return groups[row * stride + group]; }
+
+  // Adds kRows rows' products with a group's codes to their totals.
+  template <int kRows>
+  void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
+                Lanes* totals) const {
+    for (int s = 0; s < kScales; ++s) {
+      Words upper[kRows], lower[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        upper[r] = Words{};
+        lower[r] = Words{} + At(row + r, group).offset[s];
+      }
+#pragma GCC unroll 8
+      for (int i = s * kShared; i < (s + 1) * kShared; i += 4) {
+        const Words four = codes[i / 4];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          upper[r] = AddFour(upper[r], four, At(row + r, group).upper + i);
+          lower[r] = AddFour(lower[r], four, At(row + r, group).lower + i);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Group& own = At(row + r, group);
+        const Lanes products = ToLanes((upper[r] << 8) + lower[r]);
+        totals[r] = MultiplyAdd(totals[r], products, scales.factor[s] * own.unit);
+        if constexpr (Format::kMinimum) {
+          totals[r] = MultiplyAdd(totals[r], scales.minimum[s], Lanes{} + own.minimum[s]);
+        }
+      }
+    }
+  }
+
+  static void Prepare(const Number* from, Group& group) {
+    float numbers[kGroup];
+    uint32_t largest = 0;
+    for (int i = 0; i < kGroup; ++i) {
+      const uint32_t size = from[i] & 0x7fffu;
+      largest = size > largest ? size : largest;
+      numbers[i] = AsFloat(from[i]);
+    }
+    constexpr uint32_t kInfinite = 0xff, kLeast = 27;  // exponents; 2 ** -100 is as good as 0
+    const uint32_t exponent = std::max(largest >> 7, kLeast);
+    const bool is_finite = exponent < kInfinite;
+    const float units = is_finite ? PowerOfTwo(127 + 13 + 127 - exponent) : 0;  // of 1.0
+    constexpr float kRounding = 3 << 22;  // added to a small number, leaves an integer's bits
+    int32_t sums[kScales] = {};
+    for (int i = 0; i < kGroup; ++i) {
+      const float rounded = numbers[i] * units + kRounding;
+      int32_t integer;
+      std::memcpy(&integer, &rounded, sizeof(integer));
+      integer -= 0x4b400000;  // kRounding's bits
+      const int32_t upper = (integer + 128) >> 8;
+      group.upper[i] = upper;
+      group.lower[i] = integer - 256 * upper;
+      sums[i / kShared] += integer;
+    }
+    group.unit = is_finite ? PowerOfTwo(exponent - 13) : __builtin_nanf("");
+    for (int s = 0; s < kScales; ++s) {
+      group.offset[s] = -Format::kOffset * sums[s];
+      group.minimum[s] = -group.unit * sums[s];
+    }
+  }
+
+  static float PowerOfTwo(uint32_t exponent) {
+    const uint32_t word = exponent << 23;
+    float power;
+    std::memcpy(&power, &word, sizeof(power));
+    return power;
+  }
+};
+
+// Rows of float32 numbers.
+template <typename Format>
+struct FloatRows {
+  using Number = float;
+  static constexpr int kScales = kScalesOf<Format>;
+  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
+
+  struct Group {
+    float numbers[kGroup];
+    float minimum[kScales];  // minus the sum of the inputs
+  };
+  Group* groups;
+  int64_t stride;  // groups of a row
+
+  const Group& At(int64_t row, int64_t group) const { return groups[row * stride + group]; }
+
+  template <int kRows>
+  void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
+                Lanes* totals) const {
+    for (int s = 0; s < kScales; ++s) {
+      Lanes sums[kRows] = {};
+      for (int i = s * kShared; i < (s + 1) * kShared; ++i) {
+        const Words code = (codes[i / 4] >> (i % 4 * 8)) & 0xffu;
+        const Lanes weights = ToLanes(code) - static_cast<float>(Format::kOffset);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          sums[r] = MultiplyAdd(sums[r], weights, Lanes{} + At(row + r, group).numbers[i]);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        totals[r] = MultiplyAdd(totals[r], sums[r], scales.factor[s]);
+        if constexpr (Format::kMinimum) {
+          const Lanes minimum = Lanes{} + At(row + r, group).minimum[s];
+          totals[r] = MultiplyAdd(totals[r], scales.minimum[s], minimum);
+        }
+      }
+    }
+  }
+
+  static void Prepare(const Number* from, Group& group) {
+    std::copy_n(from, kGroup, group.numbers);
+    for (int s = 0; s < kScales; ++s) {
+      float sum = 0;
+      for (int i = 0; i < kShared; ++i) sum += from[s * kShared + i];
+      group.minimum[s] = -sum;
+    }
+  }
+};
+
+}  // namespace jspec
