@@ -16,9 +16,10 @@ from tests.tiny_models import make_model, target
     [
         (["none"], {("prompt_lookup", 2)}),
         (["prompt_lookup:3", "prompt_lookup:9"], {("prompt_lookup", 3), ("prompt_lookup", 9)}),
-        (["prompt_lookup:auto", "prompt_lookup:5"], {("prompt_lookup", 2), ("prompt_lookup", 5)}),
-        (["model", "hierarchical:2"], {("prompt_lookup", 2), ("model", 7), ("model", 2)}),
-        (["model+prompt_lookup:4"], {("prompt_lookup", 2), ("model", 4)}),
+        (["prompt_lookup:auto", "prompt_lookup:5"], {("prompt_lookup", 5)}),
+        (["prompt_lookup:auto"], {("prompt_lookup", 2)}),
+        (["model", "hierarchical:2"], {("model", 7), ("model", 2)}),
+        (["model+prompt_lookup:4", "model:auto"], {("model", 4)}),
     ],
 )
 def test_numbers_of_drafts_are_those_of_jspecs_methods(drafters, expected):
