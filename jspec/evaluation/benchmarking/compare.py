@@ -61,7 +61,8 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     own = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
     target, draft = asked.models()
     generators = asked.generators(target, draft, **own)
-    other = transformers_draft(asked, target, draft) if asked.with_transformers else None
+    if asked.with_transformers:
+        check_vocabularies(target, draft)
     settings, some = asked.settings(), next(iter(generators.values()))
     methods = {
         name: answer_with(one, settings, decoding=asked.decoding)
@@ -70,13 +71,14 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
     digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
-    if asked.begun and asked.begun["prompts_digest"] != digest:
-        raise InputError(
-            f"expected the prompts that {asked.output_json} was begun with, got others"
-        )
+    path, begun = asked.output_json, asked.begun
+    if begun and begun["prompts_digest"] != digest:
+        raise InputError(f"expected the prompts that {path} was begun with, got others")
+    if begun:
+        print(f"going on with {path}", file=sys.stderr, flush=True)
     _warm_generators(generators, one_of_each_size(ids, settings.max_new_tokens), settings)
     peak_bytes = _peak_bytes()
-    working, left_out = _working_baselines(asked, target, draft, other, texts, ids)
+    working, left_out = _working_baselines(asked, target, draft, texts, ids)
     methods |= working
     bases = plain_of(list(methods))
     record = {
@@ -89,11 +91,11 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         "prompts_digest": digest,
     }
     answers: Answers = {}
-    begun = {
+    known = {
         name: [[Generated(*one) for one in row] for row in own]
-        for name, own in asked.begun.get("answers", {}).items()
+        for name, own in begun.get("answers", {}).items()
     }
-    for answers in answer_in_turn(methods, ids, asked.repeats, begun):
+    for answers in answer_in_turn(methods, ids, asked.repeats, known):
         yield Outcome(record | {"answers": answers})
     timings = timings_of(answers)
     report = summarise(timings)
@@ -123,7 +125,6 @@ def _warm_generators(
 def _working_baselines(
     asked: Measurement,
     target: LoadedModel,
-    packed_draft: LoadedModel | None,
     draft: LoadedModel | None,
     texts: Sequence[str],
     prompts: Sequence[list[int]],
@@ -131,13 +132,12 @@ def _working_baselines(
     """Returns the baselines that are wanted and work here, and why others are left out, by name.
 
     What torch's compiler needs, for example a C compiler, may be missing: the rest is measured.
-    `packed_draft` is jspec's own draft model, `draft` that of transformers.
     """
     alike, max_new_tokens = transformers_methods(asked.methods), asked.max_new_tokens
     clock = {"temperature": asked.temperature, "decoding": asked.decoding}
 
     def make_transformers() -> dict[str, GenerateFn]:
-        models = TransformersModels(target, draft, **clock)
+        models = TransformersModels(target, transformers_draft(asked, draft), **clock)
         made = {name: models.method(*one, max_new_tokens) for name, one in alike.items()}
         if asked.compiled:
             length = max(map(len, prompts)) + max_new_tokens
@@ -149,7 +149,7 @@ def _working_baselines(
         written = map(target.tokenizer.chat_prompt, chats)
         by_ids = dict(zip(map(tuple, prompts), written, strict=True))
         programs = LlamaCpp(pathlib.Path(asked.llama_cpp), by_ids, max_new_tokens, **clock)
-        return programs.methods(target, packed_draft, alike)
+        return programs.methods(target, draft, alike)
 
     makers = [(list(alike), make_transformers)] if asked.with_transformers else []
     if asked.llama_cpp is not None:
@@ -182,20 +182,18 @@ def plain_of(names: Sequence[str]) -> dict[str, str]:
     return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
 
 
-def transformers_draft(
-    asked: Measurement, target: LoadedModel, draft: LoadedModel | None
-) -> LoadedModel | None:
-    """Returns the draft model as transformers can load it, which has no integer weights.
-
-    Raises:
-      InputError: transformers will not draft with it.
-    """
+def check_vocabularies(target: LoadedModel, draft: LoadedModel | None) -> None:
+    """Raises an `InputError` for a draft model that transformers will not draft with."""
     if draft is not None and draft.config.vocab_size != target.config.vocab_size:
         raise InputError(
             f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
             f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
             "--notransformers leaves it out"
         )
+
+
+def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedModel | None:
+    """Returns the draft model as transformers can load it, which has no integer weights."""
     if draft is None or draft.quantization is None:
         return draft
     note = f"it cannot load jspec's {draft.quantization}"

@@ -205,7 +205,6 @@ def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict
             f"expected --{wrong[0]}={before.get(wrong[0])}, with which {path} was begun, got "
             f"{now.get(wrong[0])}; another --output_json begins anew"
         )
-    print(f"going on with {path}", file=sys.stderr, flush=True)
     return record
 
 
