@@ -8,9 +8,10 @@
 
 Whatever is compared is measured in turn, repeat after repeat, after a warm-up, so that a machine
 that slows down slows everything equally. If torch is installed, transformers is measured beside
-jspec, and with --llama_cpp llama.cpp: plain decoding, prompt lookup, and drafts of a model. They
-get the same fixed numbers of drafts as jspec, but llama.cpp chooses its own with a draft model.
-The first table holds all ratios, the second Spec-Bench's columns by the prompts' `category`.
+jspec, and with --llama_cpp llama.cpp, on the same .gguf files: plain decoding, prompt lookup, and
+drafts of the draft model, by the fixed numbers of drafts that jspec has. The first table holds all
+ratios, those after it the speed-ups by the prompts' `category`. An --output_json of methods that
+was broken off is gone on with by the same command.
 
 --output_json gets one JSON object with date, versions, hardware, flags and everything measured.
 """
@@ -31,6 +32,7 @@ from jspec.evaluation.benchmarking.measure_flags import read_flags
 from jspec.evaluation.benchmarking.measurement import (
     Measurement,
     Outcome,
+    begun_record,
     choose_prompts,
     methods_asked_for,
     wants_transformers,
@@ -61,6 +63,7 @@ def main() -> None:
         with_transformers=wants_transformers(values),
     )
     recorded = values | {"drafter_options": dataclasses.asdict(options)}
+    asked.begun = begun_record(values, recorded)
     inputs = (values.get("prompts_file"), options.draft_table, values["target"],
               values.get("draft"))  # fmt: skip
     recorder, outcome = Recorder(values["output_json"], recorded, *inputs), None

@@ -61,7 +61,7 @@ from jspec.common import cli
 from jspec.evaluation.benchmarking import answers, compare, measurement
 
 class Models:
-    def __init__(self, target, draft):
+    def __init__(self, target, draft, **options):
         if "all" in sys.argv:
             raise MemoryError("too much")
 
@@ -116,7 +116,45 @@ def test_a_run_that_is_ended_leaves_what_it_had_measured(folder, compile_cache, 
     program.communicate()
     record = json.loads(path.read_text())
     assert not record["is_complete"]
-    assert len(record["timings"]["jspec plain"]["seconds"]) >= 19
+    assert len(record["answers"]["jspec plain"]) >= 19
+
+
+def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_path):
+    """No answer is timed again, another flag or prompt is refused; a whole record is made anew."""
+    path, prompts = tmp_path / "report.json", tmp_path / "p.jsonl"
+    prompts.write_text("".join(f'{{"prompt": "text {i}"}}\n' for i in range(3)))
+    line = [f"--target={folder}", "--notransformers", f"--prompts_file={prompts}", "--repeats=2",
+            "--max_new_tokens=4", "--dtype=float32", f"--output_json={path}"]  # fmt: skip
+    env = environment(compile_cache, tmp_path / "home")
+    status, _, errors = run("jspec.benchmark", *line, env=env)
+    assert status == 0, errors
+    whole = json.loads(path.read_text())
+    begun = json.loads(path.read_text()) | {"is_complete": False}
+    for own in begun["answers"].values():
+        own[1] = own[1][:1]
+    begun["answers"]["jspec plain"][1] += whole["answers"]["jspec plain"][1][1:2]
+    text = json.dumps(begun)
+    path.write_text(text)
+    refused = run("jspec.benchmark", *line, "--max_new_tokens=5", env=env)
+    assert "expected --max_new_tokens=4, with which" in check_refusal(*refused)
+    first = prompts.read_text()
+    prompts.write_text(first.replace("text 0", "another"))
+    refused = run("jspec.benchmark", *line, env=env)
+    assert "expected the prompts that" in check_refusal(*refused)
+    assert path.read_text() == text
+    prompts.write_text(first)
+    status, output, errors = run("jspec.benchmark", *line, env=env)
+    assert status == 0, errors
+    assert f"going on with {path}" in errors
+    found = json.loads(path.read_text())
+    assert found["is_complete"]
+    for name, own in begun["answers"].items():
+        assert found["answers"][name][0] == own[0]
+        assert found["answers"][name][1][: len(own[1])] == own[1]
+        assert len(found["answers"][name][1]) == 3
+    plain, lookup = (one["same_answers"] for one in found["methods"].values())
+    assert plain == lookup == 3
+    assert "jspec prompt_lookup" in output
 
 
 _MODES = {  # flags of each mode, and a word of its table
@@ -244,7 +282,6 @@ def test_methods_and_baselines_with_a_draft_model(folder, compile_cache, tmp_pat
     report = json.loads(path.read_text())
     assert list(report["methods"]) == [
         "jspec plain", "jspec model:3", "transformers plain", "transformers model:3",
-        "transformers prompt_lookup:2",
     ]  # fmt: skip
     assert all(method["same_answers"] == 2 for method in report["methods"].values())
     assert report["timings"]["transformers model:3"]["round_tokens"] == [[8, 8]] * 2
@@ -291,10 +328,8 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--draft_quantization=int4": "expected --draft with --draft_quantization",
         "--quick": "expected --quick with --measure=roofline, got it with methods",
         "--synthetic_acceptance=": "--measure=synthetic, got it with methods",
-        "--transformers --decoding": "--transformers without --decoding",
-        "--transformers --temperature=1": "--transformers without --temperature",
         "--temperature=-1": "temperature",
-        "--llama_cpp=folder": "--llama_cpp with the target smollm2-135m-instruct",
+        "--llama_cpp=folder": "--llama_cpp with models of .gguf files, got",
         f"--llama_cpp={tmp_path} --target=smollm2-135m-instruct": "no llama-completion",
         "--compiled": "expected --compiled where transformers is measured",
         "--transformers --target_quantization=int8": "--transformers without --target_quantization",

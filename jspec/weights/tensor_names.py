@@ -245,5 +245,6 @@ def parameter_table(config: DecoderConfig) -> list[Parameter]:
             table += [norms[path] for path in (f"{half}_post_norm",) if path in norms]
     table.append(_norm(config, ("final_norm",), "model.norm", wide))
     if not config.tie_embeddings:
-        table.append(one_tensor(("head",), "lm_head.weight", vocabulary))
+        head = (config.head_size or config.vocab_size, config.embed_dim)
+        table.append(one_tensor(("head",), "lm_head.weight", head))
     return table

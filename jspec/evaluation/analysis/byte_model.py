@@ -93,6 +93,8 @@ def predict_table(predict: Mapping[str, Any]) -> dict[str, list[Any]]:
     measured = measure_machine(dtype) if None in given else given
     rates = [own if rate is None else rate for rate, own in zip(given, measured, strict=True)]
     target, draft = (_make_cost(predict, side, dtype) for side in ("target", "draft"))
+    if size := predict["draft_vocab_size"]:
+        draft = dataclasses.replace(draft, config=_with_head(draft.config, size))
     if target.config.vocab_size != draft.config.vocab_size:
         raise InputError(
             f"expected draft and target of one vocabulary, got {draft.config.vocab_size} and "
@@ -134,6 +136,14 @@ def _make_cost(predict: Mapping[str, Any], side: str, dtype: str) -> CallCost:
         quantization=None if kind == "none" else kind,
         float_bytes=_FLOAT_BYTES[dtype],
     )
+
+
+def _with_head(config: DecoderConfig, size: int) -> DecoderConfig:
+    """Returns the config of a draft model with a head of its own; see `draft_vocab_size`."""
+    if size > config.vocab_size:
+        most = config.vocab_size
+        raise InputError(f"expected draft_vocab_size of at most {most}, got {size}")
+    return dataclasses.replace(config, tie_embeddings=False, head_size=size)
 
 
 def _describe(pair: PairCost, predict: Mapping[str, Any]) -> list[str]:

@@ -45,6 +45,9 @@ class Generated(NamedTuple):
 GenerateFn = Callable[[list[int], int], Generated]
 """(prompt ids, seed) -> the answer; a greedy one takes no notice of the seed."""
 
+Answers = dict[str, list[list[Generated]]]
+"""What each method has answered: a list of prompts' answers for each repeat begun."""
+
 
 def answer_with(generator: Generator, settings: Settings, *, decoding: bool = False) -> GenerateFn:
     """Returns generation by a Generator.
@@ -101,23 +104,42 @@ def warm_up(methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]]) -> 
 def measure(
     methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]], repeats: int
 ) -> Iterator[dict[str, Timings]]:
-    """Times every method on every prompt, by turns; yields after each repeat all up to it.
+    """Times every method on every prompt, by turns; yields after each repeat all up to it."""
+    for answers in answer_in_turn(methods, prompts, repeats, {}):
+        if all(len(own[-1]) == len(prompts) for own in answers.values()):
+            yield timings_of(answers)
 
-    Prompt k of repeat r has the seed 1000 r + k.
+
+def answer_in_turn(
+    methods: Mapping[str, GenerateFn], prompts: Sequence[list[int]], repeats: int, begun: Answers
+) -> Iterator[Answers]:
+    """Lets every method answer every prompt, by turns; yields after each prompt all up to it.
+
+    Prompt k of repeat r has the seed 1000 r + k. What has been `begun` is not answered again.
     """
-    done: dict[str, list[list[Generated]]] = {name: [] for name in methods}
+    done: Answers = {name: [list(row) for row in begun.get(name, ())] for name in methods}
     for repeat in range(repeats):
         if repeats > 1:
             print(f"repeat {repeat + 1} of {repeats}", file=sys.stderr, flush=True)
-        for answers in done.values():
-            answers.append([])
+        for own in done.values():
+            own.extend([[]] * (len(own) == repeat))
         for index, prompt in enumerate(prompts):
-            for name, generate in methods.items():
-                seconds, found = timed(functools.partial(generate, prompt, 1000 * repeat + index))
+            missing = [name for name, own in done.items() if len(own[repeat]) == index]
+            for name in missing:
+                generate = functools.partial(methods[name], prompt, 1000 * repeat + index)
+                seconds, found = timed(generate)
                 if found.seconds is None:
                     found = found._replace(seconds=seconds, num_tokens=len(found.token_ids))
-                done[name][-1].append(found)
-        yield {name: _timings_of(answers) for name, answers in done.items()}
+                done[name][repeat].append(found)
+            if missing:
+                yield done
+    if begun:  # perhaps nothing was missing
+        yield done
+
+
+def timings_of(answers: Answers) -> dict[str, Timings]:
+    """Returns the timings of whole repeats."""
+    return {name: _timings_of(own) for name, own in answers.items()}
 
 
 def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:

@@ -77,8 +77,10 @@ def _figures(own: Timings, base: Timings | None, prompts: np.ndarray) -> dict[st
     }  # fmt: skip
 
 
-def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) -> str | None:
-    """Returns a table of the methods that draft, a line a task; None where no method drafts."""
+def format_columns(
+    columns: Mapping[str, Columns], plain_of: Mapping[str, str], title: str = ""
+) -> str | None:
+    """Returns a table of the methods that are no base, a line a task; None without one."""
     methods = [name for name in columns if name != plain_of[name]]
     if not methods:
         return None
@@ -88,7 +90,7 @@ def format_columns(columns: Mapping[str, Columns], plain_of: Mapping[str, str]) 
         [task, str(one["num_prompts"]), *(_cell(lines[name][task]) for name in methods)]
         for task, one in lines[methods[0]].items()
     ]
-    return f"{_TITLE}\n{format_table(['', 'prompts', *methods], rows)}"
+    return f"{title or _TITLE}\n{format_table(['', 'prompts', *methods], rows)}"
 
 
 def _cell(figures: Mapping[str, Any]) -> str:

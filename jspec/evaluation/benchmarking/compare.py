@@ -1,50 +1,68 @@
 """Compares methods of generating and baselines on the same prompts, in one process.
 
 Every method answers every prompt in turn, repeat after repeat, after a warm-up: a machine that
-slows down slows all of them. A time is that of a whole answer, prompt included, compilation
-excluded.
+slows down slows all of them. A time is that of a whole answer, prompt included, or of decoding
+alone (`_CLOCKS`), compilation excluded.
 """
 
 import dataclasses
+import hashlib
+import itertools
 import pathlib
 import resource
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking.answers import (
     JSPEC_PLAIN,
+    Answers,
+    Generated,
     GenerateFn,
+    answer_in_turn,
     answer_with,
     format_summary,
     measure,
     one_of_each_size,
     summarise,
+    timings_of,
     warm_up,
 )
 from jspec.evaluation.benchmarking.by_task import columns_by_method, format_columns
-from jspec.evaluation.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, llama_methods
+from jspec.evaluation.benchmarking.llama_cpp_baseline import LLAMA_PLAIN, LlamaCpp
 from jspec.evaluation.benchmarking.measurement import Measurement, Outcome, choose_prompts
 from jspec.evaluation.benchmarking.transformers_baseline import (
     TransformersModels,
     transformers_methods,
 )
-from jspec.generation.request import Settings
+from jspec.generation.generator import Generator
+from jspec.generation.request import Request, Settings
 from jspec.weights.resolver import LoadedModel
 
+_WARM_PIECES = 3  # of an answer: of the prefill, and of two visits
+_CLOCKS = {  # what the times of --decoding are
+    "jspec": "from the first token's arrival to the last's: rounds, their drafts and the host",
+    "transformers": "from the end of the call that reads the prompt: calls, drafts and sampling",
+    "llama.cpp": "as printed: plain 'eval time', which is without sampling; speculative and lookup "
+    "'decoded', with it; without loading, and without the prompt",
+}
 _STORY = "Tell me a long story about a dragon and a knight."
 
 
 def compare(asked: Measurement) -> Iterator[Outcome]:
-    """Measures answers of jspec's methods and of baselines; yields after each repeat.
+    """Measures answers of jspec's methods and of baselines; yields after each prompt.
 
-    The first method is what answers are compared with.
+    The first method is what answers are compared with. Answers of a run that was broken off count.
+
+    Raises:
+      InputError: the run that was broken off had other prompts.
     """
     prompts, tasks = choose_prompts(asked)
     own = {"acceptance": asked.acceptance, "max_seq_len": asked.max_seq_len}
     target, draft = asked.models()
     generators = asked.generators(target, draft, **own)
-    other = transformers_draft(asked, target, draft) if asked.with_transformers else None
+    if asked.with_transformers:
+        check_vocabularies(target, draft)
     settings, some = asked.settings(), next(iter(generators.values()))
     methods = {
         name: answer_with(one, settings, decoding=asked.decoding)
@@ -52,9 +70,15 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     }
     texts = [prompt.text for prompt in prompts]
     ids = [some.encode_prompt(text) for text in texts]
-    warm_up(methods, one_of_each_size(ids, settings.max_new_tokens))
+    digest = hashlib.sha256(repr(ids).encode()).hexdigest()[:16]
+    path, begun = asked.output_json, asked.begun
+    if begun and begun["prompts_digest"] != digest:
+        raise InputError(f"expected the prompts that {path} was begun with, got others")
+    if begun:
+        print(f"going on with {path}", file=sys.stderr, flush=True)
+    _warm_generators(generators, one_of_each_size(ids, settings.max_new_tokens), settings)
     peak_bytes = _peak_bytes()
-    working, left_out = _working_baselines(asked, target, other, texts, ids)
+    working, left_out = _working_baselines(asked, target, draft, texts, ids)
     methods |= working
     bases = plain_of(list(methods))
     record = {
@@ -63,17 +87,39 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
         "tasks": list(tasks),
         "left_out": left_out,
         "described": {name: one.describe() for name, one in generators.items()},
+        "clocks": _CLOCKS if asked.decoding else "whole answers, prompt included",
+        "prompts_digest": digest,
     }
-    timings = {}
-    for timings in measure(methods, ids, asked.repeats):
-        record |= {"timings": {name: own.to_json() for name, own in timings.items()}}
-        yield Outcome(record)
-    report, columns = summarise(timings), columns_by_method(timings, bases, tasks)
+    answers: Answers = {}
+    known = {
+        name: [[Generated(*one) for one in row] for row in own]
+        for name, own in begun.get("answers", {}).items()
+    }
+    for answers in answer_in_turn(methods, ids, asked.repeats, known):
+        yield Outcome(record | {"answers": answers})
+    timings = timings_of(answers)
+    report = summarise(timings)
     before = ", before the baselines were loaded" if working or left_out else ""
-    memory = f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB"
-    tables = [format_summary(report), format_columns(columns, bases), memory]
-    record |= {"methods": report, "spec_bench": columns}
+    tables = [format_summary(report)]
+    for key, plain in {"spec_bench": bases, "by_task": dict.fromkeys(methods, JSPEC_PLAIN)}.items():
+        if key == "spec_bench" or (working and any(tasks)):
+            columns = columns_by_method(timings, plain, tasks)
+            record[key], title = columns, "" if key == "spec_bench" else "speed-up over jspec plain"
+            tables.append(format_columns(columns, plain, title))
+    tables.append(f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB")
+    record |= {"answers": answers, "methods": report}
+    record["timings"] = {name: own.to_json() for name, own in timings.items()}
     yield Outcome(record, "\n\n".join(filter(None, tables)))
+
+
+def _warm_generators(
+    generators: Mapping[str, Generator], prompts: Sequence[list[int]], settings: Settings
+) -> None:
+    """Lets every Generator begin an answer to every prompt, so that everything is compiled."""
+    for name, generator in generators.items():
+        print(f"warming up {name}", file=sys.stderr, flush=True)
+        for prompt in prompts:
+            list(itertools.islice(generator.run([Request(prompt, settings)]), _WARM_PIECES))
 
 
 def _working_baselines(
@@ -88,9 +134,10 @@ def _working_baselines(
     What torch's compiler needs, for example a C compiler, may be missing: the rest is measured.
     """
     alike, max_new_tokens = transformers_methods(asked.methods), asked.max_new_tokens
+    clock = {"temperature": asked.temperature, "decoding": asked.decoding}
 
     def make_transformers() -> dict[str, GenerateFn]:
-        models = TransformersModels(target, draft)
+        models = TransformersModels(target, transformers_draft(asked, draft), **clock)
         made = {name: models.method(*one, max_new_tokens) for name, one in alike.items()}
         if asked.compiled:
             length = max(map(len, prompts)) + max_new_tokens
@@ -101,9 +148,8 @@ def _working_baselines(
         chats = [[{"role": "user", "content": text}] for text in texts]
         written = map(target.tokenizer.chat_prompt, chats)
         by_ids = dict(zip(map(tuple, prompts), written, strict=True))
-        number = next(number for drafter, number in alike.values() if drafter == "prompt_lookup")
-        folder = pathlib.Path(asked.llama_cpp)
-        return llama_methods(folder, by_ids, max_new_tokens, num_drafts=number)
+        programs = LlamaCpp(pathlib.Path(asked.llama_cpp), by_ids, max_new_tokens, **clock)
+        return programs.methods(target, draft, alike)
 
     makers = [(list(alike), make_transformers)] if asked.with_transformers else []
     if asked.llama_cpp is not None:
@@ -117,7 +163,7 @@ def _working_baselines(
             continue
         for name, generate in made.items():
             try:
-                warm_up({name: generate}, prompts[:2])
+                warm_up({name: generate}, prompts[:1])
                 working[name] = generate
             except Exception as error:
                 left_out[name] = _reason(error)
@@ -136,20 +182,18 @@ def plain_of(names: Sequence[str]) -> dict[str, str]:
     return {name: plain if plain in names else JSPEC_PLAIN for name, plain in own.items()}
 
 
-def transformers_draft(
-    asked: Measurement, target: LoadedModel, draft: LoadedModel | None
-) -> LoadedModel | None:
-    """Returns the draft model as transformers can load it, which has no integer weights.
-
-    Raises:
-      InputError: transformers will not draft with it.
-    """
+def check_vocabularies(target: LoadedModel, draft: LoadedModel | None) -> None:
+    """Raises an `InputError` for a draft model that transformers will not draft with."""
     if draft is not None and draft.config.vocab_size != target.config.vocab_size:
         raise InputError(
             f"expected a draft of {target.config.vocab_size} ids for transformers, which wants as "
             f"many as the target has, got {draft.config.vocab_size} ({draft.name}); "
             "--notransformers leaves it out"
         )
+
+
+def transformers_draft(asked: Measurement, draft: LoadedModel | None) -> LoadedModel | None:
+    """Returns the draft model as transformers can load it, which has no integer weights."""
     if draft is None or draft.quantization is None:
         return draft
     note = f"it cannot load jspec's {draft.quantization}"

@@ -13,7 +13,7 @@ from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
-from jspec.weights.published import SMOLLM2
+from jspec.weights.published import MODELS
 
 for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
     if _flag.name != "drafter":  # --drafters stands here for it
@@ -86,9 +86,7 @@ _HOLDERS = [
     flags.DEFINE_float("temperature", 0.0, "Temperature of the answers; above 0, prompt k of "
         "repeat r has the seed 1000 r + k."),
     flags.DEFINE_string("acceptance", "rejection", "The rule that accepts or rejects drafts."),
-    flags.DEFINE_bool(
-        "decoding", False, "Time decoding alone, without prefill; for jspec's methods only."
-    ),
+    flags.DEFINE_bool("decoding", False, "Time decoding alone, without prefill."),
     flags.DEFINE_enum(
         "dtype", None, ["bfloat16", "float32"], "The number type of weights. Default: bfloat16; "
         "float32 with --measure=parity."
@@ -105,8 +103,7 @@ _HOLDERS = [
     flags.DEFINE_bool(
         "transformers",
         None,
-        "Measure transformers too. Default: if torch is installed, answers are greedy and timed "
-        "with prefill, and the target is not rounded.",
+        "Measure transformers too. Default: if torch is installed and the target is not rounded.",
     ),
     flags.DEFINE_bool(
         "compiled",
@@ -114,7 +111,8 @@ _HOLDERS = [
         "Measure transformers' plain decoding with a static cache and torch.compile too.",
     ),
     flags.DEFINE_string(
-        "llama_cpp", None, "Folder with llama.cpp's programs, to measure llama.cpp too."
+        "llama_cpp", None, "Folder with llama.cpp's programs, to measure llama.cpp too, on the "
+        "same .gguf files."
     ),
     flags.DEFINE_bool("quick", False, "Measure fewer kinds of calls, and each less often."),
     flags.DEFINE_list(
@@ -130,7 +128,8 @@ _HOLDERS = [
     flags.DEFINE_integer("batch_size", 8, "Number of rows of a batch."),
     flags.DEFINE_string("trace_folder", None, "Folder for the profiler's trace."),
     flags.DEFINE_string(
-        "output_json", None, "Write everything to this JSON file, as it is measured."
+        "output_json", None, "Write everything to this JSON file, as it is measured. The same "
+        "command goes on with a run of methods that was broken off."
     ),
 ]  # fmt: skip
 flags.FLAGS["measure"].help = _MEASURE  # absl would list the modes once more
@@ -174,9 +173,10 @@ def _check_values(values: dict[str, Any]) -> None:
     for context in values["context"] or ():
         check_range("context", context, 1, 2**20)
     Settings(max_new_tokens=values["max_new_tokens"], temperature=values["temperature"])
-    if values["llama_cpp"] is not None and values["target"] != SMOLLM2:
-        raise InputError(f"expected --llama_cpp with the target {SMOLLM2}, got {values['target']}")
     if values["llama_cpp"] is not None:
+        for name in filter(None, (values["target"], values["draft"])):
+            if name not in MODELS and not name.endswith(".gguf"):
+                raise InputError(f"expected --llama_cpp with models of .gguf files, got {name}")
         check_programs(pathlib.Path(values["llama_cpp"]))
     if values["measure"] == "drafting" and not values["num_draft_tokens"].isdecimal():
         number = values["num_draft_tokens"]

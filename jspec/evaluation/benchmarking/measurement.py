@@ -1,6 +1,8 @@
 """What a command line of `python -m jspec.benchmark` asks for, checked before models are loaded."""
 
 import collections
+import json
+import pathlib
 import sys
 import types
 from collections.abc import Mapping, Sequence
@@ -9,7 +11,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from jspec.common.errors import InputError
-from jspec.common.json_lines import title_of
+from jspec.common.json_lines import read_json, title_of
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DrafterOptions,
@@ -57,6 +59,7 @@ class Measurement(types.SimpleNamespace):
       options: of the drafters.
       methods: to measure.
       with_transformers: whether transformers is measured.
+      begun: the record of a run that was broken off; empty without one.
     """
 
     def load(self, role: str, *, is_rounded: bool = True) -> LoadedModel | None:
@@ -160,15 +163,11 @@ def methods_asked_for(values: Mapping[str, Any], options: DrafterOptions) -> dic
 
 
 def wants_transformers(values: Mapping[str, Any]) -> bool:
-    """Returns whether transformers is to be measured, and refuses it where it cannot be."""
+    """Returns whether transformers is to be measured; refuses it where it cannot be."""
     wanted, is_there = values.get("transformers", False), has_transformers()
     found = []
     if values.get("target_quantization") in KINDS:
         found.append("--target_quantization: it cannot load rounded weights")
-    if values.get("temperature"):
-        found.append("--temperature: its answers are greedy")
-    if values.get("decoding"):
-        found.append("--decoding: its times are those of whole answers")
     if wanted is None and not is_there:
         note = "note: transformers is not measured: torch is not installed (pip install torch)"
         print(note, file=sys.stderr, flush=True)
@@ -180,6 +179,33 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
     if values.get("compiled") and not is_measured:
         raise InputError("expected --compiled where transformers is measured, whose step it is")
     return is_measured
+
+
+def begun_record(values: Mapping[str, Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what a run that was broken off has left in --output_json; empty without one.
+
+    Only whole answers are gone on with. `recorded` are the flags as this run records them.
+
+    Raises:
+      InputError: that run had other flags.
+    """
+    path = values["output_json"]
+    if values["measure"] != "methods" or path is None or not pathlib.Path(path).is_file():
+        return {}
+    try:
+        record = read_json(pathlib.Path(path))
+    except InputError:  # something else, which is written anew
+        return {}
+    if record.get("is_complete", True) or "answers" not in record:
+        return {}
+    now = json.loads(json.dumps(recorded)) | {"output_json": None}
+    before = record["flags"] | {"output_json": None}
+    if wrong := [name for name in {**now, **before} if now.get(name) != before.get(name)]:
+        raise InputError(
+            f"expected --{wrong[0]}={before.get(wrong[0])}, with which {path} was begun, got "
+            f"{now.get(wrong[0])}; another --output_json begins anew"
+        )
+    return record
 
 
 def choose_prompts(asked: Measurement) -> tuple[list[Prompt], list[str | None]]:

@@ -5,6 +5,7 @@ the call and the choice. Of a drafter whose proposal computes some of the target
 which the call goes on, that says nothing.
 """
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,9 +14,12 @@ import jax.numpy as jnp
 
 from jspec.common.timing import Loop, make_loop, seconds_each, with_first
 from jspec.common.typing import Logits, RowTokens
+from jspec.drafters import DrafterOptions
+from jspec.drafters.draft_vocabulary import with_draft_vocabulary
 from jspec.generation.calibration import PROMPT_TOKENS
 from jspec.generation.capacity import capacity_for
 from jspec.generation.generator import Generator
+from jspec.generation.programs import make_spec
 from jspec.generation.request import Request, Settings
 from jspec.kernels import first_argmax
 from jspec.models import init_cache, make_apply
@@ -37,6 +41,13 @@ _KINDS = {  # of a choice
     "T = 1, filters": {"has_filters": True},
     "T = 1, drafts with a distribution": {"has_distribution": True},
 }
+
+
+def with_own_head(target: LoadedModel, draft: LoadedModel, options: DrafterOptions) -> LoadedModel:
+    """Returns the draft model as rounds use it: with the head that `draft_vocab_size` leaves."""
+    spec = with_draft_vocabulary(make_spec(target, draft, "model", options, 1))
+    assert spec.draft_config is not None
+    return dataclasses.replace(draft, config=spec.draft_config, params=spec.draft_params)
 
 
 def time_call(model: LoadedModel, width: int, context: int) -> float:

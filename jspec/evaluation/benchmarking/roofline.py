@@ -24,6 +24,7 @@ from jspec.evaluation.benchmarking.parts import (
     choice_lines,
     round_lines,
     time_call,
+    with_own_head,
 )
 from jspec.kernels import prefill_widths
 from jspec.weights.quantize import PACKED
@@ -62,7 +63,8 @@ def measure_roofline(asked: Measurement) -> Iterator[Outcome]:
         yield from call_lines(target, "target", asked.quick)
         yield from round_lines(generators)
         if draft is not None:
-            yield from call_lines(draft, "draft", asked.quick)
+            own = with_own_head(target, draft, asked.options)
+            yield from call_lines(own, "draft", asked.quick)
         yield from choice_lines(target.config.vocab_size)
 
     for line in all_lines():
@@ -151,7 +153,8 @@ def call_lines(model: LoadedModel, role: str, is_quick: bool) -> Iterator[Line]:
             "num_bytes": cost.call_bytes(width, context=context, batch_size=rows),
             "operations": cost.call_operations(width, context=context, batch_size=rows),
         }
-    head = 2 * model.config.vocab_size * model.config.embed_dim  # operations on one token
+    outputs = model.config.head_size or model.config.vocab_size
+    head = 2 * outputs * model.config.embed_dim  # operations on one token
     for width in prefill_widths(model.params["embedding"]):
         seconds = time_call(model, width, context=0)
         yield {

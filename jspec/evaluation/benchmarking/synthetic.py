@@ -21,7 +21,7 @@ from jspec.evaluation.benchmarking.measurement import (
     Outcome,
     choose_prompts,
 )
-from jspec.evaluation.benchmarking.parts import time_call
+from jspec.evaluation.benchmarking.parts import time_call, with_own_head
 from jspec.generation.generator import Generator
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance.synthetic import seed_of
@@ -70,7 +70,7 @@ def measure_synthetic(asked: Measurement) -> Iterator[Outcome]:
     target, draft = asked.models()
     generators = asked.generators(target, draft, *methods, acceptance="synthetic")
     costs = {
-        name: _costs_of(target, draft, int(number))
+        name: _costs_of(target, with_own_head(target, draft, asked.options), int(number))
         for name, (drafter, number) in methods.items()
         if draft is not None and drafter == "model"
     }

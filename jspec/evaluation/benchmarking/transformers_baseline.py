@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jspec.common.errors import InputError
+from jspec.common.timing import Instant
 from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS, needs_draft_model
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
 from jspec.weights.hf import save_hf
@@ -21,17 +22,19 @@ def transformers_methods(
 ) -> dict[str, tuple[str, int]]:
     """Returns, by name, transformers' drafters and numbers of drafts that stand beside jspec's.
 
-    Prompt lookup and the draft model have the numbers that jspec's methods have. Where jspec
-    chooses the number, and for prompt lookup where jspec does not use it, it is jspec's default.
+    Prompt lookup and the draft model have the fixed numbers that jspec's methods have. Where jspec
+    has none, or nothing drafts, it is jspec's default.
     """
+    kinds = [
+        ("model" if needs_draft_model(drafter) else drafter, number)
+        for drafter, number in methods.values()
+    ]
     pairs = []
-    for drafter, number in methods.values():
-        kind = "model" if needs_draft_model(drafter) else drafter
-        if kind in ("model", "prompt_lookup"):
-            fixed = number if isinstance(number, int) else DEFAULT_NUM_DRAFT_TOKENS
-            pairs.append((kind, fixed))
-    if not any(drafter == "prompt_lookup" for drafter, _ in pairs):
-        pairs.append(("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS))
+    for kind in ("model", "prompt_lookup"):
+        numbers = [number for own, number in kinds if own == kind]
+        fixed = [(kind, number) for number in numbers if isinstance(number, int)]
+        pairs += fixed or [(kind, DEFAULT_NUM_DRAFT_TOKENS)] * bool(numbers)
+    pairs = pairs or [("prompt_lookup", DEFAULT_NUM_DRAFT_TOKENS)]
     named = {f"transformers {drafter}:{number}": (drafter, number) for drafter, number in pairs}
     return {"transformers plain": ("none", 0)} | named
 
@@ -44,8 +47,21 @@ def has_transformers() -> bool:
 class TransformersModels:
     """A target, and a draft or none, in transformers."""
 
-    def __init__(self, target: LoadedModel, draft: LoadedModel | None = None) -> None:
+    def __init__(
+        self,
+        target: LoadedModel,
+        draft: LoadedModel | None = None,
+        *,
+        temperature: float = 0.0,
+        decoding: bool = False,
+    ) -> None:
         """Hands the weights over as Hugging Face checkpoints, in their own dtype.
+
+        Args:
+          target: what answers.
+          draft: what assists.
+          temperature: of the answers.
+          decoding: count the time after the call that reads the prompt.
 
         Raises:
           InputError: weights are quantised, or not those that transformers expects.
@@ -54,7 +70,10 @@ class TransformersModels:
         self._target = _hand_over(target)
         self._draft = None if draft is None else _hand_over(draft)
         self._starts: list[int] = []
+        self._read: Instant | None = None  # when the prompt was
+        self._temperature, self._decoding = temperature, decoding
         self._target.register_forward_pre_hook(self._note_call, with_kwargs=True)
+        self._target.register_forward_hook(self._note_read)
 
     def _note_call(self, _: Any, __: Any, kwargs: dict[str, Any]) -> None:
         """Notes how many tokens the target had read when it was called."""
@@ -63,8 +82,17 @@ class TransformersModels:
         if not torch.compiler.is_compiling():
             self._starts.append(kwargs[_cache_name(type(self._target))].get_seq_length())
 
+    def _note_read(self, *_: Any) -> None:
+        """Notes when the first call has returned."""
+        import torch
+
+        if self._read is None and not torch.compiler.is_compiling():
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            self._read = Instant()
+
     def method(self, drafter: str, num_draft_tokens: int, max_new_tokens: int) -> GenerateFn:
-        """Returns one method of generating, greedy.
+        """Returns one method of generating.
 
         Args:
           drafter: "none", "prompt_lookup", or "model": assisted generation, in which the draft
@@ -79,20 +107,19 @@ class TransformersModels:
         }[drafter]
 
         def generate(prompt: list[int], seed: int) -> Generated:
-            del seed
             if self._draft is not None:  # transformers reads these options off the draft alone
                 self._draft.generation_config.update(
                     num_assistant_tokens=num_draft_tokens,
                     num_assistant_tokens_schedule="constant",
                     assistant_confidence_threshold=0.0,
                 )
-            answer = self._answer(prompt, max_new_tokens, **options)
+            answer, seconds = self._answer(prompt, seed, max_new_tokens, **options)
             # The call that reads the prompt checks the first drafts, too, and may thus give several
             # tokens. Neither it nor its tokens count.
-            starts = self._starts
-            if len(starts) == 1:
-                return Generated(answer, 0, 0)
-            return Generated(answer, len(prompt) + len(answer) - 1 - starts[1], len(starts) - 1)
+            starts, counts = self._starts, (0, 0)
+            if len(starts) > 1:
+                counts = len(prompt) + len(answer) - 1 - starts[1], len(starts) - 1
+            return self._generated(answer, seconds, *counts)
 
         return generate
 
@@ -114,30 +141,44 @@ class TransformersModels:
         options = {_cache_name(type(self._target)): cache, "compile_config": compile_config}
 
         def generate(prompt: list[int], seed: int) -> Generated:
-            del seed
             with torch.inference_mode():
                 cache.reset()
-            answer = self._answer(prompt, max_new_tokens, **options)
-            return Generated(answer, len(answer) - 1, len(answer) - 1)
+            answer, seconds = self._answer(prompt, seed, max_new_tokens, **options)
+            return self._generated(answer, seconds, len(answer) - 1, len(answer) - 1)
 
         return generate
 
-    def _answer(self, prompt: list[int], max_new_tokens: int, **options: Any) -> list[int]:
+    def _generated(
+        self, answer: list[int], seconds: float, num_round_tokens: int, num_calls: int
+    ) -> Generated:
+        own = (seconds, num_round_tokens) if self._decoding else (None, None)
+        return Generated(answer, num_round_tokens, num_calls, 0, 0, *own)
+
+    def _answer(
+        self, prompt: list[int], seed: int, max_new_tokens: int, **options: Any
+    ) -> tuple[list[int], float]:
+        """Returns an answer, and the seconds after the prompt had been read."""
         import torch
 
         self._starts.clear()
+        self._read = None
+        if self._temperature:
+            torch.manual_seed(seed)
+            # Without its own filters.
+            options |= {"temperature": self._temperature, "top_k": 0, "top_p": 1.0}
         ids = torch.tensor([prompt], device=self._target.device)
         with torch.inference_mode():
             output = self._target.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=max_new_tokens,
-                do_sample=False,
+                do_sample=self._temperature > 0,
                 eos_token_id=self._eos_ids,
                 pad_token_id=self._eos_ids[0] if self._eos_ids else 0,
                 **options,
             )
-        return output[0].tolist()[len(prompt) :]
+        answer = output[0].tolist()[len(prompt) :]
+        return answer, 0.0 if self._read is None else Instant().run_seconds_since(self._read)
 
 
 @functools.cache

@@ -71,6 +71,7 @@ class PairSpec:
     draft_quantization: str = "none"
     target_bytes_per_weight: float | None = None
     draft_bytes_per_weight: float | None = None
+    draft_vocab_size: int = 0
     dtype: str = "bfloat16"
     bandwidth: float | None = None
     flop_rate: float | None = None
@@ -96,7 +97,7 @@ class PairSpec:
             if not getattr(self, field):
                 raise InputError(f"expected {field} to have some, got none")
         _check_values(self, context=(0, _MOST), batch_size=(1, 10**6), alphas=(0, 1),
-                      numbers=(0, 4096))  # fmt: skip
+                      numbers=(0, 4096), draft_vocab_size=(0, _MOST))  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,7 +16,7 @@ H200 = Machine(bandwidth=4.8e12, flop_rate=9.9e14)
 PREDICT = {
     "target": "llama3.2-3b", "draft": "llama3.2-1b",
     "target_bytes_per_weight": None, "target_quantization": "none",
-    "draft_bytes_per_weight": None, "draft_quantization": "none",
+    "draft_bytes_per_weight": None, "draft_quantization": "none", "draft_vocab_size": 0,
     "bandwidth": 4.8e12, "flop_rate": 9.9e14, "context": 0, "batch_size": 1,
     "dtype": "bfloat16", "alphas": (0.5, 0.7, 0.9), "numbers": (0, 1, 2, 4, 8),
 }  # fmt: skip
@@ -57,6 +57,19 @@ def test_drafting_is_a_call_each():
     assert one.improvement(0.7, 0) == pytest.approx(1)
     assert one.improvement(0.7, 2) == pytest.approx(2.19 / (2 * 0.3847 + 1), rel=1e-3)
     assert break_even_alpha(1, *one.costs(1)) == pytest.approx(one.cost_ratio, abs=1e-3)
+
+
+def test_a_smaller_head_of_the_draft_is_cheaper():
+    """By hand: 128,256 - 32,000 rows of 2,048 floats of bfloat16 less; no more than there are."""
+    ratios = []
+    for size in (0, 32_000):
+        (note,) = (n for n in predict_table(PREDICT | {"draft_vocab_size": size})["notes"]
+                   if n.startswith("cost ratio"))  # fmt: skip
+        ratios.append(float(note.split()[4].rstrip(";")))
+    less = 2 * (128_256 - 32_000) * 2_048 / pair().target.weight_bytes
+    assert ratios[0] - ratios[1] == pytest.approx(less, abs=0.001)
+    with pytest.raises(InputError, match="draft_vocab_size of at most 128256, got 200000"):
+        predict_table(PREDICT | {"draft_vocab_size": 200_000})
 
 
 def test_where_operations_decide_speculation_stops_paying():

@@ -6,6 +6,7 @@ import types
 import jax.numpy as jnp
 import pytest
 
+from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.call_cost import CallCost, Machine
 from jspec.evaluation.benchmarking import parts, roofline
 from jspec.evaluation.benchmarking.parts import choice_lines, choose, round_lines
@@ -13,6 +14,7 @@ from jspec.evaluation.benchmarking.roofline import (
     call_lines,
     format_lines,
     measure_roofline,
+    model_cost,
     on_machine,
 )
 from jspec.sampling.settings import SamplingSettings
@@ -55,6 +57,19 @@ def test_a_call_of_one_token_and_a_prefill_are_counted_by_hand(lines):
     chunk = of["target: prefill of 64 tokens"]
     unseen = 63 * 2 * config.vocab_size * config.embed_dim  # only the last token's logits are made
     assert chunk["operations"] == cost.call_operations(64, context=0) - unseen
+
+
+def test_a_drafts_calls_are_those_of_the_head_that_it_uses():
+    """Guards against a roofline of another draft than that of the rounds."""
+    target, draft = tiny_models.target(), tiny_models.draft()
+    own = parts.with_own_head(target, draft, DrafterOptions(draft_vocab_size=32))
+    rows = own.params["head"].shape[0]
+    assert 32 <= rows < draft.config.vocab_size
+    less = (draft.config.vocab_size - rows) * draft.config.embed_dim
+    assert model_cost(draft, 4).weight_bytes - model_cost(own, 4).weight_bytes == 4 * less
+    assert parts.time_call(own, 2, 8) > 0
+    same = parts.with_own_head(target, draft, DrafterOptions())
+    assert (same.config, same.params) == (draft.config, draft.params)
 
 
 def test_wider_calls_are_compared_with_the_first_in_each_turn(lines):

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 
+from jspec.common.timing import timed
 from jspec.evaluation.benchmarking.transformers_baseline import (
     TransformersModels,
 )
@@ -75,6 +76,24 @@ def test_a_target_of_another_family_keeps_its_biases():
     answer = plain_of(TransformersModels(model))(PROMPTS[0], 0).token_ids
     ours = make_generator("none", model).generate(_request(PROMPTS[0]))
     assert answer == ours.token_ids
+
+
+def test_decoding_counts_the_time_after_the_prompt(beside):
+    """And the tokens that it gives, with and without drafts."""
+    models = TransformersModels(target(), draft(), decoding=True)
+    for drafter, number in (("none", 0), ("model", 4)):
+        own = functools.partial(models.method(drafter, number, MAX_NEW_TOKENS), PROMPTS[0], 0)
+        whole = beside.method(drafter, number, MAX_NEW_TOKENS)(PROMPTS[0], 0)
+        seconds, found = timed(own)
+        assert found.num_tokens == whole.num_round_tokens
+        assert whole.seconds is None
+        assert 0 < found.seconds < seconds
+
+
+def test_sampled_answers_follow_their_seed():
+    method = TransformersModels(target(), temperature=1.0).method("none", 0, MAX_NEW_TOKENS)
+    first, same, other = (method(PROMPTS[0], seed).token_ids for seed in (0, 0, 1))
+    assert first == same != other
 
 
 @pytest.mark.slow
