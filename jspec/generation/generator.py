@@ -89,8 +89,8 @@ class Generator(Programs):
             "smollm2-135m-instruct", or "random:" followed by a preset's name.
           draft: the draft model, named in the same way, or None.
           dtype: "bfloat16" or "float32", for weights and caches.
-          target_quantization: "int8" or "int4" rounds the target's weights, which makes it another
-            model: the answers follow the distribution of that model. None leaves them alone.
+          target_quantization: "int8", "int4" or "q4_0" rounds the target's weights, which makes
+            it another model: the answers follow that model's distribution. None leaves them alone.
           draft_quantization: the same for the draft model, which changes no answer's distribution.
           **options: keyword arguments of the constructor; and options of drafters and rules by the
             names of their flags, such as `draft_layers=20` or `lenience=0.3`.

@@ -13,9 +13,18 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jspec.common.errors import InputError
 from jspec.common.memory import check_memory
 from jspec.common.typing import Params
+from jspec.kernels import CompactKernel
 from jspec.models.config import DecoderConfig
-from jspec.weights.packed_weights import PackedSource, make_packed, num_packed_bytes
-from jspec.weights.quantize import PACKED, check_kind, is_quantizable, num_bytes, quantize
+from jspec.weights.packed_weights import PackedSource, is_as_small, make_packed, num_packed_bytes
+from jspec.weights.quantize import (
+    PACKED,
+    Q4_0,
+    block_format,
+    check_kind,
+    is_quantizable,
+    num_bytes,
+    quantize,
+)
 from jspec.weights.tensor_names import Parameter, Path, Shape, parameter_table, tensor_shapes
 
 _EMBEDDING = "model.embed_tokens.weight"
@@ -71,7 +80,10 @@ def make_params(
     def make(parameter: Parameter) -> Any:
         if quantization is None or not is_quantizable(parameter):
             return jax.device_put(read(parameter, parameter.dtype_in(dtype)))
-        kernel = jax.device_put(read(parameter, _FLOAT32))
+        kernel = read(parameter, _FLOAT32)
+        if isinstance(kernel, CompactKernel):  # it is small already
+            return kernel
+        kernel = jax.device_put(kernel)
         return quantize(kernel, parameter.path, quantization, dtype)
 
     table = parameter_table(config)
@@ -110,9 +122,16 @@ def load_params(
         return make_params(config, read_packed, dtype, None)
     check_room(config, dtype, quantization)
 
-    def read(parameter: Parameter, dtype: np.dtype) -> np.ndarray:
+    def read(parameter: Parameter, wanted: np.dtype) -> Any:
+        # A second rounding would lose bits, and save none.
+        if (
+            quantization == Q4_0
+            and source.packed is not None
+            and is_as_small(parameter, source.packed, block_format(parameter.path))
+        ):
+            return make_packed(parameter, source.packed, source.read, dtype)
         names = {part.name for part in parameter.parts}
-        return parameter.pack({name: source.read(name, dtype) for name in names}, dtype)
+        return parameter.pack({name: source.read(name, wanted) for name in names}, wanted)
 
     return make_params(config, read, dtype, quantization)
 

@@ -24,10 +24,10 @@ def load_gguf(
 ) -> tuple[DecoderConfig, Params, GgufFile]:
     """Returns the config and the parameters of a GGUF file, and the open file.
 
-    With the quantization "packed" the weights stay as they are in the file. For "int8" and "int4"
-    they are quantised again, from float32, which loses at most another half step. Where the blocks
-    of a row of Q8_0 share one scale and its largest weight is 127 steps, int8 gives the same
-    integers.
+    With the quantization "packed" the weights stay as they are in the file. With "q4_0" those stay
+    that it would not make smaller. For "int8" and "int4" they are quantised again, from float32,
+    which loses at most another half step. Where the blocks of a row of Q8_0 share one scale and its
+    largest weight is 127 steps, int8 gives the same integers.
 
     Raises:
       InputError: a file that is damaged, of another architecture, or more than jspec can honour.

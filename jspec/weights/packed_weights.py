@@ -51,6 +51,16 @@ def num_packed_bytes(parameter: Parameter, source: PackedSource, float_bytes: in
     return num_floats * float_bytes + strips
 
 
+def is_as_small(parameter: Parameter, source: PackedSource, kind: str) -> bool:
+    """Returns whether a file holds all of a kernel in no more bits a weight than a format takes."""
+
+    def num_bits(kind: str) -> float:
+        return 8 * FORMATS[kind].num_bytes / FORMATS[kind].inputs
+
+    found = _names_by_format(parameter, source)
+    return all(each is not None and num_bits(each) <= num_bits(kind) for each in found)
+
+
 def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: np.dtype) -> Kernel:
     """Returns a parameter on the default device, packed unless the file holds floats."""
     names_of = _names_by_format(parameter, source)

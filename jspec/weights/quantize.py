@@ -1,9 +1,11 @@
-"""Weights rounded to 8-bit or 4-bit integers, one kernel at a time; norms and biases stay floats.
+"""Weights rounded to 8 or 4 bits, one kernel at a time; norms and biases stay floats.
 
 The rounding is symmetric and to the nearest. "int8": the largest weight of an output becomes 127.
 "int4": integers up to 7 in groups of 32 inputs; each group has a multiplier, up to 18, of its
 output's scale, and 7 · 18 = 126. Embedding and head are int8 even then, because 4 bits of theirs
 harm the logits most. See `kernels.quantized` for how the integers are stored and multiplied.
+
+"q4_0": the blocks of that GGUF format, with Q8_0 for embedding and head; see `block_quantize`.
 """
 
 import functools
@@ -16,12 +18,17 @@ from flax.traverse_util import flatten_dict
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.kernels import CompactKernel
+from jspec.kernels import CompactKernel, PackedKernel
+from jspec.kernels.packed import STRIP
+from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import GROUP, QuantizedKernel, quantized_rows
 from jspec.models.config import DecoderConfig
+from jspec.weights.block_quantize import BLOCK, quantize_blocks
 from jspec.weights.tensor_names import Parameter, Path, parameter_table
 
-KINDS = ("int8", "int4")
+INTEGERS = ("int8", "int4")
+Q4_0 = "q4_0"
+KINDS = (*INTEGERS, Q4_0)
 PACKED = "packed"  # as a GGUF file holds them, not rounded again; see `packed_weights`
 _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
@@ -44,6 +51,11 @@ def _is_packed(parameter: Parameter, kind: str | None) -> bool:
     return kind == "int4" and is_quantizable(parameter) and parameter.path[-1] not in _TABLES
 
 
+def block_format(path: Path) -> str:
+    """Returns the GGUF format that a kernel has under "q4_0"."""
+    return "q8_0" if path[-1] in _TABLES else Q4_0
+
+
 def _num_inputs(parameter: Parameter) -> int:
     return math.prod(parameter.shape[-num_contracted(parameter.path) :])
 
@@ -53,6 +65,10 @@ def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
     size = math.prod(parameter.shape)
     if kind is None or not is_quantizable(parameter):
         return size * float_bytes
+    if kind == Q4_0:
+        form, outputs = FORMATS[block_format(parameter.path)], size // _num_inputs(parameter)
+        # The last strip of outputs is padded.
+        return -(-outputs // STRIP) * STRIP * _num_inputs(parameter) // BLOCK * form.num_bytes
     scales = 4 * size // _num_inputs(parameter)  # float32, one an output
     return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
 
@@ -67,7 +83,7 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
 
     Raises:
       InputError: an unknown kind, a model with experts, or kernel inputs that do not divide into
-        the groups of int4.
+        the groups of int4 or the blocks of q4_0.
     """
     if kind in (*KINDS, PACKED) and config.num_experts:
         raise InputError(f"quantization {kind!r} expects a model without experts; use 'none'")
@@ -76,18 +92,24 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
     if kind is not None and kind not in KINDS:
         raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
     for parameter in parameter_table(config):
-        if _is_packed(parameter, kind) and _num_inputs(parameter) % GROUP:
+        is_grouped = (kind == Q4_0 and is_quantizable(parameter)) or _is_packed(parameter, kind)
+        if is_grouped and _num_inputs(parameter) % GROUP:
             raise InputError(
-                f"{'/'.join(parameter.path)}: int4 expects inputs in groups of {GROUP}, "
+                f"{'/'.join(parameter.path)}: {kind} expects inputs in groups of {GROUP}, "
                 f"got {_num_inputs(parameter)}; int8 takes any number"
             )
 
 
-def quantize(kernel: jax.Array, path: Path, kind: str, dtype: Any) -> QuantizedKernel:
+def quantize(
+    kernel: jax.Array, path: Path, kind: str, dtype: Any
+) -> QuantizedKernel | PackedKernel:
     """Returns a float kernel in integers, already computed, so that the floats can be freed.
 
     The last key of the parameter's `path` tells which axes are inputs; `dtype` is the model's.
     """
+    if kind == Q4_0:
+        num_inputs = math.prod(kernel.shape[-num_contracted(path) :])
+        return quantize_blocks(kernel, num_inputs, block_format(path), dtype)
     kind = "int8" if path[-1] in _TABLES else kind
     return jax.block_until_ready(_quantize(kernel, num_contracted(path), kind, jnp.dtype(dtype)))
 

@@ -50,9 +50,9 @@ class LoadedModel:
       tokenizer: its tokenizer.
       name: the name that it was loaded by.
       is_random: whether the weights are random.
-      quantization: "int8" or "int4" if the weights were rounded (see `weights.quantize`), which
-        makes it a different model from the one of that name; "packed" if they stay as they are in
-        a GGUF file; None if they are the checkpoint's in floats.
+      quantization: one of `quantize.KINDS` if the weights were rounded (see there), which makes it
+        a different model from the one of that name; "packed" if they stay as they are in a GGUF
+        file; None if they are the checkpoint's in floats.
     """
 
     config: DecoderConfig
@@ -141,10 +141,10 @@ def load_model(
         it), a .gguf file, a name in `published.MODELS` (`smollm2-135m-instruct` and others), a
         hub name `organisation/model`, or `random:<preset>[:<seed>]`.
       dtype: bfloat16 or float32, of every parameter that is not quantised.
-      quantization: "int8" or "int4" rounds every kernel to integers, which makes it another model
-        (see `weights.quantize`); "packed" leaves a GGUF file's weights as they are; "none" makes
-        them floats. None or "auto" is "packed" for a .gguf file where that is fast, else "none". A
-        model with experts is always floats.
+      quantization: "int8", "int4" or "q4_0" rounds every kernel, which makes it another model (see
+        `weights.quantize`; "q4_0" leaves what a GGUF file holds in as few bits); "packed" leaves a
+        GGUF file's weights as they are; "none" makes them floats. None or "auto" is "packed" for a
+        .gguf file where that is fast, else "none". A model with experts is always floats.
 
     Raises:
       InputError: no such model, or a value that jspec cannot honour; one line.

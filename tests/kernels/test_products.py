@@ -12,7 +12,7 @@ from jspec.kernels import build
 from jspec.kernels import library as native
 from jspec.kernels.product import float_product, prefill_widths
 from jspec.models.layers import linear
-from jspec.weights.quantize import KINDS, dequantize, quantize
+from jspec.weights.quantize import INTEGERS, dequantize, quantize
 from tests import tiny_models
 from tests.weights.toys import quantize_params
 
@@ -163,7 +163,7 @@ def test_processors_without_pairs_of_bfloat16_have_products_too(monkeypatch, tmp
     library = build_elsewhere(monkeypatch, tmp_path)
     assert not library.jspec_has_pairs()
     check_product_elsewhere(library, "jspec_product_without_pairs")
-    for kind in KINDS:
+    for kind in INTEGERS:
         kernel = quantize(draw((333, 224), 2, "float32"), ("down",), kind, "bfloat16")
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{kind}_product"))
         jax.ffi.register_ffi_target(f"jspec_{kind}_elsewhere", handler, platform="cpu")

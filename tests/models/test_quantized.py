@@ -10,7 +10,7 @@ import pytest
 from jspec.kernels import library as native
 from jspec.models import QuantizedKernel, init_cache, make_apply
 from jspec.models.layers import linear, look_up
-from jspec.weights.quantize import KINDS, dequantize, quantize
+from jspec.weights.quantize import INTEGERS, dequantize, quantize
 from tests import tiny_models
 from tests.weights.toys import quantize_params
 
@@ -54,7 +54,7 @@ def method(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INTEGERS)
 @pytest.mark.parametrize("name", _SHAPES)
 @pytest.mark.usefixtures("method")
 def test_products_are_those_of_the_dequantised_kernel(name, kind):
@@ -72,7 +72,7 @@ def test_products_are_those_of_the_dequantised_kernel(name, kind):
     assert np.all(errors <= 1e-5 * size)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INTEGERS)
 @pytest.mark.usefixtures("method")
 def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
     """Guards against activations of 8 bits, which would be ten times further off."""
@@ -85,7 +85,7 @@ def test_bfloat16_models_multiply_no_less_exactly_than_in_bfloat16(kind):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INTEGERS)
 @pytest.mark.parametrize("method", ["c++", "digits"], indirect=True)
 def test_a_row_does_not_depend_on_its_neighbours(method, kind, dtype):
     """Guards against what makes bfloat16 part: one token and several, rounded differently."""
@@ -113,7 +113,7 @@ def test_activations_that_are_not_finite_give_nothing_finite(bad):
 
 
 @pytest.mark.parametrize("name", ["down", "embedding"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INTEGERS)
 def test_look_up_gives_dequantised_rows(kind, name):
     """Guards against rows of packed bytes, and another row's scale. "down" is packed in int4."""
     table, weights, _ = _kernel(name, kind)
@@ -136,7 +136,7 @@ def test_a_quantised_llama_has_nearly_the_logits_of_the_original():
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 128, (1, 40)), jnp.int32)
     exact = _logits(params, tokens)
     errors = {}
-    for kind in KINDS:
+    for kind in INTEGERS:
         quantized_params = quantize_params(params, CONFIG, kind)
         found = _logits(quantized_params, tokens)
         errors[kind] = np.sqrt(np.mean((found - exact) ** 2) / np.mean(exact**2))

@@ -27,7 +27,7 @@ class CallCost:
     Attributes:
       config: its shape, of dense layers; a windowed layer reads no more than its window.
       bytes_per_weight: None for what `quantization` and `float_bytes` say.
-      quantization: "int8", "int4" or None.
+      quantization: one of `quantize.KINDS` or None.
       float_bytes: of a float, the cache's among them: 2 for bfloat16, 4 for float32.
     """
 

@@ -92,12 +92,12 @@ _HOLDERS = [
         "float32 with --measure=parity."
     ),
     flags.DEFINE_enum(
-        "target_quantization", "auto", QUANTIZATION_FLAG, "int8 and int4 round the target's "
+        "target_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the target's "
         "weights, which makes it another model; packed leaves those of a .gguf file as they are, "
         "none makes them floats."
     ),
     flags.DEFINE_enum(
-        "draft_quantization", "auto", QUANTIZATION_FLAG, "int8 and int4 round the draft model's "
+        "draft_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the draft's "
         "weights; packed leaves those of a .gguf file as they are, none makes them floats."
     ),
     flags.DEFINE_bool(

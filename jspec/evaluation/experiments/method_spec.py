@@ -28,7 +28,7 @@ class MethodSpec:
       drafter: its name; see `jspec.drafters.DRAFTERS`.
       num_draft_tokens: drafts a round, or "auto"; the default for the drafter "none".
       draft: the draft model, for drafters that have one.
-      draft_quantization: "none", "int8" or "int4".
+      draft_quantization: see `load_model`.
       acceptance: the acceptance rule.
       lenience: of the rules `lenient` and `lenient_argmax`; 1, which is none, for the others.
     """

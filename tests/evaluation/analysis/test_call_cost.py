@@ -29,7 +29,7 @@ def num_bytes(tree):
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+@pytest.mark.parametrize("kind", [None, "int8", "int4", "q4_0"])
 @pytest.mark.parametrize("config", CONFIGS, ids=["untied", "tied"])
 def test_weight_bytes_are_those_of_the_arrays(config, kind):
     """To the byte, scales and multipliers included; an untied input embedding is not streamed."""
