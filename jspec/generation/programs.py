@@ -208,9 +208,9 @@ class Programs:
         draft = self._draft
         return {
             "target": self.target.name,
-            "target_quantization": self.target.quantization,
+            "target_quantization": self.target.quantization or "none",
             "draft": None if draft is None else draft.name,
-            "draft_quantization": None if draft is None else draft.quantization,
+            "draft_quantization": None if draft is None else draft.quantization or "none",
             "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,
