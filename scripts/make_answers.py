@@ -30,16 +30,17 @@ from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
 from jspec.common.progress import format_seconds
 from jspec.drafters.ngram_table import count_ngrams, save_table
-from jspec.generation.generator import DEFAULT_TARGET, Generator
+from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import check_answered
 from jspec.training.texts import read_token_texts
+from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size
 
 _WHAT = flags.DEFINE_enum("what", "answers", ["answers", "prompts", "table"], "What to make.")
-_TARGET = flags.DEFINE_string("target", DEFAULT_TARGET, "The model that answers.")
+_TARGET = flags.DEFINE_string("target", SMOLLM2, "The model that answers.")
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Type of weights.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "File to add answers or prompts to.")
 _PROMPTS_FILE = flags.DEFINE_string("prompts_file", None, "JSON lines with the prompts.")

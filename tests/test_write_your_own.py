@@ -38,7 +38,6 @@ def own(module):
     exec(compile(module.read_text(), str(module), "exec"), names)
     yield names
     REGISTRY.pop("repeat", None)
-    REGISTRY.pop("again", None)
     RULES.pop("matching", None)
 
 
@@ -107,7 +106,10 @@ def test_objects_serve_as_well_as_names(own):
     """A Generator takes an entry and a rule; the seeds are the request's."""
     entry = jspec.DrafterEntry("again", own["build"], "again")
     generator = jspec.Generator(target(), drafter=entry, acceptance=own["RULE"])
-    by_name = jspec.Generator(target(), drafter="again", acceptance="matching")
+    again = jspec.DrafterEntry("again", own["build"], "again")  # a notebook's cell run twice
+    assert jspec.Generator(target(), drafter=again).drafter == "again"
+    assert "again" not in DRAFTERS  # which only `register_drafter` changes
+    by_name = jspec.Generator(target(), drafter="repeat", acceptance="matching")
     settings = jspec.Settings(max_new_tokens=60, temperature=0.4, seed=3)
     answers = [one.generate("aaaa", settings) for one in (generator, by_name)]
     assert answers[0].token_ids == answers[1].token_ids
@@ -118,12 +120,14 @@ def test_objects_serve_as_well_as_names(own):
 def test_a_name_is_taken_once(own):
     """Guards against a rule or a drafter that silently replaces another."""
     register_rule("matching", own["RULE"])  # the same again
-    with pytest.raises(InputError, match="expected a new name for an acceptance rule, got 'block'"):
+    taken = "'{}' is already registered: choose another name, or register nothing and give the {}"
+    with pytest.raises(InputError, match=taken.format("block", "AcceptanceRule")):
         register_rule("block", own["RULE"])
-    with pytest.raises(
-        InputError, match="expected a new name without '\\+' for a drafter, got 'eagle'"
-    ):
+    with pytest.raises(InputError, match=taken.format("eagle", "DrafterEntry")):
         register_drafter(jspec.DrafterEntry("eagle", own["build"], ""))
+    for name in ("a+b", "", 3):
+        with pytest.raises(InputError, match="expected a drafter's name without '\\+', got "):
+            jspec.DrafterEntry(name, own["build"], "")
     assert get_rule("block") is not own["RULE"]
     assert "repeat" in DRAFTERS
 

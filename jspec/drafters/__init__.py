@@ -1,6 +1,7 @@
 """Drafters by name."""
 
 from jspec.drafters.options import (
+    check_drafter,
     check_options,
     choose_drafter,
     draws_from_distribution,
@@ -14,6 +15,7 @@ from jspec.drafters.registry import (
     drafters_needing,
     make_drafter,
     member_names,
+    name_of,
     needs_draft_model,
     register_drafter,
     with_shipped_head,
@@ -27,12 +29,14 @@ __all__ = [
     "DrafterEntry",
     "DrafterOptions",
     "DrafterSpec",
+    "check_drafter",
     "check_options",
     "choose_drafter",
     "drafters_needing",
     "draws_from_distribution",
     "make_drafter",
     "member_names",
+    "name_of",
     "needs_draft_model",
     "options_read",
     "read_options",

@@ -8,49 +8,50 @@ from jspec.common.errors import InputError
 from jspec.drafters.heads.shipped import shipped_head
 from jspec.drafters.registry import (
     DRAFTERS,
-    REGISTRY,
     DrafterOptions,
     drafters_needing,
-    member_names,
+    entries_of,
+    name_of,
     needs_draft_model,
 )
-from jspec.drafters.spec import option_title
+from jspec.drafters.spec import DrafterEntry, option_title
 
 _DEFAULTS = DrafterOptions()
 
 
-def options_read(name: str, options: DrafterOptions) -> set[str]:
-    """Returns which of the options a drafter of that name reads, members and inner one included.
+def options_read(drafter: str | DrafterEntry, options: DrafterOptions) -> set[str]:
+    """Returns which of the options a drafter reads, members and inner one included.
 
     Raises:
       InputError: see `member_names`; or an inner drafter that may not be one.
     """
-    return set[str]().union(*(REGISTRY[m].options_read(options) for m in member_names(name)))
+    return set[str]().union(*(member.options_read(options) for member in entries_of(drafter)))
 
 
-def draws_from_distribution(name: str, options: DrafterOptions) -> bool:
-    """Returns whether a drafter of that name draws its drafts, at a temperature of its own.
+def draws_from_distribution(drafter: str | DrafterEntry, options: DrafterOptions) -> bool:
+    """Returns whether a drafter draws its drafts, at a temperature of its own.
 
     The drafts of the others follow from the context.
     """
     # Whatever draws reads how sure its distribution is.
-    return "draft_confidence" in options_read(name, options)
+    return "draft_confidence" in options_read(drafter, options)
 
 
-def check_options(names: Sequence[str], options: DrafterOptions) -> None:
+def check_options(drafters: Sequence[str | DrafterEntry], options: DrafterOptions) -> None:
     """Checks that each option which is not at its default is read by one of those drafters.
 
     Raises:
       InputError: an option that none of them reads.
     """
-    read = set[str]().union(*(options_read(name, options) for name in names))
+    read = set[str]().union(*(options_read(drafter, options) for drafter in drafters))
     for field in dataclasses.fields(options):
         # An option at its default may be unread: the user did not ask for it.
         if field.name not in read and getattr(options, field.name) != field.default:
             readers = [name for name in DRAFTERS if field.name in options_read(name, _DEFAULTS)]
             raise InputError(
                 f"expected {option_title(field)} with a drafter that reads it "
-                f"({', '.join(readers)}), got it with {', '.join(map(repr, names))}"
+                f"({', '.join(readers)}), got it with "
+                f"{', '.join(repr(name_of(drafter)) for drafter in drafters)}"
             )
 
 
@@ -90,22 +91,33 @@ def choose_drafter(
     for the target comes with jspec.
 
     Raises:
-      InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
-        way round, or an option that the drafter does not read.
+      InputError: see `check_drafter`.
     """
     if name is None:
         name = "model" if has_draft else "prompt_lookup"
         # With a shipped head the lookup goes first, as it costs next to nothing.
         if not has_draft and shipped_head("eagle", target):
             name = "prompt_lookup+eagle"
-    if needs_draft_model(name) and not has_draft:
+    check_drafter(name, options, has_draft=has_draft)
+    return name
+
+
+def check_drafter(drafter: str | DrafterEntry, options: DrafterOptions, *, has_draft: bool) -> None:
+    """Checks that a drafter can be made with or without a draft model, and reads its options.
+
+    Raises:
+      InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
+        way round, or an option that the drafter does not read.
+    """
+    is_needed = needs_draft_model(drafter)
+    if is_needed and not has_draft:
         raise InputError(
-            f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
+            f"the drafter {name_of(drafter)!r} expects a draft model (--draft=MODEL, in Python "
+            "draft), got none"
         )
-    if has_draft and not needs_draft_model(name):
+    if has_draft and not is_needed:
         raise InputError(
             "a draft model (--draft, in Python draft) expects a drafter among "
-            f"{', '.join(drafters_needing('draft'))}; got {name!r}"
+            f"{', '.join(drafters_needing('draft'))}; got {name_of(drafter)!r}"
         )
-    check_options([name], options)
-    return name
+    check_options([drafter], options)

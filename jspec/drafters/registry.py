@@ -72,15 +72,18 @@ def register_drafter(entry: DrafterEntry) -> None:
       >>> jspec.register_drafter(jspec.DrafterEntry("mine", build, "what I think comes next"))
 
     Raises:
-      InputError: there is another drafter of that name, or the name has a "+".
+      InputError: there is another drafter of that name.
     """
     check_type("a drafter's entry", entry, DrafterEntry)
-    if "+" in entry.name or REGISTRY.get(entry.name, entry) is not entry:
-        raise InputError(f"expected a new name without '+' for a drafter, got {entry.name!r}")
+    if REGISTRY.get(entry.name, entry) is not entry:
+        raise InputError(
+            f"the drafter {entry.name!r} is already registered: choose another name, or register "
+            "nothing and give the DrafterEntry itself to Generator"
+        )
     REGISTRY[entry.name] = entry
 
 
-def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
+def make_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
     """Returns the drafter of that name; of several, joined by "+", a cascade in that order.
 
     Raises:
@@ -88,15 +91,27 @@ def make_drafter(name: str, spec: DrafterSpec) -> BuiltDrafter:
     """
     if spec.options is None:
         spec = spec._replace(options=_DEFAULTS)
-    names = member_names(name)
-    if len(names) == 1:
-        return REGISTRY[name].build(spec)
+    members = entries_of(drafter)
+    if len(members) == 1:
+        return members[0].build(spec)
     # A member may not draft in the target's own cache, where others' blocks may lie.
     spec = spec._replace(is_member=True, is_in_cascade=True)
-    built = [REGISTRY[member].build(spec) for member in names]
+    built = [member.build(spec) for member in members]
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
     return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
+
+
+def name_of(drafter: str | DrafterEntry) -> str:
+    """Returns the name of a drafter that was given by name or as an entry."""
+    return drafter.name if isinstance(drafter, DrafterEntry) else drafter
+
+
+def entries_of(drafter: str | DrafterEntry) -> list[DrafterEntry]:
+    """Returns the entries that a name stands for, see `member_names`; or an entry, in a list."""
+    if isinstance(drafter, DrafterEntry):
+        return [drafter]  # which need not be registered
+    return [REGISTRY[name] for name in member_names(drafter)]
 
 
 def member_names(name: str) -> list[str]:
@@ -132,9 +147,9 @@ def member_names(name: str) -> list[str]:
     return names
 
 
-def needs_draft_model(name: str) -> bool:
-    """Returns whether a drafter of that name drafts with a second model; see `member_names`."""
-    return any(REGISTRY[member].needs == "draft" for member in member_names(name))
+def needs_draft_model(drafter: str | DrafterEntry) -> bool:
+    """Returns whether a drafter drafts with a second model; see `entries_of`."""
+    return any(member.needs == "draft" for member in entries_of(drafter))
 
 
 def drafters_needing(what: str) -> list[str]:
@@ -143,12 +158,14 @@ def drafters_needing(what: str) -> list[str]:
     return [entry.name for entry in REGISTRY.values() if entry.needs == what]
 
 
-def with_shipped_head(name: str, options: DrafterOptions, target: str) -> DrafterOptions:
+def with_shipped_head(
+    drafter: str | DrafterEntry, options: DrafterOptions, target: str
+) -> DrafterOptions:
     """Returns the options with the head that comes with jspec, where one is needed and not named.
 
     `target` is the name by which the target was asked for.
     """
-    heads = filter(None, (shipped_head(member, target) for member in member_names(name)))
+    heads = filter(None, (shipped_head(member.name, target) for member in entries_of(drafter)))
     return dataclasses.replace(options, draft_head=options.draft_head or next(heads, None))
 
 

@@ -174,6 +174,9 @@ class DrafterEntry:
         SmolLM2-135M on two CPU cores, one row, 512 slots: as recorded in benchmarks/paper_walltime
         and, for trained heads, benchmarks/compare_trained. None where it has not been measured.
       read: given the options, the names of those that it reads, where that depends on their values.
+
+    Raises:
+      InputError: a name that is no text, is empty, or has a "+", which joins names.
     """
 
     name: str
@@ -184,6 +187,10 @@ class DrafterEntry:
     needs: Literal["", "draft", "draft_head", "draft_table", "layers"] = ""
     prior_cost: float | None = None
     read: Callable[[Any], set[str]] | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and self.name) or "+" in self.name:
+            raise InputError(f"expected a drafter's name without '+', got {self.name!r}")
 
     def options_read(self, options: Any) -> set[str]:
         """Returns the names of the options that it reads, given their values."""

@@ -14,7 +14,6 @@ from jspec.generation.flag_values import (
     parse_num_draft_tokens,
     parse_quantization,
 )
-from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import (
     check_draft_temperature,
@@ -22,11 +21,11 @@ from jspec.generation.validate_options import (
     check_rule_options,
 )
 from jspec.speculation.acceptance import RULES, RuleOptions, get_rule
-from jspec.weights.published import MODELS
+from jspec.weights.published import MODELS, SMOLLM2
 from jspec.weights.resolver import LoadedModel, load_model
 
 TARGET = flags.DEFINE_string(
-    "target", DEFAULT_TARGET, "The model whose answers are wanted: a Hugging Face folder or hub "
+    "target", SMOLLM2, "The model whose answers are wanted: a Hugging Face folder or hub "
     f"name, a .gguf file, an Orbax folder, random:<preset> for random weights,"
     f" or one of {', '.join(MODELS)}."
 )  # fmt: skip

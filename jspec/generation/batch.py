@@ -60,6 +60,7 @@ class Batch:
         )
         parts = describe_switches(self._switches)
         self._tell = functools.partial(programs.compile_notice.around, [str(self.room), *parts])
+        self._is_told = not programs.compile_notice.is_silent
         self._infos: StepInfo | None = None
         self._state: SpecState | None = None  # a single row has none until its prompt is read
         if num_rows > 1:
@@ -77,6 +78,9 @@ class Batch:
         else:
             self._state = self._engine.insert(self._state, row, prefilled)
         token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
+        if self._is_told and self._infos is None:
+            # Compiles the loop now: told later, that would stand in the middle of a text.
+            self.run(0)
         logprobs = jax.tree.map(operator.itemgetter(0), logprobs)
         return Round(token.tolist(), _pairs(logprobs, 1))
 

@@ -12,11 +12,15 @@ _LONG = "long prompts"
 
 
 class CompileNotice:
-    """One line for each set of things that programs are compiled for."""
+    """One line for each set of things that programs are compiled for.
+
+    Attributes:
+      is_silent: whether nobody is told.
+    """
 
     def __init__(self, tell: Callable[[str], object] | None) -> None:
         """`tell` is called with the line; None says nothing."""
-        self._tell = tell
+        self._tell, self.is_silent = tell, tell is None
         self._known, self._told = set[str](), set[frozenset[str]]()
         self._seconds = 0.0  # that the last set has taken
 

@@ -16,9 +16,9 @@ from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, Settings, make_requests
 from jspec.generation.result import Piece, Result, check_answered
 from jspec.generation.validate_options import gather_options
+from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import load_model, model_name
 
-DEFAULT_TARGET = "smollm2-135m-instruct"
 _DEFAULTS = Settings()
 
 
@@ -71,7 +71,7 @@ class Generator(Programs):
     @classmethod
     def load(
         cls,
-        target: str | os.PathLike[str] = DEFAULT_TARGET,
+        target: str | os.PathLike[str] = SMOLLM2,
         draft: str | os.PathLike[str] | None = None,
         *,
         dtype: str = "bfloat16",
@@ -81,16 +81,14 @@ class Generator(Programs):
     ) -> Self:
         """Loads models by name and returns a Generator.
 
-        Example:
-          >>> Generator.load("HuggingFaceTB/SmolLM2-360M-Instruct", "smollm2-135m-instruct")
-
         Args:
           target: a Hugging Face folder or hub name, a .gguf file, an Orbax folder, a preset such as
             "smollm2-135m-instruct", or "random:" followed by a preset's name.
           draft: the draft model, named in the same way, or None.
           dtype: "bfloat16" or "float32", for weights and caches.
-          target_quantization: "int8", "int4" or "q4_0" rounds the target's weights, which makes
-            it another model: the answers follow that model's distribution. None leaves them alone.
+          target_quantization: "int8", "int4" or "q4_0" rounds the target's weights, which makes it
+            another model; "packed" leaves a .gguf file's as they are, "none" makes them floats; None
+            or "auto" is "packed" for such a file where that is fast, else "none".
           draft_quantization: the same for the draft model, which changes no answer's distribution.
           **options: keyword arguments of the constructor; and options of drafters and rules by the
             names of their flags, such as `draft_layers=20` or `lenience=0.3`.
@@ -98,7 +96,7 @@ class Generator(Programs):
         Raises:
           InputError: if a model cannot be loaded, or an option is out of range.
         """
-        if draft is None and draft_quantization is not None:
+        if draft is None and draft_quantization not in (None, "auto"):
             raise InputError(f"draft_quantization {draft_quantization!r} expects a draft model")
         target = model_name(target)
         options = gather_options(cls, options, target, has_draft=draft is not None)
@@ -153,9 +151,9 @@ class Generator(Programs):
             on, in one list: all answers to the first prompt, then those to the second.
 
         Raises:
-          InputError: if a prompt is empty or longer than the context, if a token id or setting does
-            not fit the model, or if there is not enough memory; or if the answer to one prompt
-            fails. Of several, a failed one says so in `Result.error`.
+          InputError: a prompt is empty or longer than the context, a token id or setting does not
+            fit the model, memory is short, or the answer to one prompt fails. Of several answers, a
+            failed one says so in `Result.error`.
         """
         is_one = isinstance(prompts, str | Request) or not isinstance(prompts, Iterable)
         requests = make_requests([prompts] if is_one else prompts, settings, num_samples)

@@ -15,9 +15,10 @@ from jspec.drafters import (
     DrafterEntry,
     DrafterOptions,
     DrafterSpec,
+    check_drafter,
     choose_drafter,
     make_drafter,
-    register_drafter,
+    name_of,
     with_shipped_head,
 )
 from jspec.generation.auto import AUTO, MOST_DRAFT_TOKENS, check_costs, numbers_of, recall_costs
@@ -86,13 +87,14 @@ class Programs:
             *(("each of processors", one, Processor) for one in processors),
         ):
             check_type(name, value, kind)
-        if isinstance(drafter, DrafterEntry):
-            register_drafter(drafter)
-            drafter = drafter.name
         has_draft, context = draft is not None, target.config.max_seq_len
-        self.drafter = choose_drafter(
-            drafter, has_draft=has_draft, target=target.name, options=drafter_options
-        )
+        if isinstance(drafter, DrafterEntry):  # an object is not registered
+            check_drafter(drafter, drafter_options, has_draft=has_draft)
+        else:
+            drafter = choose_drafter(
+                drafter, has_draft=has_draft, target=target.name, options=drafter_options
+            )
+        self._entry, self.drafter = drafter, name_of(drafter)
         check_num_draft_tokens(num_draft_tokens, self.drafter)
         self.max_seq_len = context if max_seq_len is None else max_seq_len
         check_count("max_seq_len", self.max_seq_len, 2, context)
@@ -108,9 +110,9 @@ class Programs:
         self._on_result, self._on_start = on_result, on_start
         self.compile_notice = CompileNotice(on_compile)
         number = self._num_wanted(num_draft_tokens)
-        spec = make_spec(target, draft, self.drafter, drafter_options, number)
+        spec = make_spec(target, draft, drafter, drafter_options, number)
         self._drafter_options = spec.options
-        built = make_drafter(self.drafter, spec)
+        built = make_drafter(drafter, spec)
         is_auto = built.drafter is not None and num_draft_tokens == AUTO
         numbers = numbers_of(built.drafter) if built.drafter is not None and is_auto else ()
         self.engine = Engine(target, built.drafter, self.rule, numbers)
@@ -141,7 +143,7 @@ class Programs:
         """
         prompt = encode_prompt(self.target, request.prompt, chat=chat, system=system)
         settings = request.settings
-        check_draft_temperature(settings, [(self.drafter, self._drafter_options)])
+        check_draft_temperature(settings, [(self._entry, self._drafter_options)])
         check_temperature(self._acceptance, self.rule.temperatures, settings.temperature)
         return make_row(prompt, settings, self.target, self.max_seq_len)
 
@@ -206,9 +208,9 @@ class Programs:
         draft = self._draft
         return {
             "target": self.target.name,
-            "target_quantization": self.target.quantization,
+            "target_quantization": self.target.quantization or "none",
             "draft": None if draft is None else draft.name,
-            "draft_quantization": None if draft is None else draft.quantization,
+            "draft_quantization": None if draft is None else draft.quantization or "none",
             "drafter": self.drafter,
             "drafter_bytes": self._drafter_bytes,
             "num_draft_tokens": AUTO if self.engine.numbers else self.num_draft_tokens,
@@ -230,7 +232,7 @@ def _describe(model: LoadedModel) -> list[str | None]:
 def make_spec(
     target: LoadedModel,
     draft: LoadedModel | None,
-    drafter: str,
+    drafter: str | DrafterEntry,
     options: DrafterOptions,
     num_draft_tokens: int,
 ) -> DrafterSpec:

@@ -11,9 +11,12 @@ from jspec.common.errors import InputError
 from jspec.drafters import (
     DEFAULT_NUM_DRAFT_TOKENS,
     DRAFTERS,
+    DrafterEntry,
     DrafterOptions,
+    check_drafter,
     choose_drafter,
     draws_from_distribution,
+    name_of,
     read_options,
 )
 from jspec.generation.request import Settings
@@ -43,7 +46,9 @@ def gather_options(
     given = options.pop("rule_options", RuleOptions())
     own = {name: options.pop(name) for name in vars(given).keys() & options.keys()}
     drafter = options.get("drafter")
-    if drafter is None or isinstance(drafter, str):
+    if isinstance(drafter, DrafterEntry):
+        check_drafter(drafter, drafter_options, has_draft=has_draft)
+    elif drafter is None or isinstance(drafter, str):
         choose_drafter(drafter, has_draft=has_draft, target=target, options=drafter_options)
     rule_options = dataclasses.replace(given, **own)
     return options | {"drafter_options": drafter_options, "rule_options": rule_options}
@@ -109,7 +114,7 @@ def check_temperature(acceptance: str, expected: Temperatures, temperature: floa
 
 
 def check_draft_temperature(
-    settings: Settings, drafters: Sequence[tuple[str, DrafterOptions]]
+    settings: Settings, drafters: Sequence[tuple[str | DrafterEntry, DrafterOptions]]
 ) -> None:
     """Checks that a draft temperature, if there is one, is read by one of the drafters.
 
@@ -119,7 +124,7 @@ def check_draft_temperature(
     if settings.draft_temperature is None or any(draws_from_distribution(*one) for one in drafters):
         return
     readers = [name for name in DRAFTERS if draws_from_distribution(name, DrafterOptions())]
-    names = ", ".join(repr(name) for name, _ in drafters)
+    names = ", ".join(repr(name_of(drafter)) for drafter, _ in drafters)
     raise InputError(
         f"expected draft_temperature with a drafter that draws from a distribution "
         f"({', '.join(readers)}, or ngram with ngram_probs=sampled), got it with {names}"

@@ -90,7 +90,8 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
     if kind == PACKED:
         raise InputError("quantization 'packed' expects a .gguf file, whose weights are packed")
     if kind is not None and kind not in KINDS:
-        raise InputError(f"expected the quantization {' or '.join(KINDS)}, got {kind!r}")
+        known = ", ".join(("auto", "none", *KINDS, PACKED))
+        raise InputError(f"expected a quantization among {known}; got {kind!r}")
     for parameter in parameter_table(config):
         is_grouped = (kind == Q4_0 and is_quantizable(parameter)) or _is_packed(parameter, kind)
         if is_grouped and _num_inputs(parameter) % GROUP:

@@ -25,18 +25,42 @@ print(json.dumps(lines))
 """
 
 
+_STREAM = """
+import json
+from jspec.generation.request import Settings
+from tests.tiny_models import make_generator
+
+found = []
+for number, tell in ((1, None), (40, lambda line: found.append("notice"))):
+    generator = make_generator("prompt_lookup", on_compile=tell, max_seq_len=None)
+    for piece in generator.stream("abc", Settings(max_new_tokens=number)):
+        found.append(piece.result is not None)
+print(json.dumps(found))
+"""
+
+
+def start(program, cache):
+    """Returns what a program prints, whose compiled programs are in a folder of their own."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env | {"JSPEC_CACHE": str(cache)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_no_notice_stands_in_a_text(tmp_path):
+    """Guards against "Hellocompiling once", where the loop alone is not known yet."""
+    first, *pieces = start(_STREAM, tmp_path)
+    assert first is True  # an answer of one token runs no loop
+    assert pieces[0] == "notice"
+    assert pieces[1:].count("notice") == 0
+    assert len(pieces) > 3  # it is streamed
+
+
 def test_a_compile_is_told_once(tmp_path):
     """First uses alone are told; those that an earlier process has compiled are not."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-
-    def start():
-        done = subprocess.run(
-            [sys.executable, "-c", _PROGRAM], env=env | {"JSPEC_CACHE": str(tmp_path)},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        return json.loads(done.stdout)
-
-    first, *lines = start()
+    first, *lines = start(_PROGRAM, tmp_path)
     assert first.startswith("compiling once for 1 row of ")
     assert "about" not in first  # nothing is known of it
     filters, logprobs = (line for line in lines if isinstance(line, str))
@@ -45,7 +69,7 @@ def test_a_compile_is_told_once(tmp_path):
     assert logprobs.startswith("compiling once for new log-probabilities: about ")
     assert lines.index(filters) == 2  # after {} and {"seed": 3}
     assert lines.index(logprobs) == 5
-    assert [line for line in start() if isinstance(line, str)] == []
+    assert [line for line in start(_PROGRAM, tmp_path) if isinstance(line, str)] == []
 
 
 @pytest.fixture

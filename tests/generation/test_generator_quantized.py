@@ -44,7 +44,7 @@ def test_a_quantised_draft_changes_no_answer():
     proposed = sum(result.stats.num_proposed for result in results)
     assert 0.5 < accepted / proposed < 1
     described = generator.describe()
-    assert (described["target_quantization"], described["draft_quantization"]) == (None, "int8")
+    assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int8")
 
 
 def test_a_quantised_target_answers_alike_alone_and_in_batch():
@@ -81,11 +81,11 @@ def test_options_reach_the_models_they_are_for(folder):
     """Guards against target and draft mixed up, and a draft's option without a draft."""
     loaded = Generator.load(str(folder), str(folder), draft_quantization="int4")
     described = loaded.describe()
-    assert (described["target_quantization"], described["draft_quantization"]) == (None, "int4")
+    assert (described["target_quantization"], described["draft_quantization"]) == ("none", "int4")
     assert list_notes(loaded) == []  # a quantised draft changes no distribution
     with pytest.raises(InputError, match="draft_quantization 'int8' expects a draft model"):
         Generator.load(str(folder), draft_quantization="int8")
-    with pytest.raises(InputError, match="quantization int8 or int4 or q4_0, got 'int2'"):
+    with pytest.raises(InputError, match="among auto, none, int8, int4, q4_0, packed; got 'int2'"):
         Generator.load(str(folder), target_quantization="int2")
 
 

@@ -11,7 +11,6 @@ from jspec.drafters import DEFAULT_NUM_DRAFT_TOKENS
 from jspec.evaluation.benchmarking.llama_cpp_baseline import check_programs
 from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
-from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.weights.published import MODELS
 
@@ -54,7 +53,7 @@ _HOLDERS = [
         "draw", None, "Measure nothing, but draw a figure of each of these records (of roofline or "
         "synthetic), beside it; separated by commas."
     ),
-    flags.DEFINE_string("target", DEFAULT_TARGET, "The target, a name that jspec.generate takes."),
+    flags.DEFINE_string("target", SMOLLM2, "The target, a name that jspec.generate takes."),
     flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),
     flags.DEFINE_list(
         "drafters",

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from jspec.common.errors import InputError, check_among, check_range, prefixed_errors
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.generation.flag_values import QUANTIZATIONS
-from jspec.generation.generator import DEFAULT_TARGET
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_draft_temperature, check_temperature
 from jspec.speculation.acceptance import get_rule
+from jspec.weights.published import SMOLLM2
 
 KINDS = ("generate", "estimate", "theory", "predict")
 THEORY_TABLES = ("table1", "figure2", "figure3", "figure4")  # of arXiv 2211.17192
@@ -125,7 +125,7 @@ class Experiment:
 
     kind: str = "generate"
     title: str = ""
-    target: str = DEFAULT_TARGET
+    target: str = SMOLLM2
     dtype: str = "bfloat16"
     target_quantization: str = "none"
     prompts_file: str = "configs/prompts.jsonl"

@@ -63,7 +63,10 @@ def register_rule(name: str, rule: AcceptanceRule) -> None:
     """
     check_type("rule", rule, AcceptanceRule)
     if name in {**RULES, **TIMING_RULES} and get_rule(name) is not rule:
-        raise InputError(f"expected a new name for an acceptance rule, got {name!r}")
+        raise InputError(
+            f"the acceptance rule {name!r} is already registered: choose another name, or register "
+            "nothing and give the AcceptanceRule itself to Generator"
+        )
     RULES[name] = lambda options: rule
 
 

@@ -15,9 +15,9 @@ from jspec.drafters import (
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
 from jspec.drafters.heads.eagle_module import default_feature_layers
 from jspec.drafters.heads.shipped import find_head, shipped_head
-from jspec.generation.generator import DEFAULT_TARGET
 from jspec.kernels.quantized import QuantizedKernel
 from jspec.models.config import PRESETS
+from jspec.weights.published import SMOLLM2
 from jspec.weights.quantize import dequantize
 
 _TARGET = PRESETS["smollm2-135m"]
@@ -26,7 +26,7 @@ _TARGET = PRESETS["smollm2-135m"]
 @pytest.fixture(scope="module")
 def folder():
     """Returns the folder of the default target's head."""
-    name = shipped_head("eagle", DEFAULT_TARGET)
+    name = shipped_head("eagle", SMOLLM2)
     assert name is not None
     return find_head(name)
 
@@ -35,7 +35,7 @@ def test_it_is_small_and_has_a_card(folder):
     """At most 12 MB; the card says what it is."""
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 12e6
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert DEFAULT_TARGET in card
+    assert SMOLLM2 in card
     assert "python -m jspec.train" in card
 
 
@@ -53,10 +53,10 @@ def test_it_fits_the_target(folder):
 
 def test_it_is_the_default_of_its_target_alone():
     """Not with a draft model, not for other targets."""
-    assert choose_drafter(None, has_draft=False, target=DEFAULT_TARGET) == ("prompt_lookup+eagle")
-    assert choose_drafter(None, has_draft=True, target=DEFAULT_TARGET) == "model"
+    assert choose_drafter(None, has_draft=False, target=SMOLLM2) == ("prompt_lookup+eagle")
+    assert choose_drafter(None, has_draft=True, target=SMOLLM2) == "model"
     assert choose_drafter(None, has_draft=False, target="random:smollm2-135m") == "prompt_lookup"
-    assert shipped_head("medusa", DEFAULT_TARGET) is None
+    assert shipped_head("medusa", SMOLLM2) is None
 
 
 def _make(name, target_name, **options):
@@ -73,17 +73,17 @@ def _make(name, target_name, **options):
 
 def test_eagle_takes_it_where_none_is_named():
     """Another target has none, and a folder that is named goes first."""
-    named = f"shipped:{DEFAULT_TARGET}"
-    assert _make("eagle", DEFAULT_TARGET).params is not None
+    named = f"shipped:{SMOLLM2}"
+    assert _make("eagle", SMOLLM2).params is not None
     assert _make("eagle", "random:smollm2-135m", draft_head=named).params is not None
-    assert with_shipped_head("prompt_lookup+eagle", DrafterOptions(), DEFAULT_TARGET) == (
+    assert with_shipped_head("prompt_lookup+eagle", DrafterOptions(), SMOLLM2) == (
         DrafterOptions(draft_head=named)
     )
     with pytest.raises(InputError, match="'eagle' expects draft_head"):
         _make("eagle", "random:smollm2-135m")
     with pytest.raises(InputError, match="'medusa' expects draft_head"):
-        _make("medusa", DEFAULT_TARGET)
+        _make("medusa", SMOLLM2)
     with pytest.raises(InputError, match="not-there"):
-        _make("eagle", DEFAULT_TARGET, draft_head="not-there")
+        _make("eagle", SMOLLM2, draft_head="not-there")
     with pytest.raises(InputError, match="comes with jspec, shipped:smol"):
-        _make("eagle", DEFAULT_TARGET, draft_head="shipped:llama")
+        _make("eagle", SMOLLM2, draft_head="shipped:llama")

@@ -65,7 +65,7 @@ def test_a_trace_holds_what_it_takes_to_repeat_it():
     assert trace["acceptance"] == "lenient"
     assert trace["rule_options"] == dataclasses.asdict(RuleOptions(lenience=0.25))
     assert (trace["dtype"], trace["costs"], trace["chat"]) == ("float32", None, None)
-    assert trace["target_quantization"] is trace["draft_quantization"] is None
+    assert (trace["target_quantization"], trace["draft_quantization"]) == ("none", None)
     again = record_trace(programs, PROMPT, settings)
     assert list(answer_tokens(again)) == list(answer_tokens(trace))
 
