@@ -1,14 +1,14 @@
 """The console command `jspec PROGRAM --flags`: the same as `python -m jspec.PROGRAM --flags`."""
 
+import ast
 import importlib.metadata
 import os
 import pathlib
 import runpy
 import sys
 
-_PROGRAMS = sorted(
-    path.stem for path in pathlib.Path(__file__).parent.glob("*.py") if path.stem[0] != "_"
-)
+_FOLDER = pathlib.Path(__file__).parent
+_PROGRAMS = sorted(path.stem for path in _FOLDER.glob("*.py") if path.stem[0] != "_")
 
 
 def say(text: str) -> None:
@@ -21,6 +21,17 @@ def say(text: str) -> None:
         sys.exit(2)
 
 
+def _usage() -> str:
+    """Returns the programs with what each does, the beginning of its docstring."""
+    lines = ["usage: jspec PROGRAM [--flags]", ""]
+    for name in _PROGRAMS:
+        about = ast.get_docstring(ast.parse((_FOLDER / f"{name}.py").read_text("utf-8"))) or ""
+        lines.append(f"  {name:<12}{about.partition(':')[0]}")
+    more = ["jspec PROGRAM --help lists its usual flags, --helpfull all of them.",
+            "jspec --version prints the version."]  # fmt: skip
+    return "\n".join([*lines, "", *more])
+
+
 def main() -> None:
     """Runs the program that the first argument names; without one, lists them."""
     name, rest = (sys.argv[1:2] or [""])[0], sys.argv[2:]
@@ -30,10 +41,10 @@ def main() -> None:
         return
     if name == "--version":
         return say(f"jspec {importlib.metadata.version('jspec')}")
-    usage = f"expected jspec {'|'.join(_PROGRAMS)} and its flags, or jspec --version"
     if name in ("", "--help", "-h", "help"):
-        return say(f"{usage}; each has --help")
-    print(f"error: {usage}; got {name!r}", file=sys.stderr)
+        return say(_usage())
+    known = f"expected a program among {', '.join(_PROGRAMS)}, --help or --version"
+    print(f"error: {known}; got {name!r}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -88,7 +88,7 @@ def spoil(tmp_path):
         ("--seed=4294967296", "seed"),
         ("--stop=", "stop strings that are not empty"),
         ("--stop=\udcff", "stop strings in UTF-8"),
-        ("--system=be kind", "system message needs the chat template"),
+        ("--system=be kind", "has none: put what it says into the prompt"),
         ("--system=\udcff", "system message needs"),
         ("--chat=maybe", "flag --chat=maybe: expected true or false, got 'maybe'"),
         ("--compare=none,magic", "expected a drafter among"),
@@ -218,6 +218,7 @@ def test_a_long_prompt_in_a_file_is_named(refuse, folder, tmp_path):
         ("", "no model '': expected"),
         ("/x/model.safetensors", "expected a model's folder, got a file of weights: give /x"),
         ("x/model.safetensors", "expected a model's folder, got a file of weights: give x"),
+        ("model.safetensors", f"got a file of weights: give {os.getcwd()}"),
     ],
 )
 def test_models_that_are_not_there(refuse, name, message):

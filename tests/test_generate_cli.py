@@ -283,12 +283,30 @@ def test_help_is_no_failure(env):
     status, output, errors = run("jspec.generate", "--help", env=env)
     assert (status, errors) == (0, "")
     assert "--num_draft_tokens" in output
+    assert "--draft_vocab_size" in output
     assert 15 <= output.count("\n  --") <= 25
     _, full, _ = run("jspec.generate", "--helpfull", env=env)
     topics = re.findall(r"^(\w+):$", full, re.MULTILINE)
     assert topics == ["Models", "Prompts", "Sampling", "Acceptance", "Drafting", "Output"]
     assert "  --ngram_window " in full
     assert "  --ngram_window " not in output
+
+
+def test_the_console_command_says_what_it_can_do():
+    """Guards against an error's text in the place of help, and against a program left out."""
+
+    def call(*arguments):
+        command_line = [sys.executable, "-m", "jspec", *arguments]
+        return subprocess.run(command_line, capture_output=True, text=True)
+
+    done = call("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: jspec PROGRAM [--flags]\n")
+    assert re.search(r"^  generate +Generates text$", done.stdout, re.MULTILINE)
+    assert len(re.findall(r"^  \w+ +[A-Z]", done.stdout, re.MULTILINE)) == 6
+    wrong = call("zebra")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: expected a program among audit, benchmark, ")
 
 
 def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import jspec
+from jspec.common.cli import _import_all
 from jspec.common.errors import InputError
 from jspec.drafters import DRAFTERS
 from jspec.drafters.registry import REGISTRY, register_drafter
@@ -135,7 +136,7 @@ def test_a_name_is_taken_once(own):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "--import=FILE: FileNotFoundError"),
+        (None, "--import=FILE: no such file"),
         ("1 / 0", "--import=FILE: ZeroDivisionError: division by zero"),
         ("def f(:", "--import=FILE: SyntaxError"),
         (
@@ -155,3 +156,14 @@ def test_a_module_that_cannot_be_imported_is_one_line(text, message, tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1, done.stderr
     assert message.replace("FILE", str(path)) in done.stderr
+
+
+@pytest.mark.parametrize("odd", ["", "own.txt", "folder/own", "./own", ".own", "folder.py"])
+def test_what_is_no_module_is_named(odd, tmp_path, monkeypatch):
+    """Guards against Python's own words for a path that it takes for a package."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.txt").write_text("x = 1")
+    (tmp_path / "folder.py").mkdir()
+    expected = "no such file" if odd == "folder.py" else "expected a module's name or a .py file"
+    with pytest.raises(InputError, match=f"^--import={odd}: {expected}"):
+        _import_all([odd])

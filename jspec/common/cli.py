@@ -35,6 +35,7 @@ _IMPORTS = flags.DEFINE_multi_string(
 _OWN, _YOURS = "This program", "Your own code"
 _ABSL = "Flags of absl, such as --flagfile, --verbosity and --pdb, work too."
 _ORDER = "Models", "Prompts", "Sampling", "Acceptance", "Drafting", _YOURS, "Output"
+_MODULE = re.compile(r"[^\W\d][\w-]*(\.[^\W\d][\w-]*)*")
 _REPEAT = "; repeat this option to specify a list of values"
 _TOPICS: dict[str, tuple[list[str], list[str]]] = {topic: ([], []) for topic in _ORDER}
 _NO_BOOLEAN = re.compile(r"\('Non-boolean argument to boolean flag', (.*)\)$")
@@ -100,8 +101,13 @@ def _import_all(names: Sequence[str]) -> None:
     """
     sys.path.append(os.getcwd())  # as `python -m` has it, and the console command has not
     for name in names:
+        is_file = name.endswith(".py")
+        if is_file and not os.path.isfile(name):
+            raise InputError(f"--import={name}: no such file")
+        if not is_file and (os.path.isfile(name) or not _MODULE.fullmatch(name)):
+            raise InputError(f"--import={name}: expected a module's name or a .py file")
         try:
-            if name.endswith(".py"):
+            if is_file:
                 spec = importlib.util.spec_from_file_location(pathlib.Path(name).stem, name)
                 assert spec is not None  # a file's name always gives one
                 assert spec.loader is not None

@@ -29,7 +29,7 @@ def _define(field: dataclasses.Field[Any]) -> flags.FlagHolder:
 _OPTIONS = {field: _define(field) for field in dataclasses.fields(DrafterOptions)}
 list_flags(
     "Drafting",
-    "drafter num_draft_tokens draft_head draft_confidence",
+    "drafter num_draft_tokens draft_head draft_confidence draft_vocab_size",
     "costs_file " + " ".join(holder.name for holder in _OPTIONS.values()),
 )
 

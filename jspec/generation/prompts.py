@@ -110,7 +110,10 @@ def encode_conversation(
         chat = tokenizer.chat_template is not None
     if not chat:
         if system is not None:
-            raise InputError("a system message needs the chat template, which is off")
+            has_one = tokenizer.chat_template is not None
+            off, none = "--nochat (chat=False) turns it off", f"{model.name} has none"
+            why = off if has_one else f"{none}: put what it says into the prompt"
+            raise InputError(f"a system message needs the chat template; {why}")
         before = zip(turns[:-1], answers, strict=True)
         said = "".join(turn + answer + _BETWEEN_TURNS for turn, answer in before)
         return tokenizer.encode(said + turns[-1])

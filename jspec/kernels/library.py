@@ -9,8 +9,8 @@ is no C++ compiler, XLA computes everything.
 
 import ctypes
 import functools
-import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -75,8 +75,8 @@ def _prepare() -> ctypes.CDLL | None:
     try:
         library = load_library()
     except (OSError, ValueError) as error:  # ValueError: no home folder, or quotes in $CXX
-        message = "jspec: %s; XLA computes everything, and decoding takes longer"
-        logging.getLogger("jspec").warning(message, error)
+        slow = "XLA computes everything, and decoding takes longer"
+        print(f"jspec: {error}; {slow}", file=sys.stderr, flush=True)
         return None
     for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
         has.restype = ctypes.c_bool

@@ -21,6 +21,7 @@ from jspec.weights.gguf_file import GgufFile
 _FACTORS = "rope_freqs.weight"  # of llama3: the divisor of each frequency
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"  # of longrope
 CONFIG_TENSORS = frozenset({_FACTORS, _LONG, _SHORT})
+_EPSILON = "attention.layer_norm_rms_epsilon"
 # Keys of every architecture, and the keys of config.json that they become.
 _KEYS = {
     "block_count": "num_hidden_layers",
@@ -30,12 +31,12 @@ _KEYS = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    _EPSILON: "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-_NEEDED = (
+_SIZES = (
     "block_count", "context_length", "embedding_length", "feed_forward_length",
-    "attention.head_count", "attention.layer_norm_rms_epsilon",
+    "attention.head_count",
 )  # fmt: skip
 _SAME_AS_HEAD_DIM = ("attention.value_length", "rope.dimension_count")
 # The output matrix tells the size of the vocabulary; the other says how a model was made.
@@ -75,8 +76,12 @@ def _read(file: GgufFile) -> tuple[DecoderConfig, GgufForm]:
     architecture = file.metadata.get("general.architecture")
     own = _own_keys(file, f"{architecture}.")
     family, form = find_gguf_family(architecture, bool(own.get("expert_count")))
-    if missing := [key for key in _NEEDED if key not in own]:
+    if missing := [key for key in (*_SIZES, _EPSILON) if key not in own]:
         raise KeyError(f"{architecture}.{missing[0]}")
+    for key in _SIZES:
+        if not isinstance(own[key], int) or own[key] < 1:
+            least = "a whole number of at least 1"
+            raise ValueError(f"expected {architecture}.{key} to be {least}, got {own[key]!r}")
     if not form.has_experts:  # some converters write zeros
         own = {key: own[key] for key in own if key not in ("expert_count", "expert_used_count")}
     # A damaged number of layers or experts would be listed one by one, for hours.

@@ -8,6 +8,7 @@ damaged file. The types and the dequantisation are the `gguf` library's.
 import math
 import mmap
 import pathlib
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,8 @@ _SCALARS = {
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
 _MAX_AXES = 4
+# A damaged length would otherwise be read as a text of gigabytes, for many seconds.
+_MAX_NAME_BYTES, _MAX_TEXT_BYTES, _MAX_VALUES = 1 << 16, 1 << 24, 1 << 22
 # Blocks dequantised at once: the intermediate arrays (about 1 MB) stay in the processor's cache.
 _CHUNK_BLOCKS = 8192
 
@@ -57,24 +60,30 @@ class GgufFile:
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path}: truncated or damaged GGUF file ({error})") from None
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int, limit: int | None = None) -> bytes:
         if size > len(self._map) - self._map.tell():
             raise EOFError
+        if limit is not None and size > limit:
+            raise ValueError(f"expected a text of at most {limit} bytes, got {size}")
         return self._map.read(size)
 
     def _number(self, size: int = 8) -> int:
         return int.from_bytes(self._take(size), "little")
 
-    def _string(self) -> str:
-        return self._take(self._number()).decode("utf-8", errors="replace")
+    def _string(self, limit: int = _MAX_TEXT_BYTES) -> str:
+        return self._take(self._number(), limit).decode("utf-8", errors="replace")
 
-    def _name(self) -> str:
-        name = self._string()
-        if not name.isprintable():
-            raise ValueError(f"expected a name, got {name[:40]!r}")
+    def _name(self, known: Collection[str], what: str) -> str:
+        name = self._string(_MAX_NAME_BYTES)
+        if not name or not name.isprintable():
+            raise ValueError(f"expected a name of {what}, got {name[:40]!r}")
+        if name in known:
+            raise ValueError(f"the name {name} is there twice")
         return name
 
     def _values(self, kind: int, length: int) -> list[Any]:
+        if _MAX_VALUES < length < len(self._map):
+            raise ValueError(f"expected a list of at most {_MAX_VALUES} values, got {length}")
         if kind in _SCALARS:
             dtype = np.dtype(_SCALARS[kind])
             return np.frombuffer(self._take(length * dtype.itemsize), dtype).tolist()
@@ -90,12 +99,12 @@ class GgufFile:
         if (version := self._number(4)) not in _VERSIONS:
             raise InputError(f"{self.path}: expected GGUF version 2 or 3, got {version}")
         num_tensors, num_pairs = self._number(), self._number()
-        for _ in range(num_pairs):
-            key = self._name()
+        for number in range(num_pairs):
+            key = self._name(self.metadata, f"value {number + 1} of {num_pairs}")
             self.metadata[key] = self._values(self._number(4), 1)[0]
-        places = {}
-        for _ in range(num_tensors):
-            name = self._name()
+        places: dict[str, tuple[tuple[int, ...], int, int]] = {}
+        for number in range(num_tensors):
+            name = self._name(places, f"tensor {number + 1} of {num_tensors}")
             if not 1 <= (num_axes := self._number(4)) <= _MAX_AXES:
                 raise ValueError(f"{name} has {num_axes} axes, expected 1 to {_MAX_AXES}")
             shape = tuple(self._number() for _ in range(num_axes))
@@ -104,8 +113,13 @@ class GgufFile:
         if not isinstance(alignment, int) or alignment < 1:
             raise ValueError(f"expected an alignment of at least 1, got {alignment!r}")
         begin = -(-self._map.tell() // alignment) * alignment
+        end = 0
         for name, (shape, kind, offset) in places.items():
-            self.tensors[name] = self._locate(name, shape, kind, begin + offset)
+            # As llama.cpp has it, each tensor follows the one before: none overlaps another.
+            if offset != (expected := -(-end // alignment) * alignment):
+                raise ValueError(f"{name} begins at byte {offset} of the data, expected {expected}")
+            self.tensors[name] = tensor = self._locate(name, shape, kind, begin + offset)
+            end = offset + tensor.blocks.size
 
     def _locate(self, name: str, shape: tuple[int, ...], kind: int, begin: int) -> GgufTensor:
         import gguf

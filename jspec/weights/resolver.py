@@ -221,7 +221,8 @@ def find_model(spec: str) -> pathlib.Path | None:
             raise InputError(f"{path}: cannot be read: No such file or directory")
         return path
     if path.suffix == ".safetensors":  # which a hub name may end with, too
-        raise InputError(f"expected a model's folder, got a file of weights: give {path.parent}")
+        folder = path.parent if path.parent.name else path.absolute().parent  # not "."
+        raise InputError(f"expected a model's folder, got a file of weights: give {folder}")
     if _HUB_NAME.fullmatch(spec):
         return _fetch_from_hub(spec)
     raise InputError(

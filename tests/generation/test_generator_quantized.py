@@ -98,3 +98,13 @@ def test_the_program_says_that_a_quantised_target_is_another_model(monkeypatch, 
     notes = [line for line in errors.splitlines() if line.startswith("note:")]
     assert notes == [f"note: the target is quantised to int8: another model than {folder}"]
     assert "expects a draft model" in check_refusal(*run("--draft_quantization=int4"))
+
+
+def test_the_program_says_that_a_prompt_is_only_continued(monkeypatch, capsys, folder):
+    """Guards against a base model's text taken for a bad answer; and --system then says more."""
+    flags = [f"--target={folder}", "--prompt=one", "--max_new_tokens=4", "--drafter=none"]
+    status, _, errors = call_generate(monkeypatch, capsys, *flags)
+    assert status == 0
+    assert f"note: {folder} has no chat template: it only continues the prompt" in errors
+    _, _, errors = call_generate(monkeypatch, capsys, *flags, "--nochat")
+    assert "chat template" not in errors

@@ -143,7 +143,9 @@ def test_unknown_keys_are_named():
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "differ"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"head_dim": 7}, "even"),
-        ({"num_hidden_layers": 0}, "num_layers"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers to be a whole number of at least 1, got 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads to be a whole number of at least 1"),
+        ({"num_key_value_heads": 0}, "num_kv_heads must be a whole number of at least 1, got 0"),
     ],
 )
 def test_values_that_cannot_be_honoured_are_refused(change, message):

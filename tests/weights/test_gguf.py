@@ -128,7 +128,10 @@ _REFUSED = {
     "layers differ": ({"llama.feed_forward_length": [96, 64]}, "differs between layers"),
     "one layer less": ({"llama.block_count": 1}, "unknown tensors: blk\\.1"),
     "another width": ({"llama.feed_forward_length": 128}, "expected shape"),
-    "no heads": ({"llama.attention.head_count": 0, "llama.attention.key_length": None}, "division"),
+    "no heads": (
+        {"llama.attention.head_count": 0, "llama.attention.key_length": None},
+        "head_count to be a whole number of at least 1, got 0",
+    ),
 }
 
 
@@ -195,7 +198,9 @@ def test_other_files_and_versions_are_refused(tmp_path):
         ({"llama.block_count": 2**31}, "block_count to be at most 1024, got 2147483648"),
         ({"llama.expert_count": 2**31}, "expert_count to be at most 1024"),
         ({"llama.feed_forward_length": 2**32 - 1}, "expected shape"),
-        ({"llama.odd\nkey": 1}, r"expected a name, got 'llama\.odd\\nkey'"),
+        ({"llama.odd\nkey": 1}, r"expected a name of value 16 of 16, got 'llama\.odd\\nkey'"),
+        ({"llama.attention.head_count_kv": 0}, "num_kv_heads must be a whole number"),
+        ({"llama.block_count": "2"}, "block_count to be a whole number of at least 1, got '2'"),
     ],
 )
 def test_damaged_numbers_and_names_are_refused_at_once(tmp_path, metadata, message):
@@ -218,3 +223,63 @@ def test_a_tensor_has_one_to_four_axes(tmp_path):
         path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor)
         with pytest.raises(InputError, match=f"a has {axes} axes, expected 1 to 4"):
             _load(path)
+
+
+def _tensor_entry(content, name):
+    """Returns where a matrix's entry in the header has its number of axes, and its offset."""
+    axes = content.index(name) + len(name)
+    return axes, axes + 4 + 2 * 8 + 4
+
+
+@pytest.mark.parametrize("shift", [1, 32, -(2**13)])
+def test_tensors_follow_each_other(tmp_path, shift):
+    """Guards against weights read at another place, which gave NaN or nonsense and no error."""
+    content = bytearray(_write(tmp_path / "m.gguf").read_bytes())
+    _, place = _tensor_entry(content, b"blk.1.attn_q.weight")
+    (offset,) = struct.unpack_from("<Q", content, place)
+    struct.pack_into("<Q", content, place, offset + shift)
+    path = tmp_path / "moved.gguf"
+    path.write_bytes(content)
+    message = rf"blk\.1\.attn_q\.weight begins at byte {offset + shift} .* expected {offset}\)"
+    with pytest.raises(InputError, match=message):
+        _load(path)
+
+
+def test_a_wrong_number_of_tensors_or_axes_is_refused_at_once(tmp_path, monkeypatch):
+    """Guards against a name of gigabytes, read where the header went wrong."""
+    content = _write(tmp_path / "m.gguf").read_bytes()
+    path = tmp_path / "damaged.gguf"
+    (count,) = struct.unpack_from("<Q", content, 8)
+    more = bytearray(content)
+    struct.pack_into("<Q", more, 8, count + 1)
+    path.write_bytes(more)
+    with pytest.raises(InputError, match=rf"a name of tensor {count + 1} of {count + 1}, got ''"):
+        _load(path)
+    fewer_axes = bytearray(content)
+    place, _ = _tensor_entry(content, b"blk.1.attn_q.weight")
+    struct.pack_into("<I", fewer_axes, place, 1)  # the next name's length is then an offset
+    path.write_bytes(fewer_axes)
+    monkeypatch.setattr("jspec.weights.gguf_file._MAX_NAME_BYTES", 1000)
+    with pytest.raises(InputError, match="a text of at most 1000 bytes, got"):
+        _load(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(b"blk.1.attn_q", b"blk.0.attn_q"), (b"tokenizer.ggml.eot_", b"tokenizer.ggml.eos_")],
+)
+def test_names_are_there_once(tmp_path, old, new):
+    """Guards against a tensor, or a setting, that silently replaces another."""
+    path = _write(tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(old, new))
+    with pytest.raises(InputError, match=f"the name {new.decode()}.* is there twice"):
+        _load(path)
+
+
+def test_lists_have_a_bounded_length(tmp_path, monkeypatch):
+    """Guards against a list of every byte of a large file, ten times as large in memory."""
+    tokens = {"ggml.token_type": [1] * 50}
+    path = _write(tmp_path / "m.gguf", tokens=tokens)
+    monkeypatch.setattr("jspec.weights.gguf_file._MAX_VALUES", 49)
+    with pytest.raises(InputError, match="a list of at most 49 values, got 50"):
+        _load(path)

@@ -46,9 +46,13 @@ class Store(contextlib.AbstractContextManager):
         """Opens the workdir of a config, as plain JSON, or begins one.
 
         Raises:
-          WorkdirError: it belongs to another config, is damaged, or cannot be written.
+          WorkdirError: it belongs to another config, is damaged, published, or cannot be
+            written.
         """
         self.folder = pathlib.Path(folder)
+        if (self.folder / "results.jsonl.gz").exists():  # as `jspec.report --publish` writes it
+            what = "published results (results.jsonl.gz), to which nothing is added"
+            raise WorkdirError(f"{self.folder} holds {what}: expected another workdir")
         make_workdir(self.folder)
         results = self.folder / "results.jsonl"
         self._locks = ByteLocks(self.folder / "locks")

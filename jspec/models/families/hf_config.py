@@ -102,8 +102,9 @@ def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     for key in [key for key in _FIELDS if key not in defaults]:
         if key not in raw:
             raise ValueError(f"config lacks the key {key!r}")
-        if not isinstance(raw[key], int):
-            raise ValueError(f"expected {key} to be a whole number, got {raw[key]!r}")
+        if not isinstance(raw[key], int) or raw[key] < 1:
+            least = "a whole number of at least 1"
+            raise ValueError(f"expected {key} to be {least}, got {raw[key]!r}")
     # Families list their layers one by one: a damaged number would take hours, or all memory.
     if (count := raw["num_hidden_layers"]) > _MAX_LAYERS:
         raise ValueError(f"expected num_hidden_layers to be at most {_MAX_LAYERS}, got {count}")
@@ -112,9 +113,10 @@ def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
 def _derived(fields: dict[str, Any]) -> dict[str, Any]:
     """Returns the fields that follow from others where a config.json does not say them."""
     eos = fields["eos_ids"]  # one id, a list, or none
+    kv_heads, head_dim = fields["num_kv_heads"], fields["head_dim"]
     return {
-        "num_kv_heads": fields["num_kv_heads"] or fields["num_heads"],
-        "head_dim": fields["head_dim"] or fields["embed_dim"] // fields["num_heads"],
+        "num_kv_heads": fields["num_heads"] if kv_heads is None else kv_heads,
+        "head_dim": fields["embed_dim"] // fields["num_heads"] if head_dim is None else head_dim,
         "eos_ids": tuple(eos) if isinstance(eos, list | tuple) else () if eos is None else (eos,),
         # One key says it of all four products; only Qwen2's output has none.
         "qkv_bias": fields.get("qkv_bias", False) or bool(fields.get("out_bias")),

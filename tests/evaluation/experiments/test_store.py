@@ -164,6 +164,14 @@ def test_results_without_their_config_are_refused(tmp_path):
         Store(str(tmp_path), CONFIG)
 
 
+def test_published_results_are_not_measured_over(tmp_path):
+    """Guards against a published folder whose cells are all measured again, beside the old ones."""
+    (tmp_path / "results.jsonl.gz").write_bytes(b"")
+    with pytest.raises(WorkdirError, match=r"published results .* expected another workdir"):
+        Store(str(tmp_path), CONFIG)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl.gz"]
+
+
 def test_a_damaged_config_is_one_line(tmp_path):
     """Guards against a traceback."""
     (tmp_path / "config.json").write_text("{")
