@@ -12,7 +12,7 @@ from jspec.evaluation.benchmarking.llama_cpp_baseline import check_programs
 from jspec.generation import drafter_flags
 from jspec.generation.flag_values import QUANTIZATION_FLAG
 from jspec.generation.request import Settings
-from jspec.weights.published import MODELS
+from jspec.weights.published import MODELS, SMOLLM2
 
 for _flag in flags.FLAGS.get_key_flags_for_module(drafter_flags):  # so that --help lists them
     if _flag.name != "drafter":  # --drafters stands here for it
