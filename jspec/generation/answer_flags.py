@@ -53,9 +53,9 @@ _DRAFT_QUANTIZATION = flags.DEFINE_enum(
     "draft_quantization",
     "auto",
     QUANTIZATION_FLAG,
-    "int8, int4 and q4_0 (the fastest on a CPU with AVX-512) round the draft model's weights, "
-    "packed leaves those of a .gguf file as they are, none makes them floats; no answer's "
-    "distribution changes. auto: as for --target_quantization.",
+    "int8, int4 and q4_0 (for a CPU with AVX-512) round the draft model's weights, packed leaves "
+    "those of a .gguf file as they are, none makes them floats; no answer's distribution changes. "
+    "auto: as for --target_quantization.",
 )
 _LOGIT_BIAS = flags.DEFINE_list(
     "logit_bias", [], "Numbers to add to the logits of tokens, as ID:NUMBER,ID:NUMBER."
