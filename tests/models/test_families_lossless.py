@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jspec.drafters import DrafterOptions
-from jspec.evaluation.auditing.distribution import FALSE_ALARM, check_distribution
+from jspec.evaluation.auditing.distribution import check_distribution
 from jspec.evaluation.auditing.rows import Rows, choose_context
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.request import Settings
@@ -109,12 +109,11 @@ def test_rounds_follow_the_distribution(family):
     _, config, params = family
     target = LoadedModel(config, params, ByteTokenizer(VOCAB, eos_ids=()), "tiny", is_random=True)
     subject = Subject(target, None, "layer_skip", 2, "rejection", Settings(temperature=1.0),
-                      drafter_options=DrafterOptions(draft_layers="2"))  # fmt: skip
+                      drafter_options=DrafterOptions(draft_layers=(0, 1)))  # fmt: skip
     context = choose_context(target, subject.settings)
     assert len(context.prompt) > WINDOW
     rows = Rows(subject, context, 4, rows_per_run=2000)
     checks = check_distribution(rows, _NUM_ROWS)
-    print([check.detail for check in checks])
-    assert FALSE_ALARM < 1e-5
+    print(*(check.detail for check in checks), sep="\n")
     assert all(check.has_passed for check in checks)
     assert 0 < rows.num_accepted < rows.num_proposed

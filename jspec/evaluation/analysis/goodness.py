@@ -1,10 +1,13 @@
 """How well counts fit a distribution: Pearson's chi-square and the total variation."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 _SMALLEST_EXPECTATION = 25
+_SEEN = 0.02  # p of what is wrong, though not for certain, is below this
+_MARGIN = 1.5  # of the samples needed: how far off counts are varies
 
 
 class Fit(NamedTuple):
@@ -60,3 +63,18 @@ def goodness_of_fit(counts: np.ndarray, probs: np.ndarray) -> Fit:
     if counts[probs == 0].any():
         p_value = 0.0
     return Fit(p_value, float(distance), float(noise), len(observed), num_samples)
+
+
+def samples_needed(fit: Fit, level: float) -> int | None:
+    """Returns at how many samples p should be below a level; None if the counts look right.
+
+    Chi-square's excess over its degrees of freedom grows in proportion to the samples.
+    """
+    import scipy.stats
+
+    degrees = fit.num_cells - 1
+    if fit.p_value >= _SEEN or not degrees:
+        return None
+    probs = max(fit.p_value, 1e-300), level  # an impossible sample has p = 0
+    found, wanted = (scipy.stats.chi2.isf(p, degrees) - degrees for p in probs)
+    return math.ceil(_MARGIN * fit.num_samples * wanted / found)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jspec.evaluation.analysis.goodness import goodness_of_fit
+from jspec.evaluation.analysis.goodness import goodness_of_fit, samples_needed
 
 DISTRIBUTION = np.random.default_rng(0).dirichlet([0.3] * 60).reshape(3, 20)
 NUM_SAMPLES = 3000
@@ -91,3 +91,20 @@ def test_noise_is_the_total_variation_that_the_distribution_itself_gives():
     distances = [fit.total_variation for fit in fits]
     margin = 6 * np.std(distances) / np.sqrt(len(distances))
     assert abs(np.mean(distances) - fits[0].noise) < margin
+
+
+def test_samples_needed():
+    """At that many samples what is wrong is rejected nearly always, at a third seldom."""
+    rng, level = np.random.default_rng(8), 1e-8
+    right = np.full(20, 1 / 20)
+    wrong = right * (1 + 0.1 * (-1.0) ** np.arange(20))
+
+    def share_rejected(num_samples):
+        fits = [goodness_of_fit(draw(rng, wrong, num_samples), right) for _ in range(200)]
+        return np.mean([fit.p_value < level for fit in fits])
+
+    few = goodness_of_fit(draw(rng, wrong, 4000), right)
+    assert level < few.p_value < 1e-3
+    needed = samples_needed(few, level)
+    assert share_rejected(needed) > 0.8 > 0.5 > share_rejected(needed // 3)
+    assert samples_needed(goodness_of_fit(draw(rng, right, 4000), right), level) is None
