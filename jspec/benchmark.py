@@ -4,7 +4,7 @@
 `python -m jspec.benchmark --target=TARGET --draft=DRAFT --drafters=none,prompt_lookup:5,model:5`
 `python -m jspec.benchmark --measure=roofline --quick`
 `python -m jspec.benchmark --measure=synthetic --draft=DRAFT --synthetic_acceptance=0.6,0.8`
-`python -m jspec.benchmark --draw=RECORD.jsonl` (a figure of a roofline or of synthetic rates)
+`python -m jspec.benchmark --draw=RECORD.jsonl` (a figure, or the tables of methods)
 
 Whatever is compared is measured in turn, repeat after repeat, after a warm-up, so that a machine
 that slows down slows everything equally. If torch is installed, transformers is measured beside

@@ -154,6 +154,8 @@ def test_a_run_that_was_broken_off_is_gone_on_with(folder, compile_cache, tmp_pa
         assert len(found["answers"][name][1]) == 3
     plain, lookup = (one["same_answers"] for one in found["methods"].values())
     assert plain == lookup == 3
+    status, printed, errors = run("jspec.benchmark", f"--draw={path}", env=env)
+    assert (status, printed) == (0, output), errors
     assert "jspec prompt_lookup" in output
 
 

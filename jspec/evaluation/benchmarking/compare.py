@@ -12,6 +12,7 @@ import pathlib
 import resource
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking.answers import (
@@ -43,8 +44,7 @@ _WARM_PIECES = 3  # of an answer: of the prefill, and of two visits
 _CLOCKS = {  # what the times of --decoding are
     "jspec": "from the first token's arrival to the last's: rounds, their drafts and the host",
     "transformers": "from the end of the call that reads the prompt: calls, drafts and sampling",
-    "llama.cpp": "as printed: plain 'eval time', which is without sampling; speculative and lookup "
-    "'decoded', with it; without loading, and without the prompt",
+    "llama.cpp": "as printed, without loading and prompt; plain's is without sampling",
 }
 _STORY = "Tell me a long story about a dragon and a knight."
 
@@ -98,18 +98,26 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     for answers in answer_in_turn(methods, ids, asked.repeats, known):
         yield Outcome(record | {"answers": answers})
     timings = timings_of(answers)
-    report = summarise(timings)
-    before = ", before the baselines were loaded" if working or left_out else ""
-    tables = [format_summary(report)]
-    for key, plain in {"spec_bench": bases, "by_task": dict.fromkeys(methods, JSPEC_PLAIN)}.items():
-        if key == "spec_bench" or (working and any(tasks)):
-            columns = columns_by_method(timings, plain, tasks)
-            record[key], title = columns, "" if key == "spec_bench" else "speed-up over jspec plain"
-            tables.append(format_columns(columns, plain, title))
-    tables.append(f"peak memory of jspec{before}: {peak_bytes / 1e9:.2f} GB")
-    record |= {"answers": answers, "methods": report}
-    record["timings"] = {name: own.to_json() for name, own in timings.items()}
-    yield Outcome(record, "\n\n".join(filter(None, tables)))
+    record |= {
+        "answers": answers,
+        "timings": {name: own.to_json() for name, own in timings.items()},
+        "methods": summarise(timings),
+        "spec_bench": columns_by_method(timings, bases, tasks),
+    }
+    if working and any(tasks):
+        record["by_task"] = columns_by_method(timings, dict.fromkeys(bases, JSPEC_PLAIN), tasks)
+    yield Outcome(record, format_record(record))
+
+
+def format_record(record: Mapping[str, Any]) -> str:
+    """Returns the tables of a whole record: ratios, Spec-Bench's columns, memory."""
+    bases, baselines = record["plain_of"], len(record["plain_of"]) > len(record["described"])
+    own = format_columns(record["spec_bench"], bases)
+    over, title = dict.fromkeys(bases, JSPEC_PLAIN), "over jspec plain / mean accepted tokens"
+    by_task = "by_task" in record and format_columns(record["by_task"], over, title)
+    before = ", before the baselines were loaded" * (baselines or bool(record["left_out"]))
+    memory = f"peak memory of jspec{before}: {record['peak_bytes'] / 1e9:.2f} GB"
+    return "\n\n".join(filter(None, (format_summary(record["methods"]), own, by_task, memory)))
 
 
 def _warm_generators(

@@ -9,6 +9,7 @@ from typing import Any
 from jspec.common.errors import InputError
 from jspec.common.figures import Curves, Picture, draw
 from jspec.common.json_lines import read_json_lines
+from jspec.evaluation.benchmarking.compare import format_record
 
 _Lines = Sequence[Mapping[str, Any]]
 _CALL = re.compile(r"(\w+): call on (\d+) tokens, (\d+) before, (\d+) rows")
@@ -18,6 +19,8 @@ _SECONDS = {"measured": "seconds", "at least": "least_seconds"}
 def draw_files(paths: Sequence[str]) -> None:
     """Writes a PNG and an SVG beside each record that has a figure, and prints their names.
 
+    Of a whole record of methods the tables are printed instead.
+
     Raises:
       InputError: some cannot be drawn; those after them are drawn all the same.
     """
@@ -25,7 +28,11 @@ def draw_files(paths: Sequence[str]) -> None:
     for path in map(pathlib.Path, paths):
         try:
             lines = [record for _, record in read_json_lines(str(path), "a record")]
-            picture = draw_record(path.stem, lines[-1] if lines else None)
+            record = lines[-1] if lines else None
+            if isinstance(record, dict) and record.keys() >= {"plain_of", "spec_bench"}:
+                print(format_record(record))
+                continue
+            picture = draw_record(path.stem, record)
             if picture is None:
                 said = "no roofline and no synthetic rates: no figure"
                 print(f"note: {path}: {said}", file=sys.stderr, flush=True)

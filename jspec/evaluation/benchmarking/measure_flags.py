@@ -51,7 +51,7 @@ _HOLDERS = [
     ),
     flags.DEFINE_list(
         "draw", None, "Measure nothing, but draw a figure of each of these records (of roofline or "
-        "synthetic), beside it; separated by commas."
+        "synthetic), beside it, or print the tables of one of methods; separated by commas."
     ),
     flags.DEFINE_string("target", SMOLLM2, "The target, a name that jspec.generate takes."),
     flags.DEFINE_string("draft", None, "The draft model, for the drafters model and hierarchical."),

@@ -5,7 +5,7 @@ them, so a wrong cost shows as an error, even on the prompts whose acceptance wa
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,21 +14,21 @@ from jspec.common.errors import InputError
 from jspec.common.figures import Curves
 from jspec.evaluation.analysis.ratios import alpha_of, tokens_by_position
 from jspec.evaluation.analysis.theory import expected_tokens
-from jspec.evaluation.reports.document import Block, Heading, Table, code, number
+from jspec.evaluation.reports.document import Block, Heading, Table, code, interval, number
 from jspec.evaluation.reports.scene import Scene, families
-from jspec.evaluation.reports.timed import TimedAnswer, answers_by_prompt, compare, decoding
+from jspec.evaluation.reports.timed import Timed, TimedAnswer, answers_by_prompt
 from jspec.evaluation.reports.workdir import View
 from jspec.generation.capacity import capacity_for
 from jspec.generation.costs import RoundCosts
 from jspec.generation.stats import RoundCounts
 
 Answers = Sequence[TimedAnswer]
-_FEWEST_PROMPTS = 4
 _ABOUT_PREDICTIONS = (
-    "Prompts at even places are predicted from those at odd places, and the other way round: even "
-    "/ odd. Costs were measured separately. Theorem 3.8 (arXiv 2211.17192): one alpha, full "
-    "proposals, each draft adds c plain steps. By position: acceptance and cost of proposals of "
-    "the real lengths, and a draft model's reading of the prompt."
+    "From the acceptance in the same answers, and costs that were measured separately, at "
+    "temperature 0: above it, drawing from a round's distributions comes on top. Theorem 3.8 "
+    "(arXiv 2211.17192): one alpha, full proposals; each draft adds c plain steps, of which a part "
+    "is the wider verify call's. By position: acceptance and cost of proposals of the real "
+    "lengths, and a draft model's reading of the prompt."
 )
 
 
@@ -161,32 +161,30 @@ def prediction_blocks(scenes: Sequence[Scene], costs: Mapping[str, RoundCosts]) 
     for scene in scenes:
         is_right = scene.baseline_name == "plain decoding" and scene.batch_size == 1
         known = [one for one in scene.others if one in costs and is_right]
-        rows = [_prediction_row(scene, method, costs[method]) for method in known]
+        groups = {"all": scene.numbers} | scene.by_category
+        rows = [
+            {"method": code(method), "prompts": name} | _prediction(group[method], costs[method])
+            for method in known
+            for name, group in groups.items()
+            if group[method].speedup is not None
+        ]
         caption = f"Predicted and measured speed-up ({scene.name})"
-        tables += [Table(caption, list(filter(None, rows)))] if any(rows) else []
+        tables += [Table(caption, rows)] if rows else []
     about = Heading("Predicted and measured"), _ABOUT_PREDICTIONS
     return [*about, *tables] if tables else []
 
 
-def _prediction_row(scene: Scene, method: str, costs: RoundCosts) -> dict[str, str]:
-    """Returns the row of a method; nothing of one with few prompts."""
-    own, base = scene.cells[method], scene.cells[scene.baseline]
-    prompts = sorted({cell.prompts for cell in own} & {cell.prompts for cell in base})
-    halves = [[cell for cell in own if cell.prompts in prompts[begin::2]] for begin in (0, 1)]
-    seen = [[a for group in answers_by_prompt(half) for a in group] for half in reversed(halves)]
-    if len(prompts) < _FEWEST_PROMPTS or not all(map(_rounds, seen)):
-        return {}
-    ratios = [compare(half, base, decoding) for half in halves]
-    measured = np.array([one.median if one else np.nan for one in ratios])
-    iid = [predict_iid(half, costs) for half in seen]
-    row = {"method": code(method), "alpha": _both(alpha_of(_rounds(half)) for half in seen),
-           "c": _both((c for _, c in iid), ".3f"), "measured": _both(measured)}  # fmt: skip
-    by_position = [predict_by_position(half, costs) for half in seen]
-    for form, predicted in (("Theorem 3.8", [one for one, _ in iid]), ("by position", by_position)):
-        errors = 100 * (np.array(predicted) / measured - 1)
-        row |= {form: _both(predicted), f"{form}: error (%)": _both(errors, "+.0f")}
+def _prediction(timed: Timed, costs: RoundCosts) -> dict[str, str]:
+    """Returns what was measured of a method, and what the costs predict for its answers."""
+    assert timed.speedup is not None
+    both = {cell.prompts for cell in timed.own} & {cell.prompts for cell in timed.base}
+    groups = answers_by_prompt([cell for cell in timed.own if cell.prompts in both])
+    seen = [answer for group in groups for answer in group]
+    iid, cost_ratio = predict_iid(seen, costs)
+    row = {"alpha": number(alpha_of(_rounds(seen)), 3), "c": number(cost_ratio, 3),
+           "measured": interval(timed.speedup)}  # fmt: skip
+    forms = {"Theorem 3.8": iid, "by position": predict_by_position(seen, costs)}
+    for form, predicted in forms.items():
+        error = 100 * (predicted / timed.speedup.median - 1)
+        row |= {form: number(predicted), f"{form}: error (%)": format(error, "+.0f")}
     return row
-
-
-def _both(values: Iterable[float], digits: str = ".2f") -> str:
-    return " / ".join(format(value, digits) for value in values)
