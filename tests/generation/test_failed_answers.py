@@ -83,6 +83,8 @@ def test_numbers_beyond_floats_are_refused(settings):
             r"expected acceptance to be a text or a AcceptanceRule, got \['block'\]",
         ),
         ({"processors": ("x",)}, "expected each of processors to be a Processor, got 'x'"),
+        ({"processors": max}, "expected processors as a list, such as .mine., got <built-in"),
+        ({"processors": BROKEN}, "expected processors as a list, such as .mine., got Processor"),
         ({"drafter_options": {}}, "expected drafter_options to be a DrafterOptions, got {}"),
         ({"rule_options": {}}, "expected rule_options to be a RuleOptions, got {}"),
     ],
@@ -136,7 +138,10 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
     loaded.clear()
     with pytest.raises(InputError, match="expected a drafter among"):
         Generator.load("tiny", drafter="modle")
-    with pytest.raises(InputError, match="--num_draft_tokens=auto chooses the number of drafts"):
+    with pytest.raises(
+        InputError,
+        match=r"num_draft_tokens='auto' \(--num_draft_tokens=auto\) chooses their number",
+    ):
         Generator.load("tiny", drafter="auto")
     with pytest.raises(InputError, match="draft_layers as a number or a list"):
         Generator.load("tiny", drafter="layer_skip", draft_layers="x")
