@@ -9,6 +9,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.processor import Processor
 from tests.tiny_models import make_generator, shared_generator, target
 
@@ -173,6 +174,10 @@ def test_what_is_printed_is_short():
     for thing in (generator, result, result.stats, target()):
         assert len(repr(thing)) < 600, repr(thing)
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"
+    generator = make_generator("prompt_lookup", num_draft_tokens=1)
+    assert repr(generator) == "<Generator of tiny: prompt_lookup, 1 draft, rejection>"
+    one = Stats((RoundCounts(1, 1, "prompt_lookup"),), 3, 0.5, 2.0, 1.5, 0.0, 3)
+    assert repr(one).endswith(", 1 of 1 draft accepted>")
 
 
 @pytest.mark.parametrize(
