@@ -33,8 +33,8 @@ _COSTS_FILE = flags.DEFINE_string(
 )  # fmt: skip
 _COMPARE = flags.DEFINE_list(
     "compare", None, "Drafters to compare on the prompts, separated by commas, such as "
-    "none,prompt_lookup,eagle:5 (5 drafts a round), in the place of --drafter: each answers once, "
-    "and a table says how fast. Texts are not printed."
+    "none,prompt_lookup,eagle:5 (5 drafts a round), in the place of --drafter: they answer by "
+    "turns, three times, and a table says how fast. Texts are not printed."
 )  # fmt: skip
 _PROMPT = flags.DEFINE_string("prompt", None, "The prompt to answer; or give --prompts_file.")
 _PROMPTS_FILE = flags.DEFINE_string(

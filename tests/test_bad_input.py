@@ -94,7 +94,10 @@ def spoil(tmp_path):
         ("--compare=none,magic", "expected a drafter among"),
         ("--compare=none,none", "expected each drafter once, got none,none"),
         ("--compare=none,model", "expected --draft with a drafter among model"),
-        ("--compare=none --drafter=ngram", "expected --compare, a list; got --drafter=ngram"),
+        (
+            "--compare=none --drafter=ngram",
+            "expected --compare alone, which lists drafters; got --drafter=ngram",
+        ),
         ("--compare=none --stream", "expected --compare without --stream"),
         ("--compare=none --batch_size=2", "expected --compare without --batch_size"),
         ("--compare=none --draft_layers=1", "draft_layers with a drafter that reads it"),
@@ -411,4 +414,4 @@ def test_a_help_that_cannot_be_written_is_one_line(arguments):
     with open("/dev/full", "w") as full:
         done = subprocess.run(command_line, stdout=full, stderr=subprocess.PIPE, timeout=60)
     assert done.returncode == 2
-    assert done.stderr == b"error: [Errno 28] No space left on device\n"
+    assert done.stderr == b"error: standard output cannot be written: No space left on device\n"

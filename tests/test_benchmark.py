@@ -313,7 +313,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
         "--drafters=none,none": "expected each drafter once, got none,none",
         "--drafters=none:3": "expected num_draft_tokens with a drafter that drafts, got 3 with",
         "--drafters=none,model": "expected --draft with a drafter among model",
-        "--drafter=ngram": "expected --drafters, a list; got --drafter=ngram",
+        "--drafter=ngram": "expected --drafters alone, which lists drafters; got --drafter=ngram",
         "--draft_layers=2": "draft_layers with a drafter that reads it (layer_skip), got it with",
         "--repeats=0": "expected repeats from 1 to 1000000, got 0",
         "--num_prompts=0": "expected num_prompts from 1 to 1000000, got 0",

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from jspec.common.memory import device_name
+from jspec.evaluation.benchmarking.drafter_table import format_comparison
 from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
@@ -264,7 +265,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(folder, env, tmp_path):
     assert done.returncode == 2
     device, error = without_notices(done.stderr.decode())
     assert device.endswith(" tokens)")
-    assert error == "error: [Errno 28] No space left on device"
+    assert error == "error: standard output cannot be written: No space left on device"
     assert len(read(path)) == 1
 
 
@@ -316,18 +317,22 @@ def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):
     output, errors = generate(
         *flags, f"--prompts_file={prompts_file}", f"--output_json={path}", "--num_draft_tokens=2"
     )
-    title, *rows = output.splitlines()
+    title, *rows, note = output.splitlines()
     assert title.split("  ")[0] == "drafter"
+    assert re.match(r"note: too short to compare: \d\d tokens were timed; give more", note)
     assert [row.split()[0] for row in rows] == ["none", "prompt_lookup:3", "layer_skip"]
     assert [row.endswith(" 3 of 3") for row in rows] == [True] * 3
     assert rows[0].split()[2:5] == ["1.00", "1.00", "-"]
     assert "warming up layer_skip" in errors
-    assert "repeat" not in errors
+    assert "repeat 3 of 3" in errors  # by turns: one timing of each would compare chance
     records = read(path)
     assert [record["compared"] for record in records] == ["none", "prompt_lookup:3", "layer_skip"]
     assert [record["settings"]["num_draft_tokens"] for record in records] == [0, 3, 2]
     plain, _, skip = records
-    assert skip["speedup"] == pytest.approx(skip["tokens_per_second"] / plain["tokens_per_second"])
+    assert plain["speedup"] == 1
+    assert skip["speedup"] > 0
+    assert plain["num_tokens"] == skip["num_tokens"] > 20
+    assert "note" not in format_comparison({"a": plain | {"num_tokens": 64}})
     assert 0 < skip["acceptance_rate"] <= 1
     assert skip["tokens_per_target_call"] > 1
 
@@ -335,10 +340,10 @@ def test_drafters_are_compared_in_a_table(generate, prompts_file, tmp_path):
 def test_sampled_answers_are_compared_under_the_coupled_rule_only(generate):
     """By any other, answers of two drafters differ by chance; seeds are those of a usual run."""
     flags = ("--compare=none,ngram", "--prompt=abcabc", "--temperature=1", "--seed=9")
-    assert [row.split()[-1] for row in generate(*flags)[0].splitlines()[1:]] == ["-", "-"]
+    assert [row.split()[-1] for row in generate(*flags)[0].splitlines()[1:3]] == ["-", "-"]
     generate(*flags, "--acceptance=lenient", "--lenience=0.5")  # of which plain decoding reads none
     output, _ = generate(*flags, "--acceptance=coupled")
-    assert [row.split()[-1] for row in output.splitlines()[1:]] == ["yes", "yes"]
+    assert [row.split()[-1] for row in output.splitlines()[1:3]] == ["yes", "yes"]
 
 
 def test_an_answer_of_one_token_has_no_speed(generate):

@@ -86,7 +86,7 @@ def run_main(main: Callable[..., None], *, max_arguments: int = 0) -> None:
             _forget_output()
             if isinstance(error, BrokenPipeError):
                 return 1
-            said = str(error)
+            said = _system_error(error)
         print(f"error: {said}", file=sys.stderr)
         return 2
 
@@ -139,6 +139,12 @@ def _check_output() -> None:
         raise InputError("expected an open standard output, got a closed one")
 
 
+def _system_error(error: OSError) -> str:
+    """Returns what the system says; an error that names no file is standard output's."""
+    is_named = error.filename is not None or error.strerror is None
+    return str(error) if is_named else f"standard output cannot be written: {error.strerror}"
+
+
 def _forget_output() -> None:
     """Drops what standard output still holds, which Python would try to write again at its end."""
     if sys.stdout is not None:
@@ -155,7 +161,7 @@ def _parse_flags(argv: Sequence[str]) -> list[str]:
         sys.exit(1)
     except OSError as error:  # where the help goes: a full disk
         _forget_output()
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_system_error(error)}", file=sys.stderr)
         sys.exit(2)
     except (flags.Error, AttributeError, LookupError, TypeError, ValueError) as error:
         # Overrides of a config raise whatever the config does.

@@ -1,7 +1,6 @@
 """Drafters by name."""
 
 from jspec.drafters.options import (
-    check_drafter,
     check_options,
     choose_drafter,
     draws_from_distribution,
@@ -13,6 +12,7 @@ from jspec.drafters.registry import (
     DRAFTERS,
     DrafterOptions,
     drafters_needing,
+    entries_of,
     make_drafter,
     member_names,
     name_of,
@@ -29,11 +29,11 @@ __all__ = [
     "DrafterEntry",
     "DrafterOptions",
     "DrafterSpec",
-    "check_drafter",
     "check_options",
     "choose_drafter",
     "drafters_needing",
     "draws_from_distribution",
+    "entries_of",
     "make_drafter",
     "member_names",
     "name_of",

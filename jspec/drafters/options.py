@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from jspec.common.errors import InputError
 from jspec.drafters.heads.shipped import shipped_head
@@ -17,6 +17,7 @@ from jspec.drafters.registry import (
 from jspec.drafters.spec import DrafterEntry, option_title
 
 _DEFAULTS = DrafterOptions()
+_Given = TypeVar("_Given", bound=str | DrafterEntry)
 
 
 def options_read(drafter: str | DrafterEntry, options: DrafterOptions) -> set[str]:
@@ -83,41 +84,35 @@ def without_unread(name: str, options: DrafterOptions) -> DrafterOptions:
 
 
 def choose_drafter(
-    name: str | None, *, has_draft: bool, target: str = "", options: DrafterOptions = _DEFAULTS
-) -> str:
-    """Returns the drafter's name, for a target that was asked for by the name `target`.
+    drafter: _Given | None,
+    *,
+    has_draft: bool,
+    target: str = "",
+    options: DrafterOptions = _DEFAULTS,
+) -> _Given | str:
+    """Returns the drafter, for a target that was asked for by the name `target`.
 
     None takes "model" where there is a draft model, else "prompt_lookup", and "+eagle" where a head
     for the target comes with jspec.
 
     Raises:
-      InputError: see `check_drafter`.
-    """
-    if name is None:
-        name = "model" if has_draft else "prompt_lookup"
-        # With a shipped head the lookup goes first, as it costs next to nothing.
-        if not has_draft and shipped_head("eagle", target):
-            name = "prompt_lookup+eagle"
-    check_drafter(name, options, has_draft=has_draft)
-    return name
-
-
-def check_drafter(drafter: str | DrafterEntry, options: DrafterOptions, *, has_draft: bool) -> None:
-    """Checks that a drafter can be made with or without a draft model, and reads its options.
-
-    Raises:
       InputError: no such drafter, a draft model without a drafter that drafts with it, or the other
         way round, or an option that the drafter does not read.
     """
-    is_needed = needs_draft_model(drafter)
+    chosen: _Given | str = "model" if drafter is None else drafter
+    if drafter is None and not has_draft:
+        # With a shipped head the lookup goes first, as it costs next to nothing.
+        has_head = shipped_head("eagle", target) is not None
+        chosen = "prompt_lookup+eagle" if has_head else "prompt_lookup"
+    is_needed, name = needs_draft_model(chosen), name_of(chosen)
     if is_needed and not has_draft:
         raise InputError(
-            f"the drafter {name_of(drafter)!r} expects a draft model (--draft=MODEL, in Python "
-            "draft), got none"
+            f"the drafter {name!r} expects a draft model (--draft=MODEL, in Python draft), got none"
         )
     if has_draft and not is_needed:
         raise InputError(
             "a draft model (--draft, in Python draft) expects a drafter among "
-            f"{', '.join(drafters_needing('draft'))}; got {name_of(drafter)!r}"
+            f"{', '.join(drafters_needing('draft'))}; got {name!r}"
         )
-    check_options([drafter], options)
+    check_options([chosen], options)
+    return chosen

@@ -128,7 +128,7 @@ def member_names(name: str) -> list[str]:
         if member not in DRAFTERS:
             where = "" if member == name else f" in {name!r}"
             if member == "auto":  # of another flag
-                where += "; --num_draft_tokens=auto chooses the number of drafts"
+                where += "; num_draft_tokens='auto' (--num_draft_tokens=auto) chooses their number"
             raise InputError(
                 f"expected a drafter among {', '.join(DRAFTERS)}, or several joined by '+'; "
                 f"got {member!r}{where}"

@@ -55,5 +55,5 @@ def read_options(instead: str = "--drafters") -> DrafterOptions:
     """
     drafter, options = read_drafter()
     if drafter is not None:
-        raise InputError(f"expected {instead}, a list; got --drafter={drafter}")
+        raise InputError(f"expected {instead} alone, which lists drafters; got --drafter={drafter}")
     return options

@@ -107,7 +107,8 @@ class Generator(Programs):
 
     def __repr__(self) -> str:
         number, rule = (self.describe()[key] for key in ("num_draft_tokens", "acceptance"))
-        return f"<Generator of {self.target.name}: {self.drafter}, {number} drafts, {rule}>"
+        unit = "draft" if number == 1 else "drafts"
+        return f"<Generator of {self.target.name}: {self.drafter}, {number} {unit}, {rule}>"
 
     @overload
     def generate(

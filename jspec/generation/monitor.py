@@ -40,7 +40,8 @@ class Recommendation(NamedTuple):
             return text
         if self.num_draft_tokens == 0:
             return f"{text}; off: drafting does not pay"
-        return f"{text}; {self.num_draft_tokens} drafts a round, about {self.speedup:.2f}x plain"
+        unit = "draft" if self.num_draft_tokens == 1 else "drafts"
+        return f"{text}; {self.num_draft_tokens} {unit} a round, about {self.speedup:.2f}x plain"
 
 
 class AcceptanceMonitor:

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jspec.common.errors import check_count, check_range, check_type, whole_number
+from jspec.common.errors import InputError, check_count, check_range, check_type, whole_number
 from jspec.common.memory import Budget, give_back_after_compiling, give_back_freed, tree_bytes
 from jspec.common.user_cache import use_compile_cache
 from jspec.drafters import (
@@ -15,8 +15,8 @@ from jspec.drafters import (
     DrafterEntry,
     DrafterOptions,
     DrafterSpec,
-    check_drafter,
     choose_drafter,
+    entries_of,
     make_drafter,
     name_of,
     with_shipped_head,
@@ -26,6 +26,7 @@ from jspec.generation.calibration import measure_costs
 from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
+from jspec.generation.own_code import check_own_code
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.result import Result
@@ -79,6 +80,8 @@ class Programs:
     ) -> None:
         """Prepares the models; nothing is compiled yet."""
         use_compile_cache()
+        if isinstance(processors, Processor) or not isinstance(processors, Sequence):
+            raise InputError(f"expected processors as a list, such as [mine], got {processors!r}")
         for name, value, kind in (
             ("drafter", drafter or "", (str, DrafterEntry)),
             ("acceptance", acceptance, (str, AcceptanceRule)),
@@ -88,12 +91,9 @@ class Programs:
         ):
             check_type(name, value, kind)
         has_draft, context = draft is not None, target.config.max_seq_len
-        if isinstance(drafter, DrafterEntry):  # an object is not registered
-            check_drafter(drafter, drafter_options, has_draft=has_draft)
-        else:
-            drafter = choose_drafter(
-                drafter, has_draft=has_draft, target=target.name, options=drafter_options
-            )
+        drafter = choose_drafter(
+            drafter, has_draft=has_draft, target=target.name, options=drafter_options
+        )
         self._entry, self.drafter = drafter, name_of(drafter)
         check_num_draft_tokens(num_draft_tokens, self.drafter)
         self.max_seq_len = context if max_seq_len is None else max_seq_len
@@ -113,6 +113,7 @@ class Programs:
         spec = make_spec(target, draft, drafter, drafter_options, number)
         self._drafter_options = spec.options
         built = make_drafter(drafter, spec)
+        check_own_code(entries_of(drafter), built, acceptance, self.rule, target)
         is_auto = built.drafter is not None and num_draft_tokens == AUTO
         numbers = numbers_of(built.drafter) if built.drafter is not None and is_auto else ()
         self.engine = Engine(target, built.drafter, self.rule, numbers)

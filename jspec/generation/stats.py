@@ -100,7 +100,8 @@ class Stats:
 
     def __repr__(self) -> str:
         """Gives the counts; the whole is in the attributes."""
-        drafts = f"{self.num_accepted} of {self.num_proposed} drafts accepted"
+        unit = "draft" if self.num_proposed == 1 else "drafts"
+        drafts = f"{self.num_accepted} of {self.num_proposed} {unit} accepted"
         return f"<Stats: {self.num_round_tokens} tokens in {self.num_rounds} rounds, {drafts}>"
 
     def to_json(self) -> dict[str, object]:

@@ -31,7 +31,8 @@ def format_stats(
         members = by_drafter(stats.rounds).items()
         shares = [f"{name} {own['num_accepted']} of {own['num_proposed']}" for name, own in members]
         of_number = "" if isinstance(number, str) else f", {number} a round"
-        shown = f"{', '.join(shares)} drafts{of_number}"
+        proposed = "draft" if stats.num_proposed == 1 else "drafts"
+        shown = f"{', '.join(shares)} {proposed}{of_number}"
         accepted = f"acceptance {stats.acceptance_rate:.1%} ({shown})"
     per_call = stats.tokens_per_target_call
     calls = "-" if per_call is None else f"{per_call:.2f}"

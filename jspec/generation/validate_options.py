@@ -13,7 +13,6 @@ from jspec.drafters import (
     DRAFTERS,
     DrafterEntry,
     DrafterOptions,
-    check_drafter,
     choose_drafter,
     draws_from_distribution,
     name_of,
@@ -46,9 +45,7 @@ def gather_options(
     given = options.pop("rule_options", RuleOptions())
     own = {name: options.pop(name) for name in vars(given).keys() & options.keys()}
     drafter = options.get("drafter")
-    if isinstance(drafter, DrafterEntry):
-        check_drafter(drafter, drafter_options, has_draft=has_draft)
-    elif drafter is None or isinstance(drafter, str):
+    if drafter is None or isinstance(drafter, str | DrafterEntry):
         choose_drafter(drafter, has_draft=has_draft, target=target, options=drafter_options)
     rule_options = dataclasses.replace(given, **own)
     return options | {"drafter_options": drafter_options, "rule_options": rule_options}

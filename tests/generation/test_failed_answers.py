@@ -9,6 +9,7 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
+from jspec.generation.stats import RoundCounts, Stats
 from jspec.sampling.processor import Processor
 from tests.tiny_models import make_generator, shared_generator, target
 
@@ -83,6 +84,8 @@ def test_numbers_beyond_floats_are_refused(settings):
             r"expected acceptance to be a text or a AcceptanceRule, got \['block'\]",
         ),
         ({"processors": ("x",)}, "expected each of processors to be a Processor, got 'x'"),
+        ({"processors": max}, "expected processors as a list, such as .mine., got <built-in"),
+        ({"processors": BROKEN}, "expected processors as a list, such as .mine., got Processor"),
         ({"drafter_options": {}}, "expected drafter_options to be a DrafterOptions, got {}"),
         ({"rule_options": {}}, "expected rule_options to be a RuleOptions, got {}"),
     ],
@@ -136,7 +139,10 @@ def test_options_have_the_names_of_their_flags(monkeypatch):
     loaded.clear()
     with pytest.raises(InputError, match="expected a drafter among"):
         Generator.load("tiny", drafter="modle")
-    with pytest.raises(InputError, match="--num_draft_tokens=auto chooses the number of drafts"):
+    with pytest.raises(
+        InputError,
+        match=r"num_draft_tokens='auto' \(--num_draft_tokens=auto\) chooses their number",
+    ):
         Generator.load("tiny", drafter="auto")
     with pytest.raises(InputError, match="draft_layers as a number or a list"):
         Generator.load("tiny", drafter="layer_skip", draft_layers="x")
@@ -168,6 +174,10 @@ def test_what_is_printed_is_short():
     for thing in (generator, result, result.stats, target()):
         assert len(repr(thing)) < 600, repr(thing)
     assert repr(generator) == "<Generator of tiny: prompt_lookup, 4 drafts, rejection>"
+    generator = make_generator("prompt_lookup", num_draft_tokens=1)
+    assert repr(generator) == "<Generator of tiny: prompt_lookup, 1 draft, rejection>"
+    one = Stats((RoundCounts(1, 1, "prompt_lookup"),), 3, 0.5, 2.0, 1.5, 0.0, 3)
+    assert repr(one).endswith(", 1 of 1 draft accepted>")
 
 
 @pytest.mark.parametrize(

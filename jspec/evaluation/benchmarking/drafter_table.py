@@ -1,7 +1,7 @@
 """Drafters beside one another on the user's own prompts: the table of `jspec generate --compare`.
 
-Each drafter answers every prompt once, after a warm-up that compiles. `python -m jspec.benchmark`
-repeats that, and says how sure the ratios are.
+All drafters answer every prompt by turns, several times, after a warm-up that compiles.
+`python -m jspec.benchmark` also says how sure the ratios are.
 """
 
 import functools
@@ -31,6 +31,10 @@ from jspec.generation.validate_options import (
 from jspec.speculation.acceptance import RuleOptions
 
 _COLUMNS = "drafter", "tokens/s", "speed-up", "tokens a target call", "accepted", "same text"
+
+_REPEATS = 3  # the middle one of three counts
+# Of answers with fewer tokens even the middle speed changes by a third from run to run.
+_FEW_TOKENS = 64
 
 
 def read_methods(
@@ -64,12 +68,12 @@ def compare_drafters(
     settings: Settings,
     options: DrafterOptions,
 ) -> dict[str, dict[str, Any]]:
-    """Lets each Generator answer the prompts, token ids; prompt k with seed + k.
+    """Lets the Generators answer the prompts, token ids, by turns: prompt k first with seed + k.
 
     Returns:
       Of each, plain values: tokens a second of decoding, that over the first's (`speedup`), tokens
-      a target call, the acceptance rate, and how many answers are the first's, token by token; None
-      where that cannot be said, as of sampled answers.
+      a target call, the acceptance rate, the tokens that were timed each time, and how many answers
+      are the first's, token by token; None where that cannot be said, as of sampled answers.
 
     Raises:
       InputError: a prompt that cannot be answered, before anything is compiled.
@@ -82,12 +86,14 @@ def compare_drafters(
                 generator.check(Request(prompt, own))
         answers[name] = functools.partial(_answer, answer_with(generator, own, decoding=True), own)
     warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
-    report = summarise(list(measure(answers, prompts, repeats=1))[-1])
+    timings = list(measure(answers, prompts, _REPEATS))[-1]
+    report = summarise(timings)
     first, *_ = report
     rule = generators[first].describe()["acceptance"]
     # Else the answers are others by chance, of the same distribution.
     is_comparable = settings.temperature == 0 or rule == "coupled"
     for name, row in report.items():
+        row["num_tokens"] = int(timings[name].tokens[-1].sum())
         ratio = 1.0 if name == first else row.pop("ratio_to")[first]["median"]
         row["speedup"] = ratio if math.isfinite(ratio) else None
         row.pop("ratio_to", None)
@@ -112,7 +118,13 @@ def format_comparison(report: Mapping[str, Mapping[str, Any]]) -> str:
         ]
         for name, row in report.items()
     ]
-    return format_table(_COLUMNS, rows)
+    table, fewest = format_table(_COLUMNS, rows), min(row["num_tokens"] for row in report.values())
+    if fewest >= _FEW_TOKENS:
+        return table
+    return (
+        f"{table}\nnote: too short to compare: {fewest} tokens were timed; give more prompts or "
+        f"--max_new_tokens, for {_FEW_TOKENS} or more"
+    )
 
 
 def _same_cell(num_same: int | None, num_prompts: int) -> str:

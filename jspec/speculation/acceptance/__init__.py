@@ -51,6 +51,8 @@ TIMING_RULES: Mapping[str, Callable[[RuleOptions], AcceptanceRule]] = {
     "synthetic": lambda options: synthetic.RULE,
 }
 
+BUILT_IN = frozenset({**RULES, **TIMING_RULES})  # RULES grows with your own
+
 
 def register_rule(name: str, rule: AcceptanceRule) -> None:
     """Makes a rule of your own known by name, to every program and to `Generator`.
@@ -94,6 +96,7 @@ def get_rule(name: str, options: RuleOptions = RuleOptions()) -> AcceptanceRule:
 
 
 __all__ = [
+    "BUILT_IN",
     "RULES",
     "TIMING_RULES",
     "RuleOptions",

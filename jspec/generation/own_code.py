@@ -1,0 +1,122 @@
+"""Checks of the user's own drafters and rules, by `jax.eval_shape`: nothing is computed.
+
+So a mistake is told in one line when a Generator is made, and not by JAX in the first round.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jspec.common.errors import InputError, check_type, describe_error
+from jspec.common.typing import Params
+from jspec.drafters import BuiltDrafter, DrafterEntry
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.generation.capacity import capacity_for
+from jspec.generation.rows import empty_state
+from jspec.models import make_apply
+from jspec.sampling.settings import Switches
+from jspec.speculation.acceptance import BUILT_IN
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.types import Drafter, RoundInputs, SpecState, TargetView, observed_layers
+from jspec.weights.resolver import LoadedModel
+
+_ROWS = 2  # with one, a leaf without a row's axis would look right
+
+
+def check_own_code(
+    entries: Sequence[DrafterEntry],
+    built: BuiltDrafter,
+    name: str,
+    rule: AcceptanceRule,
+    target: LoadedModel,
+) -> None:
+    """Checks what is not jspec's of a drafter, or the members of a cascade, and of a rule.
+
+    Raises:
+      InputError: one that fails, or returns other than `Drafter` or `AcceptanceRule` says.
+    """
+    pairs = [(built.drafter, built.params)]
+    if isinstance(built.drafter, CascadeDrafter):
+        pairs = list(zip(built.drafter.members, built.params, strict=True))
+    for entry, (drafter, params) in zip(entries, pairs, strict=True):
+        if drafter is None or type(drafter).__module__.startswith("jspec."):
+            continue
+        title = f"the drafter {entry.name!r}"
+        check_type(title, drafter, Drafter)
+        started, observed, proposal, after = _shapes(title, _round, drafter, params, rule, target)
+        if any(leaf.shape[:1] != (_ROWS,) for leaf in jax.tree.leaves(started)):
+            _check(f"{title} to have a state whose every leaf begins with the rows", started, "")
+        like = f"a state like init's, {_text(started)}"
+        _check(f"{title} to return from observe {like}", observed, _text(started))
+        _check(f"{title} to return from propose {like}", after, _text(started))
+        check_type(f"what {title} proposes", proposal, Proposal)
+        block, vocab_size = [_ROWS, drafter.num_draft_tokens], target.config.vocab_size
+        for name, dtype, shape in (
+            ("tokens", "int32", block),
+            ("num_tokens", "int32", [_ROWS]),
+            ("probs", "float32", [*block, vocab_size]),
+            ("kind", "int32", [_ROWS]),
+        ):
+            if (found := getattr(proposal, name)) is not None:  # as probs and kind may be
+                _check(f"{title} to propose {name} {dtype} {shape}", found, f"{dtype} {shape}")
+
+    if built.drafter is not None and name not in BUILT_IN:
+        _check_rule(name, rule, built, target)
+
+
+def _check_rule(name: str, rule: AcceptanceRule, built: BuiltDrafter, target: LoadedModel) -> None:
+    title = f"the acceptance rule {name!r}"
+    verdict = _shapes(title, _verdict, *built, rule, target)
+    for field in ("num_accepted", "next_token"):
+        found = getattr(verdict, field, verdict)  # all of what is no Verdict
+        _check(f"{title} to accept with {field} int32 [{_ROWS}]", found, f"int32 [{_ROWS}]")
+
+
+def _round(drafter: Drafter, params: Params, rule: AcceptanceRule, target: LoadedModel) -> Any:
+    """Returns a drafter's state, that after a text, its proposal, and the state after that."""
+    width, apply = drafter.num_draft_tokens, make_apply(target.config)
+    capacity = capacity_for(1, width + 1)
+    state = empty_state(target, drafter, (), _ROWS, capacity, Switches())
+    tokens, layers = jnp.zeros([_ROWS, width + 1], jnp.int32), observed_layers(drafter)
+    _, hidden, _ = apply(target.params, tokens, state.target_cache, hidden_layers=layers)
+    observed = drafter.observe(params, state.draft, tokens, hidden, tokens == 0)
+    inputs = RoundInputs(
+        state.last_token,
+        limit=lambda kind: jnp.full_like(kind, width),
+        rng_keys=rule.noise.draft_keys(state.seed, state.last_token, width),
+        settings=state.settings,
+        view=TargetView(target.params, apply, state.target_cache),
+    )
+    return state.draft, observed, *drafter.propose(params, observed, inputs)
+
+
+def _verdict(
+    drafter: Drafter, params: Params, rule: AcceptanceRule, target: LoadedModel
+) -> Verdict:
+    proposal: Proposal = _round(drafter, params, rule, target)[2]
+    size = target.config.vocab_size
+    state: SpecState = empty_state(target, None, (), _ROWS, 1, Switches())
+    logits = jnp.zeros([_ROWS, proposal.width + 1, size], jnp.float32)
+    probs, is_random = rule.distribution(logits, state.settings), state.settings.is_random
+    noise = rule.noise.acceptance(state.seed, state.last_token, proposal.width, size, is_random)
+    return rule.accept(probs, proposal, noise)
+
+
+def _shapes(title: str, run: Any, *arguments: Any) -> Any:
+    """Returns the shapes of what the user's code returns, whatever it raises."""
+    try:
+        return jax.eval_shape(functools.partial(run, *arguments))
+    except Exception as error:
+        raise InputError(f"{title}: {describe_error(error)}") from None
+
+
+def _text(tree: Any) -> str:
+    return str(jax.tree.map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", tree)).strip("'")
+
+
+def _check(expected: str, found: Any, text: str) -> None:
+    if _text(found) != text:
+        raise InputError(f"for {_ROWS} rows, expected {expected}; got {_text(found)}"[:500])

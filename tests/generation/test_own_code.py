@@ -1,0 +1,111 @@
+"""Mistakes in drafters and rules of the user's own are told when a Generator is made."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+# In a process of its own, as the tests' runtime checks of shapes would find some of them first.
+_PROGRAM = """
+import dataclasses, json
+import jax.numpy as jnp
+import jspec
+from jspec.drafters.memory import Stateless
+from jspec.speculation.acceptance.rejection import RULE
+from jspec.speculation.types import Kind
+from tests.tiny_models import target
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(Stateless):
+    mistake: str
+    num_draft_tokens = 3
+    may_be_silent = False
+    kinds = (Kind("own", 0.05, 0.3),)
+
+    def init(self, batch_size, capacity):
+        return {"n": jnp.zeros([] if self.mistake == "rows" else [batch_size], jnp.int32)}
+
+    def observe(self, params, state, tokens, hidden, valid):
+        if self.mistake == "raises":
+            raise KeyError("missing")
+        return {"n": state["n"] + 1.5} if self.mistake == "observe" else state
+
+    def propose(self, params, state, inputs):
+        tokens = jnp.repeat(inputs.last_token[:, None], 3, axis=1)
+        if self.mistake == "columns":
+            tokens = tokens[:, :2]
+        if self.mistake == "floats":
+            tokens = tokens * 1.0
+        probs = jnp.ones([*tokens.shape, 5]) if self.mistake == "probs" else None
+        proposal = jspec.Proposal(tokens, inputs.wanted(), probs)
+        if self.mistake == "nothing":
+            proposal = None
+        return proposal, {**state, "m": state["n"]} if self.mistake == "structure" else state
+
+
+def told(drafter, rule="rejection"):
+    try:
+        generator = jspec.Generator(target(), drafter=drafter, num_draft_tokens=3, acceptance=rule)
+    except jspec.InputError as error:
+        return str(error)
+    generator.generate("abc", jspec.Settings(max_new_tokens=3))
+    return "fine"
+
+
+def entry(mistake):
+    return jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(Own(mistake)), "")
+
+
+found = {name: told(entry(name)) for name in (
+    "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure"
+)}
+bare = jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(object()), "")
+jspec.register_drafter(entry("columns"))
+jspec.register_rule("mine", RULE._replace(accept=lambda probs, proposal, noise: None))
+found |= {
+    "bare": told(bare),
+    "member": told("prompt_lookup+own"),
+    "rule": told("prompt_lookup", "mine"),
+    "object": told("ngram", RULE._replace(accept=lambda probs, proposal, noise: 1 / 0)),
+    "right rule": told("prompt_lookup", RULE._replace(is_lossless=False)),
+}
+print(json.dumps(found))
+"""
+_LIKE_INIT = (
+    r"the drafter 'own' to return from {} a state like init's, \{{'n': 'int32 \[2\]'\}}; got "
+)
+EXPECTED = {
+    "right": "^fine$",
+    "rows": r"the drafter 'own' to have a state whose every leaf begins with the rows; got .*\[\]",
+    "raises": "^the drafter 'own': KeyError: 'missing'$",
+    "observe": _LIKE_INIT.format("observe") + ".*float32",
+    "structure": _LIKE_INIT.format("propose") + ".*'m'",
+    "columns": r"^for 2 rows, expected the drafter 'own' to propose tokens int32 \[2, 3\]; got "
+    r"int32 \[2, 2\]$",
+    "floats": r"'own' to propose tokens int32 \[2, 3\]; got float32 \[2, 3\]$",
+    "probs": r"'own' to propose probs float32 \[2, 3, 128\]; got float32 \[2, 3, 5\]$",
+    "nothing": "^expected what the drafter 'own' proposes to be a Proposal, got None$",
+    "bare": "^expected the drafter 'own' to be a Drafter, got <object",
+    "member": r"the drafter 'own' to propose tokens int32 \[2, 3\]",
+    "rule": r"the acceptance rule 'mine' to accept with num_accepted int32 \[2\]; got None$",
+    "object": "^the acceptance rule 'own rule': ZeroDivisionError: division by zero$",
+    "right rule": "^fine$",
+}
+
+
+@pytest.fixture(scope="module")
+def told():
+    """What making a Generator says of each mistake."""
+    done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("mistake", EXPECTED)
+def test_a_mistake_is_one_line_that_names_its_drafter_or_rule(told, mistake):
+    """Guards against JAX's own errors, pages after the cause; and what is right is left alone."""
+    assert re.search(EXPECTED[mistake], told[mistake]), told[mistake]
+    assert "\n" not in told[mistake]
