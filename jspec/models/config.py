@@ -100,7 +100,8 @@ class DecoderConfig:
         if not isinstance(self.normalize_expert_weights, bool):
             got = repr(self.normalize_expert_weights)
             raise ValueError(f"normalize_expert_weights must be true or false, got {got}")
-        if not all(isinstance(token_id, int) for token_id in (*self.eos_ids, self.bos_id or 0)):
+        ids = self.eos_ids if self.bos_id is None else (*self.eos_ids, self.bos_id)
+        if not all(isinstance(token_id, int) for token_id in ids):
             got = f"{self.bos_id!r} and {self.eos_ids!r}"
             raise ValueError(f"bos_id and eos_ids must be whole numbers, got {got}")
         if self.num_heads % self.num_kv_heads:

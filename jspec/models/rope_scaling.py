@@ -8,14 +8,15 @@ from collections.abc import Iterable
 # length of the text, which would change keys that are cached already. Up to the original context
 # they do not, so jspec limits the context to that.
 ROPE_KINDS = ("llama3", "linear", "dynamic", "yarn", "longrope")
-_MAX_FLOAT = 3.4e38  # of float32, in which models compute
+MAX_FLOAT = 3.4e38  # of float32, in which models compute
+MAX_SIZE = 1 << 24  # products of three sizes still fit into 64 bits
 
 
 def check_numbers(owner: object, names: Iterable[str]) -> None:
     """Checks that these fields are finite numbers above 0; raises ValueError."""
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, int | float) or not 0 < value < _MAX_FLOAT:
+        if not isinstance(value, int | float) or not 0 < value < MAX_FLOAT:
             raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
 
 
@@ -23,8 +24,10 @@ def check_whole(owner: object, names: Iterable[str], least: int) -> None:
     """Checks that these fields are whole numbers of at least that; raises ValueError."""
     for name in names:
         value = getattr(owner, name)
-        if not isinstance(value, int) or value < least:
+        if type(value) is not int or value < least:
             raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+        if value > MAX_SIZE:
+            raise ValueError(f"{name} must be at most {MAX_SIZE}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +69,5 @@ class RopeScaling:
         if not self.low_freq_factor < self.high_freq_factor:
             got = f"{self.low_freq_factor} and {self.high_freq_factor}"
             raise ValueError(f"low_freq_factor must be below high_freq_factor, got {got}")
-        if wrong := [
-            x for x in (*self.short_factors, *self.long_factors) if not 0 < x < _MAX_FLOAT
-        ]:
+        if wrong := [x for x in (*self.short_factors, *self.long_factors) if not 0 < x < MAX_FLOAT]:
             raise ValueError(f"factors of longrope must be finite and above 0, got {wrong[0]!r}")

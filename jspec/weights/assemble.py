@@ -92,6 +92,18 @@ def make_params(
     return unflatten_dict({entry.path: array for entry, array in zip(table, arrays, strict=True)})
 
 
+def check_counts(where: str, config: DecoderConfig, num_tensors: int) -> None:
+    """Checks that a file has a tensor for each layer and each expert; raises InputError.
+
+    The table of a damaged config's billions of them would take hours, and all memory.
+    """
+    num_sparse = sum(map(config.is_sparse, range(config.num_layers)))
+    least = config.num_layers - num_sparse + num_sparse * config.num_experts
+    if least > num_tensors:
+        found = f"{config.num_layers} layers and {config.num_experts} experts"
+        raise InputError(f"{where}: expected a tensor for each of {found}, found {num_tensors}")
+
+
 def load_params(
     config: DecoderConfig, source: TensorSource, dtype: Any, quantization: str | None = None
 ) -> Params:
@@ -100,6 +112,7 @@ def load_params(
     Raises:
       InputError: tensors are missing, unknown or of another shape; or see `check_room`.
     """
+    check_counts(source.where, config, len(source.shapes))
     expected = tensor_shapes(parameter_table(config))
     # Old converters also saved a buffer that the config determines.
     found = {k: v for k, v in source.shapes.items() if not k.endswith("rotary_emb.inv_freq")}

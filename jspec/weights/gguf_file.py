@@ -108,6 +108,8 @@ class GgufFile:
             if not 1 <= (num_axes := self._number(4)) <= _MAX_AXES:
                 raise ValueError(f"{name} has {num_axes} axes, expected 1 to {_MAX_AXES}")
             shape = tuple(self._number() for _ in range(num_axes))
+            if 0 in shape:
+                raise ValueError(f"{name} has an axis of length 0")
             places[name] = shape[::-1], self._number(4), self._number()
         alignment = self.metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 1:

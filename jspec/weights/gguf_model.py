@@ -10,7 +10,7 @@ from jspec.common.typing import Params
 from jspec.models.config import DecoderConfig
 from jspec.models.families import FAMILIES
 from jspec.models.families.gguf_form import GgufForm
-from jspec.weights.assemble import TensorSource, load_params
+from jspec.weights.assemble import TensorSource, check_counts, load_params
 from jspec.weights.gguf_config import CONFIG_TENSORS, read_gguf_config
 from jspec.weights.gguf_file import GgufFile, GgufTensor
 from jspec.weights.packed_weights import PackedSource, PackedTensor
@@ -41,6 +41,7 @@ def _open(file: GgufFile, config: DecoderConfig, form: GgufForm) -> TensorSource
     """Returns a GGUF file as a source of Hugging Face tensors; unknown ones keep their names."""
     if form.has_experts:
         _split_experts(file)
+    check_counts(str(file.path), config, len(file.tensors))
     names = {name: name for name in file.tensors.keys() - CONFIG_TENSORS}
     wanted = {part.name: part.offset for entry in parameter_table(config) for part in entry.parts}
     for name, own in _own_names(config, form, wanted):

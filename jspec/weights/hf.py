@@ -40,8 +40,12 @@ def read_config(folder: pathlib.Path) -> DecoderConfig:
     raw = read_json(path)
     try:
         return from_hf_config(raw)
-    except (ValueError, TypeError, ArithmeticError, AttributeError, MemoryError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: {error}") from None
+    except (TypeError, ArithmeticError, AttributeError, LookupError, MemoryError) as error:
+        raise InputError(
+            f"{path}: a value of another type or size than expected ({error})"
+        ) from None
 
 
 def load_hf(

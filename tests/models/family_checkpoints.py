@@ -98,12 +98,17 @@ FAMILIES = {
 }
 
 
-def make_checkpoint(name, folder, seed=0, std=0.45):
-    """Saves a family's checkpoint into a folder; returns the model of transformers."""
+def make_config(name):
+    """Returns a family's config, of transformers."""
     kind, changes = FAMILIES[name]
     # A copy: transformers writes into what it is given.
     fields = copy.deepcopy(SHAPE | {"rope_parameters": ROPE} | changes)
-    config = getattr(transformers, f"{kind}Config")(**fields)
+    return getattr(transformers, f"{kind}Config")(**fields)
+
+
+def make_checkpoint(name, folder, seed=0, std=0.45):
+    """Saves a family's checkpoint into a folder; returns the model of transformers."""
+    kind, config = FAMILIES[name][0], make_config(name)
     class_name = "Gemma3ForCausalLM" if kind == "Gemma3Text" else f"{kind}ForCausalLM"
     model = getattr(transformers, class_name)(config).eval().float()
     generator = torch.Generator().manual_seed(seed)

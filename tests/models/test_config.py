@@ -143,8 +143,11 @@ def test_unknown_keys_are_named():
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}, "differ"),
         ({"num_key_value_heads": 3}, "multiple"),
         ({"head_dim": 7}, "even"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers to be a whole number of at least 1, got 0"),
-        ({"num_attention_heads": 0}, "num_attention_heads to be a whole number of at least 1"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers to be a whole number from 1 to 10000, got 0"),
+        (
+            {"num_attention_heads": 0},
+            "num_attention_heads to be a whole number from 1",
+        ),
         ({"num_key_value_heads": 0}, "num_kv_heads must be a whole number of at least 1, got 0"),
     ],
 )

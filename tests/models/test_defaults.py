@@ -17,7 +17,8 @@ _SIZES = {
     ("name", "given"),
     [
         *((name, {}) for name in ("llama", "mistral", "mixtral", "phi3", "olmo2", "granite")),
-        *((name, {}) for name in ("qwen2", "qwen3")),
+        *((name, {}) for name in ("qwen2", "qwen3", "gemma2", "gemma3_text", "smollm3")),
+        ("qwen3_moe", {}),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
         ("mistral", {"sliding_window": None}),
     ],

@@ -85,13 +85,16 @@ def fuzz(num, seed=0):
             path = list(files)[number % len(files)]
             altered = alter(contents[path], files[path], rng)
             path.write_bytes(altered)
-            num_refused += not _is_loaded(path, len(altered))
+            num_refused += refusal(path, len(altered)) is not None
             path.write_bytes(contents[path])
     return num_refused
 
 
-def _is_loaded(path, size):
-    """Returns whether a file loads; raises if it fails otherwise than it should."""
+def refusal(path, size):
+    """Returns the line with which a file is refused, or None; raises for a wrong kind of failure.
+
+    `size` is that of what is read, in bytes.
+    """
     tracemalloc.start()
     begin, message = time.perf_counter(), None
     try:
@@ -103,11 +106,10 @@ def _is_loaded(path, size):
         tracemalloc.stop()
         assert seconds < _MAX_SECONDS, f"{path}: {seconds:.1f} s"
         assert peak < 3 * size + _MAX_EXTRA_BYTES, f"{path}: {peak} bytes for {size}"
-    if message is None:
-        return True
-    assert str(path.parent) in message, message
-    assert "\n" not in message, message
-    return False
+    if message is not None:
+        assert str(path.parent) in message, message
+        assert "\n" not in message, message
+    return message
 
 
 if __name__ == "__main__":

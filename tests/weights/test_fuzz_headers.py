@@ -1,9 +1,12 @@
-"""Altered headers of weight files."""
+"""Altered headers of weight files, and altered configs."""
+
+import json
 
 import numpy as np
 import pytest
 
-from tests.weights import fuzz_headers
+from jspec.common.errors import InputError
+from tests.weights import fuzz_configs, fuzz_headers
 
 
 def test_altered_headers_give_one_line_each():
@@ -21,6 +24,47 @@ def test_ten_thousand_altered_headers():
     assert 9_000 < fuzz_headers.fuzz(10_000, seed=2) < 10_000
 
 
+def test_altered_configs_give_one_line_each():
+    """Guards against tracebacks, Python's own words, and tables of billions of experts.
+
+    Some changes leave a config that loads: of keys that say nothing, or numbers within bounds.
+    """
+    assert 150 < fuzz_configs.fuzz(300, seed=1) < 280
+
+
+@pytest.mark.slow
+def test_ten_thousand_altered_configs():
+    """The same, for long."""
+    assert 6_000 < fuzz_configs.fuzz(10_000, seed=2) < 9_000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_local_experts": 10**400}, "num_experts must be at most 16777216, got 1000"),
+        ({"num_local_experts": 10**7}, "a tensor for each of 4 layers and 10000000 experts, found"),
+        ({"num_experts_per_tok": 6}, "at least one of the experts, got 6 of 5"),
+        ({"num_experts_per_tok": 0}, "at least one of the experts, got 0 of 5"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step to be a finite number above 0, got 0"),
+        ({"mlp_only_layers": 1}, "expected mlp_only_layers to be a list, got 1"),
+        (
+            {"hidden_size": True},
+            "expected hidden_size to be a whole number from 1 to 16777216, got True",
+        ),
+        ({"rope_parameters": [1]}, r"expected rope_parameters to be an object, got \[1\]"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": "x"}}, "factor to be .* got 'x'"),
+        ({"rope_parameters": fuzz_configs.ROPES[2]}, "short_factor of longrope to be a list, got"),
+    ],
+)
+def test_a_wrong_value_of_a_config_is_named(tmp_path, change, message):
+    """Guards against Python's own words, which do not say where the value stands."""
+    files = fuzz_configs.write_folders(tmp_path)
+    path = tmp_path / "qwen3_moe" / "config.json"
+    path.write_text(json.dumps(files[path] | change))
+    with pytest.raises(InputError, match=message):
+        fuzz_headers.load(path)
+
+
 def test_a_traceback_would_be_noticed(tmp_path, monkeypatch):
     """The negative control: a reader that fails in its own words is not taken for a refusal."""
 
@@ -31,4 +75,4 @@ def test_a_traceback_would_be_noticed(tmp_path, monkeypatch):
     path.write_bytes(b"GGUF")
     monkeypatch.setattr(fuzz_headers, "load", load)
     with pytest.raises(ValueError, match="buffer size"):
-        fuzz_headers._is_loaded(path, 4)
+        fuzz_headers.refusal(path, 4)

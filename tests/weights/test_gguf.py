@@ -197,7 +197,7 @@ def test_other_files_and_versions_are_refused(tmp_path):
     [
         ({"llama.block_count": 2**31}, "block_count to be at most 1024, got 2147483648"),
         ({"llama.expert_count": 2**31}, "expert_count to be at most 1024"),
-        ({"llama.feed_forward_length": 2**32 - 1}, "expected shape"),
+        ({"llama.feed_forward_length": 2**32 - 1}, "intermediate_size to be a whole number"),
         ({"llama.odd\nkey": 1}, r"expected a name of value 16 of 16, got 'llama\.odd\\nkey'"),
         ({"llama.attention.head_count_kv": 0}, "num_kv_heads must be a whole number"),
         ({"llama.block_count": "2"}, "block_count to be a whole number of at least 1, got '2'"),

@@ -123,17 +123,19 @@ _DAMAGE = {
     "other architecture": (lambda f: _config(f, architectures=["GPT2Model"]), "GPT2Model"),
     "nonsense value": (lambda f: _config(f, num_attention_heads="many"), "config.json"),
     "many layers": (
-        lambda f: _config(f, num_hidden_layers=10**13), "num_hidden_layers to be at most 10000"),
+        lambda f: _config(f, num_hidden_layers=10**13),
+        "num_hidden_layers to be a whole"),
     "a base past floats": (
-        lambda f: _config(f, rope_parameters={"rope_theta": 10**400}), "config.json: int too"),
+        lambda f: _config(f, rope_parameters={"rope_theta": 10**400}),
+        "rope_theta to be a finite"),
     "an infinite context": (
         lambda f: _config(f, rope_parameters={
             "rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": float("inf")}),
-        "config.json: cannot convert float infinity"),
+        "original_max_position_embeddings to be a finite number above 0, got inf"),
     "width of Gemma": (
         lambda f: _config(f, architectures=["Gemma2ForCausalLM"], model_type="gemma2",
                           hidden_act="gelu_pytorch_tanh", hidden_size=10**400),
-        "config.json: int too large"),
+        "config.json: expected hidden_size to be a whole number from 1 to 16777216"),
     "no tensors": (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
     "empty file": (lambda f: (f / "model.safetensors").write_bytes(b""), "truncated or damaged"),
     "truncated": (_truncate, "truncated or damaged"),

@@ -182,7 +182,7 @@ def test_what_is_not_packed_says_so():
     [
         ("kind", 99, "attn_v.weight has the unknown quantisation type 99"),
         ("kind", 14, "attn_v.weight in Q6_K has rows of 64 weights, expected a multiple of 256"),
-        ("offset", 1 << 40, "attn_v.weight reaches past the end of the file"),
+        ("offset", 1 << 40, "attn_v.weight begins at byte 1099511627776 of the data, expected"),
     ],
 )
 def test_a_damaged_tensor_is_named(tmp_path, old, new, message):

@@ -79,7 +79,7 @@ def read_layer_types(raw: dict[str, Any], is_windowed: Callable[[int], bool]) ->
     num_layers, kinds = raw["num_hidden_layers"], raw.pop("layer_types", None)
     if kinds is None:
         return [layer for layer in range(num_layers) if is_windowed(layer)]
-    if len(kinds) != num_layers or not set(kinds) <= {SLIDING, FULL}:
+    if len(kinds) != num_layers or any(kind not in (SLIDING, FULL) for kind in kinds):
         raise ValueError(f"expected {num_layers} layer_types of {SLIDING} or {FULL}, got {kinds}")
     return [layer for layer, kind in enumerate(kinds) if kind == SLIDING]
 

@@ -17,13 +17,13 @@ from jspec.models.families.family import (
     write_layer_types,
 )
 from jspec.models.families.gguf_form import WINDOW_KEYS, GgufForm, complete_window
-from jspec.models.families.hf_rope import write_rope
+from jspec.models.families.hf_rope import as_number, as_settings, write_rope
 
 _KEYS = ATTENTION_BIAS | {
     "attn_logit_softcapping": "attention_softcap",
     "final_logit_softcapping": "logits_softcap",
 }
-_DEFAULTS = {"head_dim": 256, "tie_word_embeddings": True}
+_DEFAULTS = {"head_dim": 256, "num_key_value_heads": 4, "tie_word_embeddings": True}
 _FIXED = {"norms": "both", "activation": "gelu_tanh"}
 _GELU = "gelu_pytorch_tanh"
 _REQUIRED = {
@@ -51,11 +51,11 @@ def _read3(raw: dict[str, Any]) -> dict[str, Any]:
     rope, theta = raw.get("rope_parameters"), raw.pop("rope_local_base_freq", 10_000.0)
     if isinstance(rope, dict) and "full_attention" in rope:
         raw["rope_parameters"] = rope["full_attention"]
-        local = dict(rope.get("sliding_attention") or {})
+        local = as_settings("sliding_attention", rope.get("sliding_attention"))
         theta = local.pop("rope_theta", theta)
         if local.pop("rope_type", "default") != "default" or local:
             raise ValueError("expected the default rope type in layers with a window")
-    return _read(raw, 6) | {"local_rope_theta": float(theta)}
+    return _read(raw, 6) | {"local_rope_theta": as_number("rope_theta", theta, above=0.0)}
 
 
 def _write(config: DecoderConfig) -> dict[str, Any]:
@@ -92,7 +92,12 @@ GEMMA2 = Family(
     "Gemma2ForCausalLM",
     "gemma2",
     keys=_KEYS,
-    defaults=_DEFAULTS | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    defaults=_DEFAULTS
+    | {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "max_position_embeddings": 8192,
+    },
     fixed=_FIXED,
     required=_REQUIRED,
     read=_read2,
@@ -108,7 +113,7 @@ GEMMA3 = Family(
     "Gemma3ForCausalLM",
     "gemma3_text",
     keys=_KEYS,
-    defaults=_DEFAULTS | {"rope_theta": 1_000_000.0},
+    defaults=_DEFAULTS | {"rope_theta": 1_000_000.0, "max_position_embeddings": 131_072},
     fixed=_FIXED | {"qk_norm": "head"},
     required=_REQUIRED,
     read=_read3,

@@ -5,7 +5,8 @@ from typing import Any
 
 from jspec.models.config import DecoderConfig
 from jspec.models.families import FAMILIES, find_family
-from jspec.models.families.hf_rope import read_rope, write_rope
+from jspec.models.families.hf_rope import as_number, read_rope, write_rope
+from jspec.models.rope_scaling import MAX_SIZE
 
 # Keys of config.json, and the fields of `DecoderConfig` that they become.
 _FIELDS = {
@@ -43,6 +44,18 @@ _REQUIRED_VALUES: Mapping[str, tuple[Any, ...]] = {
 }
 
 _MAX_LAYERS = 10_000
+# What the values of the other keys are, where something is computed from them.
+_KINDS: Mapping[str, tuple[str, type]] = {
+    "model_type": ("a text", str), "sliding_window": ("a whole number", int),
+    **dict.fromkeys(("architectures", "layer_types", "no_rope_layers", "mlp_only_layers"),
+                    ("a list", list)),
+    **dict.fromkeys(("rope_parameters", "rope_scaling"), ("an object", dict)),
+}  # fmt: skip
+_POSITIVE = (
+    "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar", "logits_scaling",
+    "original_max_position_embeddings", "no_rope_layer_interval", "decoder_sparse_step",
+    "sliding_window_pattern", "_sliding_window_pattern", "max_position_embeddings",
+)  # fmt: skip
 # Keys of checkpoints that others have quantised: transformers', an older one of compressed-tensors,
 # and that of MLX.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -72,6 +85,7 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
         honour; the message names it.
     """
     raw = dict(raw)
+    _check_kinds(raw)
     family = find_family(raw.pop("architectures", None), raw.pop("model_type", None))
     for key, values in {**_REQUIRED_VALUES, **family.required}.items():
         value = raw.pop(key, values[0])
@@ -97,17 +111,29 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
     return config
 
 
+def _check_kinds(raw: Mapping[str, Any]) -> None:
+    """Checks lists, objects and numbers; null is as good as a missing key."""
+    given = {key: value for key, value in raw.items() if value is not None}
+    for key, (expected, kind) in _KINDS.items():
+        if not isinstance(given.get(key, kind()), kind):
+            raise ValueError(f"expected {key} to be {expected}, got {given[key]!r}")
+    if not all(isinstance(name, str) for name in given.get("architectures", ())):
+        raise ValueError(f"expected architectures to be names, got {given['architectures']!r}")
+    for key in _POSITIVE:
+        as_number(key, given.get(key, 1), above=0.0)
+    as_number("max_window_layers", given.get("max_window_layers", 0), above=-1.0)
+
+
 def _check_sizes(raw: dict[str, Any], defaults: Mapping[str, Any]) -> None:
     """Checks that the keys without a default are there, and whole numbers."""
     for key in [key for key in _FIELDS if key not in defaults]:
         if key not in raw:
             raise ValueError(f"config lacks the key {key!r}")
-        if not isinstance(raw[key], int) or raw[key] < 1:
-            least = "a whole number of at least 1"
-            raise ValueError(f"expected {key} to be {least}, got {raw[key]!r}")
-    # Families list their layers one by one: a damaged number would take hours, or all memory.
-    if (count := raw["num_hidden_layers"]) > _MAX_LAYERS:
-        raise ValueError(f"expected num_hidden_layers to be at most {_MAX_LAYERS}, got {count}")
+        # Families list their layers one by one: a damaged number would take hours, or all memory.
+        most = _MAX_LAYERS if key == "num_hidden_layers" else MAX_SIZE
+        if type(raw[key]) is not int or not 1 <= raw[key] <= most:
+            whole = f"a whole number from 1 to {most}"
+            raise ValueError(f"expected {key} to be {whole}, got {raw[key]!r}")
 
 
 def _derived(fields: dict[str, Any]) -> dict[str, Any]:

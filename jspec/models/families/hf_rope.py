@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jspec.models.rope_scaling import ROPE_KINDS, RopeScaling
+from jspec.models.rope_scaling import MAX_FLOAT, ROPE_KINDS, RopeScaling
 
 _ORIGINAL = "original_max_position_embeddings"
 # Keys of each kind, and the fields of `RopeScaling` that they become.
@@ -45,11 +45,13 @@ def read_rope(raw: dict[str, Any]) -> tuple[float, RopeScaling | None]:
     scaling = raw.pop("rope_scaling", None)
     if parameters is not None and scaling is not None and parameters != scaling:
         raise ValueError("config has both rope_parameters and rope_scaling, and they differ")
-    rope = dict(parameters or scaling or {})
+    rope = as_settings("rope scaling", parameters or scaling)
     # Inside the RoPE settings in the newer spelling, beside them in the older one.
     theta = raw.pop("rope_theta", None)
     theta = rope.pop("rope_theta", 10_000.0 if theta is None else theta)
-    return float(theta), _read_scaling(rope, raw.get("max_position_embeddings"))
+    return as_number("rope_theta", theta, above=0.0), _read_scaling(
+        rope, raw.get("max_position_embeddings")
+    )
 
 
 def _read_scaling(rope: dict[str, Any], max_seq_len: int | None) -> RopeScaling | None:
@@ -65,11 +67,13 @@ def _read_scaling(rope: dict[str, Any], max_seq_len: int | None) -> RopeScaling 
         raise ValueError("expected truncate of yarn rope scaling to be true, got false")
     fields: dict[str, Any] = {}
     if kind != "default":
+        given = {key: rope[key] for key in _KEYS[kind] if rope.get(key) is not None}
+        rope |= {key: _numbers(key, value) for key, value in given.items()}
         rope = _with_defaults(kind, rope, max_seq_len)
         keys = _KEYS[kind]
         if missing := [key for key in keys if rope.get(key) is None]:
             raise ValueError(f"{kind} rope scaling lacks the key {missing[0]!r}")
-        fields = {field: _number(rope.pop(key)) for key, field in keys.items()}
+        fields = {field: rope.pop(key) for key, field in keys.items()}
         if "original_max_seq_len" in fields:
             fields["original_max_seq_len"] = int(fields["original_max_seq_len"])
     if rope:
@@ -77,8 +81,27 @@ def _read_scaling(rope: dict[str, Any], max_seq_len: int | None) -> RopeScaling 
     return RopeScaling(**fields, kind=kind) if fields else None
 
 
-def _number(value: Any) -> Any:
-    return tuple(map(float, value)) if isinstance(value, list | tuple) else float(value)
+def as_settings(name: str, value: Any) -> dict[str, Any]:
+    """Returns a copy of an object of settings, empty for null; raises ValueError for another."""
+    if not isinstance(value or {}, dict):
+        raise ValueError(f"expected {name} to be an object, got {value!r}")
+    return dict(value or {})
+
+
+def as_number(name: str, value: Any, above: float) -> float:
+    """Returns a finite number above that; raises ValueError for anything else."""
+    if type(value) not in (int, float) or not above < value < MAX_FLOAT:
+        raise ValueError(f"expected {name} to be a finite number above {above:g}, got {value!r}")
+    return float(value)
+
+
+def _numbers(key: str, value: Any) -> Any:
+    """Returns the numbers of a key: a tuple of a list that has one for each frequency."""
+    if not key.endswith(("short_factor", "long_factor")):
+        return as_number(key, value, above=0.0)
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"expected {key} of longrope to be a list, got {value!r}")
+    return tuple(as_number(key, one, above=0.0) for one in value)
 
 
 def _with_defaults(kind: str, rope: dict[str, Any], max_seq_len: int | None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ QWEN3_MOE = Family(
     fixed=QWEN3.fixed,
     defaults={
         "head_dim": None, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-        "norm_topk_prob": False,
+        "norm_topk_prob": False, "num_key_value_heads": 4, "max_position_embeddings": 32_768,
     },
     required={"use_sliding_window": (False,)},
     ignored=IGNORED | {"sliding_window", "max_window_layers"},

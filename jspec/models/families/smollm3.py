@@ -27,10 +27,13 @@ SMOLLM3 = Family(
     "smollm3",
     keys=BIASES,
     gguf=GgufForm("smollm3", is_permuted=True),
-    defaults={"tie_word_embeddings": True, "rope_theta": 2_000_000.0},
+    defaults={
+        "tie_word_embeddings": True, "rope_theta": 2_000_000.0, "num_key_value_heads": 4,
+        "max_position_embeddings": 32_768,
+    },
     required={"use_sliding_window": (False,)},
     # Without the switch above, the window and its layers say nothing.
     ignored=frozenset({"sliding_window", "max_window_layers", "layer_types", "pretraining_tp"}),
     read=_read,
     write=_write,
-)
+)  # fmt: skip
