@@ -197,8 +197,7 @@ def answer(
     has_titles = _PROMPTS_FILE.value is not None
     notes, begun, number = list_notes(loaded), set[int](), loaded.describe()["num_draft_tokens"]
     if _CHAT.value is None and loaded.target.tokenizer.chat_template is None:
-        only = "it only continues the prompt (--nochat says that you know)"
-        notes.append(f"{loaded.target.name} has no chat template: {only}")
+        notes.append(f"{loaded.target.name} has no chat template: it only continues the prompt")
     start, num_tokens = Instant(), 0
     for piece in loaded.run(requests, chat=_CHAT.value, system=_SYSTEM.value):
         while notes:
