@@ -21,18 +21,18 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_590,
+    "common": 1_600,
     "kernels": 3_800,
-    "models": 1_840,
+    "models": 1_890,
     "sampling": 630,
-    "weights": 3_000,
+    "weights": 3_100,
     "speculation": 1_810,
-    "drafters": 4_870,
-    "generation": 2_950,
+    "drafters": 4_900,
+    "generation": 3_040,
     "training": 2_300,
-    "evaluation": 7_600,
+    "evaluation": 7_850,
 }
-MAX_LINES = 30_900
+MAX_LINES = 31_600
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
