@@ -17,7 +17,7 @@ def say(text: str) -> None:
         print(text, flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
         sys.exit(2)
 
 
