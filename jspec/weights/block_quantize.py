@@ -1,4 +1,4 @@
-"""Float kernels rounded to blocks of a GGUF format: Q4_0, and Q8_0 for embedding and head.
+"""Float kernels rounded to blocks of a GGUF format: Q4_0, and Q8_0 for the embedding.
 
 A block holds 32 inputs of one output. A weight is d · code, where d is a float16 number of the
 block, and the codes are -8 to 7 (stored plus 8) or -127 to 127. The result is a `PackedKernel`, so

@@ -5,7 +5,7 @@ The rounding is symmetric and to the nearest. "int8": the largest weight of an o
 output's scale, and 7 · 18 = 126. Embedding and head are int8 even then, because 4 bits of theirs
 harm the logits most. See `kernels.quantized` for how the integers are stored and multiplied.
 
-"q4_0": the blocks of that GGUF format, with Q8_0 for embedding and head; see `block_quantize`.
+"q4_0": the blocks of that GGUF format, with Q8_0 for the embedding; see `block_quantize`.
 """
 
 import functools
@@ -53,7 +53,7 @@ def _is_packed(parameter: Parameter, kind: str | None) -> bool:
 
 def block_format(path: Path) -> str:
     """Returns the GGUF format that a kernel has under "q4_0"."""
-    return "q8_0" if path[-1] in _TABLES else Q4_0
+    return "q8_0" if path[-1] == "embedding" else Q4_0
 
 
 def _num_inputs(parameter: Parameter) -> int:
