@@ -114,7 +114,7 @@ def format_record(record: Mapping[str, Any]) -> str:
     bases, baselines = record["plain_of"], len(record["plain_of"]) > len(record["described"])
     own = format_columns(record["spec_bench"], bases)
     over, title = dict.fromkeys(bases, JSPEC_PLAIN), "over jspec plain / mean accepted tokens"
-    by_task = "by_task" in record and format_columns(record["by_task"], over, title)
+    by_task = format_columns(record["by_task"], over, title) if "by_task" in record else ""
     before = ", before the baselines were loaded" * (baselines or bool(record["left_out"]))
     memory = f"peak memory of jspec{before}: {record['peak_bytes'] / 1e9:.2f} GB"
     return "\n\n".join(filter(None, (format_summary(record["methods"]), own, by_task, memory)))
