@@ -1,11 +1,11 @@
-"""A real pair, both packed in 4 bits: Qwen2.5-Coder 1.5B, drafted for by the 0.5B.
+"""A real pair, both in 4 bits: Qwen2.5-Coder 1.5B as its file holds it, drafted for by the 0.5B.
 
     python -m jspec.experiment --config=configs/coder_pair.py --workdir=runs/coder_pair
     python -m jspec.report runs/coder_pair
 
 The first run fetches both models, 1.6 GB. The report has the paper's table for the pair: alpha by
 category, c, and the speed-up that they predict beside the measured one; c is measured apart from
-the answers, by rounds that are timed one by one. The draft model's head is that over 32,000 tokens,
+the answers, by rounds that are timed one by one. The draft model's head is that over 96,000 tokens,
 but for one method. A quarter of an hour on two cores. Spec-Bench's prompts, one of each category:
 --config.prompts_file=SPEC_BENCH.jsonl; code: --config.prompts_file=HUMAN_EVAL.jsonl with
 --config.per_category=0 --config.num_prompts=10. A run that was stopped goes on where it was.
@@ -29,8 +29,8 @@ def get_config(models: str = "") -> ConfigDict:
     config.title = "Qwen2.5-Coder: 0.5B for 1.5B, both in 4 bits"
     config.target, draft = split_pair(models) if models else _PAIR
     config.target_quantization = "packed"
-    own = {"draft": draft, "draft_quantization": "packed"}
-    small_head = {"options": {"draft_vocab_size": 32_000}}
+    own = {"draft": draft, "draft_quantization": "q4_0"}
+    small_head = {"options": {"draft_vocab_size": 96_000}}
     config.methods = ordered(
         {
             "plain": method("none"),

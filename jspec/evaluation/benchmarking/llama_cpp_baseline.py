@@ -72,7 +72,7 @@ class LlamaCpp(NamedTuple):
             commands[f"llama.cpp lookup:{number}"] = command
         for number in [number for name, number in pairs if name == "model" and draft is not None]:
             assert draft is not None
-            drafting = ["-md", self._file(draft), "--spec-type", "draft-simple"]
+            drafting = ["-md", self._file(draft, is_draft=True), "--spec-type", "draft-simple"]
             command = ["llama-speculative-simple", *drafting, "--spec-draft-n-max", number]
             commands[f"llama.cpp model:{number}"] = command
         return {
@@ -80,19 +80,21 @@ class LlamaCpp(NamedTuple):
             for name, command in commands.items()
         }
 
-    def _file(self, model: LoadedModel) -> pathlib.Path:
-        """Returns the GGUF file of the weights that jspec uses.
+    def _file(self, model: LoadedModel, *, is_draft: bool = False) -> pathlib.Path:
+        """Returns the GGUF file of the weights that jspec uses, or that a draft was rounded from.
 
         Raises:
           InputError: there is none.
         """
         source = find_model(model.name)
-        if source is None or source.suffix != ".gguf" or model.quantization not in (None, PACKED):
+        is_file = source is not None and source.suffix == ".gguf"
+        is_rounded = model.quantization not in (None, PACKED)
+        if source is None or not is_file or (is_rounded and not is_draft):
             kind = model.quantization or "floats"
             raise InputError(
                 f"expected a .gguf file, packed or as floats; got {model.name}, {kind}"
             )
-        if model.quantization == PACKED:
+        if model.quantization is not None:
             return source
         made = self.folder / f"{source.stem}.BF16.gguf"
         if not made.exists():

@@ -142,3 +142,13 @@ def test_a_program_that_fails_or_says_no_times_is_named(programs, text, said):
     answer = make_methods(programs)["llama.cpp lookup:4"]
     with pytest.raises(InputError, match=said):
         answer([1, 2], 0)
+
+
+def test_a_draft_that_was_rounded_is_taken_as_its_file(programs):
+    """Its weights change no answer, and llama.cpp has no file of the rounded ones."""
+    draft = model_of(programs, "draft", "q4_0")
+    target = model_of(programs, "target")
+    methods = LlamaCpp(programs, {(1, 2): "Why?"}, 64).methods(target, draft, {"b": ("model", 5)})
+    methods["llama.cpp model:5"]([1, 2], 0)
+    model = arguments_of(programs, "llama-speculative-simple")
+    assert model[model.index("-md") + 1] == str(programs / "draft.gguf")
