@@ -69,10 +69,11 @@ void MultiplyRows(Tile& tile, int groups, const Rows& rows, int64_t row, int64_t
 template <typename Rows>
 Rows Prepare(ffi::ThreadPool& pool, const typename Rows::Number* from, const ProductShape& shape,
              Space<typename Rows::Group>& space) {
-  const Rows rows{space.Take(shape.rows * shape.inputs / kGroup), shape.inputs / kGroup};
+  const int64_t groups = shape.inputs / kGroup;
+  const Rows rows{{space.Take(shape.rows * groups), groups}};
   ForRows(pool, shape.rows, shape.inputs, [=](int64_t r) {
-    for (int64_t g = 0; g < rows.stride; ++g) {
-      Rows::Prepare(from + r * shape.inputs + g * kGroup, rows.groups[r * rows.stride + g]);
+    for (int64_t g = 0; g < groups; ++g) {
+      Rows::Prepare(from + r * shape.inputs + g * kGroup, rows.groups.At(r, g));
     }
   });
   return rows;
@@ -84,15 +85,16 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& from, const uint8_t* 
   static thread_local Space<typename Rows::Group> space;
   const auto* numbers = static_cast<const typename Rows::Number*>(from.untyped_data());
   const Rows rows = Prepare<Rows>(pool, numbers, shape, space);
+  const int64_t groups = rows.groups.stride;
   constexpr int64_t kGroupBytes = kStrip * Format::kBytes / Format::kGroups;  // of a strip
   ForTiles<kStrip>(pool, shape, kStrip, [=](int64_t begin, int64_t end) {
-    const uint8_t* strip = strips + begin / kStrip * rows.stride * kGroupBytes;
+    const uint8_t* strip = strips + begin / kStrip * groups * kGroupBytes;
     Tile tile;
     for (int64_t r = 0; r < shape.rows; r += kRowsATile) {
       const int64_t count = std::min(kRowsATile, shape.rows - r);
       alignas(64) float totals[kRowsATile * kStrip] = {};
-      for (int64_t g = 0; g < rows.stride; g += kMostGroups) {
-        const int own = std::min<int64_t>(kMostGroups, rows.stride - g);
+      for (int64_t g = 0; g < groups; g += kMostGroups) {
+        const int own = std::min<int64_t>(kMostGroups, groups - g);
         for (int output = 0; output < kStrip; output += kLanes) {
           Read<Format>({strip + g * kGroupBytes, output}, own, tile);
           MultiplyRows<kRowsOnce>(tile, own, rows, r, count, g, totals + output);

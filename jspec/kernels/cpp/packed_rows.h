@@ -30,9 +30,13 @@ inline Words AddFour(Words sums, Words codes, const int8_t* bytes) {
   const Words even = codes & 0x00ff00ffu, odd = (codes >> 8) & 0x00ff00ffu;
   const Shorts first = (Shorts)(numbers << 8) >> 8, second = (Shorts)numbers >> 8;
 #ifdef __AVX512F__
-  const auto add = [](Words a, Shorts b) { return (Words)_mm512_madd_epi16((__m512i)a, (__m512i)b); };
+  const auto add = [](Words a, Shorts b) {
+    return (Words)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+  };
 #else
-  const auto add = [](Words a, Shorts b) { return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b); };
+  const auto add = [](Words a, Shorts b) {
+    return (Words)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  };
 #endif
   return sums + add(even, first) + add(odd, second);
 #endif
@@ -42,6 +46,15 @@ inline Words AddFour(Words sums, Words codes, const int8_t* bytes) {
 // How many scales a group has.
 template <typename Format>
 constexpr int kScalesOf = Format::kHalves ? 2 : 1;
+
+// The groups of all rows.
+template <typename Group>
+struct Groups {
+  Group* first;
+  int64_t stride;  // groups of a row
+
+  Group& At(int64_t row, int64_t group) const { return first[row * stride + group]; }
+};
 
 // Rows of bfloat16 numbers.
 template <typename Format>
@@ -56,10 +69,7 @@ struct IntegerRows {
     int32_t offset[kScales];  // what the sum of the products with codes begins with
     float minimum[kScales];   // minus the sum of the inputs
   };
-  Group* groups;
-  int64_t stride;  // groups of a row
-
-  const Group& At(int64_t row, int64_t group) const { return groups[row * stride + group]; }
+  Groups<Group> groups;
 
   // Adds kRows rows' products with a group's codes to their totals.
   template <int kRows>
@@ -70,20 +80,20 @@ struct IntegerRows {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         upper[r] = Words{};
-        lower[r] = Words{} + At(row + r, group).offset[s];
+        lower[r] = Words{} + groups.At(row + r, group).offset[s];
       }
 #pragma GCC unroll 8
       for (int i = s * kShared; i < (s + 1) * kShared; i += 4) {
         const Words four = codes[i / 4];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          upper[r] = AddFour(upper[r], four, At(row + r, group).upper + i);
-          lower[r] = AddFour(lower[r], four, At(row + r, group).lower + i);
+          upper[r] = AddFour(upper[r], four, groups.At(row + r, group).upper + i);
+          lower[r] = AddFour(lower[r], four, groups.At(row + r, group).lower + i);
         }
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        const Group& own = At(row + r, group);
+        const Group& own = groups.At(row + r, group);
         const Lanes products = ToLanes((upper[r] << 8) + lower[r]);
         totals[r] = MultiplyAdd(totals[r], products, scales.factor[s] * own.unit);
         if constexpr (Format::kMinimum) {
@@ -143,10 +153,7 @@ struct FloatRows {
     float numbers[kGroup];
     float minimum[kScales];  // minus the sum of the inputs
   };
-  Group* groups;
-  int64_t stride;  // groups of a row
-
-  const Group& At(int64_t row, int64_t group) const { return groups[row * stride + group]; }
+  Groups<Group> groups;
 
   template <int kRows>
   void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
@@ -158,14 +165,14 @@ struct FloatRows {
         const Lanes weights = ToLanes(code) - static_cast<float>(Format::kOffset);
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          sums[r] = MultiplyAdd(sums[r], weights, Lanes{} + At(row + r, group).numbers[i]);
+          sums[r] = MultiplyAdd(sums[r], weights, Lanes{} + groups.At(row + r, group).numbers[i]);
         }
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         totals[r] = MultiplyAdd(totals[r], sums[r], scales.factor[s]);
         if constexpr (Format::kMinimum) {
-          const Lanes minimum = Lanes{} + At(row + r, group).minimum[s];
+          const Lanes minimum = Lanes{} + groups.At(row + r, group).minimum[s];
           totals[r] = MultiplyAdd(totals[r], scales.minimum[s], minimum);
         }
       }
