@@ -23,7 +23,7 @@ from jspec.generation.monitor import AcceptanceMonitor
 from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Request, Settings
 from jspec.generation.stats_text import format_stats
-from jspec.weights.quantize import KINDS
+from jspec.weights.quantize import KINDS, PACKED_A8
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -238,7 +238,7 @@ def say(text: object) -> None:
 def list_notes(loaded: Generator) -> list[str]:
     """Returns what a reader of the answers has to know about the distribution they follow."""
     notes, target = [], loaded.target
-    if target.quantization in KINDS:
+    if target.quantization in (*KINDS, PACKED_A8):
         form = f"quantised to {target.quantization}"
         notes.append(f"the target is {form}: another model than {target.name}")
     if not loaded.is_lossless:

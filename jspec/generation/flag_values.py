@@ -1,9 +1,9 @@
 """The values of flags that several programs share."""
 
 from jspec.common.errors import InputError
-from jspec.weights.quantize import KINDS, PACKED
+from jspec.weights.quantize import KINDS, PACKED_KINDS
 
-QUANTIZATIONS = ("none", *KINDS, PACKED)
+QUANTIZATIONS = ("none", *KINDS, *PACKED_KINDS)
 QUANTIZATION_FLAG = ("auto", *QUANTIZATIONS)  # auto: see `load_model`
 
 

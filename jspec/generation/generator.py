@@ -87,8 +87,9 @@ class Generator(Programs):
           draft: the draft model, named in the same way, or None.
           dtype: "bfloat16" or "float32", for weights and caches.
           target_quantization: "int8", "int4" or "q4_0" rounds the target's weights, which makes it
-            another model; "packed" leaves a .gguf file's as they are; "none" makes them floats;
-            None or "auto" is "packed" for such a file where that is fast, else "none".
+            another model; "packed" leaves a .gguf file's as they are; "packed_a8" does, and rounds
+            the inputs of products to 8 bits, which is faster, and another model, too; "none" makes
+            them floats. None or "auto": "packed" for a .gguf file where that is fast, else "none".
           draft_quantization: the same for the draft model, which changes no answer's distribution.
           **options: keyword arguments of the constructor; and options of drafters and rules by the
             names of their flags, such as `draft_layers=20` or `lenience=0.3`.

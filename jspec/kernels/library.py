@@ -80,7 +80,8 @@ def _prepare() -> ctypes.CDLL | None:
         return None
     for has in (library.jspec_has_pairs, library.jspec_has_tiles, library.jspec_has_packed):
         has.restype = ctypes.c_bool
-    packed = (f"{kind}_product" for kind in _PACKED if library.jspec_has_packed())
+    kinds = _PACKED if library.jspec_has_packed() else ()
+    packed = (f"{kind}_{name}" for kind in kinds for name in ("product", "byte_product"))
     for function in (*_FUNCTIONS, *packed):
         handler = jax.ffi.pycapsule(getattr(library, f"jspec_{function}"))
         jax.ffi.register_ffi_target(f"jspec_{function}", handler, platform="cpu")

@@ -37,12 +37,14 @@ class PackedKernel(struct.PyTreeNode):
       kind: the format, a key of `FORMATS`.
       shape: of the float array.
       dtype: the model's, bfloat16 or float32, to which a product's rows are rounded.
+      takes_bytes: whether a product's rows are rounded to bytes; see `round_to_bytes`.
     """
 
     strips: UInt8[Array, "s bytes"]
     kind: str = struct.field(pytree_node=False)
     shape: tuple[int, ...] = struct.field(pytree_node=False)
     dtype: Any = struct.field(pytree_node=False)
+    takes_bytes: bool = struct.field(pytree_node=False, default=False)
 
     def astype(self, dtype: jax.typing.DTypeLike) -> "PackedKernel":
         """Returns the kernel of the same model in another type: the weights are the same."""
@@ -147,8 +149,12 @@ def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[A
     """Returns rows · kernelᵀ, [r o], in float32; by C++ a row's result depends on no other row."""
     rows = rows.astype(kernel.dtype)
     num_outputs = int(np.prod(kernel.shape)) // rows.shape[1]
+    name = f"{kernel.kind}_product"
+    if kernel.takes_bytes:
+        rows, name = rows.astype(jnp.float32), f"{kernel.kind}_byte_product"
 
     def reference(rows: Array, strips: Array) -> Array:
+        rows = round_to_bytes(rows) if kernel.takes_bytes else rows
         # Weights that do not depend on the rows would be decoded once, before the decoding loop,
         # and would lie in memory as floats.
         rows, strips = jax.lax.optimization_barrier((rows, strips))
@@ -156,8 +162,19 @@ def packed_product(rows: Float[Array, "r i"], kernel: PackedKernel) -> Float32[A
 
     if library.has_packed():
         result = library.floats(rows.shape[0], num_outputs)
-        return library.call(f"{kernel.kind}_product", reference, result, rows, kernel.strips)
+        return library.call(name, reference, result, rows, kernel.strips)
     return reference(rows, kernel.strips)
+
+
+def round_to_bytes(rows: Float32[Array, "r i"]) -> Float32[Array, "r i"]:
+    """Returns rows rounded to integers up to 127, in units of each 32 inputs' largest / 127.
+
+    The reference of the C++. llama.cpp rounds the inputs of its products so.
+    """
+    groups = rows.reshape(len(rows), -1, 32)
+    largest = jnp.max(jnp.abs(groups), axis=2, keepdims=True)
+    units = jnp.where(largest > 0, 127 / largest, 0.0)
+    return (jnp.round(groups * units) * (largest / 127)).reshape(rows.shape)
 
 
 def has_fast_packed_products() -> bool:

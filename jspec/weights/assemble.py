@@ -15,9 +15,16 @@ from jspec.common.memory import check_memory
 from jspec.common.typing import Params
 from jspec.kernels import CompactKernel
 from jspec.models.config import DecoderConfig
-from jspec.weights.packed_weights import PackedSource, is_as_small, make_packed, num_packed_bytes
+from jspec.weights.packed_weights import (
+    PackedSource,
+    is_as_small,
+    make_packed,
+    num_packed_bytes,
+    round_inputs_to_bytes,
+)
 from jspec.weights.quantize import (
     PACKED,
+    PACKED_KINDS,
     Q4_0,
     block_format,
     check_kind,
@@ -125,14 +132,15 @@ def load_params(
         if not np.array_equal(head, embedding):
             raise InputError(f"{source.where}: the config ties head and embedding, but they differ")
     dtype = as_dtype(dtype)
-    if quantization == PACKED and source.packed is not None:
+    if quantization in PACKED_KINDS and source.packed is not None:
         packed = source.packed
         check_room(config, dtype, None, packed)
 
         def read_packed(parameter: Parameter, dtype: np.dtype) -> Any:
             return make_packed(parameter, packed, source.read, dtype)
 
-        return make_params(config, read_packed, dtype, None)
+        params = make_params(config, read_packed, dtype, None)
+        return params if quantization == PACKED else round_inputs_to_bytes(params)
     check_room(config, dtype, quantization)
 
     def read(parameter: Parameter, wanted: np.dtype) -> Any:

@@ -7,11 +7,12 @@ queries and keys, the parameter is a `JoinedKernel`, a part for each format.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jspec.common.typing import Params
 from jspec.kernels import Kernel
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
 from jspec.kernels.packed_formats import FORMATS
@@ -87,6 +88,15 @@ def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: n
         return kernels[0].replace(shape=parameter.shape)
     order = np.argsort(np.concatenate(places)).astype(np.int32)
     return JoinedKernel(tuple(kernels), jax.device_put(order), parameter.shape)
+
+
+def round_inputs_to_bytes(params: Params) -> Params:
+    """Returns a packed model whose products round their inputs to bytes: another model."""
+
+    def rounds(leaf: Any) -> Any:
+        return leaf.replace(takes_bytes=True) if isinstance(leaf, PackedKernel) else leaf
+
+    return jax.tree.map(rounds, params, is_leaf=lambda leaf: isinstance(leaf, PackedKernel))
 
 
 def _names_by_format(parameter: Parameter, source: PackedSource) -> dict[str | None, list[str]]:

@@ -30,6 +30,8 @@ INTEGERS = ("int8", "int4")
 Q4_0 = "q4_0"
 KINDS = (*INTEGERS, Q4_0)
 PACKED = "packed"  # as a GGUF file holds them, not rounded again; see `packed_weights`
+PACKED_A8 = "packed_a8"  # packed, and the inputs of products rounded to bytes
+PACKED_KINDS = (PACKED, PACKED_A8)
 _TABLES = ("embedding", "head")
 # The kernels, and how many trailing axes are inputs; see `layers.linear`.
 _NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1, "fc": 1}
@@ -85,12 +87,12 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
       InputError: an unknown kind, a model with experts, or kernel inputs that do not divide into
         the groups of int4 or the blocks of q4_0.
     """
-    if kind in (*KINDS, PACKED) and config.num_experts:
+    if kind in (*KINDS, *PACKED_KINDS) and config.num_experts:
         raise InputError(f"quantization {kind!r} expects a model without experts; use 'none'")
-    if kind == PACKED:
-        raise InputError("quantization 'packed' expects a .gguf file, whose weights are packed")
+    if kind in PACKED_KINDS:
+        raise InputError(f"quantization {kind!r} expects a .gguf file, whose weights are packed")
     if kind is not None and kind not in KINDS:
-        known = ", ".join(("auto", "none", *KINDS, PACKED))
+        known = ", ".join(("auto", "none", *KINDS, *PACKED_KINDS))
         raise InputError(f"expected a quantization among {known}; got {kind!r}")
     for parameter in parameter_table(config):
         is_grouped = (kind == Q4_0 and is_quantizable(parameter)) or _is_packed(parameter, kind)

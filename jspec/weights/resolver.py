@@ -19,7 +19,7 @@ from jspec.weights.gguf_config import read_gguf_config
 from jspec.weights.gguf_file import GgufFile
 from jspec.weights.gguf_tokenizer import build_tokenizer
 from jspec.weights.published import MODELS, SMOLLM2
-from jspec.weights.quantize import PACKED, check_kind, holds_compact
+from jspec.weights.quantize import PACKED, PACKED_KINDS, check_kind, holds_compact
 from jspec.weights.random_weights import random_params
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer, TokenizerLike
 from jspec.weights.tokenizers.load_tokenizer import load_tokenizer
@@ -52,7 +52,8 @@ class LoadedModel:
       is_random: whether the weights are random.
       quantization: one of `quantize.KINDS` if the weights were rounded (see there), which makes it
         a different model from the one of that name; "packed" if they stay as they are in a GGUF
-        file; None if they are the checkpoint's in floats.
+        file; "packed_a8" if products also round their inputs, which is another model, too; None if
+        they are the checkpoint's in floats.
     """
 
     config: DecoderConfig
@@ -143,7 +144,8 @@ def load_model(
       dtype: bfloat16 or float32, of every parameter that is not quantised.
       quantization: "int8", "int4" or "q4_0" rounds every kernel, which makes it another model (see
         `weights.quantize`; "q4_0" leaves what a GGUF file holds in as few bits); "packed" leaves a
-        GGUF file's weights as they are; "none" makes them floats. None or "auto" is "packed" for a
+        GGUF file's weights as they are; "packed_a8" does, and rounds the inputs of each product to
+        8 bits; "none" makes them floats. None or "auto" is "packed" for a
         .gguf file where that is fast, else "none". A model with experts is always floats.
 
     Raises:
@@ -157,8 +159,8 @@ def load_model(
         quantization = PACKED if path is not None and _stays_packed(name, path) else None
     quantization = None if quantization == "none" else quantization
     try:
-        if quantization == PACKED and path is not None and path.is_file():
-            quantization = _packed_unless_experts(path, is_asked)
+        if quantization in PACKED_KINDS and path is not None and path.is_file():
+            quantization = _unless_experts(quantization, path, is_asked)
         if path is None:
             config, params, tokenizer = _make_random(name, dtype, quantization)
         else:
@@ -166,7 +168,7 @@ def load_model(
     except OSError as error:  # of the system, such as "Permission denied"
         where = error.filename or path
         raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
-    if quantization == PACKED and not holds_compact(params):
+    if quantization in PACKED_KINDS and not holds_compact(params):
         quantization = None  # a file of floats
     eos_ids = tuple(dict.fromkeys((*config.eos_ids, *tokenizer.eos_ids)))
     config = dataclasses.replace(config, eos_ids=eos_ids)
@@ -181,17 +183,17 @@ def _stays_packed(name: str, path: pathlib.Path) -> bool:
     return path.suffix == ".gguf" and name != SMOLLM2 and has_fast_packed_products()
 
 
-def _packed_unless_experts(path: pathlib.Path, is_asked: bool) -> str | None:
-    """Returns "packed", or None where a GGUF file has experts, which are used as floats.
+def _unless_experts(kind: str, path: pathlib.Path, is_asked: bool) -> str | None:
+    """Returns the kind, or None where a GGUF file has experts, which are used as floats.
 
     Raises:
       InputError: packed weights of experts were asked for.
     """
     config, _ = read_gguf_config(GgufFile(path))
     if not config.num_experts:
-        return PACKED
+        return kind
     if is_asked:
-        check_kind(config, PACKED)
+        check_kind(config, kind)
     text = f"jspec: {path.name} has experts: its weights become floats, which take more memory"
     print(text, file=sys.stderr, flush=True)
     return None

@@ -93,6 +93,30 @@ def test_products_are_those_of_float64(kind, dtype, is_native, monkeypatch):
         assert np.abs(found - expected[:count]).max() <= bound * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("is_native", [True, False], ids=["C++", "XLA"])
+@pytest.mark.parametrize("kind", FORMATS)
+def test_inputs_rounded_to_bytes(kind, is_native, monkeypatch):
+    """A product of rows rounded here, one by one, is exact; one of the rows themselves is not."""
+    if is_native and not library.has_packed():
+        pytest.skip("no C++ for packed kernels on this processor")
+    if not is_native:
+        without_cpp(monkeypatch)
+    raw, weights = random_rows(kind)
+    kernel = make_kernel(raw, kind, weights.shape, jnp.bfloat16).replace(takes_bytes=True)
+    rows = jnp.asarray(np.random.default_rng(1).normal(size=(11, NUM_INPUTS)), jnp.bfloat16)
+    groups = np.asarray(rows, np.float32).reshape(11, -1, 32)
+    groups[0, :2] = 0  # nothing to take as 127
+    rows = jnp.asarray(groups.reshape(11, -1), jnp.bfloat16)
+    largest = np.maximum(np.abs(groups).max(axis=2, keepdims=True), np.float32(1e-30))
+    rounded = np.round(groups * (np.float32(127) / largest)).astype(np.float64) * (largest / 127)
+    expected = rounded.reshape(11, -1) @ weights.astype(np.float64).T
+    unrounded = np.asarray(rows, np.float64) @ weights.astype(np.float64).T
+    assert np.abs(unrounded - expected).max() > 1e-4 * np.abs(expected).max()
+    for count in (1, 8, 11):
+        found = np.asarray(packed_product(rows[:count], kernel))
+        assert np.abs(found - expected[:count]).max() <= 2e-5 * np.abs(expected).max()
+
+
 def test_rows_of_like_numbers_are_multiplied_exactly():
     """Guards against lost bits: within 64 times of each other bfloat16 numbers are exact."""
     if not library.has_packed():
@@ -107,12 +131,15 @@ def test_rows_of_like_numbers_are_multiplied_exactly():
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("takes_bytes", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_one_rows_nan_stays_its_own(bad):
+def test_one_rows_nan_stays_its_own(bad, takes_bytes):
     """A row that is not finite fails alone: its outputs are NaN, its neighbour's are as before."""
     raw, weights = random_rows("q4_k")
     kernel = make_kernel(raw, "q4_k", weights.shape, jnp.bfloat16)
     rows = np.random.default_rng(3).normal(size=(2, NUM_INPUTS)).astype(np.float32)
+    if takes_bytes:
+        kernel = kernel.replace(takes_bytes=True)
     good = np.asarray(packed_product(jnp.asarray(rows), kernel))
     rows[0, 40] = bad
     found = np.asarray(packed_product(jnp.asarray(rows), kernel))

@@ -80,17 +80,30 @@ def test_a_packed_model_is_the_files_in_floats(tmp_path, tied):
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.std(expected))
 
 
+@pytest.mark.parametrize("kind", ["packed", "packed_a8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_token_has_the_same_logits_in_a_wide_call(tmp_path, dtype):
+def test_a_token_has_the_same_logits_in_a_wide_call(tmp_path, dtype, kind):
     """Guards against a verify call that differs from plain decoding, bit for bit."""
     if not library.has_packed():
         pytest.skip("no C++ for packed kernels on this processor")
     path = _write(tmp_path / "m.gguf", _MIXED)
-    config, params, _ = load_gguf(path, dtype, "packed")
+    config, params, _ = load_gguf(path, dtype, kind)
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 40, (1, 24)), jnp.int32)
     single = _logits(config, params, tokens, 1)
     for width in (2, 6, 12):
         np.testing.assert_array_equal(_logits(config, params, tokens, width), single)
+
+
+def test_inputs_are_rounded_where_that_is_asked_for(tmp_path):
+    """Guards against a mode that changes nothing, a part of a joined kernel that it misses, too."""
+    path = _write(tmp_path / "m.gguf", _MIXED)
+    tokens = jnp.asarray(np.random.default_rng(1).integers(0, 40, (1, 24)), jnp.int32)
+    config, exact, _ = load_gguf(path, "float32", "packed")
+    _, rounded, _ = load_gguf(path, "float32", "packed_a8")
+    assert all(part.takes_bytes for part in rounded["layers_1"]["attention"]["qkv"].parts)
+    expected, found = (_logits(config, params, tokens, 24) for params in (exact, rounded))
+    error = np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
+    assert 1e-4 < error < 0.2
 
 
 def test_a_file_of_floats_stays_floats(tmp_path):

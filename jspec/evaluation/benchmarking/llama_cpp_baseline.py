@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.evaluation.benchmarking.answers import Generated, GenerateFn
-from jspec.weights.quantize import PACKED
+from jspec.weights.quantize import PACKED_KINDS
 from jspec.weights.resolver import LoadedModel, find_model
 
 LLAMA_PLAIN = "llama.cpp plain"
@@ -88,7 +88,7 @@ class LlamaCpp(NamedTuple):
         """
         source = find_model(model.name)
         is_file = source is not None and source.suffix == ".gguf"
-        is_rounded = model.quantization not in (None, PACKED)
+        is_rounded = model.quantization not in (None, *PACKED_KINDS)
         if source is None or not is_file or (is_rounded and not is_draft):
             kind = model.quantization or "floats"
             raise InputError(

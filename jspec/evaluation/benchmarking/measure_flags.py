@@ -92,8 +92,9 @@ _HOLDERS = [
     ),
     flags.DEFINE_enum(
         "target_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the target's "
-        "weights, which makes it another model; packed leaves those of a .gguf file as they are, "
-        "none makes them floats."
+        "weights, which makes it another model; packed leaves those of a .gguf file as they are; "
+        "packed_a8 does, and rounds the inputs of products to 8 bits: another model, too; none "
+        "makes them floats."
     ),
     flags.DEFINE_enum(
         "draft_quantization", "auto", QUANTIZATION_FLAG, "int8, int4, q4_0 round the draft's "

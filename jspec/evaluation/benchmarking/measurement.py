@@ -32,7 +32,7 @@ from jspec.generation.prompts import Prompt, read_prompts
 from jspec.generation.request import Settings
 from jspec.generation.validate_options import check_num_draft_tokens
 from jspec.speculation.acceptance import RuleOptions
-from jspec.weights.quantize import KINDS
+from jspec.weights.quantize import KINDS, PACKED_A8
 from jspec.weights.resolver import LoadedModel, load_model
 
 _CONTEXTS = {"drafting": [512, 1024, 2048, 4096, 8192], "quantization": [256], "profile": [128]}
@@ -166,8 +166,8 @@ def wants_transformers(values: Mapping[str, Any]) -> bool:
     """Returns whether transformers is to be measured; refuses it where it cannot be."""
     wanted, is_there = values.get("transformers", False), has_transformers()
     found = []
-    if values.get("target_quantization") in KINDS:
-        found.append("--target_quantization: it cannot load rounded weights")
+    if values.get("target_quantization") in (*KINDS, PACKED_A8):
+        found.append("--target_quantization: it cannot round as that does")
     if wanted is None and not is_there:
         note = "note: transformers is not measured: torch is not installed (pip install torch)"
         print(note, file=sys.stderr, flush=True)

@@ -27,7 +27,7 @@ from jspec.evaluation.benchmarking.parts import (
     with_own_head,
 )
 from jspec.kernels import prefill_widths
-from jspec.weights.quantize import PACKED
+from jspec.weights.quantize import PACKED_KINDS
 from jspec.weights.resolver import LoadedModel
 
 Line = dict[str, Any]
@@ -118,7 +118,7 @@ def _shapes(most: int, is_quick: bool) -> list[tuple[int, int, int]]:
 
 def model_cost(model: LoadedModel, float_bytes: int) -> CallCost:
     """Returns what calls of a model cost; how small packed weights are, only they tell."""
-    if model.quantization != PACKED:
+    if model.quantization not in PACKED_KINDS:
         return CallCost(model.config, None, model.quantization, float_bytes)
     streamed = streamed_rules(model.config)
     leaves = flatten_dict(model.params)

@@ -107,27 +107,31 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& from, const uint8_t* 
   });
 }
 
-template <typename Format>
+// If `kInBytes`, the rows are float32 numbers, to be rounded to bytes.
+template <typename Format, bool kInBytes>
 ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi::U8> kernel,
                    ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], outputs->dimensions()[1]};
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
+  using OfFloats = std::conditional_t<kInBytes, ByteRows<Format>, FloatRows<Format>>;
   const bool is_float = rows.element_type() == ffi::F32;
-  const auto multiply =
-      is_float ? Multiply<Format, FloatRows<Format>> : Multiply<Format, IntegerRows<Format>>;
+  const auto multiply = is_float ? Multiply<Format, OfFloats> : Multiply<Format, IntegerRows<Format>>;
   multiply(pool, rows, kernel.typed_data(), outputs->typed_data(), shape);
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-#define JSPEC_PACKED(name, Format)                                       \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_##name##_product, Product<Format>, \
-                                ffi::Ffi::Bind()                         \
-                                    .Ctx<ffi::ThreadPool>()              \
-                                    .Arg<ffi::AnyBuffer>()               \
-                                    .Arg<ffi::BufferR2<ffi::U8>>()       \
+#define JSPEC_PRODUCT(name, ...)                                 \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_##name, (__VA_ARGS__),     \
+                                ffi::Ffi::Bind()                 \
+                                    .Ctx<ffi::ThreadPool>()      \
+                                    .Arg<ffi::AnyBuffer>()       \
+                                    .Arg<ffi::BufferR2<ffi::U8>>() \
                                     .Ret<ffi::BufferR2<ffi::F32>>())
+#define JSPEC_PACKED(name, ...)                                        \
+  JSPEC_PRODUCT(name##_product, Product<__VA_ARGS__, false>);          \
+  JSPEC_PRODUCT(name##_byte_product, Product<__VA_ARGS__, true>)
 
 JSPEC_PACKED(q4_0, Q4<false>);
 JSPEC_PACKED(q4_1, Q4<true>);

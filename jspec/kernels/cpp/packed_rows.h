@@ -4,8 +4,13 @@
 // So a number is exact if the group's largest is less than 64 times as large, and wrong by less
 // than 1 / 16,000 of the largest otherwise: by less, in a sum, than bfloat16's own rounding. An
 // integer is split into two bytes, which one instruction multiplies by codes, four at a time.
+//
+// Where a model asks for it, rows are rounded to one byte instead, with the largest of a group as
+// 127. That is half the work, and what llama.cpp does; it is another model by a little.
 
 #pragma once
+
+#include <cmath>
 
 #include "packed_formats.h"
 
@@ -139,6 +144,73 @@ struct IntegerRows {
     float power;
     std::memcpy(&power, &word, sizeof(power));
     return power;
+  }
+};
+
+// Rows rounded to bytes.
+template <typename Format>
+struct ByteRows {
+  using Number = float;
+  static constexpr int kScales = kScalesOf<Format>;
+  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
+
+  struct Group {
+    int8_t numbers[kGroup];   // in units
+    float unit;
+    int32_t offset[kScales];  // what the sum of the products with codes begins with
+    float minimum[kScales];   // minus the sum of the inputs
+  };
+  Groups<Group> groups;
+
+  template <int kRows>
+  void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
+                Lanes* totals) const {
+    for (int s = 0; s < kScales; ++s) {
+      Words sums[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) sums[r] = Words{} + groups.At(row + r, group).offset[s];
+#pragma GCC unroll 8
+      for (int i = s * kShared; i < (s + 1) * kShared; i += 4) {
+        const Words four = codes[i / 4];
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+          sums[r] = AddFour(sums[r], four, groups.At(row + r, group).numbers + i);
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) {
+        const Group& own = groups.At(row + r, group);
+        totals[r] = MultiplyAdd(totals[r], ToLanes(sums[r]), scales.factor[s] * own.unit);
+        if constexpr (Format::kMinimum) {
+          totals[r] = MultiplyAdd(totals[r], scales.minimum[s], Lanes{} + own.minimum[s]);
+        }
+      }
+    }
+  }
+
+  static void Prepare(const Number* from, Group& group) {
+    uint32_t bits = 0;  // of the largest; integers, because the compiler does not reorder floats
+    for (int i = 0; i < kGroup; ++i) {
+      uint32_t own;
+      std::memcpy(&own, from + i, sizeof(own));
+      bits = std::max(bits, own & 0x7fffffffu);
+    }
+    constexpr uint32_t kInfinite = 0x7f800000, kLeast = 0x0c800000;  // 2 ** -102 is as good as 0
+    const bool is_finite = bits < kInfinite;
+    float largest;
+    std::memcpy(&largest, &bits, sizeof(largest));
+    const float units = is_finite && bits > kLeast ? 127 / largest : 0;  // of 1.0
+    int32_t sums[kScales] = {};
+    for (int i = 0; i < kGroup; ++i) {
+      const int32_t integer = std::nearbyint(from[i] * units);
+      group.numbers[i] = integer;
+      sums[i / kShared] += integer;
+    }
+    group.unit = is_finite ? largest / 127 : __builtin_nanf("");
+    for (int s = 0; s < kScales; ++s) {
+      group.offset[s] = -Format::kOffset * sums[s];
+      group.minimum[s] = -group.unit * sums[s];
+    }
   }
 };
 
