@@ -22,10 +22,10 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_600,
-    "kernels": 3_800,
+    "kernels": 3_850,
     "models": 1_890,
     "sampling": 630,
-    "weights": 3_100,
+    "weights": 3_130,
     "speculation": 1_810,
     "drafters": 4_900,
     "generation": 3_040,

@@ -70,7 +70,8 @@ template <typename Rows>
 Rows Prepare(ffi::ThreadPool& pool, const typename Rows::Number* from, const ProductShape& shape,
              Space<typename Rows::Group>& space) {
   const int64_t groups = shape.inputs / kGroup;
-  const Rows rows{{space.Take(shape.rows * groups), groups}};
+  Rows rows;
+  rows.groups = {space.Take(shape.rows * groups), groups};
   ForRows(pool, shape.rows, shape.inputs, [=](int64_t r) {
     for (int64_t g = 0; g < groups; ++g) {
       Rows::Prepare(from + r * shape.inputs + g * kGroup, rows.groups.At(r, g));
@@ -114,8 +115,8 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi:
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], outputs->dimensions()[1]};
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
   using OfFloats = std::conditional_t<kInBytes, ByteRows<Format>, FloatRows<Format>>;
-  const bool is_float = rows.element_type() == ffi::F32;
-  const auto multiply = is_float ? Multiply<Format, OfFloats> : Multiply<Format, IntegerRows<Format>>;
+  const auto multiply = rows.element_type() == ffi::F32 ? Multiply<Format, OfFloats>
+                                                        : Multiply<Format, BFloat16Rows<Format>>;
   multiply(pool, rows, kernel.typed_data(), outputs->typed_data(), shape);
   return ffi::Error::Success();
 }

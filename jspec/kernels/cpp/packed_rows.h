@@ -61,18 +61,26 @@ struct Groups {
   Group& At(int64_t row, int64_t group) const { return first[row * stride + group]; }
 };
 
-// Rows of bfloat16 numbers.
-template <typename Format>
+// Rows of integers, each of one or two bytes.
+template <typename Format, int kPlanes>
 struct IntegerRows {
-  using Number = BFloat16;
   static constexpr int kScales = kScalesOf<Format>;
   static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
 
   struct Group {
-    int8_t upper[kGroup], lower[kGroup];  // a number is 256 * upper + lower units
+    int8_t bytes[kPlanes][kGroup];  // a number is 256 * its upper byte + its lower one, in units
     float unit;
     int32_t offset[kScales];  // what the sum of the products with codes begins with
     float minimum[kScales];   // minus the sum of the inputs
+
+    // Completes a group whose numbers, with these sums, have been written.
+    void Finish(const int32_t* sums, float its_unit) {
+      unit = its_unit;
+      for (int s = 0; s < kScales; ++s) {
+        offset[s] = -Format::kOffset * sums[s];
+        minimum[s] = -unit * sums[s];
+      }
+    }
   };
   Groups<Group> groups;
 
@@ -81,34 +89,42 @@ struct IntegerRows {
   void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
                 Lanes* totals) const {
     for (int s = 0; s < kScales; ++s) {
-      Words upper[kRows], lower[kRows];
+      Words sums[kPlanes][kRows] = {};  // the lower bytes' last
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
-        upper[r] = Words{};
-        lower[r] = Words{} + groups.At(row + r, group).offset[s];
+        sums[kPlanes - 1][r] = Words{} + groups.At(row + r, group).offset[s];
       }
 #pragma GCC unroll 8
       for (int i = s * kShared; i < (s + 1) * kShared; i += 4) {
         const Words four = codes[i / 4];
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
-          upper[r] = AddFour(upper[r], four, groups.At(row + r, group).upper + i);
-          lower[r] = AddFour(lower[r], four, groups.At(row + r, group).lower + i);
+#pragma GCC unroll 2
+          for (int p = 0; p < kPlanes; ++p) {
+            sums[p][r] = AddFour(sums[p][r], four, groups.At(row + r, group).bytes[p] + i);
+          }
         }
       }
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const Group& own = groups.At(row + r, group);
-        const Lanes products = ToLanes((upper[r] << 8) + lower[r]);
-        totals[r] = MultiplyAdd(totals[r], products, scales.factor[s] * own.unit);
+        Words sum = sums[kPlanes - 1][r];
+        if constexpr (kPlanes == 2) sum += sums[0][r] << 8;
+        totals[r] = MultiplyAdd(totals[r], ToLanes(sum), scales.factor[s] * own.unit);
         if constexpr (Format::kMinimum) {
           totals[r] = MultiplyAdd(totals[r], scales.minimum[s], Lanes{} + own.minimum[s]);
         }
       }
     }
   }
+};
 
-  static void Prepare(const Number* from, Group& group) {
+// Rows of bfloat16 numbers.
+template <typename Format>
+struct BFloat16Rows : IntegerRows<Format, 2> {
+  using Number = BFloat16;
+
+  static void Prepare(const Number* from, typename IntegerRows<Format, 2>::Group& group) {
     float numbers[kGroup];
     uint32_t largest = 0;
     for (int i = 0; i < kGroup; ++i) {
@@ -121,22 +137,18 @@ struct IntegerRows {
     const bool is_finite = exponent < kInfinite;
     const float units = is_finite ? PowerOfTwo(127 + 13 + 127 - exponent) : 0;  // of 1.0
     constexpr float kRounding = 3 << 22;  // added to a small number, leaves an integer's bits
-    int32_t sums[kScales] = {};
+    int32_t sums[BFloat16Rows::kScales] = {};
     for (int i = 0; i < kGroup; ++i) {
       const float rounded = numbers[i] * units + kRounding;
       int32_t integer;
       std::memcpy(&integer, &rounded, sizeof(integer));
       integer -= 0x4b400000;  // kRounding's bits
       const int32_t upper = (integer + 128) >> 8;
-      group.upper[i] = upper;
-      group.lower[i] = integer - 256 * upper;
-      sums[i / kShared] += integer;
+      group.bytes[0][i] = upper;
+      group.bytes[1][i] = integer - 256 * upper;
+      sums[i / BFloat16Rows::kShared] += integer;
     }
-    group.unit = is_finite ? PowerOfTwo(exponent - 13) : __builtin_nanf("");
-    for (int s = 0; s < kScales; ++s) {
-      group.offset[s] = -Format::kOffset * sums[s];
-      group.minimum[s] = -group.unit * sums[s];
-    }
+    group.Finish(sums, is_finite ? PowerOfTwo(exponent - 13) : __builtin_nanf(""));
   }
 
   static float PowerOfTwo(uint32_t exponent) {
@@ -147,48 +159,12 @@ struct IntegerRows {
   }
 };
 
-// Rows rounded to bytes.
+// Rows of float32 numbers, rounded to bytes.
 template <typename Format>
-struct ByteRows {
+struct ByteRows : IntegerRows<Format, 1> {
   using Number = float;
-  static constexpr int kScales = kScalesOf<Format>;
-  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
 
-  struct Group {
-    int8_t numbers[kGroup];   // in units
-    float unit;
-    int32_t offset[kScales];  // what the sum of the products with codes begins with
-    float minimum[kScales];   // minus the sum of the inputs
-  };
-  Groups<Group> groups;
-
-  template <int kRows>
-  void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
-                Lanes* totals) const {
-    for (int s = 0; s < kScales; ++s) {
-      Words sums[kRows];
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r] = Words{} + groups.At(row + r, group).offset[s];
-#pragma GCC unroll 8
-      for (int i = s * kShared; i < (s + 1) * kShared; i += 4) {
-        const Words four = codes[i / 4];
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-          sums[r] = AddFour(sums[r], four, groups.At(row + r, group).numbers + i);
-        }
-      }
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) {
-        const Group& own = groups.At(row + r, group);
-        totals[r] = MultiplyAdd(totals[r], ToLanes(sums[r]), scales.factor[s] * own.unit);
-        if constexpr (Format::kMinimum) {
-          totals[r] = MultiplyAdd(totals[r], scales.minimum[s], Lanes{} + own.minimum[s]);
-        }
-      }
-    }
-  }
-
-  static void Prepare(const Number* from, Group& group) {
+  static void Prepare(const Number* from, typename IntegerRows<Format, 1>::Group& group) {
     uint32_t bits = 0;  // of the largest; integers, because the compiler does not reorder floats
     for (int i = 0; i < kGroup; ++i) {
       uint32_t own;
@@ -200,17 +176,13 @@ struct ByteRows {
     float largest;
     std::memcpy(&largest, &bits, sizeof(largest));
     const float units = is_finite && bits > kLeast ? 127 / largest : 0;  // of 1.0
-    int32_t sums[kScales] = {};
+    int32_t sums[ByteRows::kScales] = {};
     for (int i = 0; i < kGroup; ++i) {
       const int32_t integer = std::nearbyint(from[i] * units);
-      group.numbers[i] = integer;
-      sums[i / kShared] += integer;
+      group.bytes[0][i] = integer;
+      sums[i / ByteRows::kShared] += integer;
     }
-    group.unit = is_finite ? largest / 127 : __builtin_nanf("");
-    for (int s = 0; s < kScales; ++s) {
-      group.offset[s] = -Format::kOffset * sums[s];
-      group.minimum[s] = -group.unit * sums[s];
-    }
+    group.Finish(sums, is_finite ? largest / 127 : __builtin_nanf(""));
   }
 };
 
