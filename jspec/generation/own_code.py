@@ -4,6 +4,9 @@ So a mistake is told in one line when a Generator is made, and not by JAX in the
 """
 
 import functools
+import hashlib
+import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,11 +41,10 @@ def check_own_code(
     Raises:
       InputError: one that fails, or returns other than `Drafter` or `AcceptanceRule` says.
     """
-    pairs = [(built.drafter, built.params)]
-    if isinstance(built.drafter, CascadeDrafter):
-        pairs = list(zip(built.drafter.members, built.params, strict=True))
-    for entry, (drafter, params) in zip(entries, pairs, strict=True):
-        if drafter is None or type(drafter).__module__.startswith("jspec."):
+    is_cascade = isinstance(built.drafter, CascadeDrafter)
+    all_params = built.params if is_cascade else (built.params,)
+    for entry, drafter, params in zip(entries, _members(built.drafter), all_params, strict=True):
+        if drafter is None or not _is_own(drafter):
             continue
         title = f"the drafter {entry.name!r}"
         check_type(title, drafter, Drafter)
@@ -65,6 +67,25 @@ def check_own_code(
 
     if built.drafter is not None and name not in BUILT_IN:
         _check_rule(name, rule, built, target)
+
+
+def digest_of_own_code(drafter: Drafter) -> str | None:
+    """Returns a digest of the files of the user's own drafters; None where there are none.
+
+    A drafter that was changed is another one, though its name is the same.
+    """
+    modules = {type(member).__module__ for member in _members(drafter) if _is_own(member)}
+    names = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)]
+    texts = [pathlib.Path(name).read_bytes() for name in names if name is not None]
+    return hashlib.sha256(b"".join(texts)).hexdigest() if texts else None
+
+
+def _members(drafter: Drafter | None) -> tuple[Drafter | None, ...]:
+    return drafter.members if isinstance(drafter, CascadeDrafter) else (drafter,)
+
+
+def _is_own(drafter: Drafter | None) -> bool:
+    return not type(drafter).__module__.startswith("jspec.")
 
 
 def _check_rule(name: str, rule: AcceptanceRule, built: BuiltDrafter, target: LoadedModel) -> None:

@@ -26,7 +26,7 @@ from jspec.generation.calibration import measure_costs
 from jspec.generation.compile_notice import CompileNotice
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import MAX_ROUNDS_PER_VISIT, Engine
-from jspec.generation.own_code import check_own_code
+from jspec.generation.own_code import check_own_code, digest_of_own_code
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request
 from jspec.generation.result import Result
@@ -166,6 +166,8 @@ class Programs:
                 "drafter_options": dataclasses.asdict(self._drafter_options),
                 "rule": self._acceptance,
             }
+            if own_code := digest_of_own_code(self.engine.drafter):
+                key["own_code"] = own_code
             sizes = self.batch_size, self.max_seq_len
             self._costs = recall_costs(self.engine, self.params, *sizes, key)
         return self._costs

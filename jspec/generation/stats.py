@@ -102,7 +102,8 @@ class Stats:
         """Gives the counts; the whole is in the attributes."""
         unit = "draft" if self.num_proposed == 1 else "drafts"
         drafts = f"{self.num_accepted} of {self.num_proposed} {unit} accepted"
-        return f"<Stats: {self.num_round_tokens} tokens in {self.num_rounds} rounds, {drafts}>"
+        rounds = "1 round" if self.num_rounds == 1 else f"{self.num_rounds} rounds"
+        return f"<Stats: {self.num_round_tokens} tokens in {rounds}, {drafts}>"
 
     def to_json(self) -> dict[str, object]:
         """Returns counts, rates and times as plain values, ready for `json.dumps`."""

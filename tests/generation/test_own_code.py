@@ -1,11 +1,15 @@
 """Mistakes in drafters and rules of the user's own are told when a Generator is made."""
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 
 import pytest
+
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.generation.own_code import digest_of_own_code
 
 # In a process of its own, as the tests' runtime checks of shapes would find some of them first.
 _PROGRAM = """
@@ -72,6 +76,12 @@ found |= {
     "object": told("ngram", RULE._replace(accept=lambda probs, proposal, noise: 1 / 0)),
     "right rule": told("prompt_lookup", RULE._replace(is_lossless=False)),
 }
+from jspec.evaluation.auditing.rows import build_drafter
+from jspec.evaluation.auditing.subject import Subject
+try:
+    build_drafter(Subject(target(), None, "own", 2, "rejection", jspec.Settings()))
+except jspec.InputError as error:
+    found["audit"] = str(error)
 print(json.dumps(found))
 """
 _LIKE_INIT = (
@@ -90,6 +100,7 @@ EXPECTED = {
     "nothing": "^expected what the drafter 'own' proposes to be a Proposal, got None$",
     "bare": "^expected the drafter 'own' to be a Drafter, got <object",
     "member": r"the drafter 'own' to propose tokens int32 \[2, 3\]",
+    "audit": r"the drafter 'own' to propose tokens int32 \[2, 3\]",
     "rule": r"the acceptance rule 'mine' to accept with num_accepted int32 \[2\]; got None$",
     "object": "^the acceptance rule 'own rule': ZeroDivisionError: division by zero$",
     "right rule": "^fine$",
@@ -109,3 +120,19 @@ def test_a_mistake_is_one_line_that_names_its_drafter_or_rule(told, mistake):
     """Guards against JAX's own errors, pages after the cause; and what is right is left alone."""
     assert re.search(EXPECTED[mistake], told[mistake]), told[mistake]
     assert "\n" not in told[mistake]
+
+
+def test_a_drafter_that_was_edited_has_another_digest(tmp_path, monkeypatch):
+    """Guards against costs of rounds that were measured before the user changed the drafter."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("first_own", "second_own"):
+        (tmp_path / f"{name}.py").write_text("class Own:\n    pass\n")
+    first, second = (importlib.import_module(name).Own() for name in ("first_own", "second_own"))
+    before = digest_of_own_code(first)
+    assert before is not None
+    assert before == digest_of_own_code(second)
+    (tmp_path / "second_own.py").write_text("class Own:\n    num_draft_tokens = 2\n")
+    assert digest_of_own_code(second) != before
+    cascade = CascadeDrafter((first, second))
+    assert digest_of_own_code(cascade) not in (None, before)
+    assert digest_of_own_code(CascadeDrafter(())) is None

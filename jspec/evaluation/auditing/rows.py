@@ -10,11 +10,12 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.drafters import BuiltDrafter, make_drafter
+from jspec.drafters import BuiltDrafter, entries_of, make_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.auto import AUTO, numbers_of
 from jspec.generation.batch import needed_switches
 from jspec.generation.engine import Engine
+from jspec.generation.own_code import check_own_code
 from jspec.generation.programs import make_spec
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
@@ -206,8 +207,15 @@ def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
 
 
 def build_drafter(subject: Subject) -> BuiltDrafter:
-    """Returns the subject's drafter, with at most two drafts a round; two if rows choose."""
+    """Returns the subject's drafter, with at most two drafts a round; two if rows choose.
+
+    Raises:
+      InputError: it or the rule is the user's own, and wrong; see `check_own_code`.
+    """
     wanted = subject.num_draft_tokens
     number = _MOST_DRAFTS if isinstance(wanted, str) else min(wanted, _MOST_DRAFTS)
     models, options = (subject.target, subject.draft), subject.drafter_options
-    return make_drafter(subject.drafter, make_spec(*models, subject.drafter, options, number))
+    built = make_drafter(subject.drafter, make_spec(*models, subject.drafter, options, number))
+    entries = entries_of(subject.drafter)
+    check_own_code(entries, built, subject.acceptance, subject.rule, subject.target)
+    return built
