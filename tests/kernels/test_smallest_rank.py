@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import smallest_rank
+from jspec.kernels import smallest_rank, threshold
 from jspec.sampling.filters import _rank
 
 pytestmark = pytest.mark.usefixtures("library")
@@ -46,12 +46,28 @@ def test_thresholds_are_those_of_sorting(scale):
         assert got[row].item() == by_sorting(*parts), row
 
 
+@pytest.mark.parametrize("is_gpu", [False, True])
 @pytest.mark.parametrize("target", [0, 1, 2, 50, 2999, 3000, 3001])
-def test_counts_are_those_of_xla(target):
+def test_counts_are_those_of_xla(target, is_gpu, monkeypatch):
     """Exact on both sides, ties and targets that nothing reaches included."""
+    monkeypatch.setattr(threshold, "prefers_unrolled_loops", lambda: is_gpu)
     rank, _ = draw((1, 3, 3000), 3.0)
     operands = rank, jnp.ones_like(rank, jnp.float32), jnp.full([1, 3, 1], target, jnp.float32)
     np.testing.assert_array_equal(smallest_rank(*operands), smallest_rank.__wrapped__(*operands))
+
+
+@pytest.mark.parametrize("is_gpu", [False, True])
+def test_xla_finds_the_thresholds_of_sorting(is_gpu, monkeypatch):
+    """Guards against a digit too many or too few, and signs in the wrong order."""
+    monkeypatch.setattr(threshold, "prefers_unrolled_loops", lambda: is_gpu)
+    rank, probs = draw((2, 4, 300), 3.0)
+    rank = rank.at[0].set(-rank[0])
+    weights = jnp.round(probs * 2**16) / 2**16  # whose sums are exact
+    targets = jnp.tile(jnp.float32([2**-16, 0.25, 0.75, 2.0])[None, :, None], [2, 1, 1])
+    got = np.asarray(jax.jit(smallest_rank.__wrapped__)(rank, weights, targets))
+    for row in np.ndindex(2, 4):
+        parts = (np.asarray(one[row]) for one in (rank, weights, targets))
+        assert got[row].item() == by_sorting(*parts), row
 
 
 def test_what_is_enough_together_is_enough_in_parts():

@@ -28,7 +28,7 @@ struct Tile {
 // Takes whole blocks of a strip out.
 template <typename Format>
 void Read(Block block, int groups, Tile& tile) {
-  constexpr int kScales = kScalesOf<Format>;
+  constexpr int kScales = ScalingOf<Format>::kScales;
   constexpr int kBytes = kStrip * Format::kBytes;
   Words* codes = tile.codes;
   for (int first = 0; first < groups; first += Format::kGroups) {
@@ -65,16 +65,16 @@ void MultiplyRows(Tile& tile, int groups, const Rows& rows, int64_t row, int64_t
   }
 }
 
-// Returns the rows, prepared in the space given.
+// Returns the rows, prepared in the space given, for codes that are too large by `offset`.
 template <typename Rows>
 Rows Prepare(ffi::ThreadPool& pool, const typename Rows::Number* from, const ProductShape& shape,
-             Space<typename Rows::Group>& space) {
+             int offset, Space<typename Rows::Group>& space) {
   const int64_t groups = shape.inputs / kGroup;
   Rows rows;
   rows.groups = {space.Take(shape.rows * groups), groups};
   ForRows(pool, shape.rows, shape.inputs, [=](int64_t r) {
     for (int64_t g = 0; g < groups; ++g) {
-      Rows::Prepare(from + r * shape.inputs + g * kGroup, rows.groups.At(r, g));
+      Rows::Prepare(from + r * shape.inputs + g * kGroup, offset, rows.groups.At(r, g));
     }
   });
   return rows;
@@ -85,7 +85,7 @@ void Multiply(ffi::ThreadPool& pool, const ffi::AnyBuffer& from, const uint8_t* 
               float* outputs, const ProductShape& shape) {
   static thread_local Space<typename Rows::Group> space;
   const auto* numbers = static_cast<const typename Rows::Number*>(from.untyped_data());
-  const Rows rows = Prepare<Rows>(pool, numbers, shape, space);
+  const Rows rows = Prepare<Rows>(pool, numbers, shape, Format::kOffset, space);
   const int64_t groups = rows.groups.stride;
   constexpr int64_t kGroupBytes = kStrip * Format::kBytes / Format::kGroups;  // of a strip
   ForTiles<kStrip>(pool, shape, kStrip, [=](int64_t begin, int64_t end) {
@@ -114,9 +114,10 @@ ffi::Error Product(ffi::ThreadPool pool, ffi::AnyBuffer rows, ffi::BufferR2<ffi:
                    ffi::Result<ffi::BufferR2<ffi::F32>> outputs) {
   const ProductShape shape{rows.dimensions()[0], rows.dimensions()[1], outputs->dimensions()[1]};
   if (shape.rows == 0 || shape.outputs == 0) return ffi::Error::Success();
-  using OfFloats = std::conditional_t<kInBytes, ByteRows<Format>, FloatRows<Format>>;
+  using Scaling = ScalingOf<Format>;
+  using OfFloats = std::conditional_t<kInBytes, ByteRows<Scaling>, FloatRows<Scaling>>;
   const auto multiply = rows.element_type() == ffi::F32 ? Multiply<Format, OfFloats>
-                                                        : Multiply<Format, BFloat16Rows<Format>>;
+                                                        : Multiply<Format, BFloat16Rows<Scaling>>;
   multiply(pool, rows, kernel.typed_data(), outputs->typed_data(), shape);
   return ffi::Error::Success();
 }

@@ -48,9 +48,15 @@ inline Words AddFour(Words sums, Words codes, const int8_t* bytes) {
 #endif
 }
 
-// How many scales a group has.
+// How groups are scaled, which is all that products know of a format.
+template <int kScalesAGroup, bool kHasMinimum>
+struct Scaling {
+  static constexpr int kScales = kScalesAGroup;
+  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
+  static constexpr bool kMinimum = kHasMinimum;
+};
 template <typename Format>
-constexpr int kScalesOf = Format::kHalves ? 2 : 1;
+using ScalingOf = Scaling<Format::kHalves ? 2 : 1, Format::kMinimum>;
 
 // The groups of all rows.
 template <typename Group>
@@ -62,10 +68,9 @@ struct Groups {
 };
 
 // Rows of integers, each of one or two bytes.
-template <typename Format, int kPlanes>
+template <typename Scaling, int kPlanes>
 struct IntegerRows {
-  static constexpr int kScales = kScalesOf<Format>;
-  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
+  static constexpr int kScales = Scaling::kScales, kShared = Scaling::kShared;
 
   struct Group {
     int8_t bytes[kPlanes][kGroup];  // a number is 256 * its upper byte + its lower one, in units
@@ -73,11 +78,12 @@ struct IntegerRows {
     int32_t offset[kScales];  // what the sum of the products with codes begins with
     float minimum[kScales];   // minus the sum of the inputs
 
-    // Completes a group whose numbers, with these sums, have been written.
-    void Finish(const int32_t* sums, float its_unit) {
+    // Completes a group whose numbers, with these sums, have been written; `code_offset` is
+    // subtracted from each code.
+    void Finish(const int32_t* sums, float its_unit, int code_offset) {
       unit = its_unit;
       for (int s = 0; s < kScales; ++s) {
-        offset[s] = -Format::kOffset * sums[s];
+        offset[s] = -code_offset * sums[s];
         minimum[s] = -unit * sums[s];
       }
     }
@@ -111,7 +117,7 @@ struct IntegerRows {
         Words sum = sums[kPlanes - 1][r];
         if constexpr (kPlanes == 2) sum += sums[0][r] << 8;
         totals[r] = MultiplyAdd(totals[r], ToLanes(sum), scales.factor[s] * own.unit);
-        if constexpr (Format::kMinimum) {
+        if constexpr (Scaling::kMinimum) {
           totals[r] = MultiplyAdd(totals[r], scales.minimum[s], Lanes{} + own.minimum[s]);
         }
       }
@@ -120,11 +126,12 @@ struct IntegerRows {
 };
 
 // Rows of bfloat16 numbers.
-template <typename Format>
-struct BFloat16Rows : IntegerRows<Format, 2> {
+template <typename Scaling>
+struct BFloat16Rows : IntegerRows<Scaling, 2> {
   using Number = BFloat16;
+  using Group = typename IntegerRows<Scaling, 2>::Group;
 
-  static void Prepare(const Number* from, typename IntegerRows<Format, 2>::Group& group) {
+  static void Prepare(const Number* from, int code_offset, Group& group) {
     float numbers[kGroup];
     uint32_t largest = 0;
     for (int i = 0; i < kGroup; ++i) {
@@ -137,7 +144,7 @@ struct BFloat16Rows : IntegerRows<Format, 2> {
     const bool is_finite = exponent < kInfinite;
     const float units = is_finite ? PowerOfTwo(127 + 13 + 127 - exponent) : 0;  // of 1.0
     constexpr float kRounding = 3 << 22;  // added to a small number, leaves an integer's bits
-    int32_t sums[BFloat16Rows::kScales] = {};
+    int32_t sums[Scaling::kScales] = {};
     for (int i = 0; i < kGroup; ++i) {
       const float rounded = numbers[i] * units + kRounding;
       int32_t integer;
@@ -146,9 +153,9 @@ struct BFloat16Rows : IntegerRows<Format, 2> {
       const int32_t upper = (integer + 128) >> 8;
       group.bytes[0][i] = upper;
       group.bytes[1][i] = integer - 256 * upper;
-      sums[i / BFloat16Rows::kShared] += integer;
+      sums[i / Scaling::kShared] += integer;
     }
-    group.Finish(sums, is_finite ? PowerOfTwo(exponent - 13) : __builtin_nanf(""));
+    group.Finish(sums, is_finite ? PowerOfTwo(exponent - 13) : __builtin_nanf(""), code_offset);
   }
 
   static float PowerOfTwo(uint32_t exponent) {
@@ -160,11 +167,12 @@ struct BFloat16Rows : IntegerRows<Format, 2> {
 };
 
 // Rows of float32 numbers, rounded to bytes.
-template <typename Format>
-struct ByteRows : IntegerRows<Format, 1> {
+template <typename Scaling>
+struct ByteRows : IntegerRows<Scaling, 1> {
   using Number = float;
+  using Group = typename IntegerRows<Scaling, 1>::Group;
 
-  static void Prepare(const Number* from, typename IntegerRows<Format, 1>::Group& group) {
+  static void Prepare(const Number* from, int code_offset, Group& group) {
     uint32_t bits = 0;  // of the largest; integers, because the compiler does not reorder floats
     for (int i = 0; i < kGroup; ++i) {
       uint32_t own;
@@ -176,25 +184,25 @@ struct ByteRows : IntegerRows<Format, 1> {
     float largest;
     std::memcpy(&largest, &bits, sizeof(largest));
     const float units = is_finite && bits > kLeast ? 127 / largest : 0;  // of 1.0
-    int32_t sums[ByteRows::kScales] = {};
+    int32_t sums[Scaling::kScales] = {};
     for (int i = 0; i < kGroup; ++i) {
       const int32_t integer = std::nearbyint(from[i] * units);
       group.bytes[0][i] = integer;
-      sums[i / ByteRows::kShared] += integer;
+      sums[i / Scaling::kShared] += integer;
     }
-    group.Finish(sums, is_finite ? largest / 127 : __builtin_nanf(""));
+    group.Finish(sums, is_finite ? largest / 127 : __builtin_nanf(""), code_offset);
   }
 };
 
 // Rows of float32 numbers.
-template <typename Format>
+template <typename Scaling>
 struct FloatRows {
   using Number = float;
-  static constexpr int kScales = kScalesOf<Format>;
-  static constexpr int kShared = kGroup / kScales;  // inputs that share a scale
+  static constexpr int kScales = Scaling::kScales, kShared = Scaling::kShared;
 
   struct Group {
     float numbers[kGroup];
+    float code_offset;       // what is subtracted from each code
     float minimum[kScales];  // minus the sum of the inputs
   };
   Groups<Group> groups;
@@ -202,11 +210,12 @@ struct FloatRows {
   template <int kRows>
   void Multiply(int64_t row, int64_t group, const Words* codes, const Scales& scales,
                 Lanes* totals) const {
+    const float code_offset = groups.At(row, group).code_offset;
     for (int s = 0; s < kScales; ++s) {
       Lanes sums[kRows] = {};
       for (int i = s * kShared; i < (s + 1) * kShared; ++i) {
         const Words code = (codes[i / 4] >> (i % 4 * 8)) & 0xffu;
-        const Lanes weights = ToLanes(code) - static_cast<float>(Format::kOffset);
+        const Lanes weights = ToLanes(code) - code_offset;
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
           sums[r] = MultiplyAdd(sums[r], weights, Lanes{} + groups.At(row + r, group).numbers[i]);
@@ -215,7 +224,7 @@ struct FloatRows {
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         totals[r] = MultiplyAdd(totals[r], sums[r], scales.factor[s]);
-        if constexpr (Format::kMinimum) {
+        if constexpr (Scaling::kMinimum) {
           const Lanes minimum = Lanes{} + groups.At(row + r, group).minimum[s];
           totals[r] = MultiplyAdd(totals[r], scales.minimum[s], minimum);
         }
@@ -223,8 +232,9 @@ struct FloatRows {
     }
   }
 
-  static void Prepare(const Number* from, Group& group) {
+  static void Prepare(const Number* from, int code_offset, Group& group) {
     std::copy_n(from, kGroup, group.numbers);
+    group.code_offset = code_offset;
     for (int s = 0; s < kScales; ++s) {
       float sum = 0;
       for (int i = 0; i < kShared; ++i) sum += from[s * kShared + i];
