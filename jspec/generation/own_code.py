@@ -69,7 +69,7 @@ def check_own_code(
         _check_rule(name, rule, built, target)
 
 
-def digest_of_own_code(drafter: Drafter) -> str | None:
+def digest_of_own_code(drafter: Drafter | None) -> str | None:
     """Returns a digest of the files of the user's own drafters; None where there are none.
 
     A drafter that was changed is another one, though its name is the same.

@@ -165,9 +165,8 @@ class Programs:
                 "drafter": self.drafter,
                 "drafter_options": dataclasses.asdict(self._drafter_options),
                 "rule": self._acceptance,
+                "own_code": digest_of_own_code(self.engine.drafter),
             }
-            if own_code := digest_of_own_code(self.engine.drafter):
-                key["own_code"] = own_code
             sizes = self.batch_size, self.max_seq_len
             self._costs = recall_costs(self.engine, self.params, *sizes, key)
         return self._costs
