@@ -152,8 +152,7 @@ class Programs:
         """Returns the row with the costs by which it chooses its numbers of drafts, if it does."""
         if (costs := self.costs) is None:
             return row
-        # By the row's own length, in whatever batch it is.
-        context = self.engine.capacity_for(row.max_length)
+        context = self.engine.capacity_for(row.max_length)  # of the row alone, not of its batch
         return row._replace(costs=(costs.at(context), costs.reading_at(context)))
 
     @property
