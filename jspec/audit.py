@@ -47,7 +47,7 @@ _OUTPUT_JSON = flags.DEFINE_string(
 
 # a check that says nothing of the distribution when it fails, and what to do then
 _INCONCLUSIVE = {
-    "drafts": "the drafter proposed nothing",
+    "drafts": "no draft was accepted, so that the rule was not put to the test",
     "negative control": "too few rows to tell: try --num_rows={more_rows}",
 }
 

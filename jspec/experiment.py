@@ -29,7 +29,11 @@ def main() -> None:
         raise InputError("expected --config=configs/NAME.py and --workdir=DIR")
     argv = ["python", "-m", "jspec.experiment", *sys.argv[1:]]
     base = config_file().resolve().parent.parent
-    num_failed = run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv, base)
+    try:
+        num_failed = run_experiment(to_plain(CONFIG.value), WORKDIR.value, argv, base)
+    except KeyboardInterrupt:
+        print("\nwhat is finished is kept: the same command goes on", file=sys.stderr)
+        raise
     say = f"the report: python -m jspec.report {shlex.quote(WORKDIR.value)}"
     print(say, file=sys.stderr, flush=True)
     if num_failed:

@@ -206,12 +206,12 @@ def answer(
         if output is not None and result is not None:
             record = {"index": piece.index, **result.to_json()}
             output.write(record | {"settings": record["settings"] | loaded.describe()})
+        num_tokens += len(piece.token_ids)
         if not is_stream and result is None:
             continue
         if has_titles and piece.index not in begun:
             print(f"--- prompt {piece.index} ---")
             begun.add(piece.index)
-        num_tokens += len(piece.token_ids)
         print(piece.text if is_stream or result is None else result.text, end="", flush=True)
         if result is not None:
             print(flush=True)

@@ -155,6 +155,7 @@ def make_prompts(path: pathlib.Path) -> None:
             if result.finish_reason == "eos" and text and text not in seen:
                 seen.add(text)
                 journal.append({"prompt": text, "seed": seed} | fixed)
+    print(f"{path}: {len(seen)} prompts; texts that were cut, empty or made before are left out")
 
 
 def make_table() -> None:

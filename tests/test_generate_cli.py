@@ -145,6 +145,16 @@ def test_many_prompts_begin_with_one_line_of_the_device_and_its_memory(generate,
     assert not any("weights" in line for line in others)
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_the_total_counts_every_token(generate, prompts_file, batch_size):
+    """Guards against the last pieces alone: a batch prints whole answers, and counts pieces."""
+    flags = f"--batch_size={batch_size}", "--max_new_tokens=40", "--drafter=none"
+    _, errors = generate(f"--prompts_file={prompts_file}", *flags)
+    own = sum(int(count) for count in re.findall(r"prompt \d+: (\d+) tokens \(", errors))
+    assert own > 3 * 8  # more than one visit's
+    assert f"\n3 prompts: {own} tokens in " in errors
+
+
 def test_stop_is_repeatable_and_nochat_is_raw(generate, tmp_path):
     """Guards against a second --stop that replaces the first, and a template that stays on."""
     path = tmp_path / "out.jsonl"

@@ -28,9 +28,9 @@ ROOMS = {
     "weights": 3_130,
     "speculation": 1_810,
     "drafters": 4_900,
-    "generation": 3_060,
+    "generation": 3_080,
     "training": 2_300,
-    "evaluation": 7_860,
+    "evaluation": 7_890,
 }
 MAX_LINES = 31_700
 MAX_REPORT_LINES = 1_600

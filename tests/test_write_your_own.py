@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -82,17 +83,23 @@ def test_an_experiment_and_its_report_know_them(module, folder, compile_cache, t
     (tmp_path / "own.py").write_text(BLOCKS[2])
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     env, work = environment(compile_cache, tmp_path), tmp_path / "runs"
-    status, output, errors = run(
+    module = shutil.copy(module, tmp_path)
+    command = (
         "jspec.experiment", f"--import={module}", f"--config={tmp_path}/own.py",
         f"--workdir={work}", f"--config.target={folder}", "--config.dtype=float32",
         f"--config.prompts_file={prompts}", "--config.max_seq_len=200",
-        env=env, timeout=300,
     )  # fmt: skip
+    status, output, errors = run(*command, env=env, timeout=300)
     assert status == 0, errors
     assert "4 of 4 cells are done" in output
     status, _, errors = run("jspec.report", str(work), env=env)
     assert status == 0, errors
     assert "| `own` | repeat | 2 | - | matching | yes |" in (work / "report.md").read_text()
+    with open(module, "a") as file:
+        file.write("\n# another drafter\n")
+    status, output, errors = run(*command, env=env, timeout=300)
+    assert (status, output) == (2, "")
+    assert "a drafter or rule of your own has changed since" in errors
 
 
 def test_the_rule_of_the_page_is_lossless(own):

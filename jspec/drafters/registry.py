@@ -93,13 +93,19 @@ def make_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter
         spec = spec._replace(options=_DEFAULTS)
     members = entries_of(drafter)
     if len(members) == 1:
-        return members[0].build(spec)
+        return _build(members[0], spec)
     # A member may not draft in the target's own cache, where others' blocks may lie.
     spec = spec._replace(is_member=True, is_in_cascade=True)
-    built = [member.build(spec) for member in members]
+    built = [_build(member, spec) for member in members]
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
     return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
+
+
+def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:
+    built = entry.build(spec)
+    check_type(f"what the drafter {entry.name!r} is built as", built, BuiltDrafter)
+    return built
 
 
 def name_of(drafter: str | DrafterEntry) -> str:

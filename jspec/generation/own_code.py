@@ -7,6 +7,8 @@ import functools
 import hashlib
 import pathlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 from jspec.speculation.types import Drafter, RoundInputs, SpecState, TargetView, observed_layers
 from jspec.weights.resolver import LoadedModel
 
+_LIBRARIES = ("purelib", "platlib", "stdlib")
 _ROWS = 2  # with one, a leaf without a row's axis would look right
 
 
@@ -44,7 +47,7 @@ def check_own_code(
     is_cascade = isinstance(built.drafter, CascadeDrafter)
     all_params = built.params if is_cascade else (built.params,)
     for entry, drafter, params in zip(entries, _members(built.drafter), all_params, strict=True):
-        if drafter is None or not _is_own(drafter):
+        if not _is_own(drafter):
             continue
         title = f"the drafter {entry.name!r}"
         check_type(title, drafter, Drafter)
@@ -69,23 +72,28 @@ def check_own_code(
         _check_rule(name, rule, built, target)
 
 
-def digest_of_own_code(drafter: Drafter | None) -> str | None:
-    """Returns a digest of the files of the user's own drafters; None where there are none.
+def digest_of_own_code(*parts: object) -> str | None:
+    """Returns a digest of the files in which drafters, rules or functions of the user's own are.
 
-    A drafter that was changed is another one, though its name is the same.
+    None where all are jspec's. What was changed is another one, though its name is the same.
     """
-    modules = {type(member).__module__ for member in _members(drafter) if _is_own(member)}
+    members = [member for part in parts for member in _members(part)]
+    modules = {_module(member) for member in members if _is_own(member)}
     names = [getattr(sys.modules.get(name), "__file__", None) for name in sorted(modules)]
     texts = [pathlib.Path(name).read_bytes() for name in names if name is not None]
     return hashlib.sha256(b"".join(texts)).hexdigest() if texts else None
 
 
-def _members(drafter: Drafter | None) -> tuple[Drafter | None, ...]:
-    return drafter.members if isinstance(drafter, CascadeDrafter) else (drafter,)
+def _members(part: Any) -> tuple[Any, ...]:
+    return part.members if isinstance(part, CascadeDrafter) else (part,)
 
 
-def _is_own(drafter: Drafter | None) -> bool:
-    return not type(drafter).__module__.startswith("jspec.")
+def _is_own(part: Any) -> bool:
+    return part is not None and not _module(part).startswith("jspec.")
+
+
+def _module(part: Any) -> str:
+    return getattr(part, "__module__", type(part).__module__)
 
 
 def _check_rule(name: str, rule: AcceptanceRule, built: BuiltDrafter, target: LoadedModel) -> None:
@@ -111,7 +119,11 @@ def _round(drafter: Drafter, params: Params, rule: AcceptanceRule, target: Loade
         settings=state.settings,
         view=TargetView(target.params, apply, state.target_cache),
     )
-    return state.draft, observed, *drafter.propose(params, observed, inputs)
+    proposed: Any = drafter.propose(params, observed, inputs)
+    if not (isinstance(proposed, tuple) and len(proposed) == 2):
+        got = type(proposed).__name__
+        raise TypeError(f"expected propose to return a Proposal and the state, got {got}")
+    return state.draft, observed, *proposed
 
 
 def _verdict(
@@ -131,7 +143,15 @@ def _shapes(title: str, run: Any, *arguments: Any) -> Any:
     try:
         return jax.eval_shape(functools.partial(run, *arguments))
     except Exception as error:
-        raise InputError(f"{title}: {describe_error(error)}") from None
+        raise InputError(f"{title}{_place(error)}: {describe_error(error)}") from None
+
+
+def _place(error: Exception) -> str:
+    """Returns where in the user's own file an error came up, ", FILE:LINE"."""
+    libraries = (str(pathlib.Path(__file__).parents[1]), *map(sysconfig.get_path, _LIBRARIES))
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    return f", {own[-1].filename}:{own[-1].lineno}" if own else ""
 
 
 def _text(tree: Any) -> str:

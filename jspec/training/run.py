@@ -51,7 +51,10 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
     sizes = {"vocab_size": target.config.vocab_size, "seq_len": config.seq_len}
     texts = [text for path in config.texts for text in read_texts(path, target.tokenizer, **sizes)]
     if len(texts) <= config.num_held_out:
-        raise InputError(f"expected more than {config.num_held_out} texts, got {len(texts)}")
+        raise InputError(
+            f"expected more than {config.num_held_out} texts, as many as are held out "
+            f"(num_held_out), got {len(texts)}"
+        )
     if has_begun(workdir):
         check_or_write_config(workdir / _TEXTS, _digest(texts))
     training, held_out = split(texts, config.num_held_out)

@@ -47,6 +47,8 @@ class Own(Stateless):
         proposal = jspec.Proposal(tokens, inputs.wanted(), probs)
         if self.mistake == "nothing":
             proposal = None
+        if self.mistake == "no state":
+            return proposal
         return proposal, {**state, "m": state["n"]} if self.mistake == "structure" else state
 
 
@@ -64,12 +66,14 @@ def entry(mistake):
 
 
 found = {name: told(entry(name)) for name in (
-    "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure"
+    "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure",
+    "no state",
 )}
 bare = jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(object()), "")
 jspec.register_drafter(entry("columns"))
 jspec.register_rule("mine", RULE._replace(accept=lambda probs, proposal, noise: None))
 found |= {
+    "no drafter": told(jspec.DrafterEntry("own", lambda spec: Own("right"), "")),
     "bare": told(bare),
     "member": told("prompt_lookup+own"),
     "rule": told("prompt_lookup", "mine"),
@@ -90,7 +94,9 @@ _LIKE_INIT = (
 EXPECTED = {
     "right": "^fine$",
     "rows": r"the drafter 'own' to have a state whose every leaf begins with the rows; got .*\[\]",
-    "raises": "^the drafter 'own': KeyError: 'missing'$",
+    "raises": r"^the drafter 'own', <string>:\d+: KeyError: 'missing'$",
+    "no state": "TypeError: expected propose to return a Proposal and the state, got Proposal$",
+    "no drafter": "^expected what the drafter 'own' is built as to be a BuiltDrafter, got Own",
     "observe": _LIKE_INIT.format("observe") + ".*float32",
     "structure": _LIKE_INIT.format("propose") + ".*'m'",
     "columns": r"^for 2 rows, expected the drafter 'own' to propose tokens int32 \[2, 3\]; got "
@@ -102,7 +108,7 @@ EXPECTED = {
     "member": r"the drafter 'own' to propose tokens int32 \[2, 3\]",
     "audit": r"the drafter 'own' to propose tokens int32 \[2, 3\]",
     "rule": r"the acceptance rule 'mine' to accept with num_accepted int32 \[2\]; got None$",
-    "object": "^the acceptance rule 'own rule': ZeroDivisionError: division by zero$",
+    "object": r"^the acceptance rule 'own rule', <string>:\d+: ZeroDivisionError: ",
     "right rule": "^fine$",
 }
 

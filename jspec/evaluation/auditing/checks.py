@@ -53,7 +53,7 @@ def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Itera
     if subject.drafter != "none":  # without drafts their distribution says nothing of the drafter
         yield Check(
             "drafts",
-            rows.num_proposed > 0,
+            rows.num_accepted > 0,  # else nobody knows what the rule does with those it accepts
             f"{rows.num_accepted} of {rows.num_proposed} were accepted in the rounds of these rows",
             {"num_proposed": rows.num_proposed, "num_accepted": rows.num_accepted},
         )

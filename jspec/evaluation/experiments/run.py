@@ -13,6 +13,7 @@ from typing import Any
 from jspec.common.errors import WorkdirError, describe_error
 from jspec.common.journal import Record
 from jspec.common.progress import Progress, counted
+from jspec.drafters import entries_of
 from jspec.evaluation.analysis import theory
 from jspec.evaluation.analysis.byte_model import predict_table
 from jspec.evaluation.experiments.cells import (
@@ -26,8 +27,10 @@ from jspec.evaluation.experiments.cells import (
 from jspec.evaluation.experiments.read_spec import read_experiment
 from jspec.evaluation.experiments.spec import Experiment
 from jspec.evaluation.experiments.store import DONE, FAILED, Store, is_begun
+from jspec.generation.own_code import digest_of_own_code
 from jspec.generation.prompts import Prompt
 from jspec.generation.provenance import environment, git_state
+from jspec.speculation.acceptance import get_rule
 
 _SECONDS_BETWEEN_LOOKS = 1.0
 
@@ -57,10 +60,11 @@ def run_experiment(
         check_files(experiment)
     with Store(workdir, config) as store:
         _check_prompts(store, prompts, experiment.prompts_file)
+        own_code = _check_own_code(store, experiment)
         if _remaining(store, cells):
             described, measure = _choose_work(experiment, prompts, store)
             run = _describe_run(argv, prompts, described, len(cells))
-            store.add_run(run)
+            store.add_run(run | ({"own_code": own_code} if own_code else {}))
             _work(store, cells, measure, run["run"])
         failed = sum(store.outcomes[cell.name] == FAILED for cell in cells)
     verb = "is" if len(cells) == 1 else "are"
@@ -95,6 +99,25 @@ def _check_prompts(store: Store, prompts: Mapping[int, Prompt], path: str) -> No
     if before and before[0] != digest(prompts):
         raise WorkdirError(f"the prompts in {path} have changed since {store.folder} was begun; "
                            "take another --workdir")  # fmt: skip
+
+
+def _check_own_code(store: Store, experiment: Experiment) -> str | None:
+    """Returns a digest of the user's own drafters and rules, the one that the workdir began with.
+
+    Raises:
+      WorkdirError: it is another one.
+    """
+    methods = experiment.methods.values()
+    drafters = [entry.build for method in methods for entry in entries_of(method.drafter)]
+    rules = [get_rule(method.acceptance).accept for method in methods]
+    own_code = digest_of_own_code(*drafters, *rules)
+    before = [one["own_code"] for one in store.runs if "own_code" in one]
+    if before and before[0] != own_code:
+        raise WorkdirError(
+            f"a drafter or rule of your own has changed since {store.folder} was begun; "
+            "take another --workdir"
+        )
+    return own_code
 
 
 def _remaining(store: Store, cells: Sequence[Cell]) -> list[Cell]:

@@ -6,7 +6,12 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.drafters.heads import shipped
-from jspec.evaluation.auditing.checks import check_edges, check_parity, check_seeds
+from jspec.evaluation.auditing.checks import (
+    check_edges,
+    check_parity,
+    check_seeds,
+    run_checks,
+)
 from jspec.evaluation.auditing.rows import build_drafter
 from jspec.sampling.distribution import sample
 from jspec.speculation.acceptance import RULES, RuleOptions, coupled, get_rule, rejection
@@ -86,6 +91,24 @@ def test_plain_decoding_is_asked_for_nothing_that_it_does_not_read():
     assert "plain" in seeds.data
     lenient = make_subject("lenient_argmax", rule_options=RuleOptions(lenience=0.2))
     assert lenient.generator(drafter="none").num_draft_tokens == 0
+
+
+def test_a_rule_that_accepted_nothing_was_not_audited():
+    """Guards against "lossless" for a rule whose acceptance no row has come upon."""
+
+    def refuse(target_probs, proposal, noise):
+        return get_rule("rejection").accept(
+            target_probs, proposal.replace(num_tokens=jnp.zeros_like(proposal.num_tokens)), noise
+        )
+
+    RULES["refuse"] = lambda options: get_rule("rejection")._replace(accept=refuse)
+    try:
+        checks = list(run_checks(make_subject("refuse"), num_rows=64, max_new_tokens=4))
+    finally:
+        del RULES["refuse"]
+    (drafts,) = (check for check in checks if check.name == "drafts")
+    assert not drafts.has_passed
+    assert drafts.data["num_proposed"] > 0
 
 
 def noise_by_row(seed, position, width, vocab_size, is_random):
