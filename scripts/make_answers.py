@@ -133,7 +133,6 @@ def make_answers(path: pathlib.Path, prompts_file: str) -> None:
 
 def make_prompts(path: pathlib.Path) -> None:
     """Lets a chat model make up prompts itself; they are added to `path`."""
-    number = _NUM_PROMPTS.value or 1000
     settings = settings_by_default(max_new_tokens=96, temperature=1.0, top_p=_TOP_P.value)
     journal = Journal(path, lambda record: isinstance(record.get("seed"), int))
     fixed = _decisive(settings) | {"top_p": settings.top_p}
@@ -146,7 +145,7 @@ def make_prompts(path: pathlib.Path) -> None:
     opening = opening_of(target)
     length = min(len(opening) + settings.max_new_tokens, target.config.max_seq_len)
     generator = _plain(target, length)
-    for chunk in _chunks(range(first, _SEED.value + number)):
+    for chunk in _chunks(range(first, _SEED.value + (_NUM_PROMPTS.value or 1000))):
         # In the order of their seeds: a run that goes on knows where.
         own = [dataclasses.replace(settings, seed=seed) for seed in chunk]
         results = generator.generate([Request(opening, one) for one in own])

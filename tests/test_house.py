@@ -32,7 +32,7 @@ ROOMS = {
     "training": 2_300,
     "evaluation": 7_890,
 }
-MAX_LINES = 31_700
+MAX_LINES = 31_800
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
