@@ -28,7 +28,9 @@ def write_rows(
     """
     new = new.astype(layer.dtype)
     b, t = new.shape[:2]
-    if jax.default_backend() != "cpu" or t > TAIL:
+    # One row's block is written in place everywhere. Those of several rows take a loop, which is
+    # free on CPU only.
+    if t > TAIL or (b > 1 and jax.default_backend() != "cpu"):
         rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
         return layer.at[rows, :, slots].set(new, mode="drop")  # drops what falls outside
     # For a scatter XLA on CPU converts a whole bfloat16 layer to float32; a dynamic_update_slice is

@@ -49,6 +49,19 @@ def test_what_falls_behind_the_capacity_moves_onto_no_good_slot(write, num_token
     np.testing.assert_array_equal(written[:, :, :SLOTS], expected[:, :, :SLOTS])
 
 
+@pytest.mark.parametrize("starts", [[11], [SLOTS - 3], [SLOTS], [SLOTS + 5], [3, SLOTS - 1]])
+def test_what_a_gpu_writes_is_the_same(starts, monkeypatch):
+    """One row by a slice, several by a scatter."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    leaves = overflowing(np.array(starts, np.int32), 6, SLOTS + TAIL)
+    layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)
+    function = jax.jit(write_rows_by_xla)
+    written = function(layer, block, jnp.asarray(starts, jnp.int32))
+    np.testing.assert_array_equal(written[:, :, :SLOTS], expected[:, :, :SLOTS])
+    text = function.lower(layer, block, jnp.asarray(starts, jnp.int32)).as_text()
+    assert ("stablehlo.scatter" in text) == (len(starts) > 1)
+
+
 def test_a_loop_writes_in_place():
     """Guards against a copy of the whole layer for every token."""
     layer = jnp.zeros([2, 2, 200_000, 8])
