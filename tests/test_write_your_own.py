@@ -148,7 +148,7 @@ def test_a_name_is_taken_once(own):
         ("def f(:", "--import=FILE: SyntaxError"),
         (
             "import jspec\njspec.register_rule('x', 3)",
-            "expected rule to be a AcceptanceRule, got 3",
+            "expected rule to be an AcceptanceRule, got 3",
         ),
     ],
     ids=["missing", "error", "syntax", "no rule"],

@@ -93,4 +93,5 @@ def check_type(name: str, value: object, kind: type | tuple[type, ...]) -> None:
     if not isinstance(value, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         expected = " or a ".join("text" if one is str else one.__name__ for one in kinds)
-        raise InputError(f"expected {name} to be a {expected}, got {value!r}")
+        article = "an" if expected[0] in "AEIO" else "a"
+        raise InputError(f"expected {name} to be {article} {expected}, got {value!r}")

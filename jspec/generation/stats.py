@@ -106,7 +106,13 @@ class Stats:
         return f"<Stats: {self.num_round_tokens} tokens in {rounds}, {drafts}>"
 
     def to_json(self) -> dict[str, object]:
-        """Returns counts, rates and times as plain values, ready for `json.dumps`."""
+        """Returns counts, rates and times as plain values, ready for `json.dumps`.
+
+        Beside attributes: `num_wasted`, proposed drafts that were not accepted; `host_seconds`, the
+        part of `decode_seconds` that is not `device_seconds`; `acceptance_by_position`, of drafts
+        at each place of a round the share that was accepted (`conditional_`: where those before it
+        were); `by_drafter`, the counts of each member of a cascade.
+        """
         names = (
             "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
             "tokens_per_target_call", "accepted_histogram", "prefill_seconds",

@@ -66,8 +66,9 @@ def run_training(config: TrainingConfig, workdir: pathlib.Path) -> Mapping[str, 
     fill = config.make_fill(target, trainee.layers, texts)
     sizes = {"batch_size": config.batch_size, "seq_len": config.seq_len}
     batches = Batches(training, **sizes, seed=config.recipe.seed, fill=fill)
-    print(f"{len(training)} texts, {num_answer_tokens} tokens to predict, "
-          f"{batches.num_batches} batches an epoch", file=sys.stderr, flush=True)  # fmt: skip
+    print(f"{len(training)} texts ({len(held_out)} more are held out), "
+          f"{num_answer_tokens} tokens to predict, {batches.num_batches} batches an epoch",
+          file=sys.stderr, flush=True)  # fmt: skip
     packed = pack(held_out, config.seq_len)
     scored = [fill(rows) for rows in iterate_rows(packed, config.batch_size)]
     check_or_write_config(workdir / _TEXTS, _digest(texts))

@@ -147,7 +147,14 @@ def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
     return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
 
 
-def summarise(timings: Mapping[str, Timings]) -> dict[str, dict[str, Any]]:
+def is_one_text(settings: Settings, acceptance: str) -> bool:
+    """Returns whether a seed gives one text with every drafter; else texts differ by chance."""
+    return settings.temperature == 0 or acceptance == "coupled"
+
+
+def summarise(
+    timings: Mapping[str, Timings], *, is_one_text: bool = True
+) -> dict[str, dict[str, Any]]:
     """Returns each method's speed, acceptance, ratios to every other, and answers like the first's.
 
     What is not known of a method, or does not apply to it, is None.
@@ -162,7 +169,7 @@ def summarise(timings: Mapping[str, Timings]) -> dict[str, dict[str, Any]]:
             "tokens_per_second": float(np.median(speed)),
             "acceptance_rate": float(own.accepted.sum() / proposed) if proposed else None,
             "tokens_per_target_call": float(own.round_tokens.sum() / calls) if calls else None,
-            "same_answers": sum(agreeing) if any(own.token_ids) else None,
+            "same_answers": sum(agreeing) if is_one_text and any(own.token_ids) else None,
             "num_prompts": len(agreeing),
             "ratio_to": {
                 other: speed_ratio(own.seconds, own.tokens, theirs.seconds, theirs.tokens)._asdict()

@@ -15,6 +15,7 @@ from jspec.drafters import DrafterOptions, without_unread
 from jspec.evaluation.benchmarking.answers import (
     GenerateFn,
     answer_with,
+    is_one_text,
     measure,
     one_of_each_size,
     summarise,
@@ -87,17 +88,14 @@ def compare_drafters(
         answers[name] = functools.partial(_answer, answer_with(generator, own, decoding=True), own)
     warm_up(answers, one_of_each_size(prompts, settings.max_new_tokens))
     timings = list(measure(answers, prompts, _REPEATS))[-1]
-    report = summarise(timings)
-    first, *_ = report
+    first, *_ = generators
     rule = generators[first].describe()["acceptance"]
-    # Else the answers are others by chance, of the same distribution.
-    is_comparable = settings.temperature == 0 or rule == "coupled"
+    report = summarise(timings, is_one_text=is_one_text(settings, rule))
     for name, row in report.items():
         row["num_tokens"] = int(timings[name].tokens[-1].sum())
         ratio = 1.0 if name == first else row.pop("ratio_to")[first]["median"]
         row["speedup"] = ratio if math.isfinite(ratio) else None
         row.pop("ratio_to", None)
-        row["same_answers"] = row["same_answers"] if is_comparable else None
     return report
 
 

@@ -100,7 +100,7 @@ def _find(name: str, what: str, base: pathlib.Path | None) -> str:
         return str(base / name)
     is_elsewhere = base is not None and not pathlib.Path(name).is_absolute()
     places = f", neither in {pathlib.Path.cwd()} nor in {base}" * is_elsewhere
-    raise InputError(f"cannot read {what} {name}: No such file{places}")
+    raise InputError(f"cannot read {what} {name}: No such file{places}; name another in the config")
 
 
 def choose_prompts(experiment: Experiment) -> dict[int, Prompt]:
