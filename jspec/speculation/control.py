@@ -11,10 +11,9 @@ has missed, at first the whole prompt. This cost comes once, and is spread over 
 come: as many as the answer has so far and 16 more, or the room that is left. So an answer has to
 grow before an expensive drafter reads a long prompt for it.
 
-Each row estimates a and l from its own rounds, separately for each kind of proposal. Where no later
-drafts are tried, l follows a. With every round the past fades towards what was assumed at first, so
-a drafter that was switched off is tried again. No clock is read: the same history and the same
-costs give the same choice.
+Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
+tried, l follows a. With every round the past fades towards what was assumed at first, so a drafter
+that was switched off is tried again. No clock is read: the same history and costs, the same choice.
 
 Trying is limited. Each row counts the seconds by which its rounds have taken longer than plain
 decoding would have, by the recorded costs. A round that could bring that above one plain step and
@@ -222,8 +221,7 @@ class Control(struct.PyTreeNode):
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
         # At worst a round emits one token, as a plain step does.
         worst = (self.owed + self._charged(kind, lag))[:, None] + costs - plain
-        num_emitted = self.num_emitted[:, None].astype(jnp.float32)
-        allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
+        allowed = plain * (_FREE_STEPS + _FREE_SHARE * self.num_emitted[:, None].astype(jnp.float32))
         hoped, proven = (self._expected_tokens(kind, is_proven) for is_proven in (False, True))
         # A round without drafts needs no catching up.
         return costs / jnp.where(worst <= allowed, hoped, proven) + jnp.where(
