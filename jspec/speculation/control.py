@@ -6,10 +6,9 @@ numbers of drafts for which a verify call is compiled, each row takes the one th
 tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs
 instead of the ratio c. A round of 0 drafts is a plain step.
 
-A drafter with a cache of its own may lag. Before it drafts again it must read the tokens that it
-has missed, at first the whole prompt. This cost comes once, and is spread over the tokens still to
-come: as many as the answer has so far and 16 more, or the room that is left. So an answer has to
-grow before an expensive drafter reads a long prompt for it.
+A drafter with a cache of its own must first read the tokens that it has missed, in the beginning
+the whole prompt. This cost comes once, and is spread over the tokens still to come: 16 and as many
+as the answer has so far, or the room that is left. So long prompts are read for long answers only.
 
 Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
 tried, l follows a. With every round the past fades towards what was assumed at first, so a drafter
@@ -221,7 +220,8 @@ class Control(struct.PyTreeNode):
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
         # At worst a round emits one token, as a plain step does.
         worst = (self.owed + self._charged(kind, lag))[:, None] + costs - plain
-        allowed = plain * (_FREE_STEPS + _FREE_SHARE * self.num_emitted[:, None].astype(jnp.float32))
+        num_emitted = self.num_emitted[:, None].astype(jnp.float32)
+        allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
         hoped, proven = (self._expected_tokens(kind, is_proven) for is_proven in (False, True))
         # A round without drafts needs no catching up.
         return costs / jnp.where(worst <= allowed, hoped, proven) + jnp.where(
