@@ -22,7 +22,7 @@ from jspec.speculation.control import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 
 AUTO = "auto"
-_METHOD = 2  # version of the measurement: what another version measured is measured again
+_METHOD = 3  # version of the measurement: what another version measured is measured again
 _NUMBERS = (0, 1, 3, 7)  # few, as a verify call is compiled for each
 MOST_DRAFT_TOKENS = _NUMBERS[-1]
 _MACHINE = ("backend", "device", "processor", "native", "versions")

@@ -3,10 +3,11 @@
 The compiled rounds of the run itself are timed, at temperature 0, where no distributions are made.
 The text of the rows is one token over and over, so that a drafter that looks back always finds a
 match; draft models have consumed it. A round is the time of a visit of one round minus that of a
-visit of none. The numbers of drafts take turns, so that a machine that slows down slows all of them
-alike. A drafter that proposes nothing for such a text (`pattern`), or stops by itself
-(`draft_confidence`), is taken to cost what it then costs. The cost of catching up is a round of a
-drafter that lags minus the same round of one that does not.
+visit of none. The numbers of drafts take turns, and each is compared with the plain round of its
+turn, so that a machine that slows down for a while slows both alike. A drafter that proposes
+nothing for such a text (`pattern`), or stops by itself (`draft_confidence`), is taken to cost what
+it then costs. The cost of catching up is a round of a drafter that lags minus the same round of one
+that does not.
 """
 
 import statistics
@@ -116,7 +117,7 @@ def _time_rounds(
     progress: Progress | None,
     num_before: int,
 ) -> tuple[tuple[float, ...], ...]:
-    """Returns the median seconds of a round, [drafters][numbers]; more drafts never cost less."""
+    """Returns the usual seconds of a round, [drafters][numbers]; more drafts never cost less."""
     drafters, numbers = drafters_of(drafter.kinds), engine.numbers
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
     for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1 + num_before):
@@ -125,11 +126,13 @@ def _time_rounds(
         samples[repeat, row, column] = one - none
         if progress is not None:
             progress.show(count)
-    typical = np.median(samples[1:], axis=0)  # the first one may compile
-    plain = max(statistics.median(typical[:, 0]), 1e-6)
-    typical = np.maximum.accumulate(np.maximum(typical, plain), axis=1)
-    typical[:, 0] = plain
-    return tuple(map(tuple, typical.tolist()))
+    samples = samples[1:]  # the first one may compile
+    plain = np.maximum(samples[:, :, :1], 1e-6)
+    # Medians of seconds would not do: under other work, which comes and goes, that of plain rounds
+    # may fall on a slow turn and that of drafts on a fast one.
+    times_plain = np.median(samples / plain, axis=0)
+    times_plain = np.maximum.accumulate(np.maximum(times_plain, 1.0), axis=1)
+    return tuple(map(tuple, (np.median(plain) * times_plain).tolist()))
 
 
 def _time_reading(

@@ -6,20 +6,18 @@ numbers of drafts for which a verify call is compiled, each row takes the one th
 tokens per second. This is Theorem 3.8 of Leviathan et al. (arXiv 2211.17192) with measured costs
 instead of the ratio c. A round of 0 drafts is a plain step.
 
-A drafter with a cache of its own may lag. Before it drafts again it must read the tokens that it
-has missed, at first the whole prompt. This cost comes once, and is spread over the tokens still to
-come. They are taken to be as many as the answer has so far, or the room that is left where that is
-less. So an answer has to grow before an expensive drafter reads a long prompt for it.
+A drafter with a cache of its own must first read the tokens that it has missed, in the beginning
+the whole prompt. This cost comes once, and is spread over the tokens still to come: 16 and as many
+as the answer has so far, or the room that is left. So long prompts are read for long answers only.
 
-Each row estimates a and l from its own rounds, separately for each kind of proposal. With every
-round the past fades towards what was assumed at first, so a drafter that was switched off is tried
-again. No clock is read: the same history and the same costs give the same choice.
+Each row estimates a and l from its own rounds, for each kind of proposal. Where no later drafts are
+tried, l follows a. With every round the past fades towards what was assumed at first, so a drafter
+that was switched off is tried again. No clock is read: the same history and costs, the same choice.
 
 Trying is limited. Each row counts the seconds by which its rounds have taken longer than plain
 decoding would have, by the recorded costs. A round that could bring that above one plain step and
-a hundredth of the answer is chosen only if the row's own rounds speak for it, without what was
-assumed. So where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a
-step.
+1 % of the answer is chosen only if the row's own rounds speak for it, without what was assumed. So
+where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a step.
 
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
 later one that always has one, where that promises more tokens per second.
@@ -35,7 +33,9 @@ from jaxtyping import Array, Float32, Int32
 from jspec.common.typing import RowCounts, RowFlags
 
 _MEMORY = 0.97  # what is left of an observation a round later
-_PRIOR_WEIGHT = 1.5  # the assumption counts like this many observed drafts
+_PRIOR_WEIGHT = 5.0  # the assumption counts like this many observed drafts
+_DOUBT = 1.5  # where nothing is assumed, this many refused drafts are added instead
+_MORE_TO_COME = 16  # tokens that an answer is taken to have left, beside as many as it has
 _FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
 
 LagFn = Callable[[RowCounts], RowCounts]
@@ -215,27 +215,31 @@ class Control(struct.PyTreeNode):
         costs = self.costs[rows, drafter]
         plain = costs[:, :1]
         # Catching up is paid once, and shared by the tokens that are expected to follow.
-        horizon = jnp.maximum(jnp.minimum(self.num_emitted, room), 1)
+        horizon = jnp.maximum(jnp.minimum(self.num_emitted + _MORE_TO_COME, room), 1)
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
         # At worst a round emits one token, as a plain step does.
         worst = (self.owed + self._charged(kind, lag))[:, None] + costs - plain
         num_emitted = self.num_emitted[:, None].astype(jnp.float32)
         allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
-        hoped, proven = (self._expected_tokens(kind, trust) for trust in (1.0, 0.0))
+        hoped, proven = (self._expected_tokens(kind, is_proven) for is_proven in (False, True))
         # A round without drafts needs no catching up.
         return costs / jnp.where(worst <= allowed, hoped, proven) + jnp.where(
             jnp.asarray(self.numbers) > 0, catching_up[:, None], 0.0
         )
 
-    def _expected_tokens(self, kind: RowCounts, trust: float) -> Float32[Array, "b c"]:
-        """Returns the expected tokens of a round for every number of drafts.
-
-        `trust` is the share of the assumed rates that is believed.
-        """
-        assumed = jnp.array([(each.first, each.later) for each in self.kinds], jnp.float32)
-        rates = (self.kept + _PRIOR_WEIGHT * trust * assumed) / (self.tried + _PRIOR_WEIGHT)
-        first, later = jnp.moveaxis(rates[jnp.arange(kind.shape[0]), kind], -1, 0)
+    def _expected_tokens(self, kind: RowCounts, is_proven: bool) -> Float32[Array, "b c"]:
+        """Returns the expected tokens of a round; with `is_proven` nothing is assumed of drafts."""
+        kept, tried = (leaf[jnp.arange(kind.shape[0]), kind] for leaf in (self.kept, self.tried))
+        rates = kept / (tried + _DOUBT)
+        if not is_proven:
+            prior = jnp.array([(each.first, each.later) for each in self.kinds], jnp.float32)[kind]
+            # Rounds of 1 draft try no later one. As much more often, or less, as first drafts are
+            # accepted than was assumed, later ones are assumed to be.
+            more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)
+            prior = prior.at[:, 1].add(more).clip(0.0, 1.0)
+            rates = (kept + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT)
+        first, later = rates.T
         most = jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
         expected, gain = [jnp.ones_like(first)], first
         for number in range(self.numbers[-1]):

@@ -196,6 +196,26 @@ def test_what_catching_up_takes_is_measured(monkeypatch):
     assert costs.seconds[0][0] == pytest.approx((1, 1.01, 1.03, 1.07))
 
 
+def test_other_work_on_the_machine_slows_no_number_more_than_another(monkeypatch):
+    """On a made-up machine that is half as fast until the middle of the sixth of ten turns.
+
+    Guards against costs that take 0 and 1 draft from slow turns and 3 and 7 from fast ones: `auto`
+    then chose 7 whatever was accepted.
+    """
+    count = 0
+
+    def visit(engine, params, state, forced, num_rounds):
+        nonlocal count
+        del engine, params, state
+        count += num_rounds
+        return num_rounds * (1 + 0.1 * forced[0]) * (2 if count <= 5 * 4 + 2 else 1)
+
+    monkeypatch.setattr("jspec.generation.calibration._time_visit", visit)
+    costs = make_auto("prompt_lookup", costs=None, max_seq_len=200).measure_costs()
+    plain, *others = costs.seconds[0][0]
+    assert [other / plain for other in others] == pytest.approx([1.1, 1.3, 1.7])
+
+
 @pytest.mark.parametrize(
     "costs", [costs_of("model", 0.1), RoundCosts((512,), (0, 1), ("prompt_lookup",), (((1, 2),),))]
 )

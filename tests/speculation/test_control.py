@@ -139,17 +139,17 @@ def with_reading(control, seconds, num_emitted):
 
 
 def test_reading_what_was_missed_has_to_pay():
-    """By hand: 60 tokens at 0.05 s are 3 s, spread over as many tokens as there are so far.
+    """By hand: 120 tokens at 0.05 s are 6 s, spread over 16 tokens and as many as there are so far.
 
-    A draft of the model gains 1 - 1.4 / 1.7 s for each token: 17 of them outweigh it, 16 do not.
+    A draft of the model gains 1 - 1.4 / 1.7 s for each token: 34 of them outweigh it, 33 do not.
     """
     gain = 1 - COSTS[1][1] / 1.7
-    enough = int(np.ceil(60 * 0.05 / gain))
-    assert enough == 17
-    control = with_reading(make_control(4), 0.05, [1, enough - 1, enough, 500])
-    lag = jnp.full([4], 60, jnp.int32)
+    enough = int(np.ceil(120 * 0.05 / gain))
+    assert enough == 34
+    control = with_reading(make_control(4), 0.05, [1, enough - 17, enough - 16, 500])
+    lag = jnp.full([4], 120, jnp.int32)
     assert choose(control, as_rows(2, 2, 2, 2), lag).tolist() == [0, 0, 1, 1]
-    assert choose(control, as_rows(2, 2, 2, 2), lag // 60).tolist()[1:] == [1, 1, 1]
+    assert choose(control, as_rows(2, 2, 2, 2), lag // 120).tolist()[1:] == [1, 1, 1]
     room = as_rows(9, 9, enough - 1, enough)
     assert choose(control, as_rows(2, 2, 2, 2), lag, room).tolist() == [0, 0, 0, 1]
 
@@ -202,27 +202,23 @@ def test_reading_costs_little_beside_plain_decoding(rate, reading):
         assert seconds <= 1.2 * fixed
 
 
-@pytest.mark.parametrize("cost", [0.09, 0.28, 0.4, 1.2])
-@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.6, 0.8])
-def test_trying_costs_little_whatever_the_acceptance(cost, rate):
-    """Never slower than 0.98 of plain decoding over 255 tokens, by the costs, on 40 seeds of rows.
+def play(costs, rate, reading=0.0, num_rows=64):
+    """Returns how much faster than plain decoding rows of 256 tokens are, by the costs.
 
-    The draft costs this share of a plain step; after a pause it reads what it missed at a tenth of
-    that a token. Where drafts do pay it gains nearly what the best fixed number would.
+    `costs` are those of the model's rounds, by number; after a pause it reads what it missed.
     """
-    num_rows, costs = 64, np.array([[1.0, 1.05, 1.2, 1.5]] * 2)
-    costs[1] += cost * np.array(NUMBERS)
-    control, kind = with_reading(make_control(num_rows, costs), 0.1 * cost, [1] * num_rows), 2
+    control, kind = make_control(num_rows, np.stack([costs, costs])), 2
+    control = with_reading(control, reading, [1] * num_rows)
     kinds = jnp.full([num_rows], kind, jnp.int32)
 
     @jax.jit
-    def play(control, read, uniforms):
+    def one_round(control, read, uniforms):
         room = 256 - control.num_emitted
         lag = jnp.where(room > 0, control.num_emitted - read, 0)
         number = jnp.where(room > 0, control.choose(kinds, lambda _: lag, room), 0)
         is_kept = (uniforms < rate) & (jnp.arange(7) < number[:, None])
         kept = jnp.cumprod(is_kept, axis=1, dtype=jnp.int32).sum(axis=1)
-        seconds = jnp.asarray(costs[1], jnp.float32)[jnp.searchsorted(jnp.array(NUMBERS), number)]
+        seconds = jnp.asarray(costs, jnp.float32)[jnp.searchsorted(jnp.array(NUMBERS), number)]
         seconds += jnp.where(number > 0, control.reading[:, 1] * lag.astype(jnp.float32), 0.0)
         control = control.charge(kinds, jnp.where(number > 0, lag, 0))
         new = control.update(kinds, number, kept, room > 0)
@@ -231,14 +227,57 @@ def test_trying_costs_little_whatever_the_acceptance(cost, rate):
     rng, read, spent = np.random.default_rng(3), jnp.ones([num_rows], jnp.int32), 0.0
     for _ in range(256):
         uniforms = jnp.asarray(rng.uniform(size=(num_rows, 7)), jnp.float32)
-        control, read, seconds = play(control, read, uniforms)
+        control, read, seconds = one_round(control, read, uniforms)
         spent += np.asarray(seconds, np.float64)
     assert (control.num_emitted >= 256).all()
-    plain = np.asarray(control.num_emitted - 1, np.float64)
-    assert plain.sum() / spent.sum() >= 0.98
-    best = best_number(rate, rate, costs[1])
+    return np.asarray(control.num_emitted - 1, np.float64).sum() * costs[0] / spent.sum()
+
+
+@pytest.mark.parametrize("cost", [0.09, 0.28, 0.4, 1.2])
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.6, 0.8])
+def test_trying_costs_little_whatever_the_acceptance(cost, rate):
+    """Never slower than 0.98 of plain decoding over 255 tokens, by the costs, on 64 rows.
+
+    The draft costs this share of a plain step; after a pause it reads what it missed at a tenth of
+    that a token. Where drafts do pay it gains nearly what the best fixed number would.
+    """
+    costs = np.array([1.0, 1.05, 1.2, 1.5]) + cost * np.array(NUMBERS)
+    speed = play(costs, rate, reading=0.1 * cost)
+    assert speed >= 0.98
+    best = best_number(rate, rate, costs)
     gained = 1 + sum(rate**i for i in range(1, best + 1))
-    assert plain.sum() / spent.sum() >= 0.85 * gained / costs[1][NUMBERS.index(best)]
+    assert speed >= 0.85 * gained / costs[NUMBERS.index(best)]
+
+
+# Milliseconds of the target's call on 1, 2, 4 and 8 tokens, and of the drafts: Qwen2.5-Coder 1.5B
+# and 0.5B as packed files, on two cores with AVX-512 that did nothing else.
+PAIR = np.array([24.0, 27.0, 33.0, 47.0]) + 8.06 * np.array(NUMBERS)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95])
+def test_a_real_pair_comes_near_the_best_fixed_number(rate):
+    """0.97 of the best number in hindsight, or 0.98 of plain decoding where no draft pays.
+
+    Guards against rounds of 1 draft for ever: 1 pays at once, and never shows how the 2nd and 3rd
+    would do, so that with the assumed rate of these 3 drafts never seemed to pay.
+    """
+    gained = np.cumsum(rate ** np.arange(8))[list(NUMBERS)]
+    best = (gained * PAIR[0] / PAIR).max()
+    assert play(PAIR, rate) >= (0.98 if best == 1 else 0.97 * best)
+
+
+def test_first_drafts_speak_for_later_ones():
+    """By hand, after ten rounds of 1 draft, of which all, the first seven or every second was kept.
+
+    If all were, a = 0.89: 1 draft gives 1.89 tokens for 35.1 ms, and 3 drafts 3.39 for 57.2 ms if
+    later ones are kept as often. With the assumed 0.7 they would give 2.95, which is too few.
+    """
+    control = make_control(3, np.stack([PAIR, PAIR]))
+    update = jax.jit(Control.update)
+    for index in range(10):
+        kept = as_rows(1, index < 7, index % 2)
+        control = update(control, as_rows(2, 2, 2), as_rows(1, 1, 1), kept, jnp.ones(3, bool))
+    assert choose(control, as_rows(2, 2, 2)).tolist() == [3, 1, 1]
 
 
 def test_the_row_that_owes_most_tries_no_more():
