@@ -24,14 +24,14 @@ class Accelerator(NamedTuple):
       backend: "gpu" or "tpu".
       bandwidth: of its memory, in bytes a second, as published.
       memory: its bytes.
-      topology: by what XLA knows it: a GPU's description, or the name of the TPU's smallest host.
+      description: of a GPU, for XLA; of a TPU, what libtpu calls a host with four.
     """
 
     name: str
     backend: str
     bandwidth: float
     memory: int
-    topology: str
+    description: str
 
     @property
     def advice(self) -> str:
@@ -47,10 +47,11 @@ class Accelerator(NamedTuple):
         platform, module = _COMPILERS[self.backend]
         if importlib.util.find_spec(module) is None:
             raise InputError(f"--device={self.name} expects XLA's compiler for it: {self.advice}")
-        os.environ.update(_NO_TPU | os.environ)
-        name, options = self.topology, {}
+        name, options = f"{self.name}:2x2", {}
         if self.backend == "gpu":
-            name, options = "", {"target_config": self.topology, "topology": "1x1x1"}
+            name, options = "", {"target_config": self.description, "topology": "1x1x1"}
+        else:
+            os.environ.update({"TPU_ACCELERATOR_TYPE": self.description, **_NO_TPU, **os.environ})
         try:
             return topologies.get_topology_desc(name, platform, **options).devices[0]
         except Exception as error:  # whatever the plugin raises
@@ -73,6 +74,6 @@ def find_accelerator(name: str) -> Accelerator:
 
 _GPUS = "h200", "h100", "a100"
 _TPUS = {
-    "v5e": Accelerator("v5e", "tpu", 819e9, 16 << 30, "v5e:2x2"),
-    "v6e": Accelerator("v6e", "tpu", 1640e9, 32 << 30, "v6e:2x2"),
+    "v5e": Accelerator("v5e", "tpu", 819e9, 16 << 30, "v5litepod-4"),
+    "v6e": Accelerator("v6e", "tpu", 1640e9, 32 << 30, "v6e-4"),
 }

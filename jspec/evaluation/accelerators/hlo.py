@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([0-9,]*)\](\{[^}]*\})?")  # dtype, sizes, layout
+ON_CHIP = "S(1)"  # in a layout
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{$")
 # ROOT, name, shape, op, operands and attributes.
 _INSTRUCTION = re.compile(
@@ -15,15 +16,22 @@ _TABLES = "FileNames", "FunctionNames", "FileLocations", "StackFrames"
 _WRAPPERS = " linear", " look_up", " operation"  # their callers tell what they are part of
 
 
-def array_bytes(shape: str) -> float:
-    """Returns the bytes of the arrays in a shape's text, but for those on a TPU's chip, S(1)."""
-    total = 0.0
-    for dtype, sizes, layout in _ARRAY.findall(shape):
+def array_sizes(shape: str, *, on_chip: float = 0.0) -> list[float]:
+    """Returns the bytes of each array in a shape's text, times `on_chip` for those on a TPU's chip
+    (and not in its memory).
+    """
+    sizes = []
+    for dtype, dims, layout in _ARRAY.findall(shape):
         bits = re.search(r"\d+", dtype)
         width = int(bits[0]) / 8 if bits else dtype == "pred"
-        if "S(1)" not in layout:
-            total += width * math.prod(map(int, filter(None, sizes.split(","))))
-    return total
+        width *= on_chip if ON_CHIP in layout else 1
+        sizes.append(width * math.prod(map(int, filter(None, dims.split(",")))))
+    return sizes
+
+
+def array_bytes(shape: str) -> float:
+    """Returns their sum."""
+    return sum(array_sizes(shape))
 
 
 class Instruction(NamedTuple):

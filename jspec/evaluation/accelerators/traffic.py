@@ -1,6 +1,13 @@
 """What one launch moves: bytes of the device's memory, and whether moving is all that it does."""
 
-from jspec.evaluation.accelerators.hlo import Computation, Instruction, Module, array_bytes
+from jspec.evaluation.accelerators.hlo import (
+    ON_CHIP,
+    Computation,
+    Instruction,
+    Module,
+    array_bytes,
+    array_sizes,
+)
 
 _ALIASES = {"bitcast", "reshape"}  # other names of an array
 # Nothing is launched: they name arrays, or are the end of what began elsewhere.
@@ -23,8 +30,10 @@ def launch_bytes(module: Module, own: Instruction, computation: Computation) -> 
         return 2 * array_bytes(computation[own.operands[_UPDATES[own.op]]].shape)
     if own.op in (*_SLICES, "broadcast", "iota"):
         return 2 * array_bytes(own.shape)
-    if own.op.endswith("-start"):  # its shape names the source and the goal
-        return array_bytes(own.shape)
+    if own.op.endswith("-start"):
+        # Its shape names source and goal, one larger than the other if it takes a slice.
+        part = sorted(array_sizes(own.shape, on_chip=1))[-2]
+        return part if ON_CHIP in own.shape else 2 * part
     # The second result of a product of cuBLAS is scratch memory.
     result = own.shape.split("}")[0] if "__cublas" in own.attributes else own.shape
     operands = (computation[name].shape for name in own.operands if name in computation)
@@ -56,10 +65,12 @@ def _fusion_bytes(inner: Computation) -> float:
 
 def movement(module: Module, own: Instruction) -> str | None:
     """Returns the figure, of `MOVES`, in which a launch counts that only moves a large array."""
+    if own.op.endswith("-start") and ON_CHIP in own.shape:  # as it must come to a TPU's chip
+        return None
     ops = {own.op.removesuffix("-start")}
     if own.op.startswith("fusion"):
         ops = {one.op for one in module.computations[own.called("calls")].values()} - FREE
-    is_large = array_bytes(own.shape) >= _LARGE
+    is_large = sum(array_sizes(own.shape, on_chip=1)) >= _LARGE
     # A slice beside them is the cut to or from a multiple of the tile.
     is_movement = is_large and ops <= {*MOVES, "slice"}
     return next((MOVES[op] for op in MOVES if op in ops and is_movement), None)

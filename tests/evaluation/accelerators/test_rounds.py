@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jspec.evaluation.accelerators.hlo import Module, array_bytes
+from jspec.evaluation.accelerators.hlo import Instruction, Module, array_bytes
 from jspec.evaluation.accelerators.rounds import Assumptions, count_round
-from jspec.evaluation.accelerators.traffic import launch_bytes
+from jspec.evaluation.accelerators.traffic import launch_bytes, movement
 
 _MEGABYTE = 1 << 20
 _TEXT = """HloModule m, entry_computation_layout={(f32[4])->f32[4]}
@@ -92,6 +92,23 @@ def test_a_write_in_place_moves_what_it_writes():
     module = Module(_TEXT)
     computation = module.computations["round"]
     assert launch_bytes(module, computation["wrote"], computation) == 2 * 2048 + 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("(bf16[512,1024]{1,0}, bf16[512,1024]{1,0:S(1)}, u32[]{:S(2)})", _MEGABYTE),
+        ("(bf16[512,1024]{1,0}, bf16[512,1024]{1,0}, u32[]{:S(2)})", 2 * _MEGABYTE),
+        ("((bf16[2,512,1024]{1,0}), bf16[1,512,1024]{1,0:S(1)}, s32[]{:S(2)})", _MEGABYTE),
+    ],
+)
+def test_what_is_fetched_to_the_chip_is_read_once_and_is_no_copy(shape, expected):
+    """Guards against weights that a TPU fetches ahead being counted twice, or as copies."""
+    fetch = Instruction("f", shape, "slice-start", ("a",), "", is_root=False)
+    module = Module(_TEXT)
+    assert launch_bytes(module, fetch, {}) == expected
+    copied = movement(module, fetch._replace(op="copy-start"))
+    assert copied == (None if "S(1)" in shape else "copies")
 
 
 @pytest.mark.parametrize(
