@@ -24,7 +24,7 @@ from jspec.common import cli
 from jspec.common.errors import InputError, check_among
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.memory import tree_bytes
-from jspec.common.text_table import format_table
+from jspec.common.text_table import format_table, number_cell
 from jspec.drafters import BuiltDrafter, DrafterSpec
 from jspec.drafters.eagle import ENTRY, EagleDrafter
 from jspec.drafters.heads.eagle_module import (
@@ -65,10 +65,10 @@ _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
 
 _COLUMNS = {  # of the table: figure, unit and format
     "launches": ("launches_per_round", 1, ",.0f"), "waits": ("host_waits", 1, ".0f"),
-    "one graph": ("is_one_graph", 1, ".0f"), "MB": ("bytes_moved", 1e6, ",.0f"),
-    "ideal": ("bytes_ideal", 1e6, ",.0f"), "temporary": ("temporary_bytes", 1e6, ",.1f"),
-    "copies": ("copies", 1, ".0f"), "transposes": ("transposes", 1, ".0f"),
-    "conversions": ("conversions", 1, ".0f"), "pads": ("pads", 1, ".0f"),
+    "MB": ("bytes_moved", 1e6, ",.0f"), "ideal": ("bytes_ideal", 1e6, ",.0f"),
+    "temporary": ("temporary_bytes", 1e6, ",.1f"), "copies": ("copies", 1, ".0f"),
+    "transposes": ("transposes", 1, ".0f"), "conversions": ("conversions", 1, ".0f"),
+    "pads": ("pads", 1, ".0f"), "around": ("moves_around_rounds", 1, ".0f"),
     "sorts": ("sorts", 1, ".0f"), "collectives": ("collectives", 1, ".0f"),
     "est. µs": ("estimated_us", 1, ",.0f"), "compiled in s": ("seconds_to_compile", 1, ".0f"),
 }  # fmt: skip
@@ -86,13 +86,15 @@ def main() -> None:
         with kernels.compiling_for(accelerator.backend):
             subject = make_subject(accelerator, rows_, cache)
             found = subject.compile(name)
-        cells = [format(found[key] / unit, form) for key, unit, form in _COLUMNS.values()]
-        rows.append([name, str(rows_), str(cache), *cells])
+        numbers = [(found.get(key), form, 1 / unit) for key, unit, form in _COLUMNS.values()]
+        is_one_graph = "yes" if found["is_one_graph"] else "no"
+        cells = [number_cell(*number) for number in numbers]
+        rows.append([name, str(rows_), str(cache), is_one_graph, *cells])
         if output is not None:
             about = {"device": accelerator.name, "batch_size": rows_, "cache": cache}
             output.write(about | found | {"settings": subject.programs.describe()})
         kernels_of[name] = found["kernels"]
-    print(format_table(["program", "rows", "slots", *_COLUMNS], rows))
+    print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
     for name, lines in kernels_of.items():
         top = [[line, *(f"{n:.2f}" for n in ns)] for line, ns in lines.items()][: _NUM_LINES.value]
         if top:

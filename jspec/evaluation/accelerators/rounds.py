@@ -90,7 +90,10 @@ def count_round(module: Module, assumed: Assumptions | None) -> Round:
     if assumed is None:
         found.add(module, module.entry, Assumptions(0, False))
         return found
-    loop = next(one for one in module.computations[module.entry].values() if one.op == "while")
+    entry = module.computations[module.entry].values()
+    loop = next(own for own in entry if own.op == "while")
+    # Before the first round and after the last, as where the loop wants a cache laid out otherwise.
+    found.figures["moves_around_rounds"] = sum(movement(module, own) is not None for own in entry)
     found.add(module, loop.called("body"), assumed)
     found.add(module, loop.called("condition"), assumed)
     found.waits += 1

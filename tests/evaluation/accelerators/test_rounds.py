@@ -67,7 +67,11 @@ StackFrames
 
 ENTRY %main (a: (bf16[1024,1024], s32[])) -> (bf16[1024,1024], s32[]) {
   %a = (bf16[1024,1024]{1,0}, s32[]) parameter(0)
-  ROOT %run = (bf16[1024,1024]{1,0}, s32[]) while(%a), condition=%cond, body=%round
+  %given = bf16[1024,1024]{1,0} get-tuple-element(%a), index=0
+  %count = s32[] get-tuple-element(%a), index=1
+  %laid_out = bf16[1024,1024]{0,1} copy(%given)
+  %begin = (bf16[1024,1024]{0,1}, s32[]) tuple(%laid_out, %count)
+  ROOT %run = (bf16[1024,1024]{1,0}, s32[]) while(%begin), condition=%cond, body=%round
 }
 """  # noqa: E501
 
@@ -79,6 +83,7 @@ def test_a_round_is_counted_by_its_loops():
     assert found.figures["launches_per_round"] == 1 + 4 + 1 + 2 + 4
     assert found.figures["transposes"] == 4
     assert found.figures["copies"] == found.figures["pads"] == found.figures["sorts"] == 0
+    assert found.figures["moves_around_rounds"] == 1  # before the first one
     assert found.waits == 1 + 2 + 4
     assert [trips for _, trips, _ in found.loops] == [1, 3]
     # The kernel's own line is no news: the caller says which part of the algorithm it is.
