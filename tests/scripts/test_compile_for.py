@@ -112,6 +112,14 @@ def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, meg
 
 
 @pytest.mark.compile_gpu
+def test_weights_that_are_converted_in_memory_are_seen(figures):
+    """The negative control: without Triton's products XLA makes every weight float32 first."""
+    (found,) = figures(*_PLAIN, XLA_FLAGS="--xla_gpu_enable_triton_gemm=false")
+    assert found["conversions"] > 16  # more than one a layer
+    assert found["bytes_moved"] > 4 * found["bytes_ideal"]
+
+
+@pytest.mark.compile_gpu
 def test_prefill_and_calls_are_compiled_too(figures):
     found = figures(*_PLAIN, "--programs=prefill:64,call:1,call:64", "--num_lines=3")
     assert [one["program"] for one in found] == ["prefill:64", "call:1", "call:64"]

@@ -18,20 +18,13 @@ _WAIT_US = 15.0  # of the host's look at a condition
 
 
 def compile_for(
-    accelerator: Accelerator,
-    function: Any,
-    arguments: Any,
-    assumed: Assumptions | None,
+    accelerator: Accelerator, function: Any, arguments: Any, assumed: Assumptions | None,
     num_layers: int,
-) -> dict[str, Any]:
-    """Returns the figures of a program: of a round if it is a loop over rounds.
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the figures of a function under `jax.jit`, called with shapes.
 
-    Args:
-      accelerator: what it is compiled for, within `kernels.compiling_for(accelerator.backend)`.
-      function: under `jax.jit`.
-      arguments: shapes.
-      assumed: of its rounds; None if it is no loop over rounds.
-      num_layers: layers that are run, for the launches a layer.
+    Call it within `kernels.compiling_for(accelerator.backend)`. A run over rounds is known by what
+    is `assumed` of a round; its figures are one round's. `num_layers` are those that are run.
 
     Raises:
       InputError: XLA cannot compile it.

@@ -65,11 +65,9 @@ def find_accelerator(name: str) -> Accelerator:
     if name in _TPUS:
         return _TPUS[name]
     text = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
-    sizes = (
-        re.search(rf"{key}: (\d+)", text) for key in ("memory_bandwidth", "device_memory_size")
-    )
-    bandwidth, memory = (int(size[1]) for size in sizes if size)
-    return Accelerator(name, "gpu", bandwidth, memory, text)
+    # They stand there in this order.
+    bandwidth, memory = re.findall(r"(?:memory_bandwidth|device_memory_size): (\d+)", text)
+    return Accelerator(name, "gpu", int(bandwidth), int(memory), text)
 
 
 _GPUS = "h200", "h100", "a100"

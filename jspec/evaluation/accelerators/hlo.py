@@ -17,9 +17,7 @@ _WRAPPERS = " linear", " look_up", " operation"  # their callers tell what they 
 
 
 def array_sizes(shape: str, *, on_chip: float = 0.0) -> list[float]:
-    """Returns the bytes of each array in a shape's text, times `on_chip` for those on a TPU's chip
-    (and not in its memory).
-    """
+    """Returns the bytes of each array in a shape's text, times `on_chip` on a TPU's chip."""
     sizes = []
     for dtype, dims, layout in _ARRAY.findall(shape):
         bits = re.search(r"\d+", dtype)
