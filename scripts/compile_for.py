@@ -168,6 +168,8 @@ def make_subject(accelerator: Accelerator, batch_size: int, cache: int) -> Subje
     """Returns what the flags ask for."""
     settings, values = read_settings(), flags.FLAGS
     method = read_method(settings)
+    if method["drafter_options"].draft_vocab_size:
+        raise InputError("expected no --draft_vocab_size here: it cuts weights, and there are none")
     target = shape_model(values.target, values.dtype, values.target_quantization)
     draft = values.draft and shape_model(values.draft, values.dtype, values.draft_quantization)
     if method["drafter"] == ENTRY.name and method["drafter_options"].draft_head is None:
