@@ -58,7 +58,9 @@ _PROGRAMS = flags.DEFINE_list(
 )
 _BATCH_SIZE = flags.DEFINE_multi_integer("batch_size", [1], "Rows.", lower_bound=1)
 _CACHE = flags.DEFINE_multi_integer("cache", [1024], "Slots of a row's cache.", lower_bound=1)
-_NUM_LINES = flags.DEFINE_integer("num_lines", 0, "Lines of code to list by their launches.")
+_NUM_LINES = flags.DEFINE_integer(
+    "num_lines", 0, "Lines of code to list by their launches at the first size."
+)
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write a JSON object a program here.")
 _PROGRAM = re.compile(r"run|(prefill|call):([1-9]\d{0,3})")
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
@@ -93,7 +95,7 @@ def main() -> None:
         if output is not None:
             about = {"device": accelerator.name, "batch_size": rows_, "cache": cache}
             output.write(about | found | {"settings": subject.programs.describe()})
-        kernels_of[name] = found["kernels"]
+        kernels_of.setdefault(name, found["kernels"])  # of the first size
     print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
     for name, lines in kernels_of.items():
         top = [[line, *(f"{n:.2f}" for n in ns)] for line, ns in lines.items()][: _NUM_LINES.value]
