@@ -96,11 +96,11 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
 @pytest.mark.parametrize(
     ("arguments", "launches", "megabytes"),
     [
-        ([], 301, 2523),
-        (["--target_quantization=int8"], 301, 1290),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 724, 8734),
+        ([], 283, 2525),
+        (["--target_quantization=int8"], 283, 1292),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 651, 8584),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 1810, 17198),
+          "--num_draft_tokens=4"], 1672, 17048),
     ],
 )  # fmt: skip
 def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes):
