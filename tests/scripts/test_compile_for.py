@@ -59,7 +59,9 @@ def test_bad_input_is_refused(call, arguments, message):
 def test_a_missing_compiler_names_what_installs_it(call, tmp_path):
     """Python's own packages are hidden by one that says it has none."""
     hide = tmp_path / "sitecustomize.py"
-    hide.write_text("import sys\nsys.modules['jax_cuda12_plugin'] = None\n")
+    hide.write_text(
+        "import sys\nsys.modules.update(jax_cuda12_plugin=None, jax_cuda13_plugin=None)\n"
+    )
     line = check_refusal(*call(*_PLAIN, PYTHONPATH=f"{tmp_path}:{_SCRIPT.parents[1]}"))
     assert 'pip install -e ".[compile-gpu]"' in line
 

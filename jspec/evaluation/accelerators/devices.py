@@ -11,7 +11,8 @@ from jax.experimental import topologies
 
 from jspec.common.errors import InputError, check_among, describe_error
 
-_COMPILERS = {"gpu": ("cuda", "jax_cuda12_plugin"), "tpu": ("tpu", "libtpu")}  # and their modules
+# JAX's names of the platforms, and the modules of which one must be there.
+_COMPILERS = {"gpu": ("cuda", "jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("tpu", "libtpu")}
 # So that libtpu does not ask the machine around the chip about it.
 _NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
 
@@ -44,8 +45,8 @@ class Accelerator(NamedTuple):
         Raises:
           InputError: its compiler is not installed, or does not know it.
         """
-        platform, module = _COMPILERS[self.backend]
-        if importlib.util.find_spec(module) is None:
+        platform, *modules = _COMPILERS[self.backend]
+        if not any(map(importlib.util.find_spec, modules)):
             raise InputError(f"--device={self.name} expects XLA's compiler for it: {self.advice}")
         name, options = f"{self.name}:2x2", {}
         if self.backend == "gpu":
