@@ -22,7 +22,7 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_600,
-    "kernels": 3_850,
+    "kernels": 3_940,
     "models": 1_890,
     "sampling": 630,
     "weights": 3_130,
@@ -30,9 +30,9 @@ ROOMS = {
     "drafters": 4_900,
     "generation": 3_080,
     "training": 2_300,
-    "evaluation": 7_890,
+    "evaluation": 8_350,
 }
-MAX_LINES = 31_800
+MAX_LINES = 32_350
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -79,6 +79,7 @@ class Engine:
         self._run = jax.jit(
             functools.partial(run_rounds, step=step, max_rounds=MAX_ROUNDS_PER_VISIT),
             donate_argnums=1,
+            compiler_options=kernels.run_options(),
         )
         self.finish = jax.jit(finish_row, donate_argnums=0)
 

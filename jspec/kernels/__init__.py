@@ -8,6 +8,7 @@ purpose, too (`prefill_widths`, `prefers_unrolled_loops`, `timed_products`, `des
 
 from jspec.kernels.argmax import first_argmax
 from jspec.kernels.attention import attend, attend_capped
+from jspec.kernels.backend import compiling_for, run_options
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
 from jspec.kernels.gate import geglu, swiglu
@@ -38,6 +39,7 @@ __all__ = [
     "apply_rope",
     "attend",
     "attend_capped",
+    "compiling_for",
     "describe_device",
     "first_argmax",
     "geglu",
@@ -48,6 +50,7 @@ __all__ = [
     "product",
     "rms_norm",
     "rotate_heads",
+    "run_options",
     "smallest_rank",
     "swiglu",
     "table_rows",

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jspec.common.typing import RowCounts
+from jspec.kernels.backend import backend
 from jspec.kernels.library import in_cpp
 
 # Slots after the capacity, so that a small block written at its end stays inside. As capacities,
@@ -30,7 +31,7 @@ def write_rows(
     b, t = new.shape[:2]
     # One row's block is written in place everywhere. Those of several rows take a loop, which is
     # free on CPU only.
-    if t > TAIL or (b > 1 and jax.default_backend() != "cpu"):
+    if t > TAIL or (b > 1 and backend() != "cpu"):
         rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
         return layer.at[rows, :, slots].set(new, mode="drop")  # drops what falls outside
     # For a scatter XLA on CPU converts a whole bfloat16 layer to float32; a dynamic_update_slice is

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jspec.kernels.backend import backend, is_foreign
 from jspec.kernels.library import with_derivatives_of
 
 _IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
@@ -37,7 +38,9 @@ def in_cudnn(attend: Callable[..., Any]) -> Callable[..., Any]:
     def operation(*operands: Array) -> Array:
         queries, keys, *_ = operands
         is_wanted = queries.shape[1] >= _MANY_QUERIES and keys.dtype == jnp.bfloat16
-        if is_wanted and _is_on() and _works(*((leaf.shape, leaf.dtype) for leaf in operands)):
+        shapes = ((leaf.shape, leaf.dtype) for leaf in operands)
+        # For a device that is not here cuDNN cannot be tried: it is taken to work.
+        if is_wanted and _is_on() and (is_foreign() or _works(*shapes)):
             return with_derivatives_of(reference, attend_fused, *operands)
         return attend(*operands)
 
@@ -67,7 +70,7 @@ def attend_fused(
 
 
 def _is_on() -> bool:
-    return jax.default_backend() == "gpu" and os.environ.get("JSPEC_CUDNN") != "0"
+    return backend() == "gpu" and os.environ.get("JSPEC_CUDNN") != "0"
 
 
 @functools.cache

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jspec.kernels import library
+from jspec.kernels.backend import backend
 from jspec.kernels.build import fingerprint
 
 
@@ -24,7 +25,7 @@ class TimedProducts(NamedTuple):
 
 def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
     """Returns the products by which the default device is measured with kernels of that type."""
-    if jax.default_backend() == "cpu":
+    if backend() == "cpu":
         # The C++ reads float32 rows, whatever the kernel's type.
         return TimedProducts(256 << 20, 512, 2048, jnp.float32)
     return TimedProducts(2 << 30, 8192, 8192, kernel_dtype)
@@ -35,7 +36,7 @@ def prefers_unrolled_loops() -> bool:
 
     On a GPU the turns of a loop are what costs. On CPU operations are machine code to compile.
     """
-    return jax.default_backend() != "cpu"
+    return backend() != "cpu"
 
 
 def describe_device() -> dict[str, str | None]:

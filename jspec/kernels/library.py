@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jspec.kernels.backend import backend
 from jspec.kernels.build import load_library
 
 _LOCK = threading.Lock()  # so that the library is built and loaded once
@@ -64,13 +65,16 @@ def host_function(name: str) -> Callable[..., None] | None:
 
 
 def _load() -> ctypes.CDLL | None:
+    # Not under the cache of `_prepare`: a program for another device says nothing about this one.
+    if backend() != "cpu":
+        return None
     with _LOCK:
         return _prepare()
 
 
 @functools.cache
 def _prepare() -> ctypes.CDLL | None:
-    if jax.default_backend() != "cpu" or os.environ.get("JSPEC_NATIVE") == "0":
+    if os.environ.get("JSPEC_NATIVE") == "0":
         return None
     try:
         library = load_library()

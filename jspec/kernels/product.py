@@ -2,11 +2,11 @@
 
 from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32, Int
 
 from jspec.kernels import library
+from jspec.kernels.backend import backend
 from jspec.kernels.packed import JoinedKernel, PackedKernel, packed_product, packed_rows
 from jspec.kernels.precision import dot
 from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
@@ -63,7 +63,7 @@ def float_product(
     num_rows = rows.shape[0]
     rows = rows.astype(kernel.dtype)
     # XLA on CPU is ten times slower with one bfloat16 row than with two.
-    if num_rows == 1 and rows.dtype == jnp.bfloat16 and jax.default_backend() == "cpu":
+    if num_rows == 1 and rows.dtype == jnp.bfloat16 and backend() == "cpu":
         rows = jnp.concatenate([rows, jnp.zeros_like(rows)])
     return dot(rows, kernel)[:num_rows]
 

@@ -20,6 +20,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Float32, Int, Int8, Shaped, UInt8
 
 from jspec.kernels import library
+from jspec.kernels.backend import backend
 from jspec.kernels.precision import dot
 
 GROUP = 32  # inputs that share a multiplier
@@ -62,7 +63,7 @@ def quantized_product(rows: Float[Array, "r i"], kernel: QuantizedKernel) -> Flo
         dtype = kernel.dtype if library.has_pairs() else jnp.float32
         result = library.floats(rows.shape[0], kernel.scales.size)
         return library.call(name, _float_product, result, rows.astype(dtype), *weights)
-    if jax.default_backend() == "cpu":
+    if backend() == "cpu":
         return _integer_product(rows.astype(jnp.float32), kernel)
     return _float_product(rows.astype(kernel.dtype), *weights)
 

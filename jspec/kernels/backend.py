@@ -1,0 +1,74 @@
+"""Which kind of device programs are made for: the default one, or one that is not here."""
+
+import contextlib
+import contextvars
+import functools
+import os
+import sys
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from jspec.common.errors import describe_error
+
+_FOREIGN = contextvars.ContextVar[str | None]("foreign backend", default=None)
+# Command buffers are CUDA graphs. All of these kinds of work, loops included, become part of them,
+# however few: then the host starts a run of many rounds and waits for its end only.
+_ONE_GRAPH = {
+    "xla_gpu_graph_min_graph_size": 1,
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+    "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
+}
+
+
+def backend() -> str:
+    """Returns "cpu", "gpu" or "tpu": that of the default device, or of `compiling_for`."""
+    return _FOREIGN.get() or jax.default_backend()
+
+
+def is_foreign() -> bool:
+    """Returns whether programs are made for a device that is not here: nothing can be tried."""
+    return _FOREIGN.get() is not None
+
+
+@contextlib.contextmanager
+def compiling_for(name: str) -> Iterator[None]:
+    """Within it programs are traced for that kind of device. They can be compiled, but not run."""
+    jax.clear_caches()  # what was traced for the default device is not what is wanted
+    token = _FOREIGN.set(name)
+    try:
+        yield
+    finally:
+        _FOREIGN.reset(token)
+        jax.clear_caches()
+
+
+def run_options() -> dict[str, int | str] | None:
+    """Returns XLA's options for the program of many rounds; None for its defaults.
+
+    On a GPU they make it one graph. By default the host reads back the condition of every loop. An
+    option in XLA_FLAGS is the user's, and `JSPEC_ONE_GRAPH=0` in the environment leaves all to XLA.
+    """
+    is_set = any(name in os.environ.get("XLA_FLAGS", "") for name in _ONE_GRAPH)
+    if backend() != "gpu" or is_set or os.environ.get("JSPEC_ONE_GRAPH") == "0":
+        return None
+    return dict(_ONE_GRAPH) if is_foreign() or _can_count() else None
+
+
+@functools.cache
+def _can_count() -> bool:
+    """Tries a loop: this XLA may not know an option, or the driver no loop in a graph."""
+
+    def count(end: jax.Array) -> jax.Array:
+        return jax.lax.while_loop(lambda now: now < end, lambda now: now + 1, jnp.int32(0))
+
+    try:
+        found = int(jax.jit(count, compiler_options=_ONE_GRAPH)(jnp.int32(3)))
+        problem = f"a loop to 3 came to {found}" * (found != 3)
+    except jax.errors.JaxRuntimeError as error:
+        problem = describe_error(error)[:200]
+    if problem:
+        slow = "the host drives its loops, and short rounds take longer"
+        print(f"jspec: a run is not one graph ({problem}): {slow}", file=sys.stderr, flush=True)
+    return not problem

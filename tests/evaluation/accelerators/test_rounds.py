@@ -1,0 +1,154 @@
+"""Counting on the text of a compiled program: small ones by hand, and one that XLA has written."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jspec.evaluation.accelerators.hlo import Instruction, Module, array_bytes
+from jspec.evaluation.accelerators.rounds import Assumptions, count_round
+from jspec.evaluation.accelerators.traffic import launch_bytes, movement
+
+_MEGABYTE = 1 << 20
+_TEXT = """HloModule m, entry_computation_layout={(f32[4])->f32[4]}
+
+FileNames
+1 "/x/jspec/drafters/chain.py"
+2 "/x/jspec/kernels/norm.py"
+
+FunctionNames
+1 "ChainDrafter.draw_chain"
+2 "rms_norm"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=152 end_line=152 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=2 line=9 end_line=9 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=2}
+
+%update (p0: bf16[1024,1024], p1: bf16[1,1024], p2: s32[]) -> bf16[1024,1024] {
+  %p0 = bf16[1024,1024]{1,0} parameter(0)
+  %p1 = bf16[1,1024]{1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  ROOT %u = bf16[1024,1024]{1,0} dynamic-update-slice(%p0, %p1, %p2, %zero)
+}
+
+%turn (q: bf16[1024,1024]) -> bf16[1024,1024] {
+  %q = bf16[1024,1024]{1,0} parameter(0)
+  ROOT %t = bf16[1024,1024]{1,0} transpose(%q), dimensions={1,0}
+}
+
+%cond (c: (bf16[1024,1024], s32[])) -> pred[] {
+  %c = (bf16[1024,1024]{1,0}, /*index=1*/s32[]) parameter(0)
+  %n = s32[] get-tuple-element(%c), index=1
+  ROOT %less = pred[] compare(%n, %n), direction=LT
+}
+
+%body (b: (bf16[1024,1024], s32[])) -> (bf16[1024,1024], s32[]) {
+  %b = (bf16[1024,1024]{1,0}, s32[]) parameter(0)
+  %cache = bf16[1024,1024]{1,0} get-tuple-element(%b), index=0
+  %i = s32[] get-tuple-element(%b), index=1
+  %turned = bf16[1024,1024]{1,0} fusion(%cache), kind=kInput, calls=%turn, metadata={stack_frame_id=2}
+  ROOT %out = (bf16[1024,1024]{1,0}, s32[]) tuple(%turned, %i)
+}
+
+%round (r: (bf16[1024,1024], s32[])) -> (bf16[1024,1024], s32[]) {
+  %r = (bf16[1024,1024]{1,0}, s32[]) parameter(0)
+  %own = bf16[1024,1024]{1,0} get-tuple-element(%r), index=0
+  %row = bf16[1,1024]{1,0} constant({...})
+  %at = s32[] get-tuple-element(%r), index=1
+  %wrote = bf16[1024,1024]{1,0} fusion(%own, %row, %at), kind=kLoop, calls=%update
+  %state = (bf16[1024,1024]{1,0}, s32[]) tuple(%wrote, %at)
+  %first = (bf16[1024,1024]{1,0}, s32[]) while(%state), condition=%cond, body=%body, metadata={stack_frame_id=1}
+  ROOT %later = (bf16[1024,1024]{1,0}, s32[]) while(%first), condition=%cond, body=%body, metadata={stack_frame_id=1}
+}
+
+ENTRY %main (a: (bf16[1024,1024], s32[])) -> (bf16[1024,1024], s32[]) {
+  %a = (bf16[1024,1024]{1,0}, s32[]) parameter(0)
+  %given = bf16[1024,1024]{1,0} get-tuple-element(%a), index=0
+  %count = s32[] get-tuple-element(%a), index=1
+  %laid_out = bf16[1024,1024]{0,1} copy(%given)
+  %begin = (bf16[1024,1024]{0,1}, s32[]) tuple(%laid_out, %count)
+  ROOT %run = (bf16[1024,1024]{1,0}, s32[]) while(%begin), condition=%cond, body=%round
+}
+"""  # noqa: E501
+
+
+def test_a_round_is_counted_by_its_loops():
+    """Four drafts: one in the first loop of a chain, three in the second; each turns a cache."""
+    found = count_round(Module(_TEXT), Assumptions(num_drafts=4, is_random=False))
+    # The conditions: one of the run, 1 + 1 and 3 + 1 of the loops.
+    assert found.figures["launches_per_round"] == 1 + 4 + 1 + 2 + 4
+    assert found.figures["transposes"] == 4
+    assert found.figures["copies"] == found.figures["pads"] == found.figures["sorts"] == 0
+    assert found.figures["moves_around_rounds"] == 1  # before the first one
+    assert found.waits == 1 + 2 + 4
+    assert [trips for _, trips, _ in found.loops] == [1, 3]
+    # The kernel's own line is no news: the caller says which part of the algorithm it is.
+    assert found.kernels["drafters/chain.py:152 draw_chain"] == 4
+    conditions, written = 7 * 9, 2 * 2048 + 4
+    assert found.figures["bytes_moved"] == 4 * 4 * _MEGABYTE + written + conditions
+
+
+def test_a_write_in_place_moves_what_it_writes():
+    """Guards against counting a whole cache for one token's keys."""
+    module = Module(_TEXT)
+    computation = module.computations["round"]
+    assert launch_bytes(module, computation["wrote"], computation) == 2 * 2048 + 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("(bf16[512,1024]{1,0}, bf16[512,1024]{1,0:S(1)}, u32[]{:S(2)})", _MEGABYTE),
+        ("(bf16[512,1024]{1,0}, bf16[512,1024]{1,0}, u32[]{:S(2)})", 2 * _MEGABYTE),
+        ("((bf16[2,512,1024]{1,0}), bf16[1,512,1024]{1,0:S(1)}, s32[]{:S(2)})", _MEGABYTE),
+    ],
+)
+def test_what_is_fetched_to_the_chip_is_read_once_and_is_no_copy(shape, expected):
+    """Guards against weights that a TPU fetches ahead being counted twice, or as copies."""
+    fetch = Instruction("f", shape, "slice-start", ("a",), "", is_root=False)
+    module = Module(_TEXT)
+    assert launch_bytes(module, fetch, {}) == expected
+    copied = movement(module, fetch._replace(op="copy-start"))
+    assert copied == (None if "S(1)" in shape else "copies")
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ("bf16[2,3]{1,0}", 12),
+        ("(s4[8]{0}, pred[3]{0}, /*index=2*/f32[])", 4 + 3 + 4),
+        ("f8e4m3fn[7]{0}", 7),
+        ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", 0),  # on a TPU's chip
+        ("token[]", 0),
+    ],
+)
+def test_bytes_of_shapes(shape, expected):
+    assert array_bytes(shape) == expected
+
+
+@pytest.mark.parametrize(
+    ("is_random", "trips"), [(False, [0, 0, 1, 0, 3, 0, 1]), (True, [0, 0, 1, 1, 3, 0, 1])]
+)
+def test_the_trips_that_only_the_device_knows(is_random, trips):
+    """Nothing to catch up with, all drafts, by the distribution if any, the widest call."""
+    assumed = Assumptions(4, is_random)
+    asked = [("_catch_up", 0, 2), ("propose", 0, 1), ("draw_chain", 0, 2), ("draw_one", 0, 1),
+             ("draw_chain", 1, 2), ("verify", 0, 2), ("verify", 1, 2)]  # fmt: skip
+    assert [assumed.trips(*loop) for loop in asked] == trips
+    assert assumed.trips("draw_chain", 0, 1) == 4
+
+
+def test_xlas_own_text_is_read():
+    """Guards against a version of XLA that writes HLO otherwise; the CPU's is like a GPU's."""
+
+    def run(x, n):
+        return jax.lax.while_loop(lambda c: c[1] < n, lambda c: (jnp.sin(c[0]), c[1] + 1), (x, 0))
+
+    text = jax.jit(run).lower(jnp.zeros([512, 1024]), 3).compile().as_text()
+    found = count_round(Module(text), Assumptions(0, is_random=False))
+    assert found.figures["bytes_moved"] >= 2 * 4 * 512 * 1024
+    assert found.figures["launches_per_round"] >= 2
