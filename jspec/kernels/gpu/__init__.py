@@ -1,4 +1,4 @@
-"""A decoder block of few tokens in six kernels for a GPU, written in Pallas.
+"""Kernels for a GPU in Pallas, of which six compute a decoder block of few tokens.
 
     norm, q, k, v | rotation, cache write, attention | adding up | output | gate, up | down
 
@@ -7,6 +7,7 @@ weights, a few microseconds, and starting it takes as long again.
 """
 
 from jspec.kernels.gpu.block_attention import attend_block
-from jspec.kernels.gpu.few_rows import few_rows_product, takes_kernel
+from jspec.kernels.gpu.few_rows import ACTIVATIONS, few_rows_product
+from jspec.kernels.gpu.launch import TILE
 
-__all__ = ["attend_block", "few_rows_product", "takes_kernel"]
+__all__ = ["ACTIVATIONS", "TILE", "attend_block", "few_rows_product"]

@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jaxtyping import Array, Float, Float32
+from jaxtyping import Array, Float, Float32, Int8
 
 from jspec.kernels.gpu.launch import TILE, launch, load_floats
-from jspec.kernels.product import Kernel
-from jspec.kernels.quantized import QuantizedKernel
 
 _MOST_INPUTS = 256  # of one turn of the loop
 _STAGES = 4
@@ -27,23 +25,25 @@ ACTIVATIONS = ("silu", "gelu_tanh")
 
 def few_rows_product(
     rows: Float[Array, "r i"],
-    kernel: Kernel,
+    kernel: Float[Array, "o i"] | Int8[Array, "o i"],
     *,
+    units: Float32[Array, "o"] | None = None,
     norm: Float[Array, "i"] | None = None,
     epsilon: float = 0.0,
     bias: Float[Array, "..."] | None = None,
     activation: str | None = None,
-    residual: Float32[Array, "r o"] | None = None,
+    residual: Float32[Array, "r p"] | None = None,
     scale: float = 1.0,
     dtype: jax.typing.DTypeLike = jnp.float32,
-) -> Float[Array, "r o"]:
+) -> Float[Array, "r p"]:
     """Returns residual + scale · act(norm(rows) · kernelᵀ + bias), each where it is given.
 
     Rows are rounded to bfloat16 for the product, which is summed in float32.
 
     Args:
       rows: as they are before the norm.
-      kernel: bfloat16 or int8, its outputs before its inputs; see `takes_kernel`.
+      kernel: its outputs are a multiple of `TILE`, twice that for gates, its inputs of `TILE`, too.
+      units: scales of the outputs of an int8 kernel.
       norm: scales of an RMSNorm of the rows.
       epsilon: of the norm.
       bias: one an output.
@@ -53,12 +53,8 @@ def few_rows_product(
       scale: of the result, before the residual is added.
       dtype: of the result.
     """
-    num_rows, num_inputs = rows.shape
-    weights, units = kernel, None
-    if isinstance(kernel, QuantizedKernel):
-        weights, units = kernel.values, kernel.scales
-    weights = weights.reshape(-1, num_inputs)  # type: ignore[union-attr]
-    num_outputs = weights.shape[0] // (1 if activation is None else 2)
+    num_rows = rows.shape[0]
+    num_outputs = kernel.shape[0] // (1 if activation is None else 2)
     return launch(
         _multiply,
         jax.ShapeDtypeStruct((num_rows, num_outputs), dtype),
@@ -66,7 +62,7 @@ def few_rows_product(
         (-(-num_rows // TILE), num_outputs // TILE),
         rows,
         norm,
-        weights,
+        kernel,
         units,
         None if bias is None else bias.reshape(-1),
         residual,
@@ -75,20 +71,6 @@ def few_rows_product(
         activation=activation,
         scale=scale,
     )
-
-
-def takes_kernel(kernel: Kernel, num_inputs: int) -> bool:
-    """Returns whether `few_rows_product` can multiply by a kernel: bfloat16 or int8, whole tiles.
-
-    Kernels of 4 bits are decoded by XLA.
-    """
-    if isinstance(kernel, QuantizedKernel):
-        has_type = kernel.multipliers is None and kernel.dtype == jnp.bfloat16
-    else:
-        has_type = isinstance(kernel, jax.Array) and kernel.dtype == jnp.bfloat16
-    # Twice a tile of outputs, for gates.
-    size = math.prod(kernel.shape)
-    return has_type and num_inputs % TILE == 0 and size % (2 * TILE * num_inputs) == 0
 
 
 def _multiply(
