@@ -46,10 +46,8 @@ def run_block(
         if config.norms == "pre":
             return _multiply(inputs, kernel, bias=bias, residual=rows, scale=scale)
         # A norm of the outputs needs all of them, which no program has: it is XLA's.
-        outputs = _multiply(inputs, kernel, bias=bias)
-        return (
-            rows + scale * rms_norm(outputs[None], params[name]["scale"], jnp.float32(epsilon))[0]
-        )
+        outputs = _multiply(inputs, kernel, bias=bias)[None]
+        return rows + scale * rms_norm(outputs, params[name]["scale"], jnp.float32(epsilon))[0]
 
     rows = x.reshape(b * t, -1)
     bias = attention.get("qkv_bias")

@@ -55,22 +55,14 @@ def few_rows_product(
     """
     num_rows = rows.shape[0]
     num_outputs = kernel.shape[0] // (1 if activation is None else 2)
+    results = jax.ShapeDtypeStruct((num_rows, num_outputs), dtype)
+    # Tiles of rows that read the same weights run side by side, and find them in the cache.
+    grid = -(-num_rows // TILE), num_outputs // TILE
     return launch(
-        _multiply,
-        jax.ShapeDtypeStruct((num_rows, num_outputs), dtype),
-        # Tiles of rows that read the same weights run side by side, and find them in the cache.
-        (-(-num_rows // TILE), num_outputs // TILE),
-        rows,
-        norm,
-        kernel,
-        units,
-        None if bias is None else bias.reshape(-1),
-        residual,
-        stages=_STAGES,
-        epsilon=epsilon,
-        activation=activation,
-        scale=scale,
-    )
+        _multiply, results, grid,
+        rows, norm, kernel, units, None if bias is None else bias.reshape(-1), residual,
+        stages=_STAGES, epsilon=epsilon, activation=activation, scale=scale,
+    )  # fmt: skip
 
 
 def _multiply(
