@@ -25,11 +25,12 @@ def run_block(
     rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
     visible: Bool[Array, "b t s"],
     cache: Any,
+    inputs: Float32[Array, "b t i"] | None = None,
 ) -> tuple[Float32[Array, "b t d"], Any]:
     """Returns what the model's `Block` returns, for what `takes_block` takes.
 
     `config`, `params` and `cache` are a decoder's, its layer's and one of a layer. The cache's
-    memory is taken over.
+    memory is taken over. Attention reads `inputs` as they are, or else `x` after its norm.
     """
     b, t, _ = x.shape
     k, g, h = config.num_kv_heads, config.num_groups, config.head_dim
@@ -51,7 +52,10 @@ def run_block(
 
     rows = x.reshape(b * t, -1)
     bias = attention.get("qkv_bias")
-    qkv = _multiply(rows, attention["qkv"], bias=bias, **norm("attention_norm"))
+    if inputs is None:
+        qkv = _multiply(rows, attention["qkv"], bias=bias, **norm("attention_norm"))
+    else:
+        qkv = _multiply(inputs.reshape(b * t, -1), attention["qkv"], bias=bias)
     norms = None
     if config.qk_norm is not None:
         norms = attention["query_norm"]["scale"], attention["key_norm"]["scale"]
@@ -81,7 +85,7 @@ def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any
         return False
     if x.shape[1] > _MOST_TOKENS or math.prod(x.shape[:2]) > _MOST_ROWS or "down" not in mlp:
         return False
-    sizes = {"qkv": config.embed_dim, "out": config.num_heads * config.head_dim}
+    sizes = {"qkv": attention["qkv"].shape[-1], "out": config.num_heads * config.head_dim}
     sizes |= {"gate_up": config.embed_dim, "down": config.hidden_dim}
     has_kernels = all(takes_kernel((attention | mlp)[name], size) for name, size in sizes.items())
     has_heads = config.head_dim in _HEAD_SIZES and cache.keys[0].dtype == jnp.bfloat16

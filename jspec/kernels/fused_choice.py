@@ -19,7 +19,7 @@ from jaxtyping import Array
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.quantized import QuantizedKernel
 
-Block = Callable[..., Any]  # (params, x, rope, visible, cache) -> (x, cache)
+Block = Callable[..., Any]  # (params, x, rope, visible, cache, …) -> (x, cache)
 
 _TOLERANCE = 0.03  # of a token's change, or of a key: bfloat16 rounds to 0.004, several times
 _VERDICTS: dict[Any, bool] = {}
@@ -28,14 +28,15 @@ _VERDICTS: dict[Any, bool] = {}
 def compute_block(reference: Block, config: Any, block_offset: int, *operands: Any) -> Any:
     """Returns what a decoder block of the model returns, by fused kernels or by the reference.
 
-    The operands are its parameters, `x`, `rope`, `visible` and `cache`.
+    The operands are its parameters, `x`, `rope`, `visible` and `cache`, and for a layer whose
+    attention reads something else than `x` that.
     """
     if not _is_on():
         return reference(*operands)
     # Here, because other devices need not wait for Pallas.
     from jspec.kernels.fused_block import run_block, takes_block
 
-    params, x, _, _, cache = operands
+    params, x, _, _, cache, *_ = operands
     if not takes_block(config, params, x, cache):
         return reference(*operands)
     fused = functools.partial(run_block, config, block_offset)
@@ -109,7 +110,7 @@ def random_operands(shapes: Any, block_offset: int) -> Any:
             return leaf.replace(values=values, scales=jnp.full(leaf.scales.shape, 3e-4))
         return 1 + draw(leaf) / 8 if len(leaf.shape) == 1 else draw(leaf) / 50  # scales lie about 1
 
-    params, x, rope, visible, cache = shapes
+    params, x, rope, visible, cache, *inputs = shapes
     is_leaf = lambda leaf: isinstance(leaf, QuantizedKernel)  # noqa: E731
     params = jax.tree.map(draw_param, params, is_leaf=is_leaf)
     b, t, s = visible.shape
@@ -118,4 +119,11 @@ def random_operands(shapes: Any, block_offset: int) -> Any:
     # Keys large enough for attention to choose: the mean of many values would be next to nothing.
     layers = {"keys": (4 * draw(cache.keys[0]),), "values": (draw(cache.values[0]),)}
     cache = cache.replace(length=length.astype(jnp.int32), **layers)
-    return params, draw(x), jax.tree.map(draw, rope), jnp.arange(s) <= last, cache
+    return (
+        params,
+        draw(x),
+        jax.tree.map(draw, rope),
+        jnp.arange(s) <= last,
+        cache,
+        *map(draw, inputs),
+    )

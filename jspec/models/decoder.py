@@ -134,11 +134,18 @@ class Block(nn.Module):
 def _apply_block(config: DecoderConfig, is_sparse: bool, params: Params, *inputs: Any) -> Any:
     """Applies a `Block`; under jit, because all layers have the same shapes and are traced once."""
     *arrays, offset = inputs
+    return apply_layer(Block(config, is_sparse), config, offset, params, *arrays)
 
-    def block(params: Params, *arrays: Any) -> Any:
-        return Block(config, is_sparse).apply({"params": params}, *arrays, offset)
 
-    return compute_block(block, config, offset, params, *arrays)
+def apply_layer(
+    module: nn.Module, config: DecoderConfig, block_offset: int, params: Params, *arrays: Any
+) -> Any:
+    """Applies a layer's module, or what computes the same faster; see `kernels.compute_block`."""
+
+    def reference(params: Params, *arrays: Any) -> Any:
+        return module.apply({"params": params}, *arrays, block_offset=block_offset)
+
+    return compute_block(reference, config, block_offset, params, *arrays)
 
 
 def make_apply(config: DecoderConfig, layers: Sequence[int] | None = None) -> ApplyFn:

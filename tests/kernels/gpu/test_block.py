@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, init_eagle_params
 from jspec.kernels import fused_choice as choice
 from jspec.kernels.fused_block import takes_block
 from jspec.models import DecoderConfig, init_cache, make_apply
@@ -89,11 +90,44 @@ def test_a_decoder_says_what_xlas_decoder_says(
     num_kernels, found = call()
     assert num_kernels >= 6
     assert list(choice._VERDICTS.values()) == [True]
+    assert_close(found, expected)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_layer_of_an_eagle_head_is_fused_too(interpreted, monkeypatch, capsys):
+    """Its attention reads embedding and feature side by side, twice the width of the stream."""
+    layer = dataclasses.replace(CONFIG, num_layers=1, qkv_bias=True)
+    config, rng = EagleConfig(layer, 40, (0, 1, 2)), np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
+    head = jax.tree.map(
+        lambda leaf: jnp.asarray(0.2 * rng.normal(size=leaf.shape), jnp.bfloat16), shapes["head"]
+    )
+    bias = head["attention"]["qkv_bias"]
+    head["attention"]["qkv_bias"] = bias.astype(jnp.float32)
+    cache = init_cache(layer, batch_size=2, capacity=100, dtype=jnp.bfloat16)
+    embedded, features = jnp.asarray(rng.normal(size=(2, 2, 80, 64)), jnp.float32)
+
+    def call(cache, tokens):
+        jax.clear_caches()
+        run = jax.jit(lambda *operands: apply_head(config, {"head": head}, *operands))
+        return run(embedded[:, :tokens], features[:, :tokens], cache)
+
+    cache = call(cache, 80)[2].replace(length=jnp.array([70, 13], jnp.int32))
+    expected = call(cache, 3)
+    monkeypatch.setattr(choice, "_is_on", lambda: True)
+    monkeypatch.setattr(choice, "_VERDICTS", {})
+    found = call(cache, 3)
+    assert list(choice._VERDICTS.values()) == [True]
+    assert_close(found, expected)
+    assert capsys.readouterr().err == ""
+
+
+def assert_close(found, expected):
+    """Checks all arrays, vector by vector."""
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         one, other = (np.asarray(leaf, np.float32) for leaf in (one, other))
         distance = np.linalg.norm(one - other, axis=-1)
         assert (distance <= 0.03 * np.linalg.norm(other, axis=-1)).all()
-    assert capsys.readouterr().err == ""
 
 
 def layer_of(config, params):

@@ -115,7 +115,8 @@ def test_only_committed_slots_and_the_block_are_read(monkeypatch):
         return jnp.where(is_dead[:, None, :, None], jnp.asarray(jnp.nan, layer.dtype), layer)
 
     spoiled = cache.replace(keys=(spoil(cache.keys[0]),), values=(spoil(cache.values[0]),))
-    mixed, keys, _ = run(qkv, rope, spoiled, visible)
+    is_after = jnp.arange(cache.capacity + TAIL) >= cache.length[:, None] + case[1]
+    mixed, keys, _ = run(qkv, rope, spoiled, visible | is_after[:, None])
     np.testing.assert_array_equal(mixed, expected[0])
     for row, length in enumerate(cache.length):
         own = slice(int(length), int(length) + case[1])
