@@ -174,7 +174,6 @@ def _add_splits(
     is_live = split < _num_tiles(start, t, s)  # what the others hold was never written
     most = triton.load(most_ref.at[row, head, query, split], mask=is_live, other=_MASKED)
     weights = jnp.exp(most - jnp.max(most))
-    weights = jnp.where(is_live, weights, 0.0)
     total = load_floats(total_ref.at[row, head, query, split], is_live)
     mixed = load_floats(mixed_ref.at[row, head, query, split, dims], is_live & (dims < h))
     mixed = jnp.sum(mixed * weights, axis=0) / jnp.maximum(jnp.sum(total * weights), 1e-30)
