@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from jspec.kernels.backend import backend, is_foreign
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.quantized import QuantizedKernel
 
@@ -43,15 +44,16 @@ def compute_block(reference: Block, config: Any, block_offset: int, *operands: A
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), operands)
     leaves, structure = jax.tree.flatten(shapes)
     key = config, block_offset, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-    if key not in _VERDICTS:
+    # For a device that is not here the kernels cannot be tried: they are taken to work.
+    if key not in _VERDICTS and not is_foreign():
         _VERDICTS[key] = _works(reference, fused, shapes, block_offset)
-    if not _VERDICTS[key]:
+    if not _VERDICTS.get(key, True):
         return reference(*operands)
     return with_derivatives_of(reference, fused, *operands)
 
 
 def _is_on() -> bool:
-    return jax.default_backend() == "gpu" and os.environ.get("JSPEC_FUSED") != "0"
+    return backend() == "gpu" and os.environ.get("JSPEC_FUSED") != "0"
 
 
 def _works(reference: Block, fused: Block, shapes: Any, block_offset: int) -> bool:
