@@ -2,9 +2,9 @@
 
 Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and a decoder
-block of few tokens the fused kernels of `gpu/`. Nothing outside
-this package asks which device or processor it runs on: what follows from that is answered here by
-purpose, too (`prefill_widths`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+block of few tokens has the fused kernels of `gpu/`. Nothing outside this package asks which device
+or processor it runs on: what follows from that is answered here by purpose, too (`prefill_widths`,
+`prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax
