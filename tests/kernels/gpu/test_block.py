@@ -52,20 +52,22 @@ def make_model(name, kind=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "rows", "width"),
+    ("name", "kind", "rows", "width", "offset"),
     [
-        ("gemma", None, 2, 5),
-        ("biased", "int8", 1, 1),
-        slow_unless(False, "llama", None, 3, 16),
-        slow_unless(False, "llama", "int8", 1, 5),
-        slow_unless(False, "biased", None, 2, 3),
-        slow_unless(False, "post", None, 2, 2),
+        ("gemma", None, 2, 5, 3),
+        ("biased", "int8", 1, 1, 0),
+        slow_unless(False, "llama", None, 3, 16, 0),
+        slow_unless(False, "llama", "int8", 1, 5, 0),
+        slow_unless(False, "biased", None, 2, 3, 1),
+        slow_unless(False, "post", None, 2, 2, 0),
     ],
 )
 def test_a_decoder_says_what_xlas_decoder_says(
-    name, kind, rows, width, interpreted, monkeypatch, capsys
+    name, kind, rows, width, offset, interpreted, monkeypatch, capsys
 ):
-    """A random tree after texts of different lengths: logits, hidden states and the cache."""
+    """A random tree after texts of different lengths, some of it written by an earlier call:
+    logits, hidden states and the cache.
+    """
     config, params = make_model(name, kind)
     rng = np.random.default_rng(0)
     cache = init_cache(config, batch_size=rows, capacity=100, dtype=jnp.bfloat16)
@@ -73,7 +75,9 @@ def test_a_decoder_says_what_xlas_decoder_says(
     cache = jax.jit(make_apply(config))(params, prompt, cache)[2]
     cache = cache.rollback(jnp.asarray(rng.integers(10, 80, rows), jnp.int32))
     tokens = jnp.asarray(rng.integers(0, 40, (rows, width)), jnp.int32)
-    mask = jnp.asarray(np.stack([random_tree(rng, width) for _ in range(rows)]))
+    # What the earlier call has written is left of the prompt.
+    trees = [random_tree(rng, offset + width)[offset:] for _ in range(rows)]
+    mask = jnp.asarray(np.stack(trees))
     positions = cache.length[:, None] + jnp.sum(mask, axis=2, dtype=jnp.int32) - 1
 
     def call():
