@@ -98,11 +98,11 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
 @pytest.mark.parametrize(
     ("arguments", "launches", "megabytes"),
     [
-        ([], 283, 2525),
-        (["--target_quantization=int8"], 283, 1292),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 651, 8584),
+        ([], 124, 2519),
+        (["--target_quantization=int8"], 124, 1286),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 346, 8499),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 1672, 17048),
+          "--num_draft_tokens=4"], 756, 16927),
     ],
 )  # fmt: skip
 def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes):
