@@ -13,10 +13,11 @@ import pytest
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
-from jspec.kernels import attend
-from jspec.models import causal_mask
+from jspec.kernels import attend, fused_choice
+from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
 from tests.evaluation.auditing.subjects import make_subject
+from tests.kernels.gpu.test_block import FAMILIES, make_model
 from tests.tiny_models import make_generator
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]
@@ -61,6 +62,20 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
     distance = jnp.linalg.norm(results - expected, axis=-1)
     assert (distance < 0.02 * jnp.linalg.norm(expected, axis=-1)).all()
     assert "cudnn" in jax.jit(cache.attend).lower(queries, visible).as_text()
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 5), (3, 16)])
+def test_fused_blocks_say_what_xlas_say(name, rows, width, monkeypatch):
+    """Each family's kernels pass their trial: Triton compiles them, and they are used."""
+    monkeypatch.setattr(fused_choice, "_VERDICTS", {})
+    config, params = make_model(name)
+    cache = init_cache(config, batch_size=rows, capacity=200, dtype=jnp.bfloat16)
+    tokens = jnp.zeros([rows, width], jnp.int32)
+    jax.clear_caches()
+    jax.jit(make_apply(config)).lower(params, tokens, cache)
+    assert set(fused_choice._VERDICTS.values()) == {True}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -22,22 +22,22 @@ PROGRAMS = {
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
     "common": 1_600,
-    "kernels": 3_940,
-    "models": 1_890,
+    "kernels": 4_560,
+    "models": 1_900,
     "sampling": 630,
     "weights": 3_130,
     "speculation": 1_810,
-    "drafters": 4_900,
+    "drafters": 4_930,
     "generation": 3_080,
     "training": 2_300,
     "evaluation": 8_350,
 }
-MAX_LINES = 32_350
+MAX_LINES = 33_040
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04
 COMMENTED_ROOMS = ("kernels", "models", "speculation", "drafters")
-MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 20, 92, 8
+MAX_FOLDERS, MAX_EDGES, MAX_CHAIN = 20, 93, 8
 
 # What a reader stumbles over, and what to write instead.
 WORDS = {

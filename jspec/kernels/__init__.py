@@ -1,9 +1,10 @@
 """One function per operation that is worth more than XLA alone; the rest of jspec calls only these.
 
 Each lives in a file of its own, written in JAX, which is the reference. On CPU the C++ of `cpp/`
-computes it instead where there is a compiler; attention has cuDNN on GPU besides. Nothing outside
-this package asks which device or processor it runs on: what follows from that is answered here by
-purpose, too (`prefill_widths`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
+computes it instead where there is a compiler; on GPU attention has cuDNN besides, and a decoder
+block of few tokens has the fused kernels of `gpu/`. Nothing outside this package asks which device
+or processor it runs on: what follows from that is answered here by purpose, too (`prefill_widths`,
+`prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax
@@ -11,6 +12,7 @@ from jspec.kernels.attention import attend, attend_capped
 from jspec.kernels.backend import compiling_for, run_options
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
+from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
@@ -40,6 +42,7 @@ __all__ = [
     "attend",
     "attend_capped",
     "compiling_for",
+    "compute_block",
     "describe_device",
     "first_argmax",
     "geglu",

@@ -138,7 +138,7 @@ def _call(name: str, result: Any, *operands: Array) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def with_derivatives_of(
-    reference: Callable[..., Any], function: Callable[..., Any], *operands: Array
+    reference: Callable[..., Any], function: Callable[..., Any], *operands: Any
 ) -> Any:
     """Returns function(*operands); to differentiate it computes the reference instead."""
     return function(*operands)
@@ -148,7 +148,7 @@ def with_derivatives_of(
 def _jvp(
     reference: Callable[..., Any],
     function: Callable[..., Any],
-    operands: tuple[Array, ...],
+    operands: tuple[Any, ...],
     tangents: tuple[Any, ...],  # an integer operand's is no array of JAX, but NumPy's float0
 ) -> tuple[Any, Any]:
     return jax.jvp(reference, operands, tangents)

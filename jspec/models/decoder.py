@@ -10,6 +10,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import ApplyFn, Params
+from jspec.kernels import compute_block
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
@@ -132,7 +133,19 @@ class Block(nn.Module):
 @functools.partial(jax.jit, static_argnums=(0, 1, 7))  # what is no array
 def _apply_block(config: DecoderConfig, is_sparse: bool, params: Params, *inputs: Any) -> Any:
     """Applies a `Block`; under jit, because all layers have the same shapes and are traced once."""
-    return Block(config, is_sparse).apply({"params": params}, *inputs)
+    *arrays, offset = inputs
+    return apply_layer(Block(config, is_sparse), config, offset, params, *arrays)
+
+
+def apply_layer(
+    module: nn.Module, config: DecoderConfig, block_offset: int, params: Params, *arrays: Any
+) -> Any:
+    """Applies a layer's module, or what computes the same faster; see `kernels.compute_block`."""
+
+    def reference(params: Params, *arrays: Any) -> Any:
+        return module.apply({"params": params}, *arrays, block_offset=block_offset)
+
+    return compute_block(reference, config, block_offset, params, *arrays)
 
 
 def make_apply(config: DecoderConfig, layers: Sequence[int] | None = None) -> ApplyFn:

@@ -98,11 +98,11 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
 @pytest.mark.parametrize(
     ("arguments", "launches", "megabytes"),
     [
-        ([], 283, 2525),
-        (["--target_quantization=int8"], 283, 1292),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 651, 8584),
+        ([], 124, 2519),
+        (["--target_quantization=int8"], 124, 1286),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 346, 8499),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 1672, 17048),
+          "--num_draft_tokens=4"], 756, 16927),
     ],
 )  # fmt: skip
 def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes):
@@ -117,7 +117,8 @@ def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, meg
 @pytest.mark.compile_gpu
 def test_weights_that_are_converted_in_memory_are_seen(figures):
     """The negative control: without Triton's products XLA makes every weight float32 first."""
-    (found,) = figures(*_PLAIN, XLA_FLAGS="--xla_gpu_enable_triton_gemm=false")
+    flags = {"XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false", "JSPEC_FUSED": "0"}
+    (found,) = figures(*_PLAIN, **flags)
     assert found["conversions"] > 16  # more than one a layer
     assert found["bytes_moved"] > 4 * found["bytes_ideal"]
 
@@ -130,3 +131,18 @@ def test_prefill_and_calls_are_compiled_too(figures):
         by_line = sum(launches for launches, _ in one["kernels"].values())
         assert by_line == one["launches_per_round"] > 0
         assert one["bytes_moved"] > one["bytes_ideal"]
+
+
+@pytest.mark.compile_gpu
+@pytest.mark.parametrize("target", ["llama-3.2-1b", "llama-3.2-3b"])
+def test_a_layer_of_few_tokens_is_six_kernels(figures, target):
+    """By Pallas in calls of 1 and 5 tokens; XLA makes 15 and more, which also chunks take."""
+    arguments = f"--target={target}", "--programs=call:1,call:5,call:64"
+    fused = figures(*_PLAIN, *arguments)
+    by_xla = figures(*_PLAIN, *arguments, JSPEC_FUSED="0")
+    launches, before = ([one["launches_per_round"] for one in each] for each in (fused, by_xla))
+    num_layers = {"llama-3.2-1b": 16, "llama-3.2-3b": 28}[target]
+    assert max(launches[:2]) <= 6 * num_layers + 12
+    assert min(before[:2]) >= 15 * num_layers
+    assert launches[2] == before[2]
+    assert all(one["copies"] == one["conversions"] == 0 for one in fused)

@@ -8,18 +8,18 @@ is made. The embedding is the target's own.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Float32, Int
+from jaxtyping import Array, Bool, Float, Float32, Int
 
 from jspec.common.typing import Params
 from jspec.models.attention import Attention
 from jspec.models.cache import KVCache, causal_mask
 from jspec.models.config import DecoderConfig
-from jspec.models.decoder import init_cache
+from jspec.models.decoder import apply_layer, init_cache
 from jspec.models.layers import FeedForward, RMSNorm, kernel_param, linear
 from jspec.models.rope import rope_cos_sin
 
@@ -63,6 +63,32 @@ def default_feature_layers(num_layers: int) -> tuple[int, int, int]:
     return min(2, num_layers), num_layers // 2, max(num_layers - 3, 1)
 
 
+class EagleLayer(nn.Module):
+    """A decoder layer whose attention reads something else than the residual stream."""
+
+    PARTS: ClassVar = ("attention", "mlp_norm", "mlp")
+
+    config: DecoderConfig
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float32[Array, "b t d"],
+        rope: tuple[Float32[Array, "b t half"], Float32[Array, "b t half"]],
+        visible: Bool[Array, "b t s"],
+        cache: KVCache,
+        both: Float32[Array, "b t i"],
+        block_offset: int = 0,
+    ) -> tuple[Float32[Array, "b t d"], KVCache]:
+        """Applies it to the stream, the one-layer cache, and what attention reads."""
+        cfg = self.config
+        mixed, cache = Attention(cfg, name="attention")(both, rope, visible, cache, block_offset)
+        # The residual is the feature before its norm; see `speculators` for the other kind.
+        x = x + mixed
+        normed = RMSNorm(cfg.norm_epsilon, name="mlp_norm")(x)
+        return x + FeedForward(cfg, name="mlp")(normed), cache
+
+
 class EagleHead(nn.Module):
     """The layer, the norm and the head."""
 
@@ -86,11 +112,14 @@ class EagleHead(nn.Module):
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
         # [b t 2·d], embedding first: the order in which published heads have their columns.
         both = jnp.concatenate([normed, RMSNorm(eps, name="feature_norm")(x)], axis=-1)
-        attention = Attention(cfg, name="attention")
-        mixed, cache = attention(both, rope, visible, cache, 0)
-        # The residual is the feature before its norm; see `speculators` for the other kind.
-        x = x + mixed
-        x = x + FeedForward(cfg, name="mlp")(RMSNorm(eps, name="mlp_norm")(x))
+        inputs = x, rope, visible, cache, both
+        if self.is_initializing():
+            layer = EagleLayer(cfg)
+            nn.share_scope(self, layer)  # published heads have no name between
+            x, cache = layer(*inputs)
+        else:
+            own = {name: self.get_variable("params", name) for name in EagleLayer.PARTS}
+            x, cache = apply_layer(EagleLayer(cfg), cfg, 0, own, *inputs)
         outputs = x
         if logits_at is not None:
             # Before the norm and the head: one row of logits is made instead of t.

@@ -1,5 +1,7 @@
 """What one launch moves: bytes of the device's memory, and whether moving is all that it does."""
 
+import re
+
 from jspec.evaluation.accelerators.hlo import (
     ON_CHIP,
     Computation,
@@ -36,8 +38,11 @@ def launch_bytes(module: Module, own: Instruction, computation: Computation) -> 
         return part if ON_CHIP in own.shape else 2 * part
     # The second result of a product of cuBLAS is scratch memory.
     result = own.shape.split("}")[0] if "__cublas" in own.attributes else own.shape
-    operands = (computation[name].shape for name in own.operands if name in computation)
-    return array_bytes(result) + sum(map(array_bytes, operands))
+    operands = [computation[name].shape for name in own.operands if name in computation]
+    # What a kernel of ours writes in place is a slot of a cache, not the whole result.
+    places = re.findall(r"\{\d*\}: \((\d+), ", own.find(r"output_to_operand_aliasing=(.*)"))
+    in_place = sum(array_bytes(operands[int(place)]) for place in places)
+    return array_bytes(result) + sum(map(array_bytes, operands)) - in_place
 
 
 def _fusion_bytes(inner: Computation) -> float:

@@ -97,6 +97,11 @@ def test_a_write_in_place_moves_what_it_writes():
     module = Module(_TEXT)
     computation = module.computations["round"]
     assert launch_bytes(module, computation["wrote"], computation) == 2 * 2048 + 4
+    # Of a kernel that is not XLA's the cache is counted once: as what it reads.
+    shape = "(bf16[1024,1024]{1,0}, bf16[1,1024]{1,0})"
+    aliasing = "output_to_operand_aliasing={{0}: (1, {})}, metadata={stack_frame_id=2}"
+    kernel = Instruction("k", shape, "custom-call", ("row", "own"), aliasing, is_root=False)
+    assert launch_bytes(module, kernel, computation) == 2 * 2048 + 2 * _MEGABYTE
 
 
 @pytest.mark.parametrize(

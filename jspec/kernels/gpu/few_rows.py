@@ -1,0 +1,117 @@
+"""Products of few rows with a norm before and a bias, a gate or a residual after, in one kernel.
+
+The norm's factor is one number a row. It can be applied to the sums instead of the inputs, so that
+the inputs are read once: in the loop that multiplies them.
+
+A row's result does not depend on the rows beside it, nor on how many there are. It is summed in one
+order, in tiles of one shape.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+from jaxtyping import Array, Float, Float32, Int8
+
+from jspec.kernels.gpu.launch import TILE, launch, load_floats
+
+_MOST_INPUTS = 256  # of one turn of the loop
+_STAGES = 4
+ACTIVATIONS = ("silu", "gelu_tanh")
+
+
+def few_rows_product(
+    rows: Float[Array, "r i"],
+    kernel: Float[Array, "o i"] | Int8[Array, "o i"],
+    *,
+    units: Float32[Array, "o"] | None = None,
+    norm: Float[Array, "i"] | None = None,
+    epsilon: float = 0.0,
+    bias: Float[Array, "..."] | None = None,
+    activation: str | None = None,
+    residual: Float32[Array, "r p"] | None = None,
+    scale: float = 1.0,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Float[Array, "r p"]:
+    """Returns residual + scale · act(norm(rows) · kernelᵀ + bias), each where it is given.
+
+    Rows are rounded to bfloat16 for the product, which is summed in float32.
+
+    Args:
+      rows: as they are before the norm.
+      kernel: its outputs are a multiple of `TILE`, twice that for gates, its inputs of `TILE`, too.
+      units: scales of the outputs of an int8 kernel.
+      norm: scales of an RMSNorm of the rows.
+      epsilon: of the norm.
+      bias: one an output.
+      activation: of the gate; then the first half of the outputs are gates and the second what they
+        multiply, and the result has half as many.
+      residual: what the result is added to.
+      scale: of the result, before the residual is added.
+      dtype: of the result.
+    """
+    num_rows = rows.shape[0]
+    num_outputs = kernel.shape[0] // (1 if activation is None else 2)
+    results = jax.ShapeDtypeStruct((num_rows, num_outputs), dtype)
+    # Tiles of rows that read the same weights run side by side, and find them in the cache.
+    grid = -(-num_rows // TILE), num_outputs // TILE
+    return launch(
+        _multiply, results, grid,
+        rows, norm, kernel, units, None if bias is None else bias.reshape(-1), residual,
+        stages=_STAGES, epsilon=epsilon, activation=activation, scale=scale,
+    )  # fmt: skip
+
+
+def _multiply(
+    rows_ref: Any, norm_ref: Any, weights_ref: Any, units_ref: Any, bias_ref: Any,
+    residual_ref: Any, result_ref: Any, *, epsilon: float, activation: str | None, scale: float,
+) -> None:  # fmt: skip
+    """Computes one tile: some outputs of some rows. Rows are the columns of the tile."""
+    num_rows, num_inputs = rows_ref.shape
+    num_outputs = result_ref.shape[1]
+    rows = pl.program_id(0) * TILE + jnp.arange(TILE)[None, :]
+    own = pl.program_id(1) * TILE + jnp.arange(TILE)[:, None]
+    outputs = [own] if activation is None else [own, own + num_outputs]
+    size = math.gcd(_MOST_INPUTS, num_inputs)  # of one turn, which leaves no rest
+    is_row = rows < num_rows
+
+    def add(turn: Any, carry: Any) -> Any:
+        sums, squares = carry
+        inputs = turn * size + jnp.arange(size)
+        own_rows = load_floats(rows_ref.at[rows, inputs[:, None]], is_row)
+        if norm_ref is not None:
+            squares = squares + jnp.sum(own_rows * own_rows, axis=0, keepdims=True)
+            own_rows *= triton.load(norm_ref.at[inputs[:, None]]).astype(jnp.float32)
+        own_rows = own_rows.astype(jnp.bfloat16)
+        weights = [triton.load(weights_ref.at[each, inputs[None, :]]) for each in outputs]
+        products = [triton.dot(part.astype(jnp.bfloat16), own_rows) for part in weights]
+        return [a + b for a, b in zip(sums, products, strict=True)], squares
+
+    start = [jnp.zeros([TILE, TILE], jnp.float32) for _ in outputs], jnp.zeros([1, TILE])
+    sums, squares = jax.lax.fori_loop(0, num_inputs // size, add, start)
+    if units_ref is not None:
+        sums = [a * triton.load(units_ref.at[b]) for a, b in zip(sums, outputs, strict=True)]
+    if norm_ref is not None:
+        factors = jax.lax.rsqrt(squares / num_inputs + epsilon)
+        sums = [each * factors for each in sums]
+    if bias_ref is not None:
+        biases = [triton.load(bias_ref.at[each]).astype(jnp.float32) for each in outputs]
+        sums = [a + b for a, b in zip(sums, biases, strict=True)]
+    result = sums[0] if activation is None else _activate(sums[0], activation) * sums[1]
+    if scale != 1.0:
+        result = result * scale
+    if residual_ref is not None:
+        result = load_floats(residual_ref.at[rows, own], is_row) + result
+    place = result_ref.at[rows, own]
+    mask = jnp.broadcast_to(is_row, result.shape)
+    triton.store(place, result.astype(result_ref.dtype), mask=mask)
+
+
+def _activate(gates: Array, activation: str) -> Array:
+    # The tanh approximation of gelu (arXiv 1606.08415): (1 + tanh(z)) / 2 is sigmoid(2 z).
+    cubic = gates + 0.044715 * gates * gates * gates
+    inner = gates if activation == "silu" else 2 * math.sqrt(2 / math.pi) * cubic
+    return gates * jax.nn.sigmoid(inner)

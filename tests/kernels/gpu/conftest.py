@@ -1,0 +1,16 @@
+"""GPU kernels without a GPU: JAX interprets what Triton would compile."""
+
+import pytest
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """Lets JAX interpret the kernels of Pallas; nothing is kept of what it traces."""
+    import jax
+
+    from jspec.kernels.gpu import launch
+
+    monkeypatch.setattr(launch, "_IS_INTERPRETED", True)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()

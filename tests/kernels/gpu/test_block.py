@@ -1,0 +1,179 @@
+"""A decoder whose blocks six kernels compute says what XLA's says, family by family."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, init_eagle_params
+from jspec.kernels import fused_choice as choice
+from jspec.kernels.fused_block import takes_block
+from jspec.models import DecoderConfig, init_cache, make_apply
+from jspec.weights.quantize import quantize
+from tests.cases import slow_unless
+from tests.kernels.gpu.test_block_attention import random_tree
+from tests.tiny import random_params
+
+CONFIG = DecoderConfig(
+    vocab_size=40, embed_dim=64, hidden_dim=96, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=32, max_seq_len=200,
+)  # fmt: skip
+FAMILIES = {
+    "llama": {},
+    "biased": {
+        "qkv_bias": True, "out_bias": True, "mlp_bias": True, "qk_norm": "head",
+        "residual_scale": 0.4, "attention_scale": 0.3, "unrotated_layers": (1,),
+    },
+    "gemma": {
+        "norms": "both", "activation": "gelu_tanh", "attention_softcap": 2.0, "head_dim": 48,
+        "num_kv_heads": 1, "window": 7, "windowed_layers": (0,), "local_rope_theta": 100.0,
+    },
+    "post": {"norms": "post", "num_kv_heads": 4},
+}  # fmt: skip
+KERNELS = "qkv", "out", "gate_up", "down"
+
+
+def make_model(name, kind=None):
+    """Returns a config, and bfloat16 parameters or such whose layers' kernels are integers."""
+    config = dataclasses.replace(CONFIG, **FAMILIES[name])
+
+    def round_leaf(path, leaf):
+        names = tuple(key.key for key in path)
+        if names[-1].endswith("bias"):  # these stay float32
+            return leaf
+        if kind is not None and names[-1] in KERNELS:
+            return quantize(leaf, path=names, kind=kind, dtype=jnp.bfloat16)
+        return leaf.astype(jnp.bfloat16)
+
+    params = random_params(config, seed=3, std=0.15)
+    return config, jax.tree_util.tree_map_with_path(round_leaf, params)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "rows", "width", "offset"),
+    [
+        ("gemma", None, 2, 5, 3),
+        ("biased", "int8", 1, 1, 0),
+        slow_unless(False, "llama", None, 3, 16, 0),
+        slow_unless(False, "llama", "int8", 1, 5, 0),
+        slow_unless(False, "biased", None, 2, 3, 1),
+        slow_unless(False, "post", None, 2, 2, 0),
+    ],
+)
+def test_a_decoder_says_what_xlas_decoder_says(
+    name, kind, rows, width, offset, interpreted, monkeypatch, capsys
+):
+    """A random tree after texts of different lengths, some of it written by an earlier call:
+    logits, hidden states and the cache.
+    """
+    config, params = make_model(name, kind)
+    rng = np.random.default_rng(0)
+    cache = init_cache(config, batch_size=rows, capacity=100, dtype=jnp.bfloat16)
+    prompt = jnp.asarray(rng.integers(0, 40, (rows, 80)), jnp.int32)
+    cache = jax.jit(make_apply(config))(params, prompt, cache)[2]
+    cache = cache.rollback(jnp.asarray(rng.integers(10, 80, rows), jnp.int32))
+    tokens = jnp.asarray(rng.integers(0, 40, (rows, width)), jnp.int32)
+    # What the earlier call has written is left of the prompt.
+    trees = [random_tree(rng, offset + width)[offset:] for _ in range(rows)]
+    mask = jnp.asarray(np.stack(trees))
+    positions = cache.length[:, None] + jnp.sum(mask, axis=2, dtype=jnp.int32) - 1
+
+    def call():
+        jax.clear_caches()
+        options = {"positions": positions, "block_mask": mask}
+        traced = jax.jit(make_apply(config)).trace(params, tokens, cache, **options)
+        results = traced.lower().compile()(params, tokens, cache, **options)
+        return str(traced.jaxpr).count("pallas_call["), results
+
+    num_kernels, expected = call()
+    assert num_kernels == 0
+    monkeypatch.setattr(choice, "_is_on", lambda: True)
+    monkeypatch.setattr(choice, "_VERDICTS", {})
+    num_kernels, found = call()
+    assert num_kernels >= 6
+    assert list(choice._VERDICTS.values()) == [True]
+    assert_close(found, expected)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_layer_of_an_eagle_head_is_fused_too(interpreted, monkeypatch, capsys):
+    """Its attention reads embedding and feature side by side, twice the width of the stream."""
+    layer = dataclasses.replace(CONFIG, num_layers=1, qkv_bias=True)
+    config, rng = EagleConfig(layer, 40, (0, 1, 2)), np.random.default_rng(0)
+    shapes = jax.eval_shape(lambda key: init_eagle_params(config, key), jax.random.key(0))
+    head = jax.tree.map(
+        lambda leaf: jnp.asarray(0.2 * rng.normal(size=leaf.shape), jnp.bfloat16), shapes["head"]
+    )
+    bias = head["attention"]["qkv_bias"]
+    head["attention"]["qkv_bias"] = bias.astype(jnp.float32)
+    cache = init_cache(layer, batch_size=2, capacity=100, dtype=jnp.bfloat16)
+    embedded, features = jnp.asarray(rng.normal(size=(2, 2, 80, 64)), jnp.float32)
+
+    def call(cache, tokens):
+        jax.clear_caches()
+        run = jax.jit(lambda *operands: apply_head(config, {"head": head}, *operands))
+        return run(embedded[:, :tokens], features[:, :tokens], cache)
+
+    cache = call(cache, 80)[2].replace(length=jnp.array([70, 13], jnp.int32))
+    expected = call(cache, 3)
+    monkeypatch.setattr(choice, "_is_on", lambda: True)
+    monkeypatch.setattr(choice, "_VERDICTS", {})
+    found = call(cache, 3)
+    assert list(choice._VERDICTS.values()) == [True]
+    assert_close(found, expected)
+    assert capsys.readouterr().err == ""
+
+
+def assert_close(found, expected):
+    """Checks all arrays, vector by vector."""
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        one, other = (np.asarray(leaf, np.float32) for leaf in (one, other))
+        distance = np.linalg.norm(one - other, axis=-1)
+        assert (distance <= 0.03 * np.linalg.norm(other, axis=-1)).all()
+
+
+def layer_of(config, params):
+    return config, params["layers_0"], jnp.zeros([1, 5, config.embed_dim])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("kind", [None, "int8"])
+def test_it_takes_dense_layers_of_all_norms_gates_and_biases(name, kind):
+    config, params = make_model(name, kind)
+    cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16)
+    assert takes_block(*layer_of(config, params), cache)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_experts": 2, "num_experts_per_token": 1, "expert_dim": 32},
+        {"qk_norm": "full"},
+        {"head_dim": 16, "num_heads": 8},
+        {"embed_dim": 72},
+        {"hidden_dim": 100},
+    ],
+    ids=str,
+)
+def test_it_leaves_other_layers_to_xla(change):
+    """Experts, norms of all heads together, small heads and sizes that are no tiles."""
+    config = dataclasses.replace(CONFIG, **change)
+    params = random_params(config, seed=3, std=0.15)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16)
+    assert not takes_block(*layer_of(config, params), cache)
+
+
+def test_it_leaves_many_tokens_other_types_and_4_bits_to_xla():
+    config, params = make_model("llama")
+    cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16)
+    config, layer, _ = layer_of(config, params)
+    for rows, width, is_taken in ((1, 16, True), (4, 16, True), (1, 17, False), (65, 1, False)):
+        assert takes_block(config, layer, jnp.zeros([rows, width, 64]), cache) == is_taken
+    x = jnp.zeros([1, 1, 64])
+    assert not takes_block(config, layer, x, jax.tree.map(lambda leaf: leaf.astype(float), cache))
+    floats = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), layer)
+    assert not takes_block(config, floats, x, cache)
+    assert not takes_block(config, make_model("llama", "int4")[1]["layers_0"], x, cache)
