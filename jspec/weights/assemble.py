@@ -96,7 +96,9 @@ def make_params(
     table = parameter_table(config)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         arrays = list(pool.map(make, table))
-    return unflatten_dict({entry.path: array for entry, array in zip(table, arrays, strict=True)})
+    params = {entry.path: array for entry, array in zip(table, arrays, strict=True)}
+    params = unflatten_dict(params)
+    return round_inputs_to_bytes(params) if quantization == Q4_0 else params
 
 
 def check_counts(where: str, config: DecoderConfig, num_tensors: int) -> None:
