@@ -96,9 +96,7 @@ def make_params(
     table = parameter_table(config)
     with concurrent.futures.ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         arrays = list(pool.map(make, table))
-    params = {entry.path: array for entry, array in zip(table, arrays, strict=True)}
-    params = unflatten_dict(params)
-    return round_inputs_to_bytes(params) if quantization == Q4_0 else params
+    return unflatten_dict({entry.path: array for entry, array in zip(table, arrays, strict=True)})
 
 
 def check_counts(where: str, config: DecoderConfig, num_tensors: int) -> None:
@@ -152,7 +150,8 @@ def load_params(
             and source.packed is not None
             and is_as_small(parameter, source.packed, block_format(parameter.path))
         ):
-            return make_packed(parameter, source.packed, source.read, dtype)
+            kernel = make_packed(parameter, source.packed, source.read, dtype)
+            return round_inputs_to_bytes(kernel)
         names = {part.name for part in parameter.parts}
         return parameter.pack({name: source.read(name, wanted) for name in names}, wanted)
 

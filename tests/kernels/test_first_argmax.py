@@ -1,4 +1,4 @@
-"""The largest number in C++, and by XLA for a GPU: the place and the value that XLA finds on CPU."""
+"""The largest number in C++, and by XLA for a GPU: what XLA finds on CPU."""
 
 from unittest import mock
 
@@ -16,7 +16,7 @@ def check(values):
     index, largest = jax.jit(first_argmax)(values)
     rows = values.reshape(-1, values.shape[-1])
     expected = first_argmax.__wrapped__(rows)
-    with mock.patch.object(argmax, "prefers_unrolled_loops", lambda: True):
+    with mock.patch.object(argmax, "prefers_unrolled_loops", return_value=True):
         on_gpu = first_argmax.__wrapped__(rows)
     for found in ((index.reshape(-1), largest.reshape(-1)), on_gpu):
         np.testing.assert_array_equal(found[0], expected[0])
