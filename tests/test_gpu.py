@@ -44,7 +44,7 @@ def test_greedy_output_is_plain_decodings(batch_size):
 @pytest.mark.parametrize(
     ("t", "n", "k", "h", "capacity"),
     [
-        (64, 9, 3, 64, 512),  # SmolLM2's
+        (128, 9, 3, 64, 512),  # SmolLM2's
         (256, 24, 8, 128, 2048),  # Llama-3.2-3B's
         (256, 32, 8, 64, 8192),  # Llama-3.2-1B's
     ],

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
+from jspec.kernels.device import prefers_unrolled_loops
 from jspec.kernels.library import floats, in_cpp
 
 
@@ -20,6 +21,12 @@ def first_argmax(
     Where any value of a row is NaN, the largest value is NaN and the index is v.
     """
     size = values.shape[-1]
+    if prefers_unrolled_loops():
+        # XLA's argmax takes NaN as the largest. It is one kernel or two, where the reductions below
+        # are five on a GPU.
+        index = jnp.argmax(values, axis=-1).astype(jnp.int32)
+        largest = jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+        return jnp.where(jnp.isnan(largest), size, index), largest
     # NaN is looked for apart: XLA's maximum on CPU may skip it among thousands of numbers.
     has_nan = jnp.any(jnp.isnan(values), axis=-1, keepdims=True)
     largest = jnp.where(has_nan, jnp.nan, jnp.max(values, axis=-1, keepdims=True))

@@ -8,9 +8,7 @@ from jspec.common.typing import RowCounts
 from jspec.kernels.backend import backend
 from jspec.kernels.library import in_cpp
 
-# Slots after the capacity, so that a small block written at its end stays inside. As capacities,
-# a multiple of 64: a GPU's products pad a cache of another size, which copies it.
-TAIL = 64
+TAIL = 16  # slots after the capacity, so that a small block written at its end stays inside
 
 
 def _is_native(layer: Array, new: Array, start: Array) -> bool:

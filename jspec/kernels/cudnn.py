@@ -2,8 +2,9 @@
 
 XLA's attention writes scores [t n s] in float32 and reads them several times. For 256 queries of
 Llama-3.2-3B that is about nine times the bytes of one layer's keys and values. cuDNN costs one copy
-of those instead, since JAX hands it [b s k h] and the cache is [b k s h]. From 64 queries on, the
-narrower of the chunks in which prompts are read, the copy should pay (counted, not measured).
+of those instead, since JAX hands it [b s k h] and the cache is [b k s h]. From 128 queries on the
+copy should pay (counted, not measured); in the narrower chunks, of 64 tokens, in which draft models
+catch up as well, it would be carried around the loop.
 
 Each shape is tried once, and where cuDNN fails XLA computes with a warning. `JSPEC_CUDNN=0` in the
 environment leaves everything to XLA.
@@ -24,7 +25,7 @@ from jspec.kernels.backend import backend, is_foreign
 from jspec.kernels.library import with_derivatives_of
 
 _IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
-_MANY_QUERIES = 64
+_MANY_QUERIES = 128
 
 
 def in_cudnn(attend: Callable[..., Any]) -> Callable[..., Any]:

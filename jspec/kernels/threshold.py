@@ -33,13 +33,11 @@ def smallest_rank(
     def next_digit(
         low: UInt32[Array, "b t 1"], shift: UInt32[Array, ""]
     ) -> tuple[UInt32[Array, "b t 1"], None]:
-        # How many of the digits, but for the largest, are too small for the weights to reach.
-        digit = jnp.zeros_like(low)
-        is_enough = jnp.zeros_like(low, bool)
-        for number in range(1, 1 << bits):
-            kept = jnp.where(rank < low + (jnp.uint32(number) << shift), weights, 0.0)
-            is_enough |= jnp.sum(kept, axis=-1, keepdims=True) >= target
-            digit += (~is_enough).astype(digit.dtype)
+        # One sum for each digit but the largest: of the ranks up to which it would come.
+        ends = low[..., None] + (jnp.arange(1, 1 << bits, dtype=jnp.uint32)[:, None] << shift)
+        kept = jnp.where(rank[..., None, :] < ends, weights[..., None, :], 0.0)
+        is_enough = jnp.sum(kept, axis=-1) >= target
+        digit = jnp.sum(~is_enough, axis=-1, keepdims=True, dtype=jnp.uint32)
         return low + (digit << shift), None
 
     start = jnp.zeros((*rank.shape[:-1], 1), jnp.uint32)

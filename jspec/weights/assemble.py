@@ -150,7 +150,8 @@ def load_params(
             and source.packed is not None
             and is_as_small(parameter, source.packed, block_format(parameter.path))
         ):
-            return make_packed(parameter, source.packed, source.read, dtype)
+            kernel = make_packed(parameter, source.packed, source.read, dtype)
+            return round_inputs_to_bytes(kernel)
         names = {part.name for part in parameter.parts}
         return parameter.pack({name: source.read(name, wanted) for name in names}, wanted)
 

@@ -2,7 +2,7 @@
 
 A block holds 32 inputs of one output. A weight is d · code, where d is a float16 number of the
 block, and the codes are -8 to 7 (stored plus 8) or -127 to 127. The result is a `PackedKernel`, so
-that its products are those of packed files.
+that its products are those of packed files; they round their inputs to bytes, too.
 """
 
 import functools
@@ -30,7 +30,7 @@ def quantize_blocks(kernel: jax.Array, num_inputs: int, kind: str, dtype: Any) -
     weights = kernel.reshape(-1, num_inputs)
     blocks = np.asarray(_to_blocks(weights, kind))
     strips = jax.device_put(pack([blocks], kind, np.arange(len(blocks))))
-    return PackedKernel(strips, kind, kernel.shape, jnp.dtype(dtype))
+    return PackedKernel(strips, kind, kernel.shape, jnp.dtype(dtype), takes_bytes=True)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jspec.common.typing import Params
 from jspec.kernels import Kernel
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
 from jspec.kernels.packed_formats import FORMATS
@@ -90,8 +89,8 @@ def make_packed(parameter: Parameter, source: PackedSource, read: Read, dtype: n
     return JoinedKernel(tuple(kernels), jax.device_put(order), parameter.shape)
 
 
-def round_inputs_to_bytes(params: Params) -> Params:
-    """Returns a packed model whose products round their inputs to bytes: another model."""
+def round_inputs_to_bytes(params: Any) -> Any:
+    """Returns packed kernels whose products round their inputs to bytes: another model's."""
 
     def rounds(leaf: Any) -> Any:
         return leaf.replace(takes_bytes=True) if isinstance(leaf, PackedKernel) else leaf

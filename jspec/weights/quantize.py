@@ -5,7 +5,8 @@ The rounding is symmetric and to the nearest. "int8": the largest weight of an o
 output's scale, and 7 · 18 = 126. Embedding and head are int8 even then, because 4 bits of theirs
 harm the logits most. See `kernels.quantized` for how the integers are stored and multiplied.
 
-"q4_0": the blocks of that GGUF format, with Q8_0 for the embedding; see `block_quantize`.
+"q4_0": the blocks of that GGUF format, with Q8_0 for the embedding; see `block_quantize`. Products
+round their inputs to 8 bits, too: a draft model then reads a prompt in two thirds of the time.
 """
 
 import functools

@@ -26,6 +26,7 @@ attend_by_xla = inspect.unwrap(attend)
 def stand_in(monkeypatch):
     """Makes attention believe in a GPU whose cuDNN is JAX's own; nothing was tried before."""
     monkeypatch.setattr(cudnn, "_IMPLEMENTATION", "xla")
+    monkeypatch.setattr(cudnn, "_MANY_QUERIES", 64)  # small operands
     monkeypatch.setattr(cudnn, "_is_on", lambda: True)
     cudnn._works.cache_clear()
     yield

@@ -1,20 +1,26 @@
-"""The largest number in C++: the place and the value that XLA finds."""
+"""The largest number in C++, and by XLA for a GPU: what XLA finds on CPU."""
+
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import first_argmax
+from jspec.kernels import argmax, first_argmax
 
 pytestmark = pytest.mark.usefixtures("library")
 
 
 def check(values):
     index, largest = jax.jit(first_argmax)(values)
-    expected = first_argmax.__wrapped__(values.reshape(-1, values.shape[-1]))
-    np.testing.assert_array_equal(index.reshape(-1), expected[0])
-    np.testing.assert_array_equal(largest.reshape(-1), expected[1])
+    rows = values.reshape(-1, values.shape[-1])
+    expected = first_argmax.__wrapped__(rows)
+    with mock.patch.object(argmax, "prefers_unrolled_loops", return_value=True):
+        on_gpu = first_argmax.__wrapped__(rows)
+    for found in ((index.reshape(-1), largest.reshape(-1)), on_gpu):
+        np.testing.assert_array_equal(found[0], expected[0])
+        np.testing.assert_array_equal(found[1], expected[1])
     assert index.shape == largest.shape == values.shape[:-1]
 
 

@@ -98,11 +98,12 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
 @pytest.mark.parametrize(
     ("arguments", "launches", "megabytes"),
     [
-        ([], 124, 2519),
-        (["--target_quantization=int8"], 124, 1286),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 346, 8499),
+        ([], 121, 2517),
+        (["--target_quantization=int8"], 121, 1286),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 328, 8489),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 756, 16927),
+          "--num_draft_tokens=4"], 674, 16766),
+        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 186, 2541),
     ],
 )  # fmt: skip
 def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes):

@@ -78,6 +78,7 @@ def test_a_file_is_rounded_only_where_that_saves_bits(tmp_path):
             continue
         found = rounded[key]
         assert (found.shape, found.dtype) == (kernel.shape, kernel.dtype)
+        assert found.takes_bytes
         is_rounded = key[-1] in ("qkv", "out", "head")
         assert found.kind == ("q4_0" if is_rounded else kernel.kind)
         if not is_rounded:
