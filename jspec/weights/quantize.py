@@ -6,7 +6,7 @@ output's scale, and 7 · 18 = 126. Embedding and head are int8 even then, becaus
 harm the logits most. See `kernels.quantized` for how the integers are stored and multiplied.
 
 "q4_0": the blocks of that GGUF format, with Q8_0 for the embedding; see `block_quantize`. Products
-round their inputs to 8 bits, too: a draft model then reads a prompt in two thirds of the time.
+round their inputs to 8 bits, too, as a draft model then reads a prompt faster.
 """
 
 import functools

@@ -147,7 +147,7 @@ def _timings_of(answers: Sequence[Sequence[Generated]]) -> Timings:
     return Timings._make([*np.moveaxis(leaves, -1, 0), [one.token_ids for one in answers[-1]]])
 
 
-def is_one_text(settings: Settings, acceptance: str) -> bool:
+def gives_one_text(settings: Settings, acceptance: str) -> bool:
     """Returns whether a seed gives one text with every drafter; else texts differ by chance."""
     return settings.temperature == 0 or acceptance == "coupled"
 

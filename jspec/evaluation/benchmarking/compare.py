@@ -23,7 +23,7 @@ from jspec.evaluation.benchmarking.answers import (
     answer_in_turn,
     answer_with,
     format_summary,
-    is_one_text,
+    gives_one_text,
     measure,
     one_of_each_size,
     summarise,
@@ -102,7 +102,7 @@ def compare(asked: Measurement) -> Iterator[Outcome]:
     record |= {
         "answers": answers,
         "timings": {name: own.to_json() for name, own in timings.items()},
-        "methods": summarise(timings, is_one_text=is_one_text(settings, asked.acceptance)),
+        "methods": summarise(timings, is_one_text=gives_one_text(settings, asked.acceptance)),
         "spec_bench": columns_by_method(timings, bases, tasks),
     }
     if working and any(tasks):

@@ -15,7 +15,7 @@ from jspec.drafters import DrafterOptions, without_unread
 from jspec.evaluation.benchmarking.answers import (
     GenerateFn,
     answer_with,
-    is_one_text,
+    gives_one_text,
     measure,
     one_of_each_size,
     summarise,
@@ -90,7 +90,7 @@ def compare_drafters(
     timings = list(measure(answers, prompts, _REPEATS))[-1]
     first, *_ = generators
     rule = generators[first].describe()["acceptance"]
-    report = summarise(timings, is_one_text=is_one_text(settings, rule))
+    report = summarise(timings, is_one_text=gives_one_text(settings, rule))
     for name, row in report.items():
         row["num_tokens"] = int(timings[name].tokens[-1].sum())
         ratio = 1.0 if name == first else row.pop("ratio_to")[first]["median"]
