@@ -15,7 +15,7 @@ A slot is not a position. The model is told each token's position apart, so that
 several tokens of one position.
 """
 
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -127,21 +127,30 @@ class KVCache(struct.PyTreeNode):
           path: for a tree, the block slots kept, in order (0 is the first of the block); entries
             from `num_tokens` on are ignored. None for a chain, whose slots lie in order already.
         """
-        cache = self if path is None else self._compact(path)
+        cache = self if path is None else self._compact(path, num_tokens)
         return cache.replace(length=jnp.minimum(self.length + num_tokens, self.capacity))
 
-    def _compact(self, path: Int32[Array, "b p"]) -> Self:
+    def _compact(self, path: Int32[Array, "b p"], num_tokens: RowCounts) -> Self:
         """Moves the block slots of a path to the first slots after the committed ones."""
-        rows = jnp.arange(path.shape[0])[:, None]
-        source = self.length[:, None] + path
-        goal = self.length[:, None] + jnp.arange(path.shape[1])
+        order = jnp.arange(path.shape[1])
+        source = (self.length[:, None] + path)[:, None, :, None]
 
         # All slots are read before any is written, so a slot may be both source and goal. Keys need
         # no new rotation: a token of depth d had the position that it has after the move.
         def move(layer: Array) -> Array:
-            return layer.at[rows, :, goal].set(layer[rows, :, source], mode="drop")
+            kept = jnp.take_along_axis(layer, source, axis=2, mode="clip")
+            kept = kept.transpose(0, 2, 1, 3).astype(jnp.float32)  # as C++ takes it; no rounding
+            return write_rows(layer, kept, self.length)
 
-        keys, values = jax.tree.map(move, (self.keys, self.values))
+        def move_all(carry: tuple[Array, Any, Any]) -> tuple[Array, Any, Any]:
+            return jnp.array(False), *jax.tree.map(move, carry[1:])
+
+        # Where all paths lie in order already, as those of a tree's first branch do, nothing moves:
+        # a loop of no trips. A `lax.cond` would copy the layers.
+        is_moved = ((path != order) & (order < num_tokens[:, None])).any()
+        _, keys, values = jax.lax.while_loop(
+            lambda carry: carry[0], move_all, (is_moved, self.keys, self.values)
+        )
         return self.replace(keys=keys, values=values)
 
     def rollback(self, length: RowCounts) -> Self:

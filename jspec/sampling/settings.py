@@ -81,15 +81,32 @@ def _choose_rows(condition: Bool[Array, "b"], new: Array, old: Array) -> Array:
     return jnp.where(condition.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
-def process_drafts(logits: Logits, settings: SamplingSettings, drafts: DraftTokens) -> Logits:
+def process_drafts(
+    logits: Logits,
+    settings: SamplingSettings,
+    drafts: DraftTokens,
+    parents: Int32[Array, "b w"] | None = None,
+) -> Logits:
     """Applies the processors along a block, each position with the state of its own prefix.
 
-    The block is a chain of one token, which the processors have seen, and the drafts.
+    The block is one token, which the processors have seen, and the drafts: a chain, or a tree with
+    the parents at these places of the block, each before its child.
     """
     if not settings.switches.processors:
         return logits
-    processed = [settings.process(logits[:, 0])]
+    seen, processed = [settings.states], [settings.process(logits[:, 0])]
     for i in range(drafts.shape[1]):
+        if parents is not None:
+            # A sibling leaves no trace: the state is the parent's, not that of the draft before.
+            states = jax.tree.map(functools.partial(_choose_state, parents[:, i]), *seen)
+            settings = settings.replace(states=states)
         settings = settings.after(drafts[:, i])
+        seen.append(settings.states)
         processed.append(settings.process(logits[:, i + 1]))
     return jnp.stack(processed, axis=1)
+
+
+def _choose_state(place: RowTokens, *leaves: Array) -> Array:
+    if all(leaf is leaves[0] for leaf in leaves):  # one that no token changes
+        return leaves[0]
+    return jnp.stack(leaves)[place, jnp.arange(place.shape[0])]

@@ -1,10 +1,21 @@
-"""Where a row ends: at a stop token or the length limit, inside a block as in plain decoding."""
+"""What a round emits, and where a row ends: at a stop token or the length limit, inside a block as
+in plain decoding.
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
-from jspec.common.typing import RowCounts, RowFlags
+from jspec.common.typing import DraftTokens, RowCounts, RowFlags
+from jspec.speculation.acceptance.types import Verdict
 from jspec.speculation.types import SpecState
+
+
+def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
+    """Returns the accepted drafts of [b w] and then the next token; the rest means nothing."""
+    index = jnp.arange(drafts.shape[1] + 1)
+    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
+    is_next = index == verdict.num_accepted[:, None]
+    return jnp.where(is_next, verdict.next_token[:, None], padded)
 
 
 def cut_at_end(

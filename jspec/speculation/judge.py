@@ -9,6 +9,7 @@ from jspec.sampling.noise import AcceptanceNoise
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import is_match_at_zero
 from jspec.speculation.acceptance.chain import match
+from jspec.speculation.acceptance.tree import Tree, match_tree
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
@@ -19,23 +20,32 @@ def judge(
     proposal: Proposal,
     seed: RowSeeds,
     position: RowCounts,
+    tree: Tree | None = None,
 ) -> tuple[Verdict, TargetProbs | None]:
     """Decides which drafts are accepted, and which token follows them.
 
     The logits are the target's at each block token, [b w+1 v], after the processors, which the
-    settings no longer have. The position of the round's first token keys the noise. The target's
-    distributions, [b w+1 v], are returned too if the settings ask for log-probabilities.
+    settings no longer have. The position of the round's first token keys the noise. The tree is the
+    proposal's, if it is one. The target's distributions, [b w+1 v], are returned too if the
+    settings ask for log-probabilities.
     """
     width, has_logprobs = proposal.width, settings.switches.logprobs
 
     def by_distribution() -> tuple[Verdict, TargetProbs | None]:
         probs = rule.distribution(logits, settings)
-        noise = rule.noise.acceptance(seed, position, width, probs.shape[-1], settings.is_random)
-        return _decide(rule, probs, proposal, noise), probs if has_logprobs else None
+        size = probs.shape[-1], settings.is_random
+        if tree is None:
+            noise = rule.noise.acceptance(seed, position, width, *size)
+            verdict = _decide(rule, probs, proposal, noise)
+        else:
+            noise = rule.tree.noise(seed, position, tree, *size)
+            verdict = rule.tree.accept(probs, proposal, tree, noise)
+        return verdict, probs if has_logprobs else None
 
     def by_match() -> tuple[Verdict, TargetProbs | None]:
         probs = rule.distribution(logits, settings) if has_logprobs else None
-        return match(logits, proposal), probs
+        matched = match(logits, proposal) if tree is None else match_tree(logits, proposal, tree)
+        return matched, probs
 
     if not is_match_at_zero(rule):
         return by_distribution()

@@ -11,6 +11,8 @@
                    ▼
     commit: the cache grows by n + 1 tokens, and the round emits d1 … dn and the next token
 
+The drafts may also form a tree, of which the rule keeps one path; see `acceptance.tree`.
+
 Why the output is exact: the target's logits at a block token depend on the tokens before it alone,
 so those at the accepted drafts are the ones that plain decoding would have computed there. What
 becomes of these distributions is the acceptance rule's part; see `speculation.acceptance`.
@@ -25,13 +27,14 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int32, Key
+from jaxtyping import Array, Bool, Key
 
-from jspec.common.typing import ApplyFn, DraftTokens, RowCounts
+from jspec.common.typing import ApplyFn, RowCounts
 from jspec.sampling.noise import KEY_TYPE
 from jspec.sampling.settings import process_drafts
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
-from jspec.speculation.ends import cut_at_end, silence
+from jspec.speculation.acceptance.tree import along, tree_call, tree_of
+from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
+from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
 from jspec.speculation.types import (
@@ -160,6 +163,7 @@ def _verify_and_commit(
 ) -> tuple[SpecState, StepInfo]:
     """Calls the target once on the whole block, lets the rule decide, and commits."""
     cache = state.target_cache
+    tree = None if proposal.parents is None else tree_of(proposal)
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
     inputs, first_layer = block, 0
     if proposal.prefix is not None:  # the drafter has run the first layers on this very block
@@ -170,16 +174,21 @@ def _verify_and_commit(
         cache,
         hidden_layers=observed_layers(drafter),
         first_layer=first_layer,
+        **tree_call(tree, cache.length),
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings.after(state.last_token)
-    processed = process_drafts(logits, settings, proposal.tokens)
+    parents = None if tree is None else tree.parents
+    processed = process_drafts(logits, settings, proposal.tokens, parents)
     # The cache holds every token but the newest, so the round's first token has position
     # length + 1. It keys the noise of the whole round.
     verdict, probs = judge(
-        rule, processed, settings.without_processors(), proposal, state.seed, cache.length + 1
+        rule, processed, settings.without_processors(), proposal, state.seed, cache.length + 1, tree
     )
-    tokens = emitted_tokens(proposal.tokens, verdict)
+    if verdict.path is not None:
+        # From here on the kept path of a tree is a chain.
+        block, hidden, logits, probs = along(verdict.path, (block, hidden, logits, probs))
+    tokens = emitted_tokens(block[:, 1:], verdict)
     num_tokens, is_done = cut_at_end(state, tokens, verdict.num_accepted + 1)
     # A round emits the accepted drafts and the next token, and consumes as many: the last token and
     # the accepted drafts. So the first `num_tokens` tokens of the block are committed.
@@ -187,7 +196,7 @@ def _verify_and_commit(
     last = jnp.take_along_axis(tokens, jnp.maximum(num_tokens - 1, 0)[:, None], axis=1)[:, 0]
     # Rejected drafts are rolled back by not being committed: `length` stops before their slots.
     state = state.replace(
-        target_cache=cache.commit(num_tokens),
+        target_cache=cache.commit(num_tokens, verdict.path),
         draft=drafter.observe(params.draft, state.draft, block, hidden, valid),
         last_token=jnp.where(state.is_done, state.last_token, last),
         settings=state.settings.after_all(block, valid),
@@ -237,11 +246,3 @@ def _end_at_no_token(proposal: Proposal) -> Proposal:
     """Ends each row's drafts before NO_TOKEN, which a drafter draws from no distribution."""
     num_real = jnp.sum(jnp.cumprod(proposal.tokens >= 0, axis=1, dtype=jnp.int32), axis=1)
     return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, num_real))
-
-
-def emitted_tokens(drafts: DraftTokens, verdict: Verdict) -> Int32[Array, "b w+1"]:
-    """Returns the accepted drafts of [b w] and then the next token; the rest means nothing."""
-    index = jnp.arange(drafts.shape[1] + 1)
-    padded = jnp.pad(drafts, ((0, 0), (0, 1)))
-    is_next = index == verdict.num_accepted[:, None]
-    return jnp.where(is_next, verdict.next_token[:, None], padded)

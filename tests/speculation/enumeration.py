@@ -52,6 +52,21 @@ def truncated(distributions, top_k):
     return as_float32(kept / kept.sum(axis=-1, keepdims=True))
 
 
+def without_earlier(tokens, distributions):
+    """Returns the distributions [b k v] of siblings drawn one after the other without replacement.
+
+    Earlier siblings' tokens [b k] are taken out; zeros are padding, and take nothing out.
+    """
+    distributions = np.array(distributions, np.float64)
+    is_padding = distributions.sum(axis=-1) == 0
+    for row, path in enumerate(np.asarray(tokens)):
+        for i, token in enumerate(path[:-1]):
+            if not is_padding[row, i]:
+                distributions[row, i + 1 :, token] = 0
+    total = distributions.sum(axis=-1, keepdims=True)
+    return jnp.asarray(distributions / np.where(total > 0, total, 1), jnp.float32)
+
+
 class Paths(NamedTuple):
     """Every context with every path of drafts.
 

@@ -1,4 +1,4 @@
-"""Several candidates for one position: exact by enumeration, with and without replacement."""
+"""Several drafts for one position: exact by enumeration, with and without replacement."""
 
 import itertools
 
@@ -9,12 +9,32 @@ import pytest
 from hypothesis import strategies as st
 
 from jspec.sampling.distribution import NO_TOKEN
-from jspec.speculation.acceptance import chain
-from jspec.speculation.acceptance.candidates import candidate_probs
-from tests.speculation.enumeration import random_distributions
+from jspec.speculation.acceptance import chain, siblings
+from jspec.speculation.acceptance.tree import tree_of
+from jspec.speculation.acceptance.types import Proposal
+from tests.speculation.enumeration import random_distributions, without_earlier
 
 VOCAB = 4
 TOLERANCE = 1e-6
+
+
+def candidate_probs(target, tokens, draft_probs, *, with_replacement=True):
+    """Returns what `siblings` says of the children of the root: the probability that each is
+    accepted once those before it are refused, and the distribution after all are.
+    """
+    if draft_probs is not None and not with_replacement:
+        draft_probs = without_earlier(tokens, draft_probs)
+    proposal = Proposal(
+        tokens,
+        jnp.full(len(tokens), tokens.shape[1], jnp.int32),
+        draft_probs,
+        parents=jnp.full_like(tokens, -1),
+        max_depth=1,
+    )
+    operands = jnp.pad(target[:, None], ((0, 0), (0, tokens.shape[1]), (0, 0))), proposal
+    tree, root = tree_of(proposal), jnp.zeros(len(tokens), jnp.int32)
+    last = siblings.next_token_probs(*operands, tree, root)
+    return siblings.acceptance_probs(*operands, tree), last
 
 
 def draw_weights(draft, tokens, with_replacement):

@@ -10,12 +10,14 @@ where TV is the total variation between their distributions.
 """
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Bool, Float32
 
-from jspec.common.typing import TargetProbs
+from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import SHARED, AcceptanceNoise
+from jspec.speculation.acceptance import siblings
 from jspec.speculation.acceptance.chain import count_accepted, probs_of_drafts, target_after
+from jspec.speculation.acceptance.tree import Tree, along, follow
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
@@ -36,4 +38,25 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     return Verdict(num_accepted, jnp.take_along_axis(tokens, num_accepted[:, None], axis=1)[:, 0])
 
 
-RULE = AcceptanceRule(acceptance_probs, target_after, accept, SHARED)
+def accept_tree(
+    target_probs: TargetProbs, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
+) -> Verdict:
+    """Follows what the target draws, with the Gumbel noise of each depth, [b max_depth+1 v]."""
+    return follow(sample(target_probs, along(tree.depths, noise.gumbel)), proposal, tree)
+
+
+def _tree_noise(
+    seed: RowSeeds, position: RowCounts, tree: Tree, vocab_size: int, is_random: Bool[Array, ""]
+) -> AcceptanceNoise:
+    # A node's absolute position is that of its depth: plain decoding's noise there, again.
+    return SHARED.acceptance(seed, position, tree.max_depth, vocab_size, is_random)
+
+
+RULE = AcceptanceRule(
+    acceptance_probs,
+    target_after,
+    accept,
+    SHARED,
+    # Without the noise, drafts are accepted and refused as deterministic ones are.
+    tree=siblings.RULE._replace(accept=accept_tree, noise=_tree_noise),
+)

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float32
 
 from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
+from jspec.speculation.acceptance import siblings
 from jspec.speculation.acceptance.chain import probs_after, probs_of_drafts, rule_without_chance
 from jspec.speculation.acceptance.types import Proposal, Temperatures
 
@@ -35,4 +36,7 @@ def next_token_probs(
     return is_best.astype(jnp.float32)
 
 
-RULE = rule_without_chance(acceptance_probs, next_token_probs, temperatures=Temperatures.ZERO)
+# At temperature 0 the target's distribution is one-hot, and there all lossless rules are one.
+RULE = rule_without_chance(
+    acceptance_probs, next_token_probs, temperatures=Temperatures.ZERO, tree=siblings.RULE
+)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Float32
+from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import DraftProbs, DraftTokens, Logits, RowCounts, RowTokens, TargetProbs
 from jspec.sampling.distribution import sampling_probs
@@ -15,7 +15,7 @@ from jspec.sampling.settings import SamplingSettings
 
 
 class Proposal(struct.PyTreeNode):
-    """The drafts of one round, a chain for each row.
+    """The drafts of one round, for each row a chain, or a tree: see `acceptance.tree`.
 
     Attributes:
       tokens: the drafts, [b w].
@@ -23,9 +23,13 @@ class Proposal(struct.PyTreeNode):
         neither as proposed nor as rejected.
       probs: the distribution from which each draft was really drawn, after temperature and filters,
         [b w v], and zeros for padding. None for drafts that follow from the context alone: their
-        distributions have all probability on the draft.
+        distributions have all probability on the draft. In a tree a distribution is that given the
+        earlier siblings: without replacement, they are taken out of it.
       kind: which of the drafter's kinds of proposal each row has, [b]; None for the first kind.
       prefix: the target's call on [last token, drafts], if the drafter has begun it.
+      parents: of the drafts in a tree, [b w], each before its children; -1 is the last committed
+        token. None for a chain.
+      max_depth: of a tree: no draft is deeper, and its children of -1 have depth 1.
     """
 
     tokens: DraftTokens
@@ -33,6 +37,8 @@ class Proposal(struct.PyTreeNode):
     probs: DraftProbs | None = None
     kind: RowCounts | None = None
     prefix: "TargetPrefix | None" = None
+    parents: Int32[Array, "b w"] | None = None
+    max_depth: int = struct.field(pytree_node=False, default=0)
 
     @property
     def width(self) -> int:
@@ -49,6 +55,8 @@ class Proposal(struct.PyTreeNode):
             num_tokens=jnp.minimum(self.num_tokens, width),
             probs=None if self.probs is None else self.probs[:, :width],
             prefix=prefix,
+            parents=None if self.parents is None else self.parents[:, :width],
+            max_depth=min(self.max_depth, width),
         )
 
 
@@ -79,10 +87,13 @@ class Verdict(struct.PyTreeNode):
       num_accepted: drafts accepted, [b].
       next_token: the token that follows them, [b]: a residual token after a rejection, a bonus
         token after the last draft.
+      path: in a tree, the slots of the block that are kept, [b max_depth+1]: the last committed
+        token, which is slot 0, and the accepted drafts. None for a chain.
     """
 
     num_accepted: RowCounts
     next_token: RowTokens
+    path: Int32[Array, "b p"] | None = None
 
 
 class AcceptanceRule(NamedTuple):
@@ -102,6 +113,7 @@ class AcceptanceRule(NamedTuple):
       temperatures: those for which the rule is made.
       is_lossless: whether the emitted tokens follow the target's distribution at those
         temperatures.
+      tree: the rule for trees, a `TreeRule`; None where it knows chains only.
     """
 
     acceptance_probs: Callable[[TargetProbs, Proposal], Float32[Array, "b w"]]
@@ -111,3 +123,4 @@ class AcceptanceRule(NamedTuple):
     distribution: Callable[[Logits, SamplingSettings], TargetProbs] = sampling_probs
     temperatures: Temperatures = Temperatures.ANY
     is_lossless: bool = True
+    tree: Any = None

@@ -1,0 +1,171 @@
+"""A round's drafts as a tree: which slots see each other, and which path is kept.
+
+    drafts         0  1  2  3  4           parents -1 -1 0 0 2   (-1: the last committed token)
+    block slot  0  1  2  3  4  5           slot 0 is that token, slot i + 1 is draft i
+                last ─┬─ 1 ─┬─ 3 ── 5      depths  0  1 1 2 2 3
+                      │     └─ 4           slot 5 sees 0, 1, 3 and itself: its path
+                      └─ 2
+
+The target is called once on the whole block. A node sees the committed slots and its own path, and
+its position is that of its depth, so its logits are those of the path alone. A rule then keeps one
+path from the root on. Its slots are moved together in the caches (`KVCache.commit`), and the round
+goes on as if the path had been a chain of drafts.
+
+The parents are data: every row may have a tree of its own, another one in every round. Only the
+number of drafts and the greatest depth are static.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float32, Int32
+
+from jspec.common.typing import Logits, RowCounts, TargetProbs
+from jspec.sampling.distribution import best_token
+from jspec.speculation.acceptance.types import Proposal, Verdict
+
+_Leaves = TypeVar("_Leaves")
+
+
+class Tree(NamedTuple):
+    """The trees of a batch, by the slots of the block; the last committed token is slot 0.
+
+    Attributes:
+      parents: of the drafts, as slots, [b w]; each comes before its child.
+      mask: which slots are on the path to each slot, itself and the root included, [b t t].
+      depths: of the slots, [b t]; 0 is the root's.
+      is_real: drafts that are no padding, [b w].
+      is_earlier_sibling: [b w w], whether draft j has draft i's parent and comes before it.
+      max_depth: no draft is deeper.
+    """
+
+    parents: Int32[Array, "b w"]
+    mask: Bool[Array, "b t t"]
+    depths: Int32[Array, "b t"]
+    is_real: Bool[Array, "b w"]
+    is_earlier_sibling: Bool[Array, "b w w"]
+    max_depth: int
+
+
+class TreeRule(NamedTuple):
+    """An acceptance rule for trees.
+
+    Attributes:
+      end_probs: (target_probs, proposal, tree) -> [b t], the probability that the kept path ends at
+        each slot of the block.
+      next_token_probs: (target_probs, proposal, tree, slot [b]) -> [b v], the distribution of the
+        token after a path that ends at this slot.
+      accept: (target_probs, proposal, tree, noise) -> Verdict: both, with noise applied.
+      noise: (seed, position, tree, vocabulary size, is_random) -> the noise of a round.
+    """
+
+    end_probs: Callable[[TargetProbs, Proposal, Tree], Float32[Array, "b t"]]
+    next_token_probs: Callable[[TargetProbs, Proposal, Tree, RowCounts], Float32[Array, "b v"]]
+    accept: Callable[[TargetProbs, Proposal, Tree, Any], Verdict]
+    noise: Callable[..., Any]
+
+
+def tree_of(proposal: Proposal) -> Tree:
+    """Returns the tree of a proposal that has parents."""
+    assert proposal.parents is not None
+    width = proposal.width
+    is_real = jnp.arange(width) < proposal.num_tokens[:, None]
+    # Padding hangs on the root, where no rule keeps it.
+    parents = jnp.where(is_real, proposal.parents + 1, 0)
+    edges = jax.nn.one_hot(jnp.pad(parents, ((0, 0), (1, 0))), width + 1, dtype=jnp.float32)
+    # Every squaring doubles the length of the paths that are known, beginning with single edges.
+    mask = jnp.minimum(edges + jnp.eye(width + 1), 1.0)
+    for _ in range(max(proposal.max_depth - 1, 0).bit_length()):
+        mask = jnp.minimum(jnp.einsum("bij,bjk->bik", mask, mask), 1.0)
+    is_sibling = (parents[:, :, None] == parents[:, None, :]) & is_real[:, None, :]
+    return Tree(
+        parents,
+        mask > 0,
+        depths=jnp.sum(mask, axis=-1).astype(jnp.int32) - 1,  # the root is on every path
+        is_real=is_real,
+        is_earlier_sibling=is_sibling & jnp.tri(width, k=-1, dtype=bool),
+        max_depth=proposal.max_depth,
+    )
+
+
+def tree_call(tree: Tree | None, length: RowCounts) -> dict[str, Array]:
+    """Returns the arguments that a model takes with a block that is a tree; none for a chain.
+
+    The block follows `length` committed tokens of each row.
+    """
+    return (
+        {}
+        if tree is None
+        else {"positions": length[:, None] + tree.depths, "block_mask": tree.mask}
+    )
+
+
+def kept_path(tree: Tree, is_accepted: Bool[Array, "b w"]) -> tuple[Int32[Array, "b p"], RowCounts]:
+    """Returns the slots of the path that goes on while a child is accepted, and its drafts' number.
+
+    Of several accepted siblings the first one counts. Entries after the path's end mean nothing.
+    """
+    is_accepted &= tree.is_real
+    is_first = ~(tree.is_earlier_sibling & is_accepted[:, None, :]).any(axis=-1)
+    is_chosen = jnp.pad(is_accepted & is_first, ((0, 0), (1, 0)), constant_values=True)
+    # No walk is needed: a slot is kept if all of its path was chosen, and no two of one depth are.
+    is_kept = ~(tree.mask & ~is_chosen[:, None, :]).any(axis=-1)
+    at_depth = tree.depths[:, None, :] == jnp.arange(tree.max_depth + 1)[:, None]
+    path = jnp.argmax(is_kept[:, None, :] & at_depth, axis=-1).astype(jnp.int32)
+    return path, jnp.sum(is_kept, axis=-1, dtype=jnp.int32) - 1
+
+
+def end_of(path: Int32[Array, "b p"], num_accepted: RowCounts) -> RowCounts:
+    """Returns the last slot of each path, [b]."""
+    return jnp.take_along_axis(path, num_accepted[:, None], axis=1)[:, 0]
+
+
+def at_parents(leaf: Array, tree: Tree) -> Array:
+    """Returns what `leaf` [b t ...] holds at the parent of each draft, [b w ...]."""
+    return along(tree.parents, leaf)
+
+
+def along(path: Int32[Array, "b p"], leaves: _Leaves) -> _Leaves:
+    """Returns what every leaf [b t ...] holds at the slots of each row's path, [b p ...]."""
+
+    def pick(leaf: Array) -> Array:
+        index = path.reshape(*path.shape, *[1] * (leaf.ndim - 2))
+        return jnp.take_along_axis(leaf, index, axis=1)
+
+    return jax.tree.map(pick, leaves)
+
+
+def follow(drawn: Int32[Array, "b t"], proposal: Proposal, tree: Tree) -> Verdict:
+    """Keeps drafts while they are what the target draws at their parent; `drawn` is at each slot.
+
+    Exact, whatever the drafts: the emitted tokens are the target's own. Only the draws on the kept
+    path are looked at, one for each depth, so the draws at one depth may share their noise.
+    """
+    path, num_accepted = kept_path(tree, at_parents(drawn, tree) == proposal.tokens)
+    return Verdict(num_accepted, _at(drawn, end_of(path, num_accepted)), path)
+
+
+def match_tree(logits: Logits, proposal: Proposal, tree: Tree) -> Verdict:
+    """Keeps drafts while each is the most likely token after its path; see `chain.match`."""
+    return follow(best_token(logits), proposal, tree)
+
+
+def _at(leaf: Int32[Array, "b t"], slot: RowCounts) -> RowCounts:
+    return jnp.take_along_axis(leaf, slot[:, None], axis=1)[:, 0]
+
+
+def end_probs(accept: Float32[Array, "b w"], tree: Tree) -> Float32[Array, "b t"]:
+    """Returns the probability that the path ends at each slot, for rules that try siblings in turn.
+
+    `accept` is the probability that each draft is accepted once its parent is kept and its earlier
+    siblings are refused.
+    """
+    accept = jnp.where(tree.is_real, accept, 0.0)
+    refused = 1 - accept
+    earlier = jnp.where(tree.is_earlier_sibling, refused[:, None, :], 1.0)
+    chosen = jnp.pad(accept * jnp.prod(earlier, axis=-1), ((0, 0), (1, 0)), constant_values=1.0)
+    reached = jnp.prod(jnp.where(tree.mask, chosen[:, None, :], 1.0), axis=-1)
+    is_child = tree.parents[:, None, :] == jnp.arange(tree.depths.shape[1])[:, None]
+    return reached * jnp.prod(jnp.where(is_child, refused[:, None, :], 1.0), axis=-1)
