@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
-from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.acceptance.types import Proposal, as_tree
 from jspec.speculation.types import Drafter, Kind, LimitFn, RoundInputs, lag_of, observed_layers
 
 _States = tuple[Any, ...]
@@ -123,7 +123,20 @@ class CascadeDrafter:
             num_tokens = jnp.where(is_turn, proposal.num_tokens, num_tokens)
             kind = jnp.where(is_turn, proposal.kind, kind)  # type: ignore[arg-type]
         probs = self._merge_distributions(proposals, tokens)
-        return Proposal(tokens, num_tokens, probs, kind)
+        merged = Proposal(tokens, num_tokens, probs, kind)
+        if all(proposal.parents is None for proposal in proposals):
+            return merged
+        return self._merge_trees(merged, [as_tree(proposal) for proposal in proposals], turns)
+
+    def _merge_trees(
+        self, merged: Proposal, trees: Sequence[Proposal], turns: Sequence[RowFlags]
+    ) -> Proposal:
+        # Where any member proposes a tree, the chains of the others are trees of one branch.
+        parents = jnp.zeros_like(merged.tokens)
+        for proposal, is_turn in zip(trees, turns, strict=True):
+            own = self._widen(proposal.parents)  # type: ignore[arg-type]
+            parents = jnp.where(is_turn[:, None], own, parents)
+        return merged.replace(parents=parents, max_depth=max(tree.max_depth for tree in trees))
 
     def _merge_distributions(self, proposals: Sequence[Proposal], tokens: Tokens) -> Array | None:
         # Only one member proposes for a row, and the others' rows are zeros: a sum merges them.

@@ -10,7 +10,7 @@ later catches up in wider calls; so does the prompt.
 """
 
 import dataclasses
-import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Float32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowTokens, Tokens
 from jspec.drafters.chain import ChainDrafter
+from jspec.drafters.dynamic_tree import TreeOptions, tree_shape
 from jspec.drafters.heads.eagle_checkpoint import load_eagle
 from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse
 from jspec.drafters.memory import History
@@ -40,7 +41,7 @@ class EagleState(struct.PyTreeNode):
     cache: KVCache  # the head's; its committed slots hold pairs of real features
 
 
-class _Drafting(struct.PyTreeNode):
+class Drafting(struct.PyTreeNode):
     """The head in the middle of a chain."""
 
     cache: KVCache  # the head's
@@ -65,10 +66,15 @@ class EagleDrafter(ChainDrafter):
         """The target's layers whose outputs it observes."""
         return self.config.feature_layers
 
+    @property
+    def most_committed(self) -> int:
+        """The most tokens that a round commits: the last one, and all drafts."""
+        return self.num_draft_tokens + 1
+
     def lag(self, state: EagleState, kind: RowCounts) -> RowCounts:
         """Returns the committed tokens to be read beyond those that a round reads anyway, [b]."""
         num_missed = state.history.length - state.cache.length
-        return jnp.maximum(num_missed - (self.num_draft_tokens + 1), 0)
+        return jnp.maximum(num_missed - self.most_committed, 0)
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""
@@ -95,70 +101,106 @@ class EagleDrafter(ChainDrafter):
         self, params: Params, state: EagleState, inputs: RoundInputs
     ) -> tuple[Proposal, EagleState]:
         """Drafts one token after another, in a loop on the device."""
-        wanted, num_pairs = inputs.wanted(), state.history.length
-        # `last` is not committed yet, but it is half of the newest pair.
-        text = state.history.append_one(inputs.last_token)
-        width = self.num_draft_tokens + 1
-        feed = functools.partial(self._feed, params, inputs.view.params["embedding"])
+        wanted = inputs.wanted()
 
-        def missing(cache: KVCache) -> RowCounts:
-            return jnp.where(wanted > 0, num_pairs - cache.length, 0)
+        def first(drafting: Drafting, token: RowTokens) -> tuple[Array, Drafting]:
+            return self.first_call(params, state, inputs, wanted, drafting.cache)
 
-        def feed_pairs(
-            cache: KVCache, num: int, at: RowCounts
-        ) -> tuple[Array, Float32[Array, "b t d"], KVCache]:
-            # A pair joins a feature with the token after it.
-            features = _window(state.features, cache.length, num)
-            return feed(text.window(cache.length + 1, num), features, cache, at)
-
-        def catch_up(cache: KVCache) -> KVCache:
-            num = jnp.clip(missing(cache) - 1, 0, _CATCH_UP_WIDTH)  # the last pair is `first`'s
-            return feed_pairs(cache, _CATCH_UP_WIDTH, jnp.zeros_like(num))[2].commit(num)
-
-        def first(drafting: _Drafting, token: RowTokens) -> tuple[Array, _Drafting]:
-            num = missing(drafting.cache)
-            at = jnp.maximum(num - 1, 0)
-            logits, hidden, cache = feed_pairs(drafting.cache, width, at)
-            hidden = jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0]
-            return logits, _Drafting(cache.commit(num), hidden)
-
-        def later(drafting: _Drafting, token: RowTokens) -> tuple[Array, _Drafting]:
+        def later(drafting: Drafting, token: RowTokens) -> tuple[Array, Drafting]:
             at = jnp.zeros_like(token)
             pair = token[:, None], drafting.hidden[:, None]
-            logits, hidden, cache = feed(*pair, drafting.cache, at)
-            return logits, _Drafting(cache.commit(jnp.ones_like(token)), hidden[:, 0])
+            logits, hidden, cache = self.feed(params, inputs, *pair, drafting.cache, logits_at=at)
+            cache = cache.commit(jnp.ones_like(token))
+            return logits[:, 0], Drafting(cache, hidden[:, 0])
 
-        cache = jax.lax.while_loop(
-            # A loop of no trips leaves the cache in place; a `lax.cond` would copy it.
-            lambda cache: (missing(cache) > width).any(),
-            catch_up,
-            state.cache,
-        )
+        cache = self.catch_up(params, state, inputs, wanted)
         nothing = jnp.zeros([wanted.shape[0], self.config.layer.embed_dim], jnp.float32)
         proposal, drafting, _ = self.draw_chain(
-            first, later, _Drafting(cache, nothing), inputs, wanted=wanted, ids=params["ids"]
+            first, later, Drafting(cache, nothing), inputs, wanted=wanted, ids=params["ids"]
         )
-        # Pairs with guessed features are dropped: the target's own replace them once committed.
-        length = jnp.where(wanted > 0, num_pairs, cache.length)
-        return proposal, state.replace(cache=drafting.cache.rollback(length))
+        return proposal, self.forget_guesses(state, cache.length, drafting.cache, wanted)
 
-    def _feed(
+    def first_call(
         self,
         params: Params,
-        embedding: Array,
+        state: EagleState,
+        inputs: RoundInputs,
+        wanted: RowCounts,
+        cache: KVCache,
+    ) -> tuple[Float32[Array, "b u"], Drafting]:
+        """Reads the last round's pairs; returns the first draft's logits."""
+        num = _num_missing(state, wanted, cache)
+        at = jnp.maximum(num - 1, 0)
+        width = self.most_committed
+        logits, hidden, cache = self._feed_pairs(params, state, inputs, cache, width, at)
+        hidden = jnp.take_along_axis(hidden, at[:, None, None], axis=1)[:, 0]
+        return logits[:, 0], Drafting(cache.commit(num), hidden)
+
+    def catch_up(
+        self, params: Params, state: EagleState, inputs: RoundInputs, wanted: RowCounts
+    ) -> KVCache:
+        """Reads pairs until no more are missing than the first call takes."""
+
+        def read(cache: KVCache) -> KVCache:
+            # The last pair is the first call's.
+            num = jnp.clip(_num_missing(state, wanted, cache) - 1, 0, _CATCH_UP_WIDTH)
+            at = jnp.zeros_like(num)
+            fed = self._feed_pairs(params, state, inputs, cache, _CATCH_UP_WIDTH, at)
+            return fed[2].commit(num)
+
+        return jax.lax.while_loop(
+            # A loop of no trips leaves the cache in place; a `lax.cond` would copy it.
+            lambda cache: (_num_missing(state, wanted, cache) > self.most_committed).any(),
+            read,
+            state.cache,
+        )
+
+    def forget_guesses(
+        self, state: EagleState, length: RowCounts, cache: KVCache, wanted: RowCounts
+    ) -> EagleState:
+        """Returns the state after a round's drafts; `length` is that before its first call."""
+        # Pairs with guessed features are dropped: the target's own replace them once committed.
+        length = jnp.where(wanted > 0, state.history.length, length)
+        return state.replace(cache=cache.rollback(length))
+
+    def _feed_pairs(
+        self,
+        params: Params,
+        state: EagleState,
+        inputs: RoundInputs,
+        cache: KVCache,
+        num: int,
+        at: RowCounts,
+    ) -> tuple[Float32[Array, "b 1 u"], Float32[Array, "b t d"], KVCache]:
+        """Feeds the next pairs of the text: a pair joins a feature with the token after it."""
+        # `last` is not committed yet, but it is half of the newest pair.
+        text = state.history.append_one(inputs.last_token)
+        features = _window(state.features, cache.length, num)
+        tokens = text.window(cache.length + 1, num)
+        return self.feed(params, inputs, tokens, features, cache, logits_at=at)
+
+    def feed(
+        self,
+        params: Params,
+        inputs: RoundInputs,
         tokens: Tokens,
         features: Float[Array, "b t d"],
         cache: KVCache,
-        at: RowCounts,
-    ) -> tuple[Float32[Array, "b u"], Float32[Array, "b t d"], KVCache]:
-        """Runs the head; ids that are not really used have no probability."""
+        **options: Any,
+    ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
+        """Runs the head, see `apply_head`; ids that are not really used have no probability."""
+        embedded = look_up(inputs.view.params["embedding"], tokens)
         logits, hidden, cache = apply_head(
-            self.config, params, look_up(embedding, tokens), features, cache, logits_at=at
+            self.config, params, embedded, features, cache, **options
         )
-        logits = logits[:, 0]
         if self.vocab_size < self.target_vocab_size:
             logits = jnp.where(params["ids"] < self.vocab_size, logits, -jnp.inf)
         return logits, hidden, cache
+
+
+def _num_missing(state: EagleState, wanted: RowCounts, cache: KVCache) -> RowCounts:
+    """Returns how many pairs are to be read, the newest included, [b]."""
+    return jnp.where(wanted > 0, state.history.length - cache.length, 0)
 
 
 def _window(features: Float[Array, "b 1 s d"], start: RowCounts, num: int) -> Array:
@@ -170,9 +212,18 @@ def _window(features: Float[Array, "b 1 s d"], start: RowCounts, num: int) -> Ar
     return look_up(features.reshape(-1, features.shape[-1]), rows * size + slots)
 
 
+@dataclasses.dataclass(frozen=True)
+class EagleOptions(DrawnHeadOptions, TreeOptions):
+    """Of `eagle`."""
+
+
 def _build(spec: DrafterSpec) -> BuiltDrafter:
+    from jspec.drafters.eagle_tree import EagleTreeDrafter  # which builds on this module
+
+    shape = tree_shape(spec)
     head = load_eagle(spec.head_folder("eagle"), spec.target_config, spec.dtype)
-    drafter = EagleDrafter(config=head.config, dtype=spec.dtype, **spec.chain_fields)
+    fields = {"config": head.config, "dtype": spec.dtype, **spec.chain_fields}
+    drafter = EagleDrafter(**fields) if shape is None else EagleTreeDrafter(shape=shape, **fields)
     return BuiltDrafter(drafter, head.params)
 
 
@@ -182,7 +233,7 @@ ENTRY = DrafterEntry(
     proposes="what a trained head draws from the target's hidden states; "
     "jspec has one for `smollm2-135m-instruct`",
     source="2503.01840",
-    options=DrawnHeadOptions,
+    options=EagleOptions,
     needs="draft_head",
     prior_cost=1.14,
 )

@@ -27,6 +27,7 @@ from jspec.drafters.draft_vocabulary import (
     DraftVocabularyOptions,
     with_draft_vocabulary,
 )
+from jspec.drafters.dynamic_tree import TreeOptions, tree_shape
 from jspec.drafters.memory import History
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
@@ -197,12 +198,27 @@ def make_model_drafter(spec: DrafterSpec, name: str = "model") -> tuple[ModelDra
     return drafter, spec.draft_params
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelOptions(DraftVocabularyOptions, TreeOptions):
+    """Of `model`."""
+
+
+def _build(spec: DrafterSpec) -> BuiltDrafter:
+    from jspec.drafters.model_tree import ModelTreeDrafter  # which builds on this module
+
+    shape = tree_shape(spec)
+    drafter, params = make_model_drafter(spec)
+    if shape is not None:
+        drafter = ModelTreeDrafter(**vars(drafter), shape=shape)
+    return BuiltDrafter(drafter, params)
+
+
 ENTRY = DrafterEntry(
     name="model",
-    build=lambda spec: BuiltDrafter(*make_model_drafter(spec)),
+    build=_build,
     proposes="what a second, cheaper model draws (default with `--draft`)",
     source="2211.17192, 2302.01318",
-    options=DraftVocabularyOptions,
+    options=ModelOptions,
     needs="draft",
     prior_cost=2.22,  # the target itself in int4
 )

@@ -26,13 +26,12 @@ from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
     DrafterSpec,
-    DrawnHeadOptions,
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class DrafterOptions(  # the fields come in the order of --helpfull, the last base's first
-    DrawnHeadOptions,
+    eagle.EagleOptions,
     tables.TableOptions,
     ngram.NgramOptions,
     pattern.PatternOptions,

@@ -101,13 +101,16 @@ class EagleHead(nn.Module):
         features: Float[Array, "b t d"],
         cache: KVCache,
         logits_at: Int[Array, "b"] | None = None,
+        positions: Int[Array, "b t"] | None = None,
+        block_mask: Bool[Array, "b t u"] | None = None,
     ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
         """Runs one block of pairs; see `apply_head`."""
         cfg = self.config.layer
         eps, num_tokens = cfg.norm_epsilon, embedded.shape[1]
-        # Pair i has position i, although its token stands at i + 1.
-        rope = rope_cos_sin(cfg, cache.length[:, None] + jnp.arange(num_tokens))
-        visible = cache.visible(causal_mask(num_tokens))
+        if positions is None:  # pair i has position i, although its token stands at i + 1
+            positions = cache.length[:, None] + jnp.arange(num_tokens)
+        mask = causal_mask(num_tokens) if block_mask is None else block_mask
+        rope, visible = rope_cos_sin(cfg, positions), cache.visible(mask)
         x = features.astype(jnp.float32)
         normed = RMSNorm(eps, name="embedding_norm")(embedded.astype(jnp.float32))
         # [b t 2·d], embedding first: the order in which published heads have their columns.
@@ -119,7 +122,8 @@ class EagleHead(nn.Module):
             x, cache = layer(*inputs)
         else:
             own = {name: self.get_variable("params", name) for name in EagleLayer.PARTS}
-            x, cache = apply_layer(EagleLayer(cfg), cfg, 0, own, *inputs)
+            offset = mask.shape[-1] - num_tokens  # as in `Decoder`
+            x, cache = apply_layer(EagleLayer(cfg), cfg, offset, own, *inputs)
         outputs = x
         if logits_at is not None:
             # Before the norm and the head: one row of logits is made instead of t.
@@ -144,6 +148,8 @@ def apply_head(
     cache: KVCache,
     *,
     logits_at: Int[Array, "b"] | None = None,
+    positions: Int[Array, "b t"] | None = None,
+    block_mask: Bool[Array, "b t u"] | None = None,
 ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
     """Runs the head on one block of pairs (feature of token i, embedding of token i + 1).
 
@@ -154,6 +160,8 @@ def apply_head(
       features: fused features of the earlier ones, or the head's own outputs for them.
       cache: the head's; pair i has position and slot i.
       logits_at: compute logits at this one index of each row's block only.
+      positions: of the pairs; None for a chain.
+      block_mask: which pairs of the block each sees; see `ApplyFn`.
 
     Returns:
       logits: of the tokens after the later ones, among those the head can propose, [b t u] or
@@ -162,7 +170,13 @@ def apply_head(
       cache: with the block written and nothing committed.
     """
     return EagleHead(config).apply(  # type: ignore[return-value]
-        {"params": params["head"]}, embedded, features, cache, logits_at=logits_at
+        {"params": params["head"]},
+        embedded,
+        features,
+        cache,
+        logits_at=logits_at,
+        positions=positions,
+        block_mask=block_mask,
     )
 
 

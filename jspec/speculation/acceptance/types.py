@@ -60,6 +60,15 @@ class Proposal(struct.PyTreeNode):
         )
 
 
+def as_tree(proposal: Proposal) -> Proposal:
+    """Returns the proposal as a tree; a chain is a tree of one branch."""
+    if proposal.parents is not None:
+        return proposal
+    chain = jnp.arange(proposal.width, dtype=jnp.int32) - 1
+    parents = jnp.broadcast_to(chain, proposal.tokens.shape)
+    return proposal.replace(parents=parents, max_depth=proposal.width)
+
+
 class TargetPrefix(struct.PyTreeNode):
     """The first layers of the target's call on [last token, drafts], run by the drafter.
 

@@ -1,0 +1,179 @@
+"""Tree verification: lossless by enumeration, the same text as plain decoding, and its caches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.speculation.acceptance import RULES, get_rule, siblings, tree
+from jspec.speculation.acceptance.types import Proposal
+from tests.speculation.drive import Engine
+from tests.speculation.enumeration import joint_distribution, target_joint
+from tests.speculation.toys import make_tables, softmax, toy_cache
+from tests.speculation.tree_toys import SHAPES, ToyTreeDrafter, depth_of, enumerate_tree, tree_apply
+
+VOCAB = 3
+TABLES = make_tables(seed=1, vocab=VOCAB)
+TOLERANCE, VISIBLE = 1e-6, 1e-3
+DRAWS = ["with", "without", "least"]
+
+
+def error(rule, shape, draw, told=None):
+    """Returns how far the joint distribution of three rounds is from the target's, at most."""
+    target, draft = (np.float32(softmax(table)).astype(np.float64) for table in TABLES)
+    emitted = enumerate_tree(rule, target, draft, SHAPES[shape], draw, told)
+    total = sum(probs.reshape(VOCAB**2, -1).sum(axis=1) for probs in emitted.values())
+    np.testing.assert_allclose(total, 1, atol=2e-6)
+    starts = [(0, 0), (1, 2), (2, 1)]
+    return max(
+        np.abs(joint_distribution(emitted, target, start) - target_joint(target, start)).max()
+        for start in starts
+    )
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_siblings_are_lossless(shape, draw):
+    """Guards against a residual that is not updated, and a bias from the second round on."""
+    assert error(siblings.RULE, shape, draw) < TOLERANCE
+
+
+def as_if_sampled(target_probs, proposal, tree_):
+    """Scores every child by its own ratio to the target, as if the earlier ones were not there."""
+    rows = jnp.arange(proposal.tokens.shape[0])[:, None]
+    target = target_probs[rows, tree_.parents, proposal.tokens]
+    draft = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
+    return tree.end_probs(jnp.minimum(target / jnp.maximum(draft, 1e-30), 1.0), tree_)
+
+
+def test_a_stale_residual_is_caught():
+    """Negative control: every child compared with the target's own distribution."""
+    assert error(siblings.RULE._replace(end_probs=as_if_sampled), "siblings", "without") > VISIBLE
+
+
+@pytest.mark.parametrize(("draw", "told"), [("with", "without"), ("without", "with")])
+def test_a_misreported_replacement_is_caught(draw, told):
+    """Negative control: distributions that are not those the siblings were drawn from."""
+    assert error(siblings.RULE, "siblings", draw, told) > VISIBLE
+
+
+def run(rule, shapes, draw="best", temperature=1.0, rows=6, capacity=64, **options):
+    """Returns the result of rows with seeds of their own, by rounds with trees."""
+    drafter = ToyTreeDrafter(tuple(map(tuple, shapes)), draw)
+    engine = Engine(tree_apply, toy_cache, TABLES, drafter, rule, capacity=capacity)
+    return engine.generate([[0, 1, 2]] * rows, temperature=temperature, **options)
+
+
+@functools.cache
+def plain(temperature, rows=6, capacity=64):
+    engine = Engine(tree_apply, toy_cache, TABLES, capacity=capacity)
+    return engine.generate([[0, 1, 2]] * rows, temperature=temperature).tokens
+
+
+@pytest.mark.parametrize("draw", ["best", "without"])
+@pytest.mark.parametrize(
+    ("rule", "temperature"),
+    [("greedy", 0.0), ("rejection", 0.0), ("coupled", 0.0), ("coupled", 1.0)],
+)
+def test_the_text_is_that_of_plain_decoding(rule, temperature, draw):
+    """Invariants 2 and 5 on trees that differ by row and round, up to the context limit."""
+    result = run(rule, SHAPES.values(), draw, temperature)
+    assert result.tokens == plain(temperature)
+    assert result.num_accepted.max() == max(map(depth_of, SHAPES.values()))
+
+
+def test_a_row_does_not_depend_on_its_company():
+    """A tree of one's own, and noise that is keyed by depth and rank."""
+    shapes = [SHAPES["bush"]]
+    together = run("rejection", shapes, "without")
+    for row in range(3):
+        alone = run("rejection", shapes, "without", rows=1, seeds=[row])
+        assert alone.tokens[0] == together.tokens[row]
+
+
+@pytest.mark.parametrize("draw", ["best", "with"])
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_a_tree_that_is_a_chain_is_the_chain(rule, draw):
+    """Guards against a one-node tree that differs from the one-token chain."""
+
+    class AsChain(ToyTreeDrafter):
+        def propose(self, params, state, inputs):
+            proposal, state = super().propose(params, state, inputs)
+            return proposal.replace(parents=None, max_depth=0), state
+
+    for shape in ("one", "chain"):
+        chain = AsChain((tuple(SHAPES[shape]),), draw)
+        engine = Engine(tree_apply, toy_cache, TABLES, chain, rule, capacity=64)
+        expected = engine.generate([[0, 1, 2]] * 6, temperature=1.0)
+        result = run(rule, [SHAPES[shape]], draw)
+        assert result.tokens == expected.tokens
+        np.testing.assert_array_equal(result.num_accepted, expected.num_accepted)
+
+
+def proposal_of(parents, num_tokens=None):
+    parents = jnp.asarray([parents], jnp.int32)
+    count = parents.shape[1] if num_tokens is None else num_tokens
+    tokens = jnp.arange(parents.shape[1], dtype=jnp.int32)[None]
+    return Proposal(tokens, jnp.array([count]), parents=parents, max_depth=count)
+
+
+def test_masks_and_depths():
+    """The picture in `acceptance.tree`, and padding, which hangs on the root."""
+    found = tree.tree_of(proposal_of([-1, -1, 0, 0, 2]))
+    assert found.depths.tolist() == [[0, 1, 1, 2, 2, 3]]
+    paths = [np.flatnonzero(row).tolist() for row in np.asarray(found.mask[0])]
+    assert paths == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 1, 4], [0, 1, 3, 5]]
+    padded = tree.tree_of(proposal_of([-1, 0, 1, 2], num_tokens=2))
+    assert padded.depths.tolist() == [[0, 1, 2, 1, 1]]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4, 5, 8, 9, 16])
+def test_masks_of_long_chains(depth):
+    """Guards against too few squarings."""
+    found = tree.tree_of(proposal_of(list(range(-1, depth - 1))))
+    np.testing.assert_array_equal(found.mask[0], np.tril(np.ones((depth + 1, depth + 1), bool)))
+
+
+def test_verdicts_follow_the_probabilities():
+    """`accept` keeps paths as often as `end_probs` says: 4,000 draws, false alarm 2e-6."""
+    parents = [-1, -1, 0, 0, 1]
+    rng = np.random.default_rng(0)
+    n = 4_000
+    proposal = Proposal(
+        jnp.broadcast_to(jnp.array([0, 1, 2, 1, 0], jnp.int32), (n, 5)),
+        jnp.full(n, 5, jnp.int32),
+        parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (n, 5)),
+        max_depth=2,
+    )
+    probs = jnp.broadcast_to(jnp.asarray(rng.dirichlet([1.0] * VOCAB, 6), jnp.float32), (n, 6, 3))
+    built = tree.tree_of(proposal)
+    seeds = jnp.arange(n, dtype=jnp.uint32)
+    noise = siblings.tree_noise(seeds, jnp.full(n, 7), built, VOCAB, jnp.array(True))
+    verdict = siblings.accept(probs, proposal, built, noise)
+    ends = np.asarray(tree.end_of(verdict.path, verdict.num_accepted))
+    expected = np.asarray(siblings.end_probs(probs, proposal, built))[0].astype(np.float64)
+    counts = np.bincount(ends, minlength=6)
+    statistic = ((counts - n * expected) ** 2 / (n * expected)).sum()
+    assert statistic < 35  # of 5 degrees of freedom: 1.5e-6
+    wrong = np.roll(expected, 1)
+    assert ((counts - n * wrong) ** 2 / (n * wrong)).sum() > 35
+
+
+LOSSLESS_ON_TREES = [name for name in RULES if get_rule(name).tree is not None]
+
+
+def test_rules_for_trees():
+    """The list that the docs give."""
+    assert LOSSLESS_ON_TREES == ["greedy", "rejection", "coupled"]
+
+
+def test_nothing_is_moved_where_the_first_branch_is_kept():
+    """A path that lies in order already costs nothing; any other is moved, once."""
+    cache = toy_cache(2, 16)
+    keys = jnp.arange(10, dtype=jnp.float32).reshape(2, 5, 1, 1)
+    cache = cache.write(keys, keys)
+    path = jnp.array([[0, 1, 2], [0, 2, 4]])
+    moved = jax.jit(lambda cache, path: cache.commit(jnp.array([3, 3]), path))(cache, path)
+    assert np.asarray(moved.keys[0][:, 0, :3, 0]).tolist() == [[0, 1, 2], [5, 7, 9]]
