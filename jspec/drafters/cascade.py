@@ -23,7 +23,15 @@ from jaxtyping import Array
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
 from jspec.speculation.acceptance.types import Proposal, as_tree
-from jspec.speculation.types import Drafter, Kind, LimitFn, RoundInputs, lag_of, observed_layers
+from jspec.speculation.types import (
+    Drafter,
+    Kind,
+    LimitFn,
+    RoundInputs,
+    lag_of,
+    observed_layers,
+    tree_depth,
+)
 
 _States = tuple[Any, ...]
 
@@ -48,6 +56,11 @@ class CascadeDrafter:
     def may_be_silent(self) -> bool:
         """Silent if every member is."""
         return all(member.may_be_silent for member in self.members)
+
+    @property
+    def tree_depth(self) -> int:
+        """The deepest member's; 0 if all draft chains."""
+        return max(tree_depth(member) for member in self.members)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:

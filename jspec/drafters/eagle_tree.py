@@ -43,6 +43,11 @@ class EagleTreeDrafter(EagleDrafter):
         """The most tokens that a round commits: the last one, and a path."""
         return self.shape.depth + 1
 
+    @property
+    def tree_depth(self) -> int:
+        """The greatest depth of its trees."""
+        return self.shape.depth
+
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""
         # With room for the drafts that are fed, of which there are more than are put forward.

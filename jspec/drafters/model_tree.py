@@ -43,6 +43,11 @@ class ModelTreeDrafter(ModelDrafter):
 
     shape: Shape = dataclasses.field(kw_only=True)
 
+    @property
+    def tree_depth(self) -> int:
+        """The greatest depth of its trees."""
+        return self.shape.depth
+
     def init(self, batch_size: int, capacity: int) -> ModelTreeState:
         """Returns the state of rows that have seen nothing."""
         none = jnp.full([batch_size, self.shape.num_fed], -1, jnp.int32)

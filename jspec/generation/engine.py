@@ -7,17 +7,19 @@ import jax
 import numpy as np
 
 from jspec import kernels
+from jspec.common.errors import InputError
 from jspec.common.memory import tree_bytes
 from jspec.generation.capacity import capacity_for
 from jspec.generation.rows import Row, empty_state, finish_row, with_request
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
+from jspec.speculation.acceptance import RULES, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import insert, prefill_chunk
 from jspec.speculation.step import speculative_step
-from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo
+from jspec.speculation.types import Drafter, ModelParams, SpecState, StepInfo, tree_depth
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import mask_padding
 
@@ -50,7 +52,13 @@ class Engine:
         rule: AcceptanceRule,
         numbers: Sequence[int] = (),
     ) -> None:
-        """Prepares the programs; nothing is compiled yet. `numbers` rise from 0."""
+        """Prepares the programs; nothing is compiled yet. `numbers` rise from 0.
+
+        Raises:
+          InputError: a drafter of trees, and a rule for chains or a number that varies.
+        """
+        if drafter is not None and tree_depth(drafter) > 0:
+            _check_trees(rule, numbers)
         self.apply = apply = mask_padding(make_apply(target.config), target)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
@@ -120,3 +128,14 @@ class Engine:
         state, infos, count = self._run(params, state, np.int32(num_rounds))
         infos, count = jax.device_get((infos, count))
         return state, jax.tree.map(lambda leaf: leaf[:count], infos)
+
+
+def _check_trees(rule: AcceptanceRule, numbers: Sequence[int]) -> None:
+    if rule.tree is None:
+        able = [name for name in RULES if get_rule(name).tree is not None]
+        raise InputError(
+            f"expected an acceptance rule for trees ({', '.join(able)}) with tree_depth, got one "
+            "for chains"
+        )
+    if numbers:
+        raise InputError("expected num_draft_tokens as a number with tree_depth, got 'auto'")

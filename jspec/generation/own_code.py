@@ -64,8 +64,9 @@ def check_own_code(
             ("num_tokens", "int32", [_ROWS]),
             ("probs", "float32", [*block, vocab_size]),
             ("kind", "int32", [_ROWS]),
+            ("parents", "int32", block),
         ):
-            if (found := getattr(proposal, name)) is not None:  # as probs and kind may be
+            if (found := getattr(proposal, name)) is not None:  # as the last three may be
                 _check(f"{title} to propose {name} {dtype} {shape}", found, f"{dtype} {shape}")
 
     if built.drafter is not None and name not in BUILT_IN:

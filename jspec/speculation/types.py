@@ -128,6 +128,11 @@ def observed_layers(drafter: Drafter | None) -> tuple[int, ...]:
     return getattr(drafter, "hidden_layers", ())
 
 
+def tree_depth(drafter: Drafter) -> int:
+    """Returns the greatest depth of a drafter's trees, its `tree_depth`; 0 if it drafts chains."""
+    return getattr(drafter, "tree_depth", 0)
+
+
 class ModelParams(NamedTuple):
     """Parameters of target and drafter."""
 

@@ -15,13 +15,14 @@ The parents are data: every row may have a tree of its own, another one in every
 number of drafts and the greatest depth are static.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
+from jspec.common.errors import InputError
 from jspec.common.typing import Logits, RowCounts, TargetProbs
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal, Verdict
@@ -65,6 +66,20 @@ class TreeRule(NamedTuple):
     next_token_probs: Callable[[TargetProbs, Proposal, Tree, RowCounts], Float32[Array, "b v"]]
     accept: Callable[[TargetProbs, Proposal, Tree, Any], Verdict]
     noise: Callable[..., Any]
+
+
+def check_parents(parents: Sequence[int]) -> None:
+    """Checks the parents of a tree that is the same in every round; -1 is the root.
+
+    Raises:
+      InputError: a parent that does not come before its child.
+    """
+    for child, parent in enumerate(parents):
+        if not -1 <= parent < child:
+            raise InputError(
+                f"expected a tree's parents before their children, from -1 to {child - 1} for "
+                f"draft {child}; got {parent}"
+            )
 
 
 def tree_of(proposal: Proposal) -> Tree:
