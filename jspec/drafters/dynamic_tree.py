@@ -73,6 +73,10 @@ class Fed(NamedTuple):
     depth: int
     parents: Int32[Array, "b k"]
 
+    def positions(self, length: RowCounts) -> Int32[Array, "b k"]:
+        """Returns the drafts' positions after `length` tokens."""
+        return jnp.broadcast_to(length[:, None] + self.depth - 1, self.tokens.shape)
+
 
 class _Pool(NamedTuple):
     """All tokens looked at, level by level; a parent is a place in the pool, -1 for the root."""

@@ -69,11 +69,9 @@ class EagleTreeDrafter(EagleDrafter):
 
         def feed(memory: _Level, level: Fed) -> tuple[Float32[Array, "b k u"], _Level]:
             features = jnp.take_along_axis(memory.hidden, level.parents[..., None], axis=1)
-            positions = memory.cache.length[:, None] + level.depth - 1
-            positions = jnp.broadcast_to(positions, level.tokens.shape)
             logits, hidden, cache = self.feed(
-                params, inputs, level.tokens, features, memory.cache, positions=positions,
-                block_mask=level.mask,
+                params, inputs, level.tokens, features, memory.cache,
+                positions=level.positions(memory.cache.length), block_mask=level.mask,
             )  # fmt: skip
             return logits, _Level(cache, hidden)
 

@@ -10,27 +10,23 @@ import dataclasses
 import functools
 
 import jax.numpy as jnp
-from flax import struct
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
 from jspec.drafters.dynamic_tree import Fed, Shape, grow_tree, if_wanted
 from jspec.drafters.memory import History
-from jspec.drafters.model import ModelDrafter
+from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.models import KVCache
 from jspec.speculation.acceptance.tree import kept_path, tree_of
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import RoundInputs
 
 
-class ModelTreeState(struct.PyTreeNode):
-    """The drafter's memory of the committed tokens; see `ModelState`."""
+class ModelTreeState(ModelState):
+    """The drafter's memory of the committed tokens; `fed` are the drafts that were fed, [b f]."""
 
-    history: History
-    cache: KVCache
-    last: Int32[Array, "b"]  # the token that was fed after the committed ones; -1 if none was
-    fed: Int32[Array, "b f"]  # the drafts that were fed after it
-    parents: Int32[Array, "b f"]  # of those drafts, among them; -1 is `last`
+    last: Int32[Array, "b"]  # the token that was fed before them; -1 if none was
+    parents: Int32[Array, "b f"]  # of the drafts that were fed, among them; -1 is `last`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,16 +99,19 @@ class ModelTreeDrafter(ModelDrafter):
     ) -> tuple[Proposal, ModelTreeState]:
         history = state.history
         is_wanted = wanted > 0
-        cache = self.ready_cache(params, state, is_wanted)  # type: ignore[arg-type]
+        cache = self.ready_cache(params, state, is_wanted)
         block = jnp.stack([history.newest(), inputs.last_token], axis=1)
         at = jnp.ones_like(wanted)
         logits, _, cache = self.apply(params, block, cache, logits_at=at)
         cache = cache.commit(2 * at)
 
         def feed(cache: KVCache, level: Fed) -> tuple[Float32[Array, "b k u"], KVCache]:
-            positions = cache.length[:, None] + level.depth - 1
             logits, _, cache = self.apply(
-                params, level.tokens, cache, positions=positions, block_mask=level.mask
+                params,
+                level.tokens,
+                cache,
+                positions=level.positions(cache.length),
+                block_mask=level.mask,
             )
             return logits[..., : self.vocab_size], cache
 

@@ -102,7 +102,7 @@ class EagleHead(nn.Module):
         cache: KVCache,
         logits_at: Int[Array, "b"] | None = None,
         positions: Int[Array, "b t"] | None = None,
-        block_mask: Bool[Array, "b t u"] | None = None,
+        block_mask: Bool[Array, "#b t s"] | None = None,
     ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
         """Runs one block of pairs; see `apply_head`."""
         cfg = self.config.layer
@@ -149,7 +149,7 @@ def apply_head(
     *,
     logits_at: Int[Array, "b"] | None = None,
     positions: Int[Array, "b t"] | None = None,
-    block_mask: Bool[Array, "b t u"] | None = None,
+    block_mask: Bool[Array, "#b t s"] | None = None,
 ) -> tuple[Float32[Array, "b l u"], Float32[Array, "b t d"], KVCache]:
     """Runs the head on one block of pairs (feature of token i, embedding of token i + 1).
 

@@ -1,0 +1,217 @@
+"""Trees that grow: what they hold; model and head as drafters of trees, through whole rounds."""
+
+import functools
+
+import hypothesis
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.dynamic_tree import Shape, grow_tree
+from jspec.drafters.eagle_tree import EagleTreeDrafter
+from jspec.drafters.model import ModelDrafter
+from jspec.drafters.model_tree import ModelTreeDrafter
+from tests import tiny, tiny_eagle
+from tests.speculation.drive import Engine, assert_committed_equal
+from tests.speculation.toys import softmax
+
+VOCAB = 6
+
+
+def grow(table, last, shape, **options):
+    """Returns the tree of each row's last token, with the table's logits [token, next]."""
+    last = jnp.asarray(last, jnp.int32)
+    wanted = jnp.full(len(last), shape.num_draft_tokens, jnp.int32)
+    table = jnp.asarray(table, jnp.float32)
+    seen = []
+
+    def feed(memory, level):
+        seen.append(np.asarray(level.mask))
+        return table[level.tokens], memory
+
+    options = {"wanted": wanted, **options}
+    return grow_tree(feed, None, table[last], shape, **options), seen
+
+
+def paths_of(proposal, row):
+    """Returns every draft's path as tokens, of the drafts that are put forward."""
+    paths = []
+    tokens, parents = np.asarray(proposal.tokens[row]), np.asarray(proposal.parents[row])
+    for draft in range(int(proposal.num_tokens[row])):
+        before = [] if parents[draft] < 0 else paths[parents[draft]]
+        paths.append([*before, int(tokens[draft])])
+    return paths
+
+
+def best_paths(probs, last, shape):
+    """Returns the same by brute force: each level's best `branches` are extended."""
+    level, pool = [([], 1.0)], []
+    for _ in range(shape.depth):
+        new = []
+        for path, prob in level:
+            after = probs[path[-1] if path else last]
+            best = np.argsort(-after, kind="stable")[: shape.branches]
+            new += [([*path, int(token)], prob * after[token]) for token in best]
+        pool += new
+        level = sorted(new, key=lambda item: -item[1])[: shape.branches]
+    return [path for path, _ in sorted(pool, key=lambda item: -item[1])[: shape.num_draft_tokens]]
+
+
+@hypothesis.settings(deadline=None, max_examples=15, derandomize=True)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    depth=st.integers(1, 4),
+    branches=st.integers(1, 4),
+    size=st.integers(4, 10),
+)
+def test_the_best_paths_are_put_forward(seed, depth, branches, size):
+    """The tokens are those of a search by hand; the first branch comes first."""
+    shape = Shape(size, depth, branches)
+    table = 2 * np.random.default_rng(seed).normal(size=(VOCAB, VOCAB))
+    grown, _ = grow(table, [0, 3], shape)
+    for row, last in enumerate((0, 3)):
+        found = paths_of(grown.proposal, row)
+        expected = best_paths(softmax(table), last, shape)
+        assert sorted(found) == sorted(expected)
+        likeliest = [path for path in expected if all(
+            token == np.argmax(table[before])
+            for before, token in zip([last, *path], path, strict=False)
+        )]  # fmt: skip
+        assert found[: len(likeliest)] == sorted(likeliest, key=len)
+
+
+def test_masks_show_each_draft_its_own_path():
+    """Guards against siblings that see each other while the tree grows."""
+    table = 2 * np.random.default_rng(1).normal(size=(VOCAB, VOCAB))
+    grown, masks = grow(table, [0], Shape(8, 3, 2))
+    fed, parents = np.asarray(grown.fed[0]), np.asarray(grown.fed_parents[0])
+    for level, mask in enumerate(masks):
+        for place in range(2):
+            draft, path = 2 * level + place, set()
+            while draft >= 0:
+                path.add(draft)
+                draft = parents[draft]
+            assert set(np.flatnonzero(mask[0, place])) == path
+    assert len(fed) == 4
+
+
+def test_unlikely_paths_are_not_put_forward():
+    """`draft_confidence` is the least probability of a path; each row has its own number."""
+    table = 2 * np.random.default_rng(2).normal(size=(VOCAB, VOCAB))
+    shape = Shape(9, 3, 3)
+    everything, _ = grow(table, [0, 1, 2], shape)
+    sure, _ = grow(table, [0, 1, 2], shape, min_confidence=0.2)
+    probs = softmax(table)
+    for row in range(3):
+        kept = paths_of(sure.proposal, row)
+        expected = [
+            path
+            for path in paths_of(everything.proposal, row)
+            if np.prod([probs[a, b] for a, b in zip([row, *path], path, strict=False)]) >= 0.2
+        ]
+        assert kept == expected
+    assert len(set(np.asarray(sure.proposal.num_tokens).tolist())) > 1
+
+
+def model_chain(pair, num_draft_tokens=3):
+    return ModelDrafter(num_draft_tokens, 61, 61, apply=pair.apply, init_cache=tiny.empty_cache)
+
+
+def model_tree(pair, shape):
+    return ModelTreeDrafter(**vars(model_chain(pair, shape.num_draft_tokens)), shape=shape)
+
+
+def eagle_tree(shape):
+    chain = tiny_eagle.drafter(shape.num_draft_tokens)
+    return EagleTreeDrafter(**vars(chain), shape=shape)
+
+
+SHAPE = Shape(7, 3, 2)
+PROMPTS = [[1, 2, 3, 4, 5], [7], [9, 8, 7]]
+
+
+@pytest.fixture(scope="module")
+def generate(tiny_pair):
+    """Returns a function of (drafter's name, rule, temperature) that runs to the context limit."""
+    head = tiny_eagle.params_for(tiny_pair)
+    draft_of = {
+        "self": (model_tree(tiny_pair, Shape(6, 2, 2)), tiny_pair.target),
+        "model": (model_tree(tiny_pair, SHAPE), tiny_pair.draft),
+        "model branch": (model_tree(tiny_pair, Shape(3, 3, 1)), tiny_pair.draft),
+        "model chain": (model_chain(tiny_pair), tiny_pair.draft),
+        "eagle": (eagle_tree(SHAPE), head),
+        "eagle branch": (eagle_tree(Shape(3, 3, 1)), head),
+        "eagle chain": (tiny_eagle.drafter(3), head),
+        "none": (None, None),
+    }
+
+    @functools.cache
+    def run(name, rule, temperature):
+        drafter, params = draft_of[name]
+        both = tiny_pair.target, params
+        engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+        return engine.generate(PROMPTS, temperature=temperature)
+
+    return run
+
+
+@pytest.mark.parametrize("name", ["model", "eagle"])
+@pytest.mark.parametrize(
+    ("rule", "temperature"), [("greedy", 0.0), ("rejection", 0.0), ("coupled", 1.0)]
+)
+def test_the_text_is_that_of_plain_decoding(generate, name, rule, temperature):
+    """Invariants 2 and 5, with caches that were compacted many times, up to the context limit."""
+    result = generate(name, rule, temperature)
+    assert result.tokens == generate("none", "greedy", temperature).tokens
+    assert result.num_accepted.max() >= {"model": 2, "eagle": 1}[name]
+
+
+@pytest.mark.parametrize("name", ["model", "eagle"])
+def test_a_tree_of_one_branch_drafts_what_the_chain_drafts(generate, name):
+    """Guards against a wrong position, mask or feature while the tree grows."""
+    branch, chain = (
+        generate(f"{name} branch", "greedy", 0.0),
+        generate(f"{name} chain", "greedy", 0.0),
+    )
+    assert branch.tokens == chain.tokens
+    np.testing.assert_array_equal(branch.num_accepted, chain.num_accepted)
+    assert chain.num_accepted.sum() > 3
+
+
+def test_a_target_that_drafts_for_itself_keeps_a_path_in_every_round(generate):
+    """Invariant 4: of 6 drafts, all that there are, the likeliest path is always one."""
+    result = generate("self", "greedy", 0.0)
+    is_whole = result.infos.num_proposed == 6
+    assert is_whole.sum() > 20
+    assert (result.num_accepted[is_whole] == 2).all()
+
+
+def test_the_draft_models_cache_is_that_of_a_fresh_prefill(tiny_pair, generate):
+    """Invariant 3: what the drafter moved together equals what it would have read."""
+    result = generate("model", "coupled", 1.0)
+    draft = result.state.draft
+    tokens = draft.history.tokens[:, :48]
+    _, _, fresh = tiny_pair.apply(tiny_pair.draft, tokens, tiny.empty_cache(3, 48))
+    size = 48
+    cut = draft.cache.replace(
+        keys=tuple(leaf[:, :, :size] for leaf in draft.cache.keys),
+        values=tuple(leaf[:, :, :size] for leaf in draft.cache.values),
+    )
+    fresh = fresh.replace(
+        keys=tuple(leaf[:, :, :size] for leaf in fresh.keys),
+        values=tuple(leaf[:, :, :size] for leaf in fresh.values),
+    )
+    assert (draft.cache.length > 5).all()
+    assert_committed_equal(cut, fresh)
+
+
+def test_fewer_drafts_than_levels():
+    """One line that says what was expected."""
+    spec = DrafterSpec(
+        2, tiny.CONFIG, 61, tiny.CONFIG, jnp.float32, {}, DrafterOptions(tree_depth=3)
+    )
+    with pytest.raises(InputError, match=r"at least tree_depth, 3; got 2"):
+        make_drafter("model", spec)
