@@ -21,18 +21,18 @@ PROGRAMS = {
 
 # From the bottom to the top: a room imports only rooms before it. The numbers are lines of code.
 ROOMS = {
-    "common": 1_600,
-    "kernels": 4_560,
-    "models": 1_900,
+    "common": 1_700,
+    "kernels": 4_700,
+    "models": 1_910,
     "sampling": 630,
     "weights": 3_130,
-    "speculation": 1_810,
-    "drafters": 4_930,
-    "generation": 3_080,
+    "speculation": 2_900,
+    "drafters": 6_500,
+    "generation": 3_400,
     "training": 2_300,
-    "evaluation": 8_350,
+    "evaluation": 8_800,
 }
-MAX_LINES = 33_040
+MAX_LINES = 37_500
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.errors import InputError
 from jspec.common.typing import RowCounts
 from jspec.drafters.spec import DrafterSpec, Options, option
-from jspec.kernels import first_argmax
+from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal
 
 
@@ -172,10 +172,10 @@ def _successors(
     tokens, gains = [], []
     # A few maxima instead of a sort of the vocabulary, which takes ten times as long on a CPU.
     for _ in range(number):
-        token, largest = first_argmax(logits)
-        token = jnp.minimum(token, logits.shape[-1] - 1)  # NaN: no distribution, scored below
+        token = jnp.maximum(best_token(logits), 0)  # NO_TOKEN, of no distribution, scores -inf
         tokens.append(token if ids is None else ids[token])
-        gains.append(jnp.nan_to_num(largest - total, nan=-jnp.inf))
+        gain = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - total
+        gains.append(jnp.nan_to_num(gain, nan=-jnp.inf))
         logits = jnp.where(jnp.arange(logits.shape[-1]) == token[..., None], -jnp.inf, logits)
     b, k = scores.shape
     new = scores[..., None] + jnp.stack(gains, axis=-1)
