@@ -1,0 +1,41 @@
+"""Chains against trees of the same number of drafts: when does a tree pay?
+
+    python -m jspec.experiment --config=configs/trees.py --workdir=runs/trees
+    python -m jspec.report runs/trees
+
+SmolLM2 with its shipped head, by default. A pair of models: --config=configs/trees.py:TARGET,DRAFT
+(packed files stay packed, the draft is q4_0). A tree's drafts are those of all its branches, so
+"eagle, tree:8" verifies as many tokens a call as "eagle:8".
+"""
+
+from ml_collections import ConfigDict
+
+from jspec.evaluation.experiments.config import defaults, method, ordered, split_pair
+
+_TREES = {4: (2, 2), 6: (3, 2), 8: (4, 3), 12: (4, 4)}  # drafts: depth, branches
+_CHAINS = 2, 3, 4, 6, 8
+
+
+def get_config(models: str = "") -> ConfigDict:
+    """Returns the config.
+
+    Args:
+      models: "TARGET,DRAFT" takes these instead of SmolLM2 and its head.
+    """
+    config = defaults()
+    config.title = "Chains against trees"
+    drafter, fields = "eagle", {}
+    if models:
+        config.target, draft = split_pair(models)
+        config.target_quantization = "packed"
+        drafter, fields = "model", {"draft": draft, "draft_quantization": "q4_0"}
+    methods = {"plain": method("none")}
+    for number in _CHAINS:
+        methods[f"{drafter}:{number}"] = method(drafter, number, **fields)
+    for number, (depth, branches) in _TREES.items():
+        options = {"tree_depth": depth, "tree_branches": branches}
+        methods[f"{drafter}, tree:{number}"] = method(drafter, number, options=options, **fields)
+    config.methods = ordered(methods)
+    config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
+    config.per_category = 1
+    return config
