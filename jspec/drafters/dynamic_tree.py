@@ -44,6 +44,11 @@ class TreeOptions(Options):
         between=(1, 16),
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
+            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
+
 
 class Shape(NamedTuple):
     """The static size of a tree."""
