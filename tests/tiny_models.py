@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import unflatten_dict
 
+from jspec.drafters import DrafterOptions
 from jspec.generation.generator import Generator
 from jspec.models import DecoderConfig
 from jspec.weights import Tokenizer
@@ -74,12 +75,19 @@ def with_eos(model, *eos_ids):
 
 
 def make_generator(drafter, model=None, **options):
-    """Returns a new Generator; the drafter "self" is the target drafting for itself."""
+    """Returns a new Generator; the drafter "self" is the target drafting for itself.
+
+    "tree" and "self tree" are trees of a draft model, and of the target.
+    """
     model = model or target()
-    drafts = {"self": model, "model": draft(), "hierarchical": draft()}
+    drafts = {"self": model, "model": draft(), "hierarchical": draft(), "tree": draft()}
+    drafts |= {"self tree": model}
     usual = {} if drafter == "none" else {"num_draft_tokens": NUM_DRAFT_TOKENS}
+    if "tree" in drafter:
+        tree = DrafterOptions(tree_depth=3, tree_branches=2)
+        usual = {"num_draft_tokens": 7, "drafter_options": tree}
     options = usual | options
-    kind = "model" if drafter == "self" else drafter
+    kind = "model" if drafter in ("self", "tree", "self tree") else drafter
     return Generator(model, drafts.get(drafter), drafter=kind, **options)
 
 

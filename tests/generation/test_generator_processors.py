@@ -19,7 +19,7 @@ PENALTIES = {
 }  # fmt: skip
 # What most tests ask for: all processors and log-probabilities, so that they share programs.
 ALL = {"logprobs": True, **PENALTIES}
-DRAFTERS = ("prompt_lookup", "self", "model")
+DRAFTERS = ("prompt_lookup", "self", "model", "self tree")
 
 
 def target_logits(answer):
