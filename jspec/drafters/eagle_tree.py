@@ -14,8 +14,9 @@ from flax import struct
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import Params, RowCounts
-from jspec.drafters.dynamic_tree import Fed, Shape, grow_tree, if_wanted
+from jspec.drafters.dynamic_tree import Fed, grow_tree, if_wanted
 from jspec.drafters.eagle import Drafting, EagleDrafter, EagleState
+from jspec.drafters.tree_options import Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import RoundInputs

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
-from jspec.drafters.dynamic_tree import Fed, Shape, grow_tree, if_wanted
+from jspec.drafters.dynamic_tree import Fed, grow_tree, if_wanted
 from jspec.drafters.memory import History
 from jspec.drafters.model import ModelDrafter, ModelState
+from jspec.drafters.tree_options import Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.tree import kept_path, tree_of
 from jspec.speculation.acceptance.types import Proposal
