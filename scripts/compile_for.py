@@ -26,7 +26,7 @@ from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.memory import tree_bytes
 from jspec.common.text_table import format_table, number_cell
 from jspec.drafters import BuiltDrafter, DrafterSpec
-from jspec.drafters.eagle import ENTRY, EagleDrafter
+from jspec.drafters.eagle import ENTRY, make_eagle_drafter
 from jspec.drafters.heads.eagle_module import (
     EagleConfig,
     default_feature_layers,
@@ -215,7 +215,7 @@ def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
     params = jax.tree.map(
         lambda leaf: leaf.update(dtype=spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
     )
-    return BuiltDrafter(EagleDrafter(config=config, dtype=spec.dtype, **spec.chain_fields), params)
+    return BuiltDrafter(make_eagle_drafter(spec, config), params)
 
 
 if __name__ == "__main__":

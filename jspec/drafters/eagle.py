@@ -217,14 +217,18 @@ class EagleOptions(DrawnHeadOptions, TreeOptions):
     """Of `eagle`."""
 
 
-def _build(spec: DrafterSpec) -> BuiltDrafter:
+def make_eagle_drafter(spec: DrafterSpec, config: EagleConfig) -> EagleDrafter:
+    """Returns the drafter over a head, of chains or of trees."""
     from jspec.drafters.eagle_tree import EagleTreeDrafter  # which builds on this module
 
     shape = tree_shape(spec)
+    fields = {"config": config, "dtype": spec.dtype, **spec.chain_fields}
+    return EagleDrafter(**fields) if shape is None else EagleTreeDrafter(shape=shape, **fields)
+
+
+def _build(spec: DrafterSpec) -> BuiltDrafter:
     head = load_eagle(spec.head_folder("eagle"), spec.target_config, spec.dtype)
-    fields = {"config": head.config, "dtype": spec.dtype, **spec.chain_fields}
-    drafter = EagleDrafter(**fields) if shape is None else EagleTreeDrafter(shape=shape, **fields)
-    return BuiltDrafter(drafter, head.params)
+    return BuiltDrafter(make_eagle_drafter(spec, head.config), head.params)
 
 
 ENTRY = DrafterEntry(
