@@ -15,14 +15,15 @@ from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
-    "error",
+    "error", "beams",
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
     "logprobs", "raw_logprobs", "category",
     "settings", "stats",
 }  # fmt: skip
 _STATS_FIELDS = {
     "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
-    "tokens_per_target_call", "accepted_histogram", "accepted_per_round", "prefill_seconds",
+    "tokens_per_target_call", "target_calls_per_token", "accepted_histogram", "accepted_per_round",
+    "prefill_seconds",
     "decode_seconds", "compile_seconds", "tokens_per_second", "num_wasted", "proposed_per_round",
     "acceptance_by_position", "conditional_acceptance_by_position", "by_drafter",
     "device_seconds", "host_seconds",
@@ -133,6 +134,20 @@ def test_prompt_k_of_a_file_uses_seed_plus_k(generate, prompts_file, tmp_path):
     by_index = sorted(read(batched), key=lambda record: record["index"])
     assert [r["token_ids"] for r in by_index] == [r["token_ids"] for r in records]
     assert all(f"--- prompt {k} ---\n{r['text']}\n" in output for k, r in enumerate(records))
+
+
+def test_beams_are_counted_and_recorded(generate, tmp_path):
+    """The best one on standard output, all in the record, calls per token and scores beside it."""
+    path = tmp_path / "out.jsonl"
+    flags = ("--num_beams=3", "--length_penalty=0.5", "--early_stopping=never")
+    output, errors = generate("--prompt=one", f"--output_json={path}", "--drafter=none", *flags)
+    (record,) = read(path)
+    scores = [beam["score"] for beam in record["beams"]]
+    assert scores == sorted(scores, reverse=True)
+    assert record["text"] + "\n" == output == record["beams"][0]["text"] + "\n"
+    assert record["settings"]["early_stopping"] == "never"
+    shown = ", ".join(f"{score:.4f}" for score in scores)
+    assert errors.endswith(f"3 beams, 1.00 target calls per token; scores {shown}\n")
 
 
 def test_many_prompts_begin_with_one_line_of_the_device_and_its_memory(generate, prompts_file):
