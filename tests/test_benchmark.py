@@ -309,7 +309,7 @@ def test_bad_input(folder, compile_cache, tmp_path):
     good.write_text('{"prompt": "a"}\n')
     cases = {
         "--drafters=magic": "expected a drafter among",
-        "--drafters=": "expected each drafter once, got none",
+        "--drafters=": "expected each drafter once, got no drafter",
         "--drafters=none,none": "expected each drafter once, got none,none",
         "--drafters=none:3": "expected num_draft_tokens with a drafter that drafts, got 3 with",
         "--drafters=none,model": "expected --draft with a drafter among model",

@@ -128,7 +128,10 @@ class GgufFile:
 
         known = {int(known): known for known in gguf.GGML_QUANT_SIZES}
         if kind not in known:
-            raise ValueError(f"{name} has the unknown quantisation type {kind}")
+            formats = ", ".join(each.name for each in known.values())
+            raise InputError(
+                f"{self.path}: expected {name} in one of {formats}; got the unknown type {kind}"
+            )
         block_size, block_bytes = gguf.GGML_QUANT_SIZES[known[kind]]
         if math.prod(shape[-1:]) % block_size:
             row = f"rows of {shape[-1]} weights, expected a multiple of {block_size}"

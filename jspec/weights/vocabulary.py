@@ -47,9 +47,10 @@ def check_same_tokenizer(target: TokenizerLike, draft: TokenizerLike) -> None:
     own, other = _meanings(target), _meanings(draft)
     if differing := dict(own.items() ^ other.items()):
         first = min(differing)
+        here, there = (repr(ids[first]) if first in ids else "no token" for ids in (own, other))
         raise InputError(
-            f"target and draft have different tokenizers: id {first} is {own.get(first)!r} in the "
-            f"target and {other.get(first)!r} in the draft"
+            f"target and draft have different tokenizers: id {first} is {here} in the target and "
+            f"{there} in the draft"
         )
 
 

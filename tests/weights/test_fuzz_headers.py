@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jspec.common.errors import InputError
+from jspec.weights.hf import read_config
 from tests.weights import fuzz_configs, fuzz_headers
 
 
@@ -63,6 +64,15 @@ def test_a_wrong_value_of_a_config_is_named(tmp_path, change, message):
     path.write_text(json.dumps(files[path] | change))
     with pytest.raises(InputError, match=message):
         fuzz_headers.load(path)
+
+
+def test_a_null_is_as_good_as_a_missing_number(tmp_path):
+    """Guards against arithmetic with None: Gemma's scale of scores is 256 where nothing says it."""
+    files = fuzz_configs.write_folders(tmp_path)
+    path = tmp_path / "gemma3" / "config.json"
+    raw = files[path] | {"query_pre_attn_scalar": None, "_sliding_window_pattern": None}
+    path.write_text(json.dumps(raw))
+    assert read_config(path.parent).attention_scale == 256**-0.5
 
 
 def test_a_traceback_would_be_noticed(tmp_path, monkeypatch):

@@ -193,7 +193,7 @@ def test_what_is_not_packed_says_so():
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("kind", 99, "attn_v.weight has the unknown quantisation type 99"),
+        ("kind", 99, "expected blk.1.attn_v.weight in one of F32, .*; got the unknown type 99"),
         ("kind", 14, "attn_v.weight in Q6_K has rows of 64 weights, expected a multiple of 256"),
         ("offset", 1 << 40, "attn_v.weight begins at byte 1099511627776 of the data, expected"),
     ],

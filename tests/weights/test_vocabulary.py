@@ -110,7 +110,7 @@ def test_different_tokenizers_are_refused():
     """Guards against a draft that speaks another language: lossless, and useless."""
     other = make_model(tokenizer=ByteTokenizer(120))
     with pytest.raises(
-        InputError, match="different tokenizers: id 120 is '<120>' in the target and None"
+        InputError, match="different tokenizers: id 120 is '<120>' in the target and no token"
     ):
         Generator(tiny_models.target(), other)
     random = padded_model(6, is_random=True)

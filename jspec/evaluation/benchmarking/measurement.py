@@ -128,7 +128,7 @@ def parse_methods(drafters: Sequence[str], num_draft_tokens: str) -> dict[str, M
         check_num_draft_tokens(method.num_draft_tokens, drafter)
         methods[JSPEC_PLAIN if drafter == "none" else f"jspec {text}"] = method
     if not drafters or len(methods) < len(drafters):
-        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'none'}")
+        raise InputError(f"expected each drafter once, got {','.join(drafters) or 'no drafter'}")
     return methods
 
 

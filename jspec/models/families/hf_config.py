@@ -56,6 +56,7 @@ _POSITIVE = (
     "original_max_position_embeddings", "no_rope_layer_interval", "decoder_sparse_step",
     "sliding_window_pattern", "_sliding_window_pattern", "max_position_embeddings",
 )  # fmt: skip
+_NUMBERS = (*_POSITIVE, "max_window_layers")
 # Keys of checkpoints that others have quantised: transformers', an older one of compressed-tensors,
 # and that of MLX.
 _QUANTIZATION_KEYS = ("quantization_config", "compression_config", "quantization")
@@ -84,7 +85,8 @@ def from_hf_config(raw: Mapping[str, Any]) -> DecoderConfig:
       ValueError: another architecture, a missing key, an unknown key, or a value that jspec cannot
         honour; the message names it.
     """
-    raw = dict(raw)
+    nulls = {key for key in _NUMBERS if raw.get(key) is None}  # as good as missing
+    raw = {key: raw[key] for key in raw if key not in nulls}
     _check_kinds(raw)
     family = find_family(raw.pop("architectures", None), raw.pop("model_type", None))
     for key, values in {**_REQUIRED_VALUES, **family.required}.items():
