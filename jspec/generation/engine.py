@@ -70,7 +70,7 @@ class Engine:
             step = functools.partial(
                 speculative_step, target=apply, drafter=drafter, rule=rule, widths=self.widths
             )
-        self._vocab_size = target.config.vocab_size
+        self._config = target.config
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
         # The jit boundary. The arguments of `empty_state` are shapes, and therefore static; nothing
@@ -99,12 +99,23 @@ class Engine:
         """Returns the size of an empty state in bytes, without making it."""
         return tree_bytes(self.empty_state.eval_shape(batch_size, capacity, switches))
 
+    def temporary_bytes(self, batch_size: int, capacity: int) -> int:
+        """Returns about how much programs need beside parameters and states; seldom too little.
+
+        Scores of one layer's attention, in float32 and rounded, which some kernels never write; and
+        logits, distributions and noise of a round.
+        """
+        width = kernels.NARROW_CHUNK if self.drafter is not None else 1  # in which drafters read on
+        tokens = max(self._prefill_widths[-1], batch_size * width)
+        scores = 8 * tokens * self._config.num_heads * capacity
+        return scores + 16 * batch_size * (self.num_draft_tokens + 1) * self._config.vocab_size
+
     def prefill(
         self, params: ModelParams, row: Row, capacity: int, switches: Switches
     ) -> SpecState:
         """Returns a state of one row that has read the prompt and drawn its first token."""
         empty = self.empty_state(1, capacity, switches)
-        state = with_request(empty, row, self._vocab_size)
+        state = with_request(empty, row, self._config.vocab_size)
         begin = 0
         while begin < len(row.prompt):
             is_long = len(row.prompt) - begin > NARROW_PROMPT
