@@ -41,25 +41,44 @@ done
 [ ${#parts[@]} -gt 0 ] || fail "expected parts among $all_parts; got none"
 [ -z "$models" ] || [ -d "$models" ] || fail "expected a folder in --models, got $models"
 
-backend=$("$python" -c '
+# JAX's backend; the published models that are there; date, versions and hardware.
+mapfile -t found < <("$python" -c '
+import importlib.util, json, os, pathlib, sys
 import jax
 try:
-    print(jax.default_backend())
+    backend = jax.default_backend()
 except (AssertionError, RuntimeError):
-    print("none")')
+    sys.exit(print("none"))
+print(backend)
+if backend == "gpu":
+    os.environ["JSPEC_NATIVE"] = "0"  # the C++ for CPUs takes a while to compile
+from jspec.common.user_cache import cache_dir
+from jspec.generation.provenance import environment
+from jspec.weights.published import MODELS
+
+def is_there(model):
+    path = cache_dir() / "models" / model.file
+    parts = sorted(pathlib.Path(sys.argv[1]).glob(model.file + "*")) if sys.argv[1] else []
+    if not path.exists() and sum(part.stat().st_size for part in parts) == model.num_bytes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return path.exists()
+
+print(*(name for name, model in MODELS.items() if is_there(model)))
+packages = "beartype", "gguf", "hypothesis", "matplotlib", "pytest", "scipy", "torch", "transformers"
+missing = [name for name in packages if importlib.util.find_spec(name) is None]
+print(json.dumps(environment() | {"missing": missing}))' "$models")
+backend=${found[0]:-none}
 if [ "$backend" != gpu ] && [ -z "$rehearse" ] && [ "${parts[*]}" != roofline ]; then
   fail "expected a GPU that JAX can use, or --rehearse; JAX's backend is $backend"
 fi
+[ ${#found[@]} = 3 ] || fail "expected what jspec imports to be installed"
+[ "$backend" != gpu ] || export JSPEC_NATIVE=0
 out=${out:-benchmarks/results/$(date +%F)-$backend}
 mkdir -p "$out"
-# The date, versions and hardware; every record that jspec writes holds them, too.
-"$python" -c '
-import importlib.util, json
-from jspec.generation.provenance import environment
-costs = {"beartype": "types go unchecked in the tests", "gguf": "no .gguf file can be read",
-         "matplotlib": "no pictures", "pytest": "no tests", "torch": "nothing of transformers"}
-missing = [name for name in costs if not importlib.util.find_spec(name)]
-print(json.dumps(environment() | {"missing": missing}))' >"$out/environment.json"
+echo "${found[2]}" >"$out/environment.json" # every record that jspec writes holds it, too
+has() { [[ " ${found[1]} " == *" $1 "* ]]; } # MODEL
+lacks() { [[ "${found[2]#*missing}" == *"\"$1\""* ]]; } # PACKAGE
 
 small=random:llama3.2-1b middle=random:llama3.2-3b large=random:llama3.1-8b scale=1
 num_rows=4096 repeats=3 tokens=64 prompts=4 select=()
@@ -93,7 +112,7 @@ step() {
   local name=$1 most=$(($2 * scale)) left=$((until - SECONDS)) begin=$SECONDS code=0 outcome=failed
   shift 2
   [ "$most" -lt "$left" ] || most=$left
-  if [ "$most" -lt 5 ]; then
+  if [ "$most" -lt 2 ]; then
     status=1
     leave_out "$name" "the time of its part is over"
     return
@@ -113,36 +132,19 @@ tests=(env JSPEC_TEST_OPTIMISED=1 "$python" -u -m pytest -v -rN --tb=short -W de
 # benchmark NAME SECONDS FLAGS...
 benchmark() { step "$1" "$2" "$python" -u -m jspec.benchmark "${@:3}" --output_json="$out/$1.jsonl"; }
 
-# has MODEL: whether its file is in jspec's cache, into which it is put from --models.
-has() {
-  "$python" -c '
-import pathlib, sys
-from jspec.common.user_cache import cache_dir
-from jspec.weights.published import MODELS
-model = MODELS[sys.argv[1]]
-path = cache_dir() / "models" / model.file
-sources = sorted(pathlib.Path(sys.argv[2]).glob(f"{model.file}*")) if sys.argv[2] else []
-if not path.exists() and sum(one.stat().st_size for one in sources) == model.num_bytes:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        for source in sources:
-            file.write(source.read_bytes())
-sys.exit(not path.exists())' "$1" "$models"
-}
-
 correctness() {
   local real=smollm2-135m-instruct
-  step gpu-tests 150 "${tests[@]}" -m gpu tests/test_gpu.py
+  step gpu-tests 170 "${tests[@]}" -m gpu tests/test_gpu.py
   step kernel-tests 90 "${tests[@]}" -m "not gpu" tests/kernels/gpu
   step cache-tests 40 "${tests[@]}" tests/speculation/test_cache_consistency.py
-  if "$python" -c 'import gguf' 2>/dev/null; then
-    step packed-tests 30 "${tests[@]}" tests/kernels/test_packed.py
-  else
+  if lacks gguf; then
     leave_out packed-tests "gguf is not installed"
+  else
+    step packed-tests 20 "${tests[@]}" tests/kernels/test_packed.py
   fi
   [ -z "$rehearse" ] || real=$small
   if [ -n "$rehearse" ] || has $real; then # the draft is the target itself, rounded
-    step audit 40 "$python" -u -m jspec.audit --target="$real" --draft="$real" --dtype=bfloat16 \
+    step audit 30 "$python" -u -m jspec.audit --target="$real" --draft="$real" --dtype=bfloat16 \
       --draft_quantization=int8 --num_rows="$num_rows" --output_json="$out/audit.jsonl"
   else
     leave_out audit "no file of $real"
@@ -174,7 +176,7 @@ shapes() {
 peer=(--measure=methods --num_prompts="$prompts" --repeats="$repeats" --max_new_tokens="$tokens")
 beside() { XLA_PYTHON_CLIENT_PREALLOCATE=false benchmark "$1" "$2" "${peer[@]}" "${theirs[@]}" "${@:3}"; }
 theirs=(--transformers --compiled)
-"$python" -c 'import torch, transformers' 2>/dev/null || theirs=(--notransformers)
+if lacks torch || lacks transformers; then theirs=(--notransformers); fi
 
 pair() {
   local target=qwen2.5-coder-1.5b-instruct draft=qwen2.5-coder-0.5b-instruct

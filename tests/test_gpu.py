@@ -79,20 +79,19 @@ def test_fused_blocks_say_what_xlas_say(name, rows, width, monkeypatch):
     assert set(fused_choice._VERDICTS.values()) == {True}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
-def test_an_audit_finds_nothing(rule, dtype):
+def test_an_audit_finds_nothing(rule):
     """The joint distribution of what compiled rounds emit, parity, seeds, caches; wrong targets are
     refused.
 
     The models have opinions. False alarms: one in a million for each test of a distribution.
     """
-    audit(make_subject(rule, "model"), dtype)
+    audit(make_subject(rule, "model"), "float32")
 
 
 @pytest.mark.parametrize("rule", ["rejection", "coupled"])
 def test_an_audit_of_layers_that_are_fused_finds_nothing(rule, monkeypatch):
-    """The same in bfloat16 of sizes that the fused kernels take, which on a GPU all are used."""
+    """In bfloat16, of sizes that the fused kernels take: on a GPU they do, in calls of few rows."""
     monkeypatch.setattr(fused_choice, "_VERDICTS", {})
     config = dataclasses.replace(CONFIG, num_layers=1, embed_dim=64, hidden_dim=96, head_dim=32)
     target, draft = (

@@ -65,7 +65,7 @@ def check_memory(needs: Mapping[str, int], advice: str | Callable[[], str]) -> N
     """
     if fits(sum(needs.values())):
         return
-    needed = needs | {"margin": _margin(sum(needs.values()))}
+    needed = dict(needs) | {"margin": _margin(sum(needs.values()))}
     parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in needed.items())
     free = f"got {(available_bytes() or 0) / 1e9:.3g} GB"
     raise InputError(

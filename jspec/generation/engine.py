@@ -102,13 +102,17 @@ class Engine:
     def temporary_bytes(self, batch_size: int, capacity: int) -> int:
         """Returns about how much programs need beside parameters and states; seldom too little.
 
-        Scores of one layer's attention, in float32 and rounded, which some kernels never write; and
-        logits, distributions and noise of a round.
+        One layer's scores of attention, in float32 and rounded, which some kernels never write, its
+        mask and its activations; and logits, distributions and noise of a round. Not the weights
+        that XLA makes float32 on a CPU without the C++.
         """
+        config = self._config
         width = kernels.NARROW_CHUNK if self.drafter is not None else 1  # in which drafters read on
         tokens = max(self._prefill_widths[-1], batch_size * width)
-        scores = 8 * tokens * self._config.num_heads * capacity
-        return scores + 16 * batch_size * (self.num_draft_tokens + 1) * self._config.vocab_size
+        scores = (8 * config.num_heads + 1) * capacity
+        activations = 16 * (config.embed_dim + config.hidden_dim)
+        logits = batch_size * (self.num_draft_tokens + 1) * config.vocab_size
+        return tokens * (scores + activations) + 16 * logits
 
     def prefill(
         self, params: ModelParams, row: Row, capacity: int, switches: Switches

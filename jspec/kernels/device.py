@@ -67,9 +67,10 @@ def check_device() -> None:
     problems: list[str] = []
 
     def hear(record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:  # JAX adds the traceback of a plugin's error
-            error = record.exc_info[1] if record.exc_info else None
-            problems.append(str(error or record.getMessage()))
+        if record.levelno >= logging.WARNING:
+            error = record.exc_info[1] if record.exc_info else None  # of a plugin
+            causes = filter(None, (error, error and error.__cause__))
+            problems.append(": ".join(map(str, causes)) or record.getMessage())
         return record.levelno < logging.WARNING
 
     asked = jax.config.values["jax_platforms"]

@@ -15,7 +15,8 @@ _CHECK = "from jspec.kernels import check_device; check_device(); import jax; pr
 # A plugin of JAX whose driver is too old: it says so when it is registered, or when it starts.
 _REGISTERS = """
 def initialize():
-    raise RuntimeError("CUDA driver 12.2 is older than 13.0, which this jaxlib was built for.")
+    cause = OSError("CUDA driver 12.2 is older than 13.0, which this jaxlib was built for.")
+    raise RuntimeError("Unable to load CUDA. Is it installed?") from cause
 """
 _STARTS = """
 from jax._src import xla_bridge

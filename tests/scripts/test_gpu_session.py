@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -24,7 +25,8 @@ PARTS = ("correctness", "profile", "shapes", "pair", "peers", "roofline")
 # A Python that says it has a GPU, and notes the programs that it is asked for.
 _STUB = """#!/usr/bin/env bash
 case "$*" in
-  *default_backend*) echo gpu; exit ;;
+  -c*default_backend*) exec {python} -c "import jax; jax.default_backend = lambda: 'gpu'
+$2" "${{@:3}}" ;;
   -c*) exec {python} "$@" ;;
 esac
 printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}
@@ -143,7 +145,7 @@ def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu, tmp_path):
     for name in ("3b", "1b", "8b"):
         (tmp_path / "out" / f"rounds-{name}.jsonl").write_text('{"device": "NVIDIA H100 80GB"}\n')
     status, printed, commands = call_on_gpu(*PARTS, models=pair)
-    assert status == 1, printed  # the stub writes no table
+    assert status == 0, printed
     lines = collections.defaultdict(list)
     for path, *arguments in commands:
         assert path.split(":")[0] == str(ROOT)  # jspec is not installed there
@@ -156,21 +158,22 @@ def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu, tmp_path):
     assert set(lines) == {"jspec.audit", "jspec.benchmark", "scripts.compile_for"}
     assert all("--device=h100" in line for line in lines["scripts.compile_for"])
     assert any(f"--target={pair[0]}" in line for line in lines["jspec.benchmark"])
-    for program, own in lines.items():
-        done = subprocess.run(
-            [sys.executable, "-c", _PARSE, json.dumps([program, own, MISSING])],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-    left = {name for name, one in read_steps(tmp_path / "out").items() if one["seconds"] == 0}
-    assert left >= {"vllm"} if not pathlib.Path("/usr/bin/vllm").exists() else True
+    parsing = [
+        subprocess.Popen([sys.executable, "-c", _PARSE, json.dumps([*own, MISSING])], cwd=ROOT)
+        for own in lines.items()
+    ]
+    assert [process.wait() for process in parsing] == [0] * len(lines)
+    left = [
+        one["step"] for one in read_steps(tmp_path / "out").values() if "left" in one["outcome"]
+    ]
+    assert left == ([] if shutil.which("vllm") else ["vllm"])
 
 
 def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
     """Every step is on the disk, with what it last said; all of it comes back in one file."""
     status, printed, commands = call_on_gpu("profile", failing="--drafters=none")
     assert status == 1
-    assert [command[5].split("=")[-1] for command in commands] == ["profile", "profile"]
+    assert [command[4].split("=")[-1] for command in commands] == ["profile", "profile"]
     steps = read_steps(tmp_path / "out")
     assert [one["outcome"] for one in steps.values()] == ["failed", "done"]
     failed = steps["profile-plain"]
@@ -189,14 +192,14 @@ def test_a_step_that_takes_too_long_is_ended(call_on_gpu, tmp_path, monkeypatch)
     short = tmp_path / "scripts" / "gpu_session.sh"
     short.parent.mkdir()
     assert text.count("benchmark profile-plain 55") == 1
-    short.write_text(text.replace("benchmark profile-plain 55", "benchmark profile-plain 5"))
+    short.write_text(text.replace("benchmark profile-plain 55", "benchmark profile-plain 2"))
     (tmp_path / "jspec").symlink_to(ROOT / "jspec")
     monkeypatch.setattr(sys.modules[__name__], "SCRIPT", short)
     status, _, commands = call_on_gpu("profile", slow="--drafters=none")
     assert status == 1
     steps = read_steps(tmp_path / "out")
     assert [one["outcome"] for one in steps.values()] == ["ended", "done"]
-    assert 5 <= steps["profile-plain"]["seconds"] < 20
+    assert 2 <= steps["profile-plain"]["seconds"] < 20
     assert len(commands) == 2
 
 
@@ -223,7 +226,8 @@ def test_a_model_is_put_together_from_its_parts(call_on_gpu, tmp_path, monkeypat
     assert status == 0, printed
     assert "--target=smollm2-135m-instruct" in command
     assert path.stat().st_size == model.num_bytes
-    assert path.open("rb").read(5) == b"begin"
+    with path.open("rb") as file:
+        assert file.read(5) == b"begin"
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def count_launches(generator: Generator, request: Request) -> dict[str, Any]:
     row = generator.with_costs(generator.make_row(Request(request.prompt, settings)))
     capacity, switches = engine.capacity_for(row.max_length), needed_switches([settings])
     state = engine.prefill(params, row, capacity, switches)
-    text = engine._run.lower(params, state, np.int32(1)).compile().as_text()
+    text = engine._run.lower(params, state, np.int32(1)).compile().as_text() or ""
     state, _ = engine.run(params, state, MAX_ROUNDS_PER_VISIT)
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
