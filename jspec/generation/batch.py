@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec.common.errors import InputError, describe_error
-from jspec.common.memory import Room, check_memory
+from jspec.common.memory import Room, check_memory, fits
 from jspec.common.timing import Instant
 from jspec.generation.answer import Round
+from jspec.generation.capacity import next_smaller
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
@@ -49,11 +50,11 @@ class Batch:
         self.rows = range(num_rows)
         # Several rows need one state more: that of the prompt that is being read.
         num_states = 1 if num_rows == 1 else num_rows + 1
-        num_bytes = self._engine.state_bytes(num_states, self._capacity, self._switches)
+        num_bytes, temporary = self._needs(num_states, self._capacity)
         self.room = Room(num_rows, self._capacity, num_bytes)
         check_memory(
-            {f"caches of {self.room}": num_bytes},
-            "fewer rows (batch_size) or shorter texts (max_new_tokens) take less",
+            {f"caches of {self.room}": num_bytes, "temporary": temporary},
+            functools.partial(self._advise, num_states),
         )
         parts = describe_switches(self._switches)
         self._tell = functools.partial(programs.compile_notice.around, [str(self.room), *parts])
@@ -77,6 +78,21 @@ class Batch:
         num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
         max_length = max(row.max_length for row in requests)
         return cls(programs, num_rows, max_length, needed_switches(settings, programs.processors))
+
+    def _needs(self, num_states: int, capacity: int) -> tuple[int, int]:
+        """Returns the bytes of states, and of what programs need beside them."""
+        size = self._engine.state_bytes(num_states, capacity, self._switches)
+        return size, self._engine.temporary_bytes(num_states, capacity)
+
+    def _advise(self, num_states: int) -> str:
+        """Returns what would fit, where the caches do not."""
+        capacity = next_smaller(self._capacity)
+        while capacity and not fits(sum(self._needs(num_states, capacity))):
+            capacity = next_smaller(capacity)
+        tokens = capacity - self._engine.num_draft_tokens - 1
+        most = f"{tokens} tokens of prompt and answer (max_new_tokens) fit" if capacity else ""
+        fewer = "fewer rows (batch_size)" * (num_states > 1)
+        return ", or ".join(filter(None, (most, fewer))) or "a smaller model takes less"
 
     def fill(self, row: int, request: Row) -> Round:
         """Reads a request's prompt into a row; returns the answer's first token."""

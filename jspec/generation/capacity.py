@@ -13,3 +13,12 @@ def capacity_for(max_length: int, head_room: int) -> int:
     double = max(_SMALLEST_CAPACITY, 1 << (num_slots - 1).bit_length())
     between = double // 4 * 3  # doubling a large cache is expensive
     return between if between >= max(num_slots, _SMALLEST_IN_BETWEEN) else double
+
+
+def next_smaller(capacity: int) -> int:
+    """Returns the capacity below one of them; 0 below the smallest."""
+    if capacity <= _SMALLEST_CAPACITY:
+        return 0
+    if capacity & (capacity - 1):  # three quarters of a power of two
+        return capacity // 3 * 2
+    return capacity // 4 * 3 if capacity > _SMALLEST_IN_BETWEEN else capacity // 2

@@ -73,7 +73,7 @@ class Engine:
             step = functools.partial(
                 speculative_step, target=apply, drafter=drafter, rule=rule, widths=self.widths
             )
-        self._vocab_size = target.config.vocab_size
+        self._config = target.config
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
         # The jit boundary. The arguments of `empty_state` are shapes, and therefore static; nothing
@@ -111,6 +111,21 @@ class Engine:
         """Returns the size of an empty state in bytes, without making it."""
         return tree_bytes(self.empty_state.eval_shape(batch_size, capacity, switches))
 
+    def temporary_bytes(self, batch_size: int, capacity: int) -> int:
+        """Returns about how much programs need beside parameters and states; seldom too little.
+
+        One layer's scores of attention, in float32 and rounded, which some kernels never write, its
+        mask and its activations; and logits, distributions and noise of a round. Not the weights
+        that XLA makes float32 on a CPU without the C++.
+        """
+        config = self._config
+        width = kernels.NARROW_CHUNK if self.drafter is not None else 1  # in which drafters read on
+        tokens = max(self._prefill_widths[-1], batch_size * width)
+        scores = (8 * config.num_heads + 1) * capacity
+        activations = 16 * (config.embed_dim + config.hidden_dim)
+        logits = batch_size * (self.num_draft_tokens + 1) * config.vocab_size
+        return tokens * (scores + activations) + 16 * logits
+
     def prefill(
         self,
         params: ModelParams,
@@ -124,7 +139,7 @@ class Engine:
         The prompt's last `num_unread` tokens are left out.
         """
         empty = self.empty_state(1, capacity, switches)
-        state = with_request(empty, row, self._vocab_size)
+        state = with_request(empty, row, self._config.vocab_size)
         begin, prompt = 0, row.prompt[: len(row.prompt) - num_unread]
         while begin < len(prompt):
             is_long = len(prompt) - begin > NARROW_PROMPT

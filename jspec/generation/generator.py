@@ -34,7 +34,6 @@ class Generator(Programs):
       >>> generator = jspec.Generator.load("smollm2-135m-instruct")
       >>> result = generator.generate("Why is the sky blue?", jspec.Settings(max_new_tokens=64))
       >>> print(result.text)
-      >>> print(result.stats.tokens_per_target_call)
 
     Args:
       target: the model whose answers are wanted.
@@ -200,8 +199,8 @@ class Generator(Programs):
         waiting = collections.deque(i for i, row in enumerate(rows) if row.settings.num_beams == 1)
         if not waiting:
             return
-        rows = [self.with_costs(row) for row in rows]
-        batch = Batch.for_requests(self, [rows[index] for index in waiting])
+        own = {index: self.with_costs(rows[index]) for index in waiting}
+        batch = Batch.for_requests(self, [*own.values()])
         if self._on_start is not None:
             self._on_start(Budget(device_name(), tree_bytes(self.params), batch.room))
         models = self.target, self.num_draft_tokens
@@ -211,8 +210,8 @@ class Generator(Programs):
                 # An answer that its first token completes leaves the row free for the next one.
                 while waiting and row not in answers:
                     index = waiting.popleft()
-                    answers[row] = Answer(index, requests[index], rows[index], *models)
-                    answers[row].add_first(batch.fill(row, rows[index]))
+                    answers[row] = Answer(index, requests[index], own[index], *models)
+                    answers[row].add_first(batch.fill(row, own[index]))
                     yield self._take_piece(row, answers, batch)
             seconds = batch.run(self._rounds_per_visit) if answers else 0.0
             for row in list(answers):

@@ -11,7 +11,12 @@ from jspec.kernels.argmax import first_argmax
 from jspec.kernels.attention import attend, attend_capped
 from jspec.kernels.backend import compiling_for, run_options
 from jspec.kernels.cache_write import TAIL, write_rows
-from jspec.kernels.device import describe_device, prefers_unrolled_loops, timed_products
+from jspec.kernels.device import (
+    check_device,
+    describe_device,
+    prefers_unrolled_loops,
+    timed_products,
+)
 from jspec.kernels.fused_choice import compute_block
 from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
@@ -41,6 +46,7 @@ __all__ = [
     "apply_rope",
     "attend",
     "attend_capped",
+    "check_device",
     "compiling_for",
     "compute_block",
     "describe_device",

@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import functools
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -20,6 +21,7 @@ _ONE_GRAPH = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
     "DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE",
 }
+_BFLOAT16 = 8.0  # the first compute capability that has products of bfloat16
 
 
 def backend() -> str:
@@ -72,3 +74,25 @@ def _can_count() -> bool:
         slow = "the host drives its loops, and short rounds take longer"
         print(f"jspec: a run is not one graph ({problem}): {slow}", file=sys.stderr, flush=True)
     return not problem
+
+
+def has_bfloat16() -> bool:
+    """Returns whether the GPU has products of bfloat16, which the kernels of Triton and cuDNN take.
+
+    A compiler may end the process where it is given a GPU that is too old: that is not tried.
+    """
+    return is_foreign() or _is_new_enough()
+
+
+@functools.cache
+def _is_new_enough() -> bool:
+    device = jax.devices()[0]
+    # Of another maker's GPU it is no number: a trial tells.
+    capability = str(getattr(device, "compute_capability", ""))
+    if not re.fullmatch(r"\d+\.\d+", capability) or float(capability) >= _BFLOAT16:
+        return True
+    name = f"{device.device_kind}, compute capability {capability}"
+    cost = "XLA computes them in float32, and fused kernels are not used"
+    message = f"jspec: the GPU ({name}) has no products of bfloat16, as {_BFLOAT16} has: {cost}"
+    print(message, file=sys.stderr, flush=True)
+    return False

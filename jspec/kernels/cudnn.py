@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jspec.kernels.backend import backend, is_foreign
+from jspec.kernels.backend import backend, has_bfloat16, is_foreign
 from jspec.kernels.library import with_derivatives_of
 
 _IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"
@@ -71,7 +71,7 @@ def attend_fused(
 
 
 def _is_on() -> bool:
-    return backend() == "gpu" and os.environ.get("JSPEC_CUDNN") != "0"
+    return backend() == "gpu" and os.environ.get("JSPEC_CUDNN") != "0" and has_bfloat16()
 
 
 @functools.cache

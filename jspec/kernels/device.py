@@ -1,14 +1,23 @@
 """What the rest of jspec needs to know of the device, by purpose rather than by name."""
 
+import logging
+import re
+import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.backend import backends, clear_backends
 from jax.typing import DTypeLike
 
+from jspec.common.errors import InputError
 from jspec.kernels import library
 from jspec.kernels.backend import backend
 from jspec.kernels.build import fingerprint
+
+_START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it starts
+_HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
 
 
 class TimedProducts(NamedTuple):
@@ -44,3 +53,56 @@ def describe_device() -> dict[str, str | None]:
     kind = jax.devices()[0].device_kind
     native = fingerprint() if library.is_available() else None
     return {"backend": jax.default_backend(), "device": kind, "native": native}
+
+
+def check_device() -> None:
+    """Starts JAX, unless it has started, on the devices that JAX_PLATFORMS names.
+
+    Where it names none, and JAX cannot use what is there, as a GPU whose driver is too old for
+    JAX's wheels, one line says why, and the CPU is taken.
+
+    Raises:
+      InputError: JAX_PLATFORMS names what is not there.
+    """
+    problems: list[str] = []
+
+    def hear(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            error = record.exc_info[1] if record.exc_info else None  # of a plugin
+            causes = filter(None, (error, error and error.__cause__))
+            problems.append(": ".join(map(str, causes)) or record.getMessage())
+        return record.levelno < logging.WARNING
+
+    asked = jax.config.values["jax_platforms"]
+    _START.addFilter(hear)
+    try:
+        jax.devices()
+    except (AssertionError, RuntimeError) as error:  # jax raises either where there is no GPU
+        problems.insert(0, str(error))
+        if asked:
+            expected, reason = ", ".join(_find_platforms(asked)), _first_reason(problems)
+            why = f" ({reason})" if reason else ""
+            raise InputError(f"expected JAX_PLATFORMS among {expected}; got {asked}{why}") from None
+        jax.config.update("jax_platforms", "cpu")
+    finally:
+        _START.removeFilter(hear)
+    if problems:
+        name = jax.default_backend().upper()
+        reason = f"jspec: it goes on with the {name}: {_first_reason(problems)}"
+        print(reason, file=sys.stderr, flush=True)
+
+
+def _first_reason(problems: Sequence[str]) -> str:
+    return _HINT.sub("", " ".join(next(filter(None, problems), "").split()))[:200]
+
+
+def _find_platforms(asked: str) -> list[str]:
+    """Returns what JAX_PLATFORMS could name here; what it does name stays as it is."""
+    jax.config.update("jax_platforms", None)
+    try:
+        return sorted(backends())
+    except (AssertionError, RuntimeError):  # a plugin that is installed does not work
+        return ["cpu"]
+    finally:
+        jax.config.update("jax_platforms", asked)
+        clear_backends()  # or what was found now would be taken by the next call

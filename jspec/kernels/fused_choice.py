@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jspec.kernels.backend import backend, is_foreign
+from jspec.kernels.backend import backend, has_bfloat16, is_foreign
 from jspec.kernels.library import with_derivatives_of
 from jspec.kernels.quantized import QuantizedKernel
 
@@ -38,7 +38,7 @@ def compute_block(reference: Block, config: Any, block_offset: int, *operands: A
     from jspec.kernels.fused_block import run_block, takes_block
 
     params, x, _, _, cache, *_ = operands
-    if not takes_block(config, params, x, cache):
+    if not takes_block(config, params, x, cache) or not has_bfloat16():
         return reference(*operands)
     fused = functools.partial(run_block, config, block_offset)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), operands)

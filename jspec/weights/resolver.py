@@ -7,11 +7,9 @@ import re
 import sys
 from typing import Any
 
-import jax
-
 from jspec.common.errors import InputError
 from jspec.common.typing import Params
-from jspec.kernels import has_fast_packed_products
+from jspec.kernels import check_device, has_fast_packed_products
 from jspec.models.config import PRESETS, DecoderConfig
 from jspec.weights import gguf_model, hf, orbax_checkpoint
 from jspec.weights.fetch import fetch
@@ -114,22 +112,6 @@ def model_name(spec: str | os.PathLike[str]) -> str:
     if not isinstance(spec, str | os.PathLike):
         raise InputError(f"expected a model's name or folder as a text or a path, got {spec!r}")
     return os.fspath(spec)
-
-
-def check_device() -> None:
-    """Checks that JAX has a device; this starts JAX if it has not started yet.
-
-    Raises:
-      InputError: there is none, for example with JAX_PLATFORMS=cuda and no GPU.
-    """
-    try:
-        jax.devices()
-    except (AssertionError, RuntimeError) as error:  # with `cuda` jax may raise either
-        reason = " ".join(str(error).split())[:200]
-        asked = f"with JAX_PLATFORMS={jax.config.values['jax_platforms']}"
-        raise InputError(
-            f"expected a device that JAX can use, got none {asked}{reason and f' ({reason})'}"
-        ) from None
 
 
 def load_model(

@@ -1,11 +1,13 @@
 """For which device programs are traced, and the options that make a run one graph on a GPU."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 from jspec import kernels
-from jspec.kernels import backend
+from jspec.kernels import backend, cudnn
 
 
 @pytest.fixture
@@ -37,6 +39,25 @@ def test_a_run_is_one_graph_on_a_gpu_only(gpu, monkeypatch):
 def test_the_user_decides(gpu, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert kernels.run_options() is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_new"), [("7.5", False), ("8.0", True), ("12.1", True), ("gfx942", True)]
+)
+def test_a_gpu_without_bfloat16_takes_no_fused_kernel(gpu, monkeypatch, capsys, capability, is_new):
+    """Neither Triton's nor cuDNN's is tried there: their compilers might end the process."""
+    device = SimpleNamespace(device_kind="Tesla T4", compute_capability=capability)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    backend._is_new_enough.cache_clear()
+    try:
+        assert backend.has_bfloat16() == cudnn._is_on() == is_new
+        with backend.compiling_for("gpu"):
+            assert backend.has_bfloat16()
+    finally:
+        backend._is_new_enough.cache_clear()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == (0 if is_new else 1)
+    assert all("Tesla T4, compute capability 7.5" in line for line in lines)
 
 
 def test_other_flags_are_no_choice(gpu, monkeypatch):

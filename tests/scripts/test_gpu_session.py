@@ -4,7 +4,9 @@ import collections
 import json
 import os
 import pathlib
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -12,20 +14,24 @@ import tarfile
 import jax
 import pytest
 
+from jspec.weights.published import MODELS
 from tests.programs import check_refusal
 
 ROOT = pathlib.Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_session.sh"
-MISSING = ("beartype", "gguf", "ml_collections")  # where little but JAX is installed
+MISSING = ("beartype", "gguf", "ml_collections", "platformdirs")  # where little but JAX is there
+PARTS = ("correctness", "profile", "shapes", "pair", "peers", "roofline")
 
-# A Python that says it has a GPU, and notes what else it is asked for.
+# A Python that says it has a GPU, and notes the programs that it is asked for.
 _STUB = """#!/usr/bin/env bash
 case "$*" in
-  *default_backend*) echo gpu ;;
-  *find_spec*) exec {python} "$@" ;;
-  *) printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}
-     if [[ "$*" == *{slow}* ]]; then sleep 60; fi; [[ "$*" != *{failing}* ]] ;;
+  -c*default_backend*) exec {python} -c "import jax; jax.default_backend = lambda: 'gpu'
+$2" "${{@:3}}" ;;
+  -c*) exec {python} "$@" ;;
 esac
+printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}
+if [[ "$*" == *{slow}* ]]; then sleep 60; fi
+[[ "$*" != *{failing}* ]] || {{ echo "what went wrong"; exit 3; }}
 """
 # Imports a program where some packages are missing, and parses its command lines.
 _PARSE = """
@@ -36,65 +42,73 @@ sys.modules |= dict.fromkeys(missing)
 importlib.import_module(program)
 for line in lines:
     flags.FLAGS.unparse_flags()
-    assert flags.FLAGS(["program", *line]) == ["program"], line
+    flags.FLAGS(["program", *line])
 """
 
 
-def call(folder, *more, **variables):
+def call(*words, **variables):
     """Returns the script's status and what it prints."""
     done = subprocess.run(
-        ["bash", SCRIPT, folder, *more], env=os.environ | {"PYTHON": sys.executable} | variables,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900, check=False,
+        ["bash", SCRIPT, *words], env=os.environ | {"PYTHON": sys.executable} | variables,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
+
+
+def read_steps(folder):
+    """Returns the records of steps by their names."""
+    lines = (folder / "steps.jsonl").read_text().splitlines()
+    return {record["step"]: record for record in map(json.loads, lines)}
 
 
 @pytest.fixture
 def call_on_gpu(tmp_path):
     """Returns a function that calls the session where a stub is Python: its output and commands."""
-    log = tmp_path / "log"
+    log, cache = tmp_path / "log", tmp_path / "cache" / "models"
+    cache.mkdir(parents=True)
 
-    def run(failing="nothing", slow="nothing", **variables):
+    def run(*words, failing="nothing", slow="nothing", models=()):
         stub = tmp_path / "python"
         paths = {"python": sys.executable, "log": log}
         stub.write_text(_STUB.format(failing=failing, slow=slow, **paths))
         stub.chmod(0o755)
         log.write_text("")
-        status, printed = call(tmp_path / "out", PYTHON=str(stub), BACKEND="gpu", **variables)
+        for name in models:
+            (cache / MODELS[name].file).touch()
+        variables = {"PYTHON": str(stub), "JSPEC_CACHE": str(cache.parent)}
+        status, printed = call(f"--results={tmp_path / 'out'}", *words, **variables)
         return status, printed, [shlex.split(line) for line in log.read_text().splitlines()]
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("words", "message"),
     [
-        ({"STEPS": "distributions rooflne"}, "expected STEPS among"),
-        ({"STEPS": " "}, "expected STEPS among"),
-        ({"LIMIT": "ten"}, "expected LIMIT as a number of seconds, got ten"),
-        ({"ANSWERS": "answers.jsonl"}, "expected TARGET with ANSWERS"),
+        (["correctness", "rooflne"], "expected parts among correctness profile"),
+        ([], "expected parts among"),
+        (["--quick"], "got --quick"),
+        (["--models=nowhere", "pair"], "expected a folder in --models, got nowhere"),
         pytest.param(
-            {"BACKEND": "gpu"},
-            "expected a machine on which JAX's backend is gpu, got cpu",
+            ["shapes"],
+            "expected a GPU that JAX can use, or --rehearse; JAX's backend is cpu",
             marks=pytest.mark.skipif(jax.default_backend() != "cpu", reason="there is one"),
         ),
-        ({"JAX_PLATFORMS": "rocm"}, "expected a machine on which JAX's backend is there, got none"),
     ],
 )
-def test_what_it_refuses(variables, message, tmp_path):
-    status, printed = call(tmp_path / "out", **variables)
+def test_what_it_refuses(words, message, tmp_path):
+    status, printed = call(f"--results={tmp_path / 'out'}", *words)
     assert status == 2
     assert printed.startswith("error: ")
+    assert printed.count("\n") == 1
     assert message in printed
     assert not (tmp_path / "out").exists()
 
 
-def test_a_flag_is_no_folder_for_results():
-    """`--help` once ran everything, into a folder of that name."""
+def test_help_runs_nothing():
     status, printed = call("--help")
-    assert (status, printed.splitlines()[0][:11]) == (0, "One command")
-    status, printed = call("--quick")
-    assert (status, printed) == (2, "error: expected a folder for the results, got --quick\n")
+    assert (status, printed.splitlines()[0][:10]) == (0, "Checks and")
+    assert all(f"\n  {part} " in printed for part in PARTS)
 
 
 @pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
@@ -105,80 +119,130 @@ def test_a_program_without_its_gpu_says_so_in_a_line():
         env=os.environ | {"JAX_PLATFORMS": "cuda"}, capture_output=True, check=False,
     )  # fmt: skip
     message = check_refusal(done.returncode, done.stdout.decode(), done.stderr.decode())
-    assert "expected a device that JAX can use, got none with JAX_PLATFORMS=cuda" in message
+    assert "expected JAX_PLATFORMS among cpu; got cuda" in message
 
 
-def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu):
+def test_a_part_takes_nine_minutes_and_all_take_twenty_five():
+    """By their own limits, and by those of their steps."""
+    text = SCRIPT.read_text()
+    limits = {name: int(n) for name, n in re.findall(r"\[(\w+)\]=(\d+)", text)}
+    assert tuple(limits) == PARTS
+    assert max(limits.values()) < 540
+    assert sum(limits.values()) <= 1500
+    steps = r"^ +(?:JSPEC_\w+=0 )?(?:step|benchmark|beside|estimate) [\w\"$-]+ (\d+) "
+    for part in PARTS:
+        (body,) = re.findall(rf"^{part}\(\) {{\n(.*?)^}}", text, re.MULTILINE | re.DOTALL)
+        branch = body.replace("    beside smollm2 170", "")  # in the place of the pair
+        seconds = list(map(int, re.findall(steps, branch, re.MULTILINE)))
+        assert seconds
+        assert sum(seconds) <= limits[part], part
+
+
+def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu, tmp_path):
     """Guards against minutes on a GPU that end with a flag or a module that is not there."""
-    status, printed, commands = call_on_gpu()
+    pair = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-instruct"
+    (tmp_path / "out").mkdir()
+    for name in ("3b", "1b", "8b"):
+        (tmp_path / "out" / f"rounds-{name}.jsonl").write_text('{"device": "NVIDIA H100 80GB"}\n')
+    status, printed, commands = call_on_gpu(*PARTS, models=pair)
     assert status == 0, printed
     lines = collections.defaultdict(list)
     for path, *arguments in commands:
         assert path.split(":")[0] == str(ROOT)  # jspec is not installed there
         _, program, *flags = arguments[arguments.index("-m") :]
         lines[program].append(flags)
-    dtypes = [flag for line in lines["jspec.audit"] for flag in line if "--dtype" in flag]
-    assert dtypes == ["--dtype=float32"] * 3 + ["--dtype=bfloat16"] * 3
+    assert [line[0] for line in lines.pop("scripts.compare_times")] == [str(tmp_path / "out")]
     tests = [word for line in lines.pop("pytest") for word in line if word.startswith("tests/")]
+    assert {"tests/test_gpu.py", "tests/kernels/gpu"} <= set(tests)
     assert all((ROOT / test).exists() for test in tests)
-    assert len(lines) == 2, sorted(lines)
-    for program, own in lines.items():
-        done = subprocess.run(
-            [sys.executable, "-c", _PARSE, json.dumps([program, own, MISSING])],
-            cwd=ROOT, capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+    assert set(lines) == {"jspec.audit", "jspec.benchmark", "scripts.compile_for"}
+    assert all("--device=h100" in line for line in lines["scripts.compile_for"])
+    assert any(f"--target={pair[0]}" in line for line in lines["jspec.benchmark"])
+    parsing = [
+        subprocess.Popen([sys.executable, "-c", _PARSE, json.dumps([*own, MISSING])], cwd=ROOT)
+        for own in lines.items()
+    ]
+    assert [process.wait() for process in parsing] == [0] * len(lines)
+    left = [
+        one["step"] for one in read_steps(tmp_path / "out").values() if "left" in one["outcome"]
+    ]
+    assert left == ([] if shutil.which("vllm") else ["vllm"])
 
 
 def test_a_failure_costs_its_own_step_alone(call_on_gpu, tmp_path):
-    """And what there is comes back in one file."""
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "record.jsonl").write_text("{}\n")
-    status, printed, commands = call_on_gpu("measure=profile", STEPS="quantization profile")
+    """Every step is on the disk, with what it last said; all of it comes back in one file."""
+    status, printed, commands = call_on_gpu("profile", failing="--drafters=none")
     assert status == 1
-    assert "failed, with status 1: " in printed
-    assert "status 1" in printed.splitlines()[-1]
-    assert [command[3] for command in commands if "--draw" not in command[3]] == [
-        "--measure=profile",
-        *["--measure=quantization"] * 2,
-    ]
+    assert [command[4].split("=")[-1] for command in commands] == ["profile", "profile"]
+    steps = read_steps(tmp_path / "out")
+    assert [one["outcome"] for one in steps.values()] == ["failed", "done"]
+    failed = steps["profile-plain"]
+    assert failed["said"] == "what went wrong"
+    assert (failed["part"], failed["limit"]) == ("profile", 55)
+    assert "profile, profile-plain: failed: what went wrong\n" in printed
     with tarfile.open(tmp_path / "out.tgz") as file:
-        assert "out/record.jsonl" in file.getnames()
+        assert {"out/steps.jsonl", "out/environment.json"} <= set(file.getnames())
+    environment = json.loads((tmp_path / "out" / "environment.json").read_text())
+    assert {"date", "versions", "device", "missing"} <= set(environment)
 
 
-def test_time_is_shared_by_weight_and_what_has_none_is_left_out(call_on_gpu):
-    """Roofline has six parts where a profile has one; audits have none of two seconds."""
-    _, printed, _ = call_on_gpu(STEPS="roofline profile", LIMIT="700")
-    (roofline,) = [line for line in printed.splitlines() if line.startswith("== roofline")]
-    assert 590 <= int(roofline.split()[-2]) <= 600
-    (profile,) = [line for line in printed.splitlines() if line.startswith("== profile")]
-    assert 680 <= int(profile.split()[-2]) <= 700  # what roofline did not need
-    status, printed, commands = call_on_gpu(STEPS="audits", LIMIT="2")
-    assert (status, commands) == (1, [])
-    assert printed.count("left out, its time is over") == 6
-
-
-def test_a_program_that_takes_too_long_is_ended(call_on_gpu):
-    """And what comes after it still has its share."""
-    models = ["random:llama3.2-1b", "b", "c"]
-    status, printed, commands = call_on_gpu(
-        slow=models[0], STEPS="quantization", LIMIT="15", QUANTIZED=" ".join(models)
-    )
+def test_a_step_that_takes_too_long_is_ended(call_on_gpu, tmp_path, monkeypatch):
+    """And those after it still run."""
+    text = SCRIPT.read_text()
+    short = tmp_path / "scripts" / "gpu_session.sh"
+    short.parent.mkdir()
+    assert text.count("benchmark profile-plain 55") == 1
+    short.write_text(text.replace("benchmark profile-plain 55", "benchmark profile-plain 2"))
+    (tmp_path / "jspec").symlink_to(ROOT / "jspec")
+    monkeypatch.setattr(sys.modules[__name__], "SCRIPT", short)
+    status, _, commands = call_on_gpu("profile", slow="--drafters=none")
     assert status == 1
-    assert printed.count("ended after ") == printed.count(models[0]) == 1
-    assert [command[4] for command in commands] == [f"--target={model}" for model in models]
+    steps = read_steps(tmp_path / "out")
+    assert [one["outcome"] for one in steps.values()] == ["ended", "done"]
+    assert 2 <= steps["profile-plain"]["seconds"] < 20
+    assert len(commands) == 2
+
+
+def test_without_its_files_the_pair_is_left_out_with_a_line(call_on_gpu, tmp_path):
+    """And what its models would be measured with is not run."""
+    status, printed, commands = call_on_gpu("pair")
+    assert (status, commands) == (0, [])
+    left = [one for one in read_steps(tmp_path / "out").values() if one["outcome"] == "left out"]
+    assert [one["step"] for one in left] == ["pair", "smollm2"]
+    assert "pair, pair: left out: no files of qwen2.5-coder-1.5b-instruct and" in printed
+
+
+def test_a_model_is_put_together_from_its_parts(call_on_gpu, tmp_path, monkeypatch):
+    """Guards against parts in a wrong order, and against an incomplete file."""
+    model = MODELS["smollm2-135m-instruct"]
+    folder, path = tmp_path / "parts", tmp_path / "cache" / "models" / model.file
+    folder.mkdir()
+    (folder / f"{model.file}.00").write_bytes(b"begin")
+    status, _, commands = call_on_gpu("pair", f"--models={folder}")
+    assert (status, commands, path.exists()) == (0, [], False)
+    with (folder / f"{model.file}.01").open("wb") as file:
+        file.truncate(model.num_bytes - 5)  # takes no room on the disk
+    status, printed, (command,) = call_on_gpu("pair", f"--models={folder}")
+    assert status == 0, printed
+    assert "--target=smollm2-135m-instruct" in command
+    assert path.stat().st_size == model.num_bytes
+    with path.open("rb") as file:
+        assert file.read(5) == b"begin"
 
 
 @pytest.mark.slow
-def test_steps_leave_their_records_and_failures_their_status(tmp_path):
-    """One step that works, and two that cannot."""
+def test_a_rehearsal_leaves_a_record_of_every_step(tmp_path):
+    """What is cheap of it: a profile, the rounds, and their estimates where there is a compiler."""
     status, printed = call(
-        tmp_path, STEPS="profile drafters quantization", QUANTIZED="random:nothing", LIMIT="400",
-        COMPARE_FLAGS="--repeats=0", PAIRS="random:smollm2-135m:1,random:smollm2-135m:1",
-    )  # fmt: skip
-    assert status == 1
-    assert "status 1" in printed.splitlines()[-1]
-    record = json.loads((tmp_path / "profile.jsonl").read_text())
-    assert record["num_rounds"] > 0
-    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    assert printed.count("failed, with status 2: ") == 2
+        "--rehearse", f"--results={tmp_path / 'out'}", "profile", "shapes", "roofline"
+    )
+    steps = read_steps(tmp_path / "out")
+    estimates = {name: one for name, one in steps.items() if name.startswith(("est", "roof"))}
+    assert {one["outcome"] for name, one in steps.items() if name not in estimates} == {"done"}
+    has_compiler = all(one["outcome"] == "done" for one in estimates.values())
+    assert status == (0 if has_compiler else 1), printed
+    assert has_compiler or 'pip install -e ".[compile-gpu]"' in estimates["estimate-1b"]["said"]
+    for name in ("profile-pair", "rounds-3b", "synthetic-3b"):
+        record = json.loads((tmp_path / "out" / f"{name}.jsonl").read_text())
+        assert record["is_complete"]
+    assert (tmp_path / "out.tgz").stat().st_size < 1 << 20

@@ -18,12 +18,13 @@ from jspec.evaluation.benchmarking.measurement import Measurement, Outcome
 from jspec.evaluation.benchmarking.parts import call_loop
 from jspec.generation.flag_values import QUANTIZATIONS, parse_quantization
 from jspec.generation.programs import make_spec
+from jspec.kernels import check_device
 from jspec.models import make_apply
 from jspec.sampling.noise import independent_draft_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.types import Drafter, RoundInputs, TargetView
 from jspec.weights.quantize import KINDS
-from jspec.weights.resolver import LoadedModel, check_device, find_model, load_model
+from jspec.weights.resolver import LoadedModel, find_model, load_model
 
 _NUM_ROUNDS = 64  # of a drafter's turn, each of which commits one token
 _DRAFTERS = {  # name, options, temperature

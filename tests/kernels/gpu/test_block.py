@@ -87,6 +87,7 @@ def test_a_decoder_says_what_xlas_decoder_says(
         results = traced.lower().compile()(params, tokens, cache, **options)
         return str(traced.jaxpr).count("pallas_call["), results
 
+    monkeypatch.setattr(choice, "_is_on", lambda: False)
     num_kernels, expected = call()
     assert num_kernels == 0
     monkeypatch.setattr(choice, "_is_on", lambda: True)
@@ -116,6 +117,7 @@ def test_the_layer_of_an_eagle_head_is_fused_too(interpreted, monkeypatch, capsy
         run = jax.jit(lambda *operands: apply_head(config, {"head": head}, *operands))
         return run(embedded[:, :tokens], features[:, :tokens], cache)
 
+    monkeypatch.setattr(choice, "_is_on", lambda: False)
     cache = call(cache, 80)[2].replace(length=jnp.array([70, 13], jnp.int32))
     expected = call(cache, 3)
     monkeypatch.setattr(choice, "_is_on", lambda: True)

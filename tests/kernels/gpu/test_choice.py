@@ -107,6 +107,13 @@ def test_a_failure_is_reported_once(trials, monkeypatch, capsys):
     )
 
 
+def test_nothing_is_tried_on_a_gpu_without_bfloat16(trials, monkeypatch):
+    calls = stand_in(monkeypatch)
+    monkeypatch.setattr(choice, "has_bfloat16", lambda: False)
+    assert jnp.isfinite(call(3)).all()
+    assert trials == calls == []
+
+
 def test_its_derivatives_are_those_of_xlas_block(trials, monkeypatch):
     """Those of Pallas are never asked for: writing in place has none."""
 
@@ -123,6 +130,7 @@ def test_its_derivatives_are_those_of_xlas_block(trials, monkeypatch):
     assert trials == [(2, 3, 64)]
 
 
+@pytest.mark.skipif(jax.default_backend() == "gpu", reason="there is one")
 def test_without_a_gpu_nothing_is_tried(monkeypatch):
     """Nor where it is switched off."""
 
