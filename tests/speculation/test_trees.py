@@ -151,9 +151,9 @@ def test_verdicts_follow_the_probabilities():
     built = tree.tree_of(proposal)
     seeds = jnp.arange(n, dtype=jnp.uint32)
     noise = siblings.tree_noise(seeds, jnp.full(n, 7), built, VOCAB, jnp.array(True))
-    verdict = siblings.accept(probs, proposal, built, noise)
+    verdict = siblings.RULE.accept(probs, proposal, built, noise)
     ends = np.asarray(tree.end_of(verdict.path, verdict.num_accepted))
-    expected = np.asarray(siblings.end_probs(probs, proposal, built))[0].astype(np.float64)
+    expected = np.asarray(siblings.RULE.end_probs(probs, proposal, built))[0].astype(np.float64)
     counts = np.bincount(ends, minlength=6)
     statistic = ((counts - n * expected) ** 2 / (n * expected)).sum()
     assert statistic < 35  # of 5 degrees of freedom: 1.5e-6
