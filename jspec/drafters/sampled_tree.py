@@ -173,7 +173,7 @@ def _assemble(
     parents, fed_parents = [jnp.full_like(levels[0].parents, -1)], [levels[0].parents - 1]
     for depth, level in enumerate(levels[1:]):
         parents.append(jnp.asarray(places[:, depth], jnp.int32)[level.parents])
-        fed_parents.append(offsets[depth] + level.parents)
+        fed_parents.append(int(offsets[depth]) + level.parents)
 
     def joined(parts: list[Array], sizes: list[int]) -> Array:
         cut = [part[:, :size] for part, size in zip(parts, sizes, strict=True)]

@@ -32,7 +32,8 @@ _BISECTIONS = 24  # as many as float32 has binary digits
 
 
 def _gain(beta: Float32[Array, "b t"], number: Int32[Array, "b t"]) -> Float32[Array, "b t"]:
-    # By logarithms: 1 - (1 - beta)^K of a small beta would be lost to rounding.
+    # By logarithms, as rounding would lose 1 - (1 - beta)^K of a small beta.
+    number = number.astype(jnp.float32)
     some = -jnp.expm1(number * jnp.log1p(-jnp.minimum(beta, 1.0)))
     return jnp.where(beta > 0, some / jnp.where(beta > 0, beta, 1.0), number)
 
