@@ -33,6 +33,7 @@ class Answer:
     Attributes:
       finish_reason: why the answer ended, as in `Result`; None while it goes on.
       error: what is wrong with a failed one.
+      rounds: what its rounds so far did; drafts past its end are not counted.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Answer:
         self._token_ids: list[int] = []
         self._num_taken = self._num_drafted = 0
         self._text = AnswerText(target.tokenizer, request.settings.stop)
-        self._rounds: list[RoundCounts] = []
+        self.rounds: list[RoundCounts] = []
         self._device_seconds = 0.0
         self._logprobs: list[tuple[float, float]] = []
         self._started = self._prefilled = Instant()
@@ -72,7 +73,7 @@ class Answer:
                     num_proposed=min(counts.num_proposed, num_emitted),
                     num_accepted=min(counts.num_accepted, num_emitted),
                 )
-            self._rounds.append(counts)
+            self.rounds.append(counts)
             self._num_drafted += counts.num_accepted
 
     def _push_all(self, a_round: Round) -> int:
@@ -125,7 +126,7 @@ class Answer:
         now = Instant()
         wants_logprobs = self._request.settings.logprobs
         stats = Stats(
-            rounds=tuple(self._rounds),
+            rounds=tuple(self.rounds),
             num_round_tokens=max(len(self._token_ids) - 1, 0),
             prefill_seconds=self._prefilled.run_seconds_since(self._started),
             decode_seconds=now.run_seconds_since(self._prefilled),

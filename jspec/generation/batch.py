@@ -3,6 +3,7 @@
 import functools
 import operator
 from collections.abc import Iterator, Sequence
+from typing import Self
 
 import jax
 import jax.numpy as jnp
@@ -33,22 +34,18 @@ class Batch:
       room: memory that their caches take.
     """
 
-    def __init__(self, programs: Programs, requests: Sequence[Row]) -> None:
-        """Makes room for the longest of all requests that will come; all rows are empty.
+    def __init__(
+        self, programs: Programs, num_rows: int, max_length: int, switches: Switches
+    ) -> None:
+        """Makes empty rows for requests of at most `max_length` tokens that need these switches.
 
         Raises:
           InputError: if there is not enough memory.
         """
-        self._engine, self._params, self._requests = programs.engine, programs.params, requests
+        self._engine, self._params = programs.engine, programs.params
         drafter = self._engine.drafter
         self._drafter_of_kind = [] if drafter is None else [k.drafter for k in drafter.kinds]
-        self._capacity = self._engine.capacity_for(max(row.max_length for row in requests))
-        settings = [row.settings for row in requests]
-        self._switches = needed_switches(settings, programs.processors)
-        for processor in programs.processors:
-            check_processor(processor, settings[0], programs.target.config.vocab_size)
-        # A power of two, so that another number of requests rarely needs another program.
-        num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
+        self._capacity, self._switches = self._engine.capacity_for(max_length), switches
         self.rows = range(num_rows)
         # Several rows need one state more: that of the prompt that is being read.
         num_states = 1 if num_rows == 1 else num_rows + 1
@@ -66,11 +63,25 @@ class Batch:
         if num_rows > 1:
             self._state = self._engine.empty_state(num_rows, self._capacity, self._switches)
 
-    def fill(self, row: int, index: int) -> Round:
-        """Reads the prompt of request number `index` into a row; returns its first token."""
+    @classmethod
+    def for_requests(cls, programs: Programs, requests: Sequence[Row]) -> Self:
+        """Returns a batch with room for the longest of all requests that will come.
+
+        Raises:
+          InputError: if there is not enough memory.
+        """
+        settings = [row.settings for row in requests]
+        for processor in programs.processors:
+            check_processor(processor, settings[0], programs.target.config.vocab_size)
+        # A power of two, so that another number of requests rarely needs another program.
+        num_rows = min(programs.batch_size, 1 << (len(requests) - 1).bit_length())
+        max_length = max(row.max_length for row in requests)
+        return cls(programs, num_rows, max_length, needed_switches(settings, programs.processors))
+
+    def fill(self, row: int, request: Row) -> Round:
+        """Reads a request's prompt into a row; returns the answer's first token."""
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
-        request = self._requests[index]
         with self._tell(is_long=len(request.prompt) > NARROW_PROMPT):
             prefilled = self._engine.prefill(self._params, request, self._capacity, self._switches)
         if self._state is None:  # a single stream holds one cache, and copies none

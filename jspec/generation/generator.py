@@ -199,7 +199,7 @@ class Generator(Programs):
             with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
                 rows.append(self.make_row(request, chat=chat, system=system))
         rows = [self.with_costs(row) for row in rows]
-        batch = Batch(self, rows)
+        batch = Batch.for_requests(self, rows)
         if self._on_start is not None:
             self._on_start(Budget(device_name(), tree_bytes(self.params), batch.room))
         models = self.target, self.num_draft_tokens
@@ -211,7 +211,7 @@ class Generator(Programs):
                 while waiting and row not in answers:
                     index = waiting.popleft()
                     answers[row] = Answer(index, requests[index], rows[index], *models)
-                    answers[row].add_first(batch.fill(row, index))
+                    answers[row].add_first(batch.fill(row, rows[index]))
                     yield self._take_piece(row, answers, batch)
             seconds = batch.run(self._rounds_per_visit) if answers else 0.0
             for row in list(answers):
