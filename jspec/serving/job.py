@@ -1,0 +1,94 @@
+"""A request on its way through the scheduler, what comes of it, and the slots that it runs in."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from jspec.common.errors import InputError
+from jspec.generation.answer import Round
+from jspec.generation.request import Request
+from jspec.generation.result import Piece
+from jspec.generation.rows import Row
+from jspec.generation.stats import RoundCounts
+
+CANCELLED, EXPIRED = "cancelled", "deadline"  # reasons why an answer ends, besides those of Result
+
+
+class Slots(Protocol):
+    """The device, as the scheduler sees it: a `Batch`, or a simulation in its place."""
+
+    rows: Sequence[int]
+
+    def fill(self, row: int, request: Row) -> Round:
+        """Reads a prompt into a slot; returns the first token."""
+        ...
+
+    def run(self, num_rounds: int) -> float:
+        """Runs rounds of all slots; returns the seconds that they took."""
+        ...
+
+    def rounds(self, row: int) -> Iterable[Round]:
+        """Returns what the rounds of the last run did in a slot."""
+        ...
+
+    def finish(self, row: int) -> None:
+        """Marks a slot as done: it emits nothing until it is filled again."""
+        ...
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+    """A request on its way through the scheduler.
+
+    Attributes:
+      request: what is asked.
+      row: the same, as the engine takes it.
+      on_update: called with each update, on the scheduler's thread.
+      priority: smaller numbers run first.
+      deadline: moment on the scheduler's clock at which the answer ends with what it has; None
+        for no such moment.
+      submitted: when it came, on that clock.
+      started: when it got a slot; None until then.
+      is_cancelled: whether nobody waits for the answer any more.
+    """
+
+    request: Request
+    row: Row
+    on_update: Callable[["Update"], object]
+    priority: int = 0
+    deadline: float | None = None
+    submitted: float = 0.0
+    started: float | None = None
+    is_cancelled: bool = False
+
+
+class Update(NamedTuple):
+    """What is new of one answer.
+
+    Attributes:
+      job: whose answer it is.
+      piece: the new text and tokens; with the last one comes the result.
+      is_drafted: of each new token, whether the drafter had proposed it.
+      logprobs: of each new token, under the model's own distribution; empty if not wanted.
+      rounds: what the new rounds did.
+      moment: when it came, on the scheduler's clock.
+    """
+
+    job: Job
+    piece: Piece
+    is_drafted: list[bool]
+    logprobs: list[float]
+    rounds: list[RoundCounts]
+    moment: float
+
+
+class QueueFullError(InputError):
+    """No room for a request; `retry_after` says in how many seconds there may be some."""
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class DrainingError(InputError):
+    """The server is about to stop and takes no more requests."""

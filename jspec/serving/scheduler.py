@@ -1,0 +1,193 @@
+"""Which request runs in which slot, and when: pure Python over the programs of a batch.
+
+Between two visits of the device the scheduler ends what nobody waits for any more, fills at most
+one free slot (so that reading prompts never holds up running answers for longer than one prompt
+takes), and then lets all slots run. Requests wait in the order of their priority, then of their
+arrival. No clock is read but the one that is passed in: the same arrivals, the same schedule.
+"""
+
+import heapq
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+
+from jspec.generation.answer import Answer, Round
+from jspec.generation.stats import RoundCounts
+from jspec.serving.job import CANCELLED, EXPIRED, DrainingError, Job, QueueFullError, Slots, Update
+from jspec.weights.resolver import LoadedModel
+
+_MEMORY = 0.9  # what is left of the mean seconds of an answer when another one has ended
+_LONGEST_WAIT = 120  # seconds that a client is told to wait, at most
+
+
+class Scheduler:
+    """Gives slots to requests. `submit`, `cancel` and `drain` may come from any thread.
+
+    Args:
+      slots: the device.
+      target: the model whose tokenizer and ends the answers have.
+      num_draft_tokens: maximum number of drafts a round, for the answers' statistics.
+      max_queue: maximum number of requests that wait while all slots are taken.
+      rounds_per_visit: number of rounds on the device between two looks of the host.
+      clock: returns the seconds of a clock.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        target: LoadedModel,
+        num_draft_tokens: int,
+        *,
+        max_queue: int,
+        rounds_per_visit: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self.clock, self.max_queue = clock, max_queue
+        self._slots, self._target, self._num_draft_tokens = slots, target, num_draft_tokens
+        self._rounds_per_visit = rounds_per_visit
+        self._lock = threading.Lock()  # of `_waiting` and `_running` as a whole, and `_drained_at`
+        self._waiting: list[tuple[int, int, Job]] = []  # a heap
+        self._running: dict[int, tuple[Job, Answer]] = {}  # by slot
+        self._num_submitted = 0
+        self._drained_at: float | None = None
+        self._mean_seconds = 1.0  # of an answer, from its slot on
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of requests that wait for a slot."""
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Number of slots that are taken."""
+        return len(self._running)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots."""
+        return len(self._slots.rows)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Takes requests in, all or none.
+
+        Raises:
+          QueueFullError: there is no room for them.
+          DrainingError: no request is taken any more.
+        """
+        with self._lock:
+            if self._drained_at is not None:
+                raise DrainingError("the server is stopping: expected requests before that")
+            num_free = self.num_slots - self.num_running
+            room = num_free + self.max_queue - self.num_waiting
+            if len(jobs) > room:
+                raise QueueFullError(
+                    f"expected at most {max(room, 0)} more answers to be asked for now, got "
+                    f"{len(jobs)}: the queue is full",
+                    self._retry_after(),
+                )
+            for job in jobs:
+                job.submitted = self.clock()
+                self._num_submitted += 1
+                heapq.heappush(self._waiting, (job.priority, self._num_submitted, job))
+
+    def cancel(self, job: Job) -> None:
+        """Marks a request as wanted by nobody; its slot is free after the visit in progress."""
+        job.is_cancelled = True
+
+    def drain(self, seconds: float) -> None:
+        """Takes no more requests; what is not answered after this many seconds ends as it is."""
+        with self._lock:
+            self._drained_at = self.clock() + seconds
+
+    def abandon(self, error: str) -> Iterator[Update]:
+        """Ends every answer as failed, for this reason, without touching the device."""
+        self.drain(0.0)
+        with self._lock:
+            found = [*self._running.values()]
+            found += [(job, self._begin(job)) for _, _, job in sorted(self._waiting)]
+            self._running, self._waiting = {}, []
+        for job, answer in found:
+            answer.finish_reason, answer.error = "failed", error
+            yield Update(job, answer.take_piece(), [], [], [], self.clock())
+
+    def step(self) -> Iterator[Update]:
+        """Ends what is unwanted, fills a slot, runs all: one visit. Yields updates as they come."""
+        yield from self._end_unwanted()
+        if (slot := self._take_next()) is not None:
+            job, answer = self._running[slot]
+            first = self._slots.fill(slot, job.row)
+            answer.add_first(first)
+            yield self._update(slot, [first], [])
+        if self._running:
+            seconds = self._slots.run(self._rounds_per_visit)
+            for slot in list(self._running):
+                answer, rounds = self._running[slot][1], list(self._slots.rounds(slot))
+                num_known = len(answer.rounds)
+                answer.add_visit(seconds, rounds)
+                yield self._update(slot, rounds, answer.rounds[num_known:])
+
+    def _take_next(self) -> int | None:
+        """Gives a free slot to the request whose turn it is; None without one of each."""
+        with self._lock:
+            free = [slot for slot in self._slots.rows if slot not in self._running]
+            if not free or not self._waiting:
+                return None
+            _, _, job = heapq.heappop(self._waiting)
+            job.started = self.clock()
+            self._running[free[0]] = job, self._begin(job)
+            return free[0]
+
+    def _begin(self, job: Job) -> Answer:
+        return Answer(0, job.request, job.row, self._target, self._num_draft_tokens)
+
+    def _end_unwanted(self) -> Iterator[Update]:
+        """Ends the answers that were cancelled or are past their deadlines, waiting or running."""
+        now = self.clock()
+        for slot, (job, answer) in list(self._running.items()):
+            answer.finish_reason = self._reason_to_end(job, now)
+            if answer.finish_reason is not None:
+                yield self._update(slot, [], [])
+        with self._lock:
+            reasons = [self._reason_to_end(job, now) for _, _, job in self._waiting]
+            pairs = sorted(zip(self._waiting, reasons, strict=True), key=lambda pair: pair[0][:2])
+            self._waiting = [entry for entry, reason in pairs if reason is None]  # sorted: a heap
+        for (_, _, job), reason in pairs:
+            if reason is not None:
+                answer = self._begin(job)
+                answer.finish_reason = reason
+                yield Update(job, answer.take_piece(), [], [], [], now)
+
+    def _reason_to_end(self, job: Job, now: float) -> str | None:
+        if job.is_cancelled:
+            return CANCELLED
+        limits = [one for one in (job.deadline, self._drained_at) if one is not None]
+        return EXPIRED if limits and now >= min(limits) else None
+
+    def _update(self, slot: int, rounds: Sequence[Round], counts: list[RoundCounts]) -> Update:
+        """Returns what is new in a slot; a slot whose answer has ended becomes free."""
+        job, answer = self._running[slot]
+        is_ended = answer.finish_reason is not None
+        if is_ended:
+            self._slots.finish(slot)
+        piece, moment = answer.take_piece(), self.clock()
+        # In each round accepted drafts come first. What came after the answer's end is cut off.
+        drafted = [n < one.counts.num_accepted for one in rounds for n in range(len(one.token_ids))]
+        is_wanted, num_new = job.request.settings.logprobs, len(piece.token_ids)
+        raw = [pair[0] for one in rounds for pair in one.logprobs or () if is_wanted]
+        if is_ended:
+            assert job.started is not None
+            with self._lock:
+                del self._running[slot]
+                new = moment - job.started
+                self._mean_seconds = _MEMORY * self._mean_seconds + (1 - _MEMORY) * new
+        return Update(job, piece, drafted[:num_new], raw[:num_new], counts, moment)
+
+    def _retry_after(self) -> int:
+        """Returns the seconds until another waiting request would get a slot, about."""
+        expected = self._mean_seconds * (1 + self.num_waiting) / self.num_slots
+        return min(max(math.ceil(expected), 1), _LONGEST_WAIT)

@@ -1,0 +1,143 @@
+"""The thread that computes: it alone touches the device, and hands out what it has found."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jspec.common.errors import InputError, describe_error
+from jspec.generation.batch import Batch
+from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.programs import Programs
+from jspec.generation.request import Request, Settings
+from jspec.generation.rows import Row
+from jspec.sampling.pipeline import PROCESSORS
+from jspec.sampling.settings import Switches
+from jspec.serving.job import Job, Update
+from jspec.serving.scheduler import Scheduler
+
+# Everything that a request may ask for, compiled in: a request that asks for less has neutral
+# values there, which change none of its tokens.
+ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True)
+_NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
+
+
+def make_scheduler(
+    programs: Programs,
+    *,
+    max_queue: int,
+    rounds_per_visit: int,
+    clock: Callable[[], float] = time.monotonic,
+) -> Scheduler:
+    """Returns a scheduler of `programs.batch_size` slots whose programs are compiled.
+
+    Raises:
+      InputError: if there is not enough memory for the slots.
+    """
+    switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
+    batch = Batch(programs, programs.batch_size, programs.max_seq_len, switches)
+    scheduler = Scheduler(
+        batch, programs.target, programs.num_draft_tokens,
+        max_queue=max_queue, rounds_per_visit=rounds_per_visit, clock=clock,
+    )  # fmt: skip
+    # A short and a long prompt, so that no client waits for a compiler.
+    longest = programs.max_seq_len - 1
+    for length in {min(2, longest), min(NARROW_PROMPT + 1, longest)}:
+        ids = [token % programs.target.config.vocab_size for token in range(length)]
+        request = Request(ids, Settings(max_new_tokens=2))
+        scheduler.submit([Job(request, make_row(programs, request), lambda update: None)])
+        while scheduler.is_busy:
+            for _ in scheduler.step():
+                pass
+    batch.run(0)  # where both answers ended with their first tokens
+    return scheduler
+
+
+def make_row(programs: Programs, request: Request, most_drafts: int | None = None) -> Row:
+    """Returns a request in the form that the engine takes.
+
+    Args:
+      programs: what will answer it.
+      request: a prompt of token ids, and settings.
+      most_drafts: maximum number of drafts in each of its rounds; 0 decodes plainly. None leaves
+        the number to the programs.
+
+    Raises:
+      InputError: the models cannot answer it, or a number where the programs' own is fixed.
+    """
+    row = programs.with_costs(programs.make_row(request))
+    numbers = programs.engine.numbers
+    if most_drafts is None or most_drafts >= programs.num_draft_tokens:
+        return row
+    if row.costs is None:
+        raise InputError(
+            "expected speculation.num_draft_tokens only where the server runs with "
+            f"--num_draft_tokens=auto, got {most_drafts}"
+        )
+    rounds, reading = row.costs
+    return row._replace(costs=(np.where(np.array(numbers) > most_drafts, _NEVER, rounds), reading))
+
+
+class Worker:
+    """Steps the scheduler in a thread of its own, as long as there is anything to do.
+
+    Attributes:
+      error: what has ended the thread, in one line; None while all is well.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        observe: Callable[[Update], object],
+        on_failure: Callable[[], object],
+    ) -> None:
+        """Nothing runs before `start`.
+
+        Args:
+          scheduler: what is stepped.
+          observe: called with every update, in the thread.
+          on_failure: called in the thread, once, if the device fails.
+        """
+        self.scheduler = scheduler
+        self.error: str | None = None
+        self._observe, self._on_failure = observe, on_failure
+        self._wake, self._is_stopped = threading.Condition(), False
+        self._thread = threading.Thread(target=self._run, name="jspec-worker", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        """Takes requests in, all or none; raises what `Scheduler.submit` does."""
+        self.scheduler.submit(jobs)
+        with self._wake:
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """Ends the thread after the visit in progress."""
+        with self._wake:
+            self._is_stopped = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._is_stopped or self.scheduler.is_busy)
+            if self._is_stopped:
+                return
+            try:
+                for update in self.scheduler.step():
+                    self._tell(update)
+            except Exception as error:  # of the device: no memory left, for one
+                self.error = describe_error(error)
+                for update in self.scheduler.abandon(self.error):
+                    self._tell(update)
+                self._on_failure()
+                return
+
+    def _tell(self, update: Update) -> None:
+        self._observe(update)
+        update.job.on_update(update)

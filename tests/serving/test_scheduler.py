@@ -1,0 +1,216 @@
+"""The scheduler on a simulated device and a virtual clock: who runs when, and how it ends."""
+
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.generation.answer import Round
+from jspec.generation.request import Request, Settings
+from jspec.generation.rows import Row
+from jspec.generation.stats import RoundCounts
+from jspec.serving.job import DrainingError, Job, QueueFullError
+from jspec.serving.scheduler import Scheduler
+from tests.tiny_models import make_model
+
+_PREFILL, _ROUND = 0.5, 1.0  # virtual seconds
+
+
+class Simulation:
+    """Slots whose answers are the letters after their seeds, two tokens a round, one drafted."""
+
+    def __init__(self, num_slots, **options):
+        self.now, self.rows, self.states = 0.0, range(num_slots), {}
+        self.most_at_once, self.log = 0, []
+        options = {"max_queue": 100, "rounds_per_visit": 2} | options
+        self.scheduler = Scheduler(self, make_model(), 1, clock=lambda: self.now, **options)
+
+    def fill(self, row, request):
+        assert row not in self.states, "a slot is filled while its answer goes on"
+        self.now += _PREFILL
+        self.states[row] = [request.settings.seed, 0]
+        self.most_at_once = max(self.most_at_once, len(self.states))
+        return Round(self._next(row, 1))
+
+    def run(self, num_rounds):
+        self.now += _ROUND * num_rounds
+        self.last = num_rounds
+        return _ROUND * num_rounds
+
+    def rounds(self, row):
+        for _ in range(self.last):
+            tokens = self._next(row, 2)
+            yield Round(tokens, [(-1.0, -2.0)] * 2, RoundCounts(2, 1, "toy"))
+
+    def finish(self, row):
+        del self.states[row]
+
+    def _next(self, row, count):
+        seed, begin = self.states[row]
+        self.states[row][1] += count
+        return [97 + (seed + begin + i) % 26 for i in range(count)]
+
+    def job(self, seed=0, length=6, priority=0, deadline=None, **settings):
+        settings = Settings(seed=seed, max_new_tokens=length, **settings)
+        row = Row(settings, [1, 2], (0,), 2 + length)
+        return Job(Request([1, 2], settings), row, self.log.append, priority, deadline)
+
+    def step(self):
+        updates = list(self.scheduler.step())
+        for update in updates:
+            update.job.on_update(update)
+        return updates
+
+    def run_all(self, arrivals=()):
+        """Submits each (moment, job) in its time; returns (moment, seed, tokens) as they come."""
+        arrivals, seen = list(arrivals), []
+        while arrivals or self.scheduler.is_busy:
+            while arrivals and (arrivals[0][0] <= self.now or not self.scheduler.is_busy):
+                self.now = max(self.now, arrivals[0][0])
+                self.scheduler.submit([arrivals.pop(0)[1]])
+            for update in self.step():
+                settings = update.job.request.settings
+                seen.append((update.moment, settings.seed, update.piece.token_ids))
+        return seen
+
+    def results(self):
+        """Returns the results by seed; each answer ends once."""
+        results = [update.piece.result for update in self.log if update.piece.result is not None]
+        by_seed = {result.settings.seed: result for result in results}
+        assert len(by_seed) == len(results)
+        return by_seed
+
+
+def random_arrivals(simulation, count=60):
+    rng = np.random.default_rng(0)
+    moments = np.cumsum(rng.exponential(1.5, count))
+    lengths = rng.integers(1, 20, count)
+    return [
+        (float(moment), simulation.job(seed, int(length)))
+        for seed, (moment, length) in enumerate(zip(moments, lengths, strict=True))
+    ]
+
+
+def test_the_same_arrivals_give_the_same_schedule():
+    """Guards against a schedule that depends on anything but arrivals; another order differs."""
+    seen = []
+    for is_swapped in (False, False, True):
+        simulation = Simulation(4)
+        arrivals = random_arrivals(simulation)
+        if is_swapped:
+            first, second = arrivals[:2]
+            arrivals[:2] = [(first[0], second[1]), (second[0], first[1])]
+        seen.append(simulation.run_all(arrivals))
+    assert seen[0] == seen[1]
+    assert seen[0] != seen[2]
+
+
+def test_every_answer_is_whole_and_in_its_own_words():
+    """Guards against slots that mix answers, stay empty while others wait, or overflow."""
+    simulation = Simulation(4)
+    arrivals = random_arrivals(simulation)
+    simulation.run_all(arrivals)
+    assert simulation.most_at_once == 4
+    assert simulation.states == {}
+    results = simulation.results()
+    assert len(results) == len(arrivals)
+    for seed, result in results.items():
+        length = result.settings.max_new_tokens
+        assert result.text == "".join(chr(97 + (seed + i) % 26) for i in range(length))
+        assert result.finish_reason == "length"
+    starts = [job.started for _, job in arrivals]
+    assert starts == sorted(starts), "first come, first served"
+
+
+def test_a_smaller_priority_goes_first():
+    simulation = Simulation(1)
+    jobs = [simulation.job(seed, priority=priority) for seed, priority in enumerate((0, 5, -1, 0))]
+    simulation.scheduler.submit(jobs)
+    simulation.run_all()
+    assert sorted(range(4), key=lambda i: jobs[i].started) == [2, 0, 3, 1]
+
+
+def test_origins_log_probabilities_and_counts_belong_to_the_tokens():
+    """Guards against colours that are shifted: the prefill's token, then (draft, own) a round."""
+    simulation = Simulation(1)
+    simulation.scheduler.submit([simulation.job(length=6, logprobs=True)])
+    first, second, third = simulation.step() + simulation.step()
+    assert (first.is_drafted, first.rounds) == ([False], [])
+    assert second.is_drafted == [True, False, True, False]
+    assert second.logprobs == [-1.0] * 4
+    assert second.rounds == [RoundCounts(2, 1, "toy")] * 2
+    assert (third.is_drafted, third.piece.token_ids) == ([True], [97 + 5])
+    assert third.rounds == [RoundCounts(1, 1, "toy")], "drafts past the end do not count"
+    assert third.piece.result.stats.rounds == (*second.rounds, *third.rounds)
+
+
+def test_the_queue_has_an_end():
+    """Free slots count as room; requests are taken all or none; room comes back."""
+    simulation = Simulation(2, max_queue=1)
+    scheduler = simulation.scheduler
+    with pytest.raises(QueueFullError, match=r"at most 3 more answers .* got 4"):
+        scheduler.submit([simulation.job(seed) for seed in range(4)])
+    assert not scheduler.is_busy
+    scheduler.submit([simulation.job(seed, length=60) for seed in range(3)])
+    with pytest.raises(QueueFullError) as caught:
+        scheduler.submit([simulation.job(9)])
+    assert caught.value.retry_after >= 1
+    simulation.step()
+    simulation.step()
+    assert (scheduler.num_running, scheduler.num_waiting) == (2, 1)
+    simulation.run_all()
+    scheduler.submit([simulation.job(seed) for seed in range(10, 13)])
+    assert len(simulation.results()) == 3
+
+
+@pytest.mark.parametrize("is_running", [False, True])
+def test_a_cancelled_request_leaves_within_one_visit(is_running):
+    simulation = Simulation(1)
+    jobs = [simulation.job(seed, length=1000) for seed in range(2)]
+    simulation.scheduler.submit(jobs)
+    simulation.step()
+    simulation.scheduler.cancel(jobs[0 if is_running else 1])
+    simulation.step()
+    (result,) = simulation.results().values()
+    assert result.finish_reason == "cancelled"
+    assert len(result.token_ids) == (5 if is_running else 0)
+    assert simulation.scheduler.num_running == 1
+    assert simulation.scheduler.num_waiting == 0
+    assert (jobs[1].started is not None) == is_running
+
+
+def test_deadlines_end_answers_as_they_are():
+    """One runs and keeps what it has, one waits and has nothing, one is in time."""
+    simulation = Simulation(1)
+    jobs = [
+        simulation.job(0, length=100, deadline=4.0),
+        simulation.job(1, deadline=3.0),
+        simulation.job(2, deadline=100.0),
+    ]
+    simulation.scheduler.submit(jobs)
+    simulation.run_all()
+    ends = {seed: (one.finish_reason, len(one.token_ids)) for seed, one in
+            simulation.results().items()}  # fmt: skip
+    assert ends == {0: ("deadline", 9), 1: ("deadline", 0), 2: ("length", 6)}
+
+
+def test_draining_ends_what_is_left_and_takes_nothing_new():
+    simulation = Simulation(1)
+    simulation.scheduler.submit([simulation.job(0, length=1), simulation.job(1, length=500)])
+    simulation.scheduler.drain(10.0)
+    with pytest.raises(DrainingError):
+        simulation.scheduler.submit([simulation.job(2)])
+    simulation.run_all()
+    assert [one.finish_reason for one in simulation.results().values()] == ["length", "deadline"]
+    assert 10 <= simulation.now <= 13
+
+
+def test_a_failed_device_fails_every_answer():
+    simulation = Simulation(1)
+    simulation.scheduler.submit([simulation.job(seed) for seed in range(3)])
+    simulation.step()
+    for update in simulation.scheduler.abandon("no memory"):
+        update.job.on_update(update)
+    assert [one.error for one in simulation.results().values()] == ["no memory"] * 3
+    assert not simulation.scheduler.is_busy
+    with pytest.raises(InputError):
+        simulation.scheduler.submit([simulation.job(9)])

@@ -1,0 +1,121 @@
+"""The scheduler on the real engine: tokens do not depend on company, and nothing is compiled."""
+
+import dataclasses
+import queue
+
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.common.timing import compile_clock
+from jspec.generation.costs import RoundCosts
+from jspec.generation.request import Request, Settings
+from jspec.serving.job import Job
+from jspec.serving.worker import Worker, make_row, make_scheduler
+from tests.tiny_models import make_generator, shared_generator
+
+_COMMON = {"max_new_tokens": 24, "temperature": 0.8}
+SETTINGS = [
+    Settings(**_COMMON, seed=1),
+    Settings(**_COMMON, seed=2, top_k=5),
+    Settings(**_COMMON, seed=3, top_p=0.7, presence_penalty=0.5),
+    Settings(max_new_tokens=24, min_new_tokens=20),
+    Settings(**_COMMON, seed=5, min_p=0.1, logit_bias={97: 2.0}, logprobs=True),
+    Settings(**_COMMON, seed=6, repetition_penalty=1.3, frequency_penalty=0.2),
+    Settings(**_COMMON, seed=7, forbidden_token_ids=(97, 98)),
+    Settings(max_new_tokens=5, temperature=1.0, seed=8, stop=("zz",)),
+]
+PROMPTS = ["one", "two, and more", "x" * 70, "four", "ab" * 20, "six", "7", "eight"]
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    generator = make_generator("model", batch_size=8)
+    return generator, make_scheduler(generator, max_queue=20, rounds_per_visit=2)
+
+
+def answers(generator, scheduler, indices, most_drafts=None):
+    """Answers these requests together; returns the results in their order."""
+    results = {}
+    for index in indices:
+        ids = generator.encode_prompt(PROMPTS[index])
+        request = Request(ids, SETTINGS[index])
+
+        def keep(update, index=index):
+            results[index] = update.piece.result or results.get(index)
+
+        scheduler.submit([Job(request, make_row(generator, request, most_drafts), keep)])
+    while scheduler.is_busy:
+        for update in scheduler.step():
+            update.job.on_update(update)
+    return [results[index] for index in indices]
+
+
+def test_tokens_do_not_depend_on_company(scheduler):
+    """In float32: alone, among 7 others, and by a Generator that compiles only what is needed."""
+    own, scheduler = scheduler
+    together = answers(own, scheduler, range(8))
+    assert len({result.text for result in together}) == 8
+    for index, result in enumerate(together):
+        (alone,) = answers(own, scheduler, [index])
+        expected = shared_generator("model").generate(PROMPTS[index], SETTINGS[index])
+        assert alone.token_ids == result.token_ids == expected.token_ids
+        assert alone.text == result.text == expected.text
+        assert result.stats.rounds == expected.stats.rounds
+        assert (result.raw_logprobs is None) == (not SETTINGS[index].logprobs)
+
+
+def test_requests_compile_nothing(scheduler):
+    """Guards against a client who waits for a compiler: all is there once the scheduler is made."""
+    own, scheduler = scheduler
+    begin = compile_clock().num_programs
+    answers(own, scheduler, range(8))
+    assert compile_clock().num_programs == begin
+
+
+def test_a_request_may_ask_for_fewer_drafts_where_their_number_varies():
+    numbers, drafters = (0, 1, 3, 4), ("model",)
+    costs = RoundCosts((64,), numbers, drafters, (((1.0, 1.1, 1.2, 1.3),),), ((0.0,),))
+    own = make_generator("model", batch_size=2, num_draft_tokens="auto", costs=None)
+    numbers = own.engine.numbers
+    seconds = tuple(1 + 0.1 * number for number in numbers)
+    costs = RoundCosts((64,), numbers, drafters, ((seconds,),), ((0.0,),))
+    own = make_generator("model", batch_size=2, num_draft_tokens="auto", costs=costs)
+    scheduler = make_scheduler(own, max_queue=20, rounds_per_visit=2)
+    free, plain, one = (answers(own, scheduler, [3], most)[0] for most in (None, 0, 1))
+    assert free.token_ids == plain.token_ids == one.token_ids  # it is greedy
+    assert plain.stats.num_proposed == 0
+    assert max(r.num_proposed for r in one.stats.rounds) == 1
+    assert max(r.num_proposed for r in free.stats.rounds) > 1
+
+
+def test_a_fixed_number_of_drafts_cannot_be_lowered(scheduler):
+    own, _ = scheduler
+    with pytest.raises(InputError, match="only where the server runs with --num_draft_tokens=auto"):
+        make_row(own, Request([1], Settings()), 0)
+
+
+def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
+    """Guards against clients that wait for ever for a thread that is dead."""
+    _, scheduler = scheduler
+    found, seen = queue.SimpleQueue(), []
+
+    class Broken(type(scheduler)):
+        def step(self):
+            raise MemoryError("none is left")
+
+    broken = Broken(scheduler._slots, scheduler._target, 1, max_queue=1, rounds_per_visit=1,
+                    clock=lambda: 0.0)  # fmt: skip
+    worker = Worker(broken, seen.append, lambda: found.put("stopped"))
+    worker.start()
+    settings = Settings()
+    row = dataclasses.replace(settings)
+    request = Request([1], row)
+    worker.submit([Job(request, make_row(scheduler_programs(), request), found.put)])
+    assert found.get(timeout=10).piece.result.error == "MemoryError: none is left"
+    assert found.get(timeout=10) == "stopped"
+    assert worker.error == "MemoryError: none is left"
+    worker.stop()
+
+
+def scheduler_programs():
+    return shared_generator("model")
