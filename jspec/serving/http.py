@@ -1,0 +1,120 @@
+"""The HTTP interface: what is found where.
+
+This file and its two neighbours of that name are the only ones that know what HTTP is.
+"""
+
+import asyncio
+import pathlib
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, Response
+
+from jspec.common.errors import InputError
+from jspec.serving.http_answers import Server, answer
+from jspec.serving.http_errors import (
+    RESPONSES,
+    UNAVAILABLE,
+    Guard,
+    RefusalError,
+    add_errors,
+    naming,
+)
+from jspec.serving.replies import ChatReply, TextReply
+from jspec.serving.schema import ChatRequest, CompletionRequest, TokenizeRequest
+
+_PAGE = pathlib.Path(__file__).with_name("page.html")
+# Of the models' description what clients may know; names may be paths of this machine.
+_TOLD = (
+    "drafter", "num_draft_tokens", "acceptance", "is_lossless", "dtype", "target_quantization",
+)  # fmt: skip
+
+
+def make_app(server: Server) -> FastAPI:
+    """Returns the application."""
+    # No pages of documentation: they would load scripts from elsewhere.
+    app = FastAPI(title="jspec", docs_url=None, redoc_url=None, responses=RESPONSES)
+    add_errors(app)
+    _add_answers(app, server)
+    _add_information(app, server)
+    app.add_middleware(Guard, api_key=server.api_key, max_body=server.max_body)
+    return app
+
+
+def _add_answers(app: FastAPI, server: Server) -> None:
+    @app.post("/v1/completions")
+    async def complete(body: CompletionRequest, request: Request) -> Response:
+        """Goes on with texts."""
+        encode = server.programs.target.tokenizer.encode
+        with naming("prompt"):
+            # In another thread: a long text takes a while.
+            prompts = [
+                await asyncio.to_thread(encode, one) if isinstance(one, str) else one
+                for one in body.prompts()
+            ]
+        texts = [""] * len(prompts)
+        if body.echo:
+            if body.logprobs is not None:
+                raise InputError("expected echo without logprobs: prompts have none")
+            decode = server.programs.target.tokenizer.decode
+            texts = [one if isinstance(one, str) else decode(one) for one in body.prompts()]
+        echoes = [text for text in texts for _ in range(body.n)]
+        return await answer(server, body, request, prompts, TextReply, echoes)
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Answers the last message of a conversation."""
+        prompt = await asyncio.to_thread(_encode_messages, server, body)
+        return await answer(server, body, request, [prompt], ChatReply, [""] * body.n)
+
+
+def _add_information(app: FastAPI, server: Server) -> None:
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """Lists the one model."""
+        known = server.programs.describe()
+        about = {
+            "max_model_len": server.programs.max_seq_len,
+            "has_chat_template": server.programs.target.tokenizer.chat_template is not None,
+            "jspec": {name: known[name] for name in _TOLD},
+        }
+        model = {"id": server.model, "object": "model", "created": 0, "owned_by": "jspec"}
+        return {"object": "list", "data": [model | about]}
+
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        """Returns the token ids of a text or a conversation."""
+        if (body.prompt is None) == (body.messages is None):
+            raise InputError("expected either prompt or messages")
+        if body.prompt is None:
+            ids = await asyncio.to_thread(_encode_messages, server, body)
+        else:
+            with naming("prompt"):
+                encode = server.programs.target.tokenizer.encode
+                ids = await asyncio.to_thread(encode, body.prompt)
+        return {"count": len(ids), "max_model_len": server.programs.max_seq_len, "tokens": ids}
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Says whether requests are answered."""
+        if server.worker.error is not None:
+            raise RefusalError(UNAVAILABLE, server.worker.error, kind="server_error")
+        return {"status": "ok"}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Returns counts and times for Prometheus."""
+        return Response(server.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> FileResponse:
+        return FileResponse(_PAGE, media_type="text/html")
+
+
+def _encode_messages(server: Server, body: ChatRequest | TokenizeRequest) -> list[int]:
+    tokenizer = server.programs.target.tokenizer
+    if tokenizer.chat_template is None:
+        raise RefusalError(400, f"{server.model} has no chat template: expected /v1/completions")
+    with naming("messages"):
+        text = tokenizer.chat_prompt([message.plain() for message in body.messages or ()])
+        return tokenizer.encode(text, add_bos=False)  # the template writes BOS itself

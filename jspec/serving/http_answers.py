@@ -1,0 +1,173 @@
+"""From an HTTP request to jobs of the scheduler, and from their updates to a reply or a stream."""
+
+import asyncio
+import dataclasses
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+from jspec.generation import request as generation
+from jspec.generation.programs import Programs
+from jspec.generation.request import MAX_SEED, Settings
+from jspec.generation.result import Result
+from jspec.serving.http_errors import UNAVAILABLE, RefusalError, naming
+from jspec.serving.job import Job, Update
+from jspec.serving.metrics import Metrics
+from jspec.serving.replies import ChatReply, Reply, error_of
+from jspec.serving.schema import AnswerRequest
+from jspec.serving.worker import Worker, make_row
+
+_SHOWN = 200  # characters of a bad value in a message
+_GONE = 499  # the status of a request whose client has left; nobody sees it
+
+Updates = asyncio.Queue  # of (number of the answer, its update)
+
+
+class Server(NamedTuple):
+    """What the interface serves.
+
+    Attributes:
+      worker: answers requests.
+      programs: checks them.
+      metrics: what is shown at /metrics.
+      model: the model's name, as clients call it.
+      defaults: settings of what a request does not name.
+      has_seed: whether the defaults' seed counts; else a request without one gets one by chance.
+      api_key: what clients must show; None lets everybody in.
+      max_body: the most bytes of a request.
+      max_seconds: time limit of every request; None for none.
+    """
+
+    worker: Worker
+    programs: Programs
+    metrics: Metrics
+    model: str
+    defaults: Settings = Settings()
+    has_seed: bool = False
+    api_key: str | None = None
+    max_body: int = 2**22
+    max_seconds: float | None = None
+
+
+async def answer(
+    server: Server,
+    body: AnswerRequest,
+    request: Request,
+    prompts: Sequence[list[int]],
+    kind: type[Reply],
+    echoes: Sequence[str],
+) -> Response:
+    """Answers each prompt `body.n` times, in one reply."""
+    if body.model not in (None, server.model):
+        message = f"expected the model {server.model!r}, got {body.model[:_SHOWN]!r}"
+        raise RefusalError(404, message, param="model", code="model_not_found")
+    updates, about = Updates(), "messages" if kind is ChatReply else "prompt"
+    loop = asyncio.get_running_loop()
+
+    def teller(index: int) -> Callable[[Update], object]:
+        return lambda update: loop.call_soon_threadsafe(updates.put_nowait, (index, update))
+
+    with naming(about, list(type(body).model_fields)):
+        jobs = await asyncio.to_thread(_make_jobs, server, body, prompts, teller)
+        server.worker.submit(jobs)
+    reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes)
+    if body.stream:
+        return _EventStream(_events(body, reply, updates, len(jobs)), server.worker, jobs)
+    collect = asyncio.create_task(_collect(updates, len(jobs)))
+    gone = asyncio.create_task(_until_gone(request))
+    try:
+        await asyncio.wait({collect, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not collect.done():
+            return Response(status_code=_GONE)
+        results = collect.result()
+        if (error := next((one.error for one in results if one.error), None)) is not None:
+            status = UNAVAILABLE if server.worker.error else 422
+            raise RefusalError(status, error, kind="server_error")
+        return JSONResponse(reply.whole(results))
+    finally:
+        for task in (collect, gone):
+            task.cancel()
+        _cancel(server.worker, jobs)
+
+
+def _make_jobs(
+    server: Server,
+    body: AnswerRequest,
+    prompts: Sequence[list[int]],
+    teller: Callable[[int], Callable[[Update], object]],
+) -> list[Job]:
+    """Returns a job for each answer; `teller` returns what is told of the answer of a number."""
+    settings, jobs = body.settings(server.defaults), []
+    most = None if body.speculation is None else body.speculation.num_draft_tokens
+    first = settings.seed
+    if body.seed is None and not server.has_seed:
+        first = secrets.randbelow(MAX_SEED - body.n)
+    limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
+    deadline = server.worker.scheduler.clock() + min(limits) if limits else None
+    for prompt in prompts:
+        for number in range(body.n):
+            own = dataclasses.replace(settings, seed=first + number)
+            request = generation.Request(prompt, own)
+            row = make_row(server.programs, request, most)
+            jobs.append(Job(request, row, teller(len(jobs)), body.priority, deadline))
+    return jobs
+
+
+async def _collect(updates: Updates, count: int) -> list[Result]:
+    results: dict[int, Result] = {}
+    while len(results) < count:
+        index, update = await updates.get()
+        if update.piece.result is not None:
+            results[index] = update.piece.result
+    return [results[index] for index in range(count)]
+
+
+async def _events(
+    body: AnswerRequest, reply: Reply, updates: Updates, count: int
+) -> AsyncIterator[str]:
+    """Yields server-sent events until every answer has ended."""
+    results: dict[int, Result] = {}
+    while len(results) < count:
+        index, update = await updates.get()
+        result = update.piece.result
+        if result is not None and result.error is not None:
+            yield _event(error_of(result.error, kind="server_error"))
+            return
+        yield _event(reply.chunk(index, update, body.trace))
+        if result is not None:
+            results[index] = result
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield _event(reply.last_chunk([results[index] for index in range(count)]))
+    yield "data: [DONE]\n\n"
+
+
+def _event(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value)}\n\n"
+
+
+class _EventStream(StreamingResponse):
+    """A stream of events; when it ends, in whatever manner, its answers are wanted no more."""
+
+    def __init__(self, events: AsyncIterator[str], worker: Worker, jobs: Sequence[Job]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._worker, self._jobs = worker, jobs
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _cancel(self._worker, self._jobs)
+
+
+def _cancel(worker: Worker, jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        worker.scheduler.cancel(job)
+
+
+async def _until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

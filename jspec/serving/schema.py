@@ -1,0 +1,187 @@
+"""What clients may ask for: OpenAI's requests, with the fields that vLLM and jspec add to them.
+
+A field that is not listed is refused: nothing that a client asks for is ignored in silence, but for
+`user`, `store` and `metadata`, which are about the client's own records.
+"""
+
+import dataclasses
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from jspec.common.errors import InputError
+from jspec.generation.request import MAX_SEED, Settings
+
+_MAX_INT32 = 2**31 - 1
+_Text = Annotated[str, Field(min_length=1)]
+_TokenId = Annotated[int, Field(ge=0, le=_MAX_INT32)]
+_Ids = Annotated[list[_TokenId], Field(min_length=1)]
+_Bias = Annotated[float, Field(ge=-100, le=100)]
+_IdText = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+_Penalty = Annotated[float, Field(ge=-2, le=2)] | None
+_Count = Annotated[int, Field(ge=1, le=_MAX_INT32)] | None
+
+# Fields that mean what the setting of the same name, or of the second name, means.
+_SAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+         "repetition_penalty", "min_tokens:min_new_tokens", "seed")  # fmt: skip
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Body):
+    """Options of a stream: whether a last chunk brings the usage."""
+
+    include_usage: bool = False
+
+
+class Speculation(_Body):
+    """Most drafts a round for this request; 0 decodes plainly."""
+
+    num_draft_tokens: Annotated[int, Field(ge=0, le=4096)]
+
+
+class AnswerRequest(_Body):
+    """What both kinds of requests have; None takes the server's default."""
+
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    max_tokens: _Count = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    presence_penalty: _Penalty = None
+    frequency_penalty: _Penalty = None
+    logit_bias: dict[_IdText, _Bias] | None = None
+    seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
+    stop: _Text | Annotated[list[_Text], Field(max_length=16)] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    store: bool | None = None
+    metadata: dict[str, str] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=_MAX_INT32)] | None = None
+    stop_token_ids: Annotated[list[_TokenId], Field(max_length=8)] | None = None
+    allowed_token_ids: _Ids | None = None
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    max_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    speculation: Speculation | None = None
+    trace: bool = False
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the tokens' log-probabilities are wanted."""
+        raise NotImplementedError
+
+    def settings(self, defaults: Settings) -> Settings:
+        """Returns the settings of the request's first answer; what it does not name is default.
+
+        Raises:
+          InputError: values that do not go together, such as more `min_tokens` than `max_tokens`.
+        """
+        given: dict[str, Any] = {"logprobs": self.wants_logprobs}
+        for pair in _SAME:
+            own, _, name = pair.partition(":")
+            given[name or own] = getattr(self, own)
+        given["max_new_tokens"] = self.max_tokens
+        given["top_k"] = None if self.top_k is None else max(self.top_k, 0)
+        if self.stop is not None:
+            given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            ids = getattr(self, name)
+            given[name] = None if ids is None else tuple(ids)
+        if self.logit_bias is not None:
+            given["logit_bias"] = {int(name): bias for name, bias in self.logit_bias.items()}
+        wanted = {name: value for name, value in given.items() if value is not None}
+        return dataclasses.replace(defaults, **wanted)
+
+
+class CompletionRequest(AnswerRequest):
+    """A text, or several, to go on with."""
+
+    prompt: _Text | Annotated[list[_Text], Field(min_length=1, max_length=128)] | _Ids | Annotated[
+        list[_Ids], Field(min_length=1, max_length=128)
+    ]  # fmt: skip
+    echo: bool | None = False
+    logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the tokens' log-probabilities are wanted; of other tokens there are none."""
+        return self.logprobs is not None
+
+    def prompts(self) -> list[str | list[int]]:
+        """Returns each prompt, a text or token ids."""
+        if isinstance(self.prompt, str) or isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
+
+
+class TextPart(_Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """A message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart]
+
+    def plain(self) -> dict[str, str]:
+        """Returns the message as chat templates know it."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        # OpenAI's newer name of the same role.
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class ResponseFormat(_Body):
+    """Free text: nothing else can be asked for."""
+
+    type: Literal["text"]
+
+
+_Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+class ChatRequest(AnswerRequest):
+    """A conversation in which the model speaks next."""
+
+    messages: _Messages
+    max_completion_tokens: _Count = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
+    response_format: ResponseFormat | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the tokens' log-probabilities are wanted; of other tokens there are none."""
+        return bool(self.logprobs)
+
+    def settings(self, defaults: Settings) -> Settings:
+        """Returns the settings; see `AnswerRequest.settings`."""
+        if self.max_completion_tokens is not None:
+            if self.max_tokens not in (None, self.max_completion_tokens):
+                raise InputError(
+                    "expected max_tokens or max_completion_tokens, got both: "
+                    f"{self.max_tokens} and {self.max_completion_tokens}"
+                )
+            return super().settings(
+                dataclasses.replace(defaults, max_new_tokens=self.max_completion_tokens)
+            )
+        return super().settings(defaults)
+
+
+class TokenizeRequest(_Body):
+    """A text or a conversation to be counted."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: _Messages | None = None

@@ -1,0 +1,207 @@
+"""Answers over HTTP: the same as without it, streamed or not, to the client of OpenAI."""
+
+import json
+
+import openai
+import pytest
+
+from jspec.generation.request import Settings
+from tests.serving.served import Served, events, load_tiny
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": 30}
+SETTINGS = Settings(temperature=0.9, top_p=0.95, seed=5, max_new_tokens=30)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    with Served(load_tiny(tmp_path_factory.mktemp("model"))) as server:
+        yield server
+
+
+@pytest.fixture
+def client(served):
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none",
+                       max_retries=0) as client:  # fmt: skip
+        yield client
+
+
+def say(text):
+    return [{"role": "user", "content": text}]
+
+
+def test_a_chat_is_what_the_generator_says_streamed_or_not(served, client):
+    expected = served.generator.generate("Hello?", SETTINGS)
+    asked = {"model": served.model, "messages": say("Hello?"), **SAMPLED}
+    whole = client.chat.completions.create(**asked)
+    (choice,) = whole.choices
+    assert choice.message.content == expected.text
+    assert choice.message.role == "assistant"
+    assert whole.usage.prompt_tokens == len(expected.prompt_token_ids)
+    assert whole.usage.completion_tokens == len(expected.token_ids)
+    assert choice.finish_reason == ("length" if expected.finish_reason == "length" else "stop")
+    stats = whole.usage.model_extra["jspec"]
+    assert stats["num_accepted"] == expected.stats.num_accepted > 0
+    assert stats["accepted_per_round"] == list(expected.stats.accepted_per_round)
+    chunks = list(client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ))  # fmt: skip
+    texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
+    assert "".join(texts) == expected.text
+    assert len(texts) > 3, "a stream comes in pieces"
+    assert chunks[-1].usage.completion_tokens == len(expected.token_ids)
+    reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
+    assert reasons == [None] * (len(reasons) - 1) + [whole.choices[0].finish_reason]
+
+
+def test_a_completion_is_what_the_generator_says_streamed_or_not(served, client):
+    expected = served.generator.generate("Once upon", SETTINGS, chat=False)
+    asked = {"model": served.model, "prompt": "Once upon", **SAMPLED}
+    assert client.completions.create(**asked).choices[0].text == expected.text
+    chunks = client.completions.create(**asked, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    ids = served.generator.encode_prompt("Once upon", chat=False)
+    echoed = client.completions.create(**(asked | {"prompt": ids}), echo=True)
+    assert echoed.choices[0].text == "Once upon" + expected.text
+
+
+def test_several_prompts_and_answers_come_in_order(served, client):
+    asked = {"model": served.model, **SAMPLED, "n": 2, "prompt": ["one", "two"]}
+    choices = client.completions.create(**asked).choices
+    assert [choice.index for choice in choices] == [0, 1, 2, 3]
+    expected = served.generator.generate(["one", "two"], SETTINGS, chat=False, num_samples=2)
+    assert [choice.text for choice in choices] == [result.text for result in expected]
+    assert len({choice.text for choice in choices}) == 4
+    texts = dict.fromkeys(range(4), "")
+    for chunk in client.completions.create(**asked, stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert list(texts.values()) == [choice.text for choice in choices]
+
+
+def test_every_setting_reaches_the_engine(served):
+    """Each of them changes this answer, or Generator says that it does not."""
+    ids = served.generator.encode_prompt("abcabc", chat=False)
+    base = {"temperature": 1.0, "max_new_tokens": 25, "seed": 3}
+    plain = served.generator.generate([ids], Settings(**base))[0]
+    stop = plain.token_ids[12]
+    cases = [
+        ({"top_k": 3}, {"top_k": 3}),
+        ({"min_p": 0.3}, {"min_p": 0.3}),
+        ({"top_p": 0.5}, {"top_p": 0.5}),
+        ({"presence_penalty": 2}, {"presence_penalty": 2.0}),
+        ({"frequency_penalty": -1.5}, {"frequency_penalty": -1.5}),
+        ({"repetition_penalty": 1.8}, {"repetition_penalty": 1.8}),
+        ({"logit_bias": {"97": 100}}, {"logit_bias": {97: 100.0}}),
+        ({"allowed_token_ids": [99, 98]}, {"allowed_token_ids": (99, 98)}),
+        ({"stop_token_ids": [stop]}, {"stop_token_ids": (stop,)}),
+        ({"temperature": 0}, {"temperature": 0.0}),
+        ({"seed": 4}, {"seed": 4}),
+        ({"max_tokens": 7}, {"max_new_tokens": 7}),
+    ]
+    for asked, settings in cases:
+        body = {"prompt": ids, "temperature": 1, "max_tokens": 25, "seed": 3} | asked
+        _, reply = served.post(TEXT, body)
+        expected = served.generator.generate([ids], Settings(**(base | settings)))[0]
+        assert reply["choices"][0]["text"] == expected.text != plain.text, asked
+
+
+def test_stop_strings_cut_the_text(served, client):
+    asked = {"model": served.model, "prompt": "abc", "max_tokens": 40, "temperature": 0}
+    text = client.completions.create(**asked).choices[0].text
+    stop = text[5:8]
+    cut = client.completions.create(**asked, stop=[stop]).choices[0]
+    assert (cut.text, cut.finish_reason) == (text[: text.index(stop)], "stop")
+    chunks = client.completions.create(**asked, stop=stop, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == cut.text
+
+
+def test_log_probabilities_are_those_of_the_tokens(served, client):
+    expected = served.generator.generate("Hello?", Settings(max_new_tokens=9, logprobs=True))
+    asked = {"model": served.model, "messages": say("Hello?"), "max_tokens": 9, "temperature": 0,
+             "logprobs": True}  # fmt: skip
+    content = client.chat.completions.create(**asked).choices[0].logprobs.content
+    assert [one.logprob for one in content] == pytest.approx(expected.raw_logprobs, rel=1e-4)
+    streamed = [
+        one.logprob
+        for chunk in client.chat.completions.create(**asked, stream=True)
+        for one in (chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else [])
+    ]
+    assert streamed == pytest.approx(expected.raw_logprobs, rel=1e-4)
+    ids = expected.prompt_token_ids
+    text = client.completions.create(
+        model=served.model, prompt=ids, max_tokens=9, temperature=0, logprobs=0
+    ).choices[0].logprobs  # fmt: skip
+    assert text.token_logprobs == pytest.approx(expected.raw_logprobs, rel=1e-4)
+    assert len(text.tokens) == len(text.text_offset) == 9
+
+
+def test_without_a_seed_answers_differ_and_their_seed_repeats_them(served):
+    asked = {"prompt": "abc", "max_tokens": 30, "temperature": 1.5}
+    replies = [served.post(TEXT, asked)[1] for _ in range(3)]
+    assert len({reply["choices"][0]["text"] for reply in replies}) == 3
+    (seed,) = replies[0]["usage"]["jspec"]["seeds"]
+    again = served.post(TEXT, asked | {"seed": seed})[1]
+    assert again["choices"] == replies[0]["choices"]
+
+
+def test_a_trace_says_which_tokens_were_drafted(served):
+    """What the page colours: the texts add up, and the drafted ones are those accepted."""
+    asked = {"prompt": "abcabcabc", "max_tokens": 40, "temperature": 0, "stream": True,
+             "trace": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    status, headers, data = served.request("POST", TEXT, asked)
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    *chunks, last = events(data)
+    tokens = [token for chunk in chunks for token in chunk["jspec"]["tokens"]]
+    rounds = [one for chunk in chunks for one in chunk["jspec"]["rounds"]]
+    stats = last["usage"]["jspec"]
+    text = "".join(chunk["choices"][0]["text"] for chunk in chunks)
+    assert "".join(text for text, _ in tokens) == text
+    assert sum(is_drafted for _, is_drafted in tokens) == stats["num_accepted"] > 0
+    assert [accepted for _, accepted in rounds] == stats["accepted_per_round"]
+    assert [proposed for proposed, _ in rounds] == stats["proposed_per_round"]
+
+
+def test_tokens_are_counted_before_they_are_sent(served):
+    status, reply = served.post("/tokenize", {"prompt": "abc"})
+    assert status == 200
+    assert reply["tokens"] == served.generator.encode_prompt("abc", chat=False)
+    _, reply = served.post("/tokenize", {"messages": say("abc")})
+    assert reply["tokens"] == served.generator.encode_prompt("abc", chat=True)
+    assert reply["count"] == len(reply["tokens"])
+
+
+def test_the_model_says_what_it_is(served, client):
+    (model,) = client.models.list().data
+    assert model.id == served.model
+    assert model.model_extra["max_model_len"] == 200
+    assert model.model_extra["jspec"]["drafter"] == "prompt_lookup"
+    assert json.loads(served.request("GET", "/health")[2]) == {"status": "ok"}
+
+
+def test_metrics_add_up_to_what_was_answered(served):
+    """By the names that dashboards of vLLM look for."""
+    before = read_metrics(served)
+    asked = {"prompt": "abcabcabc", "max_tokens": 40, "temperature": 0}
+    stats = served.post(TEXT, asked)[1]["usage"]
+    after = read_metrics(served)
+    grown = {name: after[name] - before.get(name, 0.0) for name in after}
+    own = stats["jspec"]
+    assert grown["vllm:spec_decode_num_draft_tokens_total"] == own["num_proposed"] > 0
+    assert grown["vllm:spec_decode_num_accepted_tokens_total"] == own["num_accepted"] > 0
+    positions = sum(v for name, v in grown.items() if name.endswith("per_pos_total"))
+    assert positions == own["num_accepted"]
+    assert grown["vllm:generation_tokens_total"] == stats["completion_tokens"]
+    assert grown["vllm:prompt_tokens_total"] == stats["prompt_tokens"]
+    assert grown["vllm:time_to_first_token_seconds_count"] == 1
+    assert grown["vllm:inter_token_latency_seconds_count"] == stats["completion_tokens"] - 1
+    assert (after["vllm:num_requests_running"], after["jspec:num_slots"]) == (0, 3)
+
+
+def read_metrics(served):
+    """Returns the sum of each series over its other labels."""
+    found = {}
+    for line in served.request("GET", "/metrics")[2].decode().splitlines():
+        if not line.startswith("#"):
+            name, value = line.split("{")[0], float(line.rpartition(" ")[2])
+            found[name] = found.get(name, 0.0) + value
+    return found

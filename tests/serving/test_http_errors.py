@@ -1,0 +1,215 @@
+"""What a server refuses, and clients that leave, push or wait: no 500, and nobody is harmed."""
+
+import contextlib
+import http.client
+import json
+
+import pytest
+
+from tests.serving.served import Served, events, load_tiny
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LONG = {"prompt": "abc", "max_tokens": 180, "temperature": 0, "min_tokens": 180}
+SAY = [{"role": "user", "content": "a"}]
+
+
+def read(connection):
+    """Returns the whole body of a reply, and closes the connection."""
+    with contextlib.closing(connection):
+        return connection.getresponse().read()
+
+
+@pytest.fixture(scope="module")
+def generator(tmp_path_factory):
+    return load_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def served(generator):
+    with Served(generator, max_body=10_000) as server:
+        yield server
+
+
+@pytest.fixture
+def held(served):
+    """The server, whose device stops after the next update until the test ends."""
+    served.gate.clear()
+    yield served
+    served.gate.set()
+    served.wait_until(lambda: not served.scheduler.is_busy)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "part"),
+    [
+        (TEXT, b"{", None, "expected a JSON object"),
+        (TEXT, b"[1]", None, "expected a JSON object"),
+        (TEXT, b"\xff\xfe", None, "expected a JSON object"),
+        (TEXT, b"[" * 9000, None, ""),
+        (TEXT, b"", None, ""),
+        (TEXT, {}, "prompt", "expected a field 'prompt'"),
+        (TEXT, {"prompt": ""}, "prompt", "at least 1 character"),
+        (TEXT, {"prompt": []}, "prompt", "at least 1"),
+        (TEXT, {"prompt": [[]]}, "prompt", "at least 1"),
+        (TEXT, {"prompt": 7}, "prompt", "got 7"),
+        (TEXT, {"prompt": [99999]}, "prompt", "from 0 to 257"),
+        (TEXT, {"prompt": [2**70]}, "prompt", "less than"),
+        (TEXT, {"prompt": "x" * 300}, "prompt", "fewer tokens than the context's 200, got 30"),
+        (TEXT, {"prompt": "\ud800"}, "prompt", "unicode"),
+        (TEXT, {"prompt": "a", "suffix": "b"}, "suffix", "fields that this server knows"),
+        (TEXT, {"prompt": "a", "best_of": 2}, "best_of", "fields that this server knows"),
+        (TEXT, {"prompt": "a", "logprobs": 3}, "logprobs", "less than or equal to 0"),
+        (TEXT, {"prompt": "a", "logprobs": 0, "echo": True}, None, "echo without logprobs"),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        (TEXT, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "expected a valid integer"),
+        (TEXT, {"prompt": "a", "max_tokens": 2, "min_tokens": 3}, "min_tokens", "max_tokens, 2"),
+        (TEXT, {"prompt": "a", "temperature": -1}, "temperature", "greater than or equal to 0"),
+        (TEXT, {"prompt": "a", "temperature": True}, "temperature", "expected a valid number"),
+        (TEXT, b'{"prompt": "a", "temperature": NaN}', "temperature", "got nan"),
+        (TEXT, b'{"prompt": "a", "temperature": 1e999}', "temperature", "got inf"),
+        (TEXT, {"prompt": "a", "top_p": 0}, "top_p", "greater than 0"),
+        (TEXT, {"prompt": "a", "n": 129}, "n", "less than or equal to 128"),
+        (TEXT, {"prompt": "a", "seed": -1}, "seed", "greater than or equal to 0"),
+        (TEXT, {"prompt": "a", "seed": 2**32 - 1, "n": 2}, "seed", "from 0 to 4294967295"),
+        (TEXT, {"prompt": "a", "stop": ""}, "stop", "at least 1 character"),
+        (TEXT, {"prompt": "a", "stop": ["\udc00"]}, "stop", "unicode"),
+        (TEXT, {"prompt": "a", "logit_bias": {"x": 1}}, "logit_bias", "match pattern"),
+        (TEXT, {"prompt": "a", "logit_bias": {"300": 1}}, "logit_bias", "from 0 to 257"),
+        (TEXT, {"prompt": "a", "logit_bias": {"3": 101}}, "logit_bias", "less than"),
+        (TEXT, {"prompt": "a", "presence_penalty": 3}, "presence_penalty", "less than"),
+        (TEXT, {"prompt": "a", "stop_token_ids": [*range(2, 10)]}, "stop_token_ids", "at most 8"),
+        (TEXT, {"prompt": "a", "speculation": {"num_draft_tokens": 0}}, "speculation", "auto"),
+        (TEXT, {"prompt": "a", "\ud800": 1}, None, "Keys should be strings"),
+        (CHAT, {"messages": []}, "messages", "at least 1"),
+        (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages", "'system'"),
+        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages", "expected"),
+        (CHAT, {"messages": SAY, "top_logprobs": 5}, "top_logprobs", "less than"),
+        (CHAT, {"messages": SAY, "tools": []}, "tools", "fields that this server knows"),
+        (CHAT, {"messages": SAY, "response_format": {"type": "json_object"}}, "response_format",
+         "'text'"),
+        (CHAT, {"messages": SAY, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens",
+         "got both"),
+        ("/tokenize", {}, None, "either prompt or messages"),
+    ],
+)  # fmt: skip
+def test_bad_input_says_what_was_expected(served, path, body, param, part):
+    status, reply = served.post(path, body)
+    error = reply["error"]
+    assert status == 400, error
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert part in error["message"]
+    assert "Traceback" not in error["message"]
+    assert len(error["message"]) < 500
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "code"),
+    [
+        ("GET", "/nothing", None, 404, None),
+        ("GET", TEXT, None, 405, None),
+        ("POST", "/health", {}, 405, None),
+        ("POST", TEXT, {"prompt": "a", "model": "gpt-5"}, 404, "model_not_found"),
+        ("POST", TEXT, {"prompt": "a" * 20_000}, 413, None),
+    ],
+)
+def test_other_refusals_have_the_same_shape(served, method, path, body, status, code):
+    found, _, reply = served.request(method, path, body)
+    assert (found, json.loads(reply)["error"]["code"]) == (status, code)
+
+
+def test_a_body_without_a_length_is_limited_too(served):
+    """Guards against a client that sends for ever, in chunks."""
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    headers = {"Content-Type": "application/json"}
+    connection.request("POST", TEXT, iter([b"x" * 6000] * 2), headers, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_full_queue_sends_clients_away_with_a_time(held):
+    """3 slots and 4 places to wait: the eighth must come again; n counts; nobody else is harmed."""
+    connections = [held.open(TEXT, LONG) for _ in range(7)]
+    held.wait_until(lambda: held.scheduler.num_waiting + held.scheduler.num_running == 7)
+    status, headers, reply = held.request("POST", TEXT, LONG)
+    assert (status, json.loads(reply)["error"]["code"]) == (429, "queue_full")
+    assert int(headers["retry-after"]) >= 1
+    assert held.request("POST", TEXT, LONG | {"stream": True})[0] == 429
+    held.gate.set()
+    texts = [json.loads(read(one))["choices"][0]["text"] for one in connections]
+    assert len(set(texts)) == 1
+    assert held.post(TEXT, LONG | {"n": 8})[0] == 429
+    assert held.post(TEXT, LONG | {"n": 7, "max_tokens": 180})[0] == 200
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_a_client_that_leaves_frees_its_slot(held, is_stream):
+    """Within one visit: the answer would have taken 180 tokens more."""
+    number = len(held.updates)
+    connection = held.open(TEXT, LONG | {"stream": is_stream})
+    held.wait_until(lambda: held.scheduler.num_running == 1)
+    job = held.scheduler._running[0][0]
+    connection.close()
+    held.wait_until(lambda: job.is_cancelled)
+    held.gate.set()
+    held.wait_until(lambda: held.scheduler.num_running == 0)
+    result = held.updates[-1].piece.result
+    assert result.finish_reason == "cancelled"
+    assert len(held.updates) - number <= 3
+    assert held.post(TEXT, {"prompt": "abc", "max_tokens": 3})[0] == 200
+
+
+def test_a_deadline_ends_an_answer_with_what_it_has(held):
+    connection = held.open(TEXT, LONG | {"max_seconds": 0.05})
+    held.wait_until(lambda: held.scheduler.num_running == 1)
+    job = held.scheduler._running[0][0]
+    held.wait_until(lambda: held.scheduler.clock() > job.deadline)
+    held.gate.set()
+    reply = json.loads(read(connection))
+    assert reply["choices"][0]["finish_reason"] == "length"
+    assert reply["usage"]["jspec"]["finish_reasons"] == ["deadline"]
+    assert reply["usage"]["completion_tokens"] < 180
+
+
+def test_a_stopping_server_lets_answers_end_and_takes_no_more(generator):
+    with Served(generator) as served:
+        served.gate.clear()
+        connection = served.open(TEXT, LONG | {"stream": True})
+        served.wait_until(lambda: served.scheduler.num_running == 1)
+        served.scheduler.drain(30.0)
+        assert served.post(TEXT, LONG)[0] == 503
+        served.gate.set()
+        chunks = events(read(connection))
+        assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_failed_device_is_said_to_all(generator, monkeypatch):
+    with Served(generator) as served:
+        served.gate.clear()
+        connections = [served.open(TEXT, LONG | {"stream": one}) for one in (True, False)]
+        served.wait_until(lambda: served.scheduler.num_running + served.scheduler.num_waiting == 2)
+
+        def fail(*_):
+            raise MemoryError("none is left")
+
+        monkeypatch.setattr(served.scheduler._slots, "run", fail)
+        served.gate.set()
+        for connection in connections:
+            assert b'"message": "MemoryError: none is left"' in read(connection).replace(
+                b'":"', b'": "'
+            )
+        assert served.request("GET", "/health")[0] == 503
+        assert served.post(TEXT, LONG)[0] == 503
+
+
+def test_a_key_lets_in(generator):
+    with Served(generator, api_key="secret") as served:
+        for shown in ({}, {"Authorization": "Bearer no"}, {"Authorization": "secret"}):
+            for method, path in (("GET", "/v1/models"), ("POST", TEXT), ("GET", "/metrics")):
+                status, _, reply = served.request(method, path, **shown)
+                assert status == 401
+                assert json.loads(reply)["error"]["code"] == "invalid_api_key"
+        known = {"Authorization": "Bearer secret"}
+        assert served.request("GET", "/v1/models", **known)[0] == 200
+        assert served.post(TEXT, {"prompt": "a", "max_tokens": 2}, **known)[0] == 200
+        assert served.request("GET", "/health")[0] == 200
