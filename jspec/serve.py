@@ -1,0 +1,161 @@
+"""Serves a model over HTTP: `python -m jspec.serve --port=8000`, with OpenAI's interface.
+
+Requests that come at any time are answered together, and each may have settings of its own. The
+sampling flags are what a request that says nothing gets. Ctrl-C and SIGTERM let the answers in
+progress end. Needs more packages: `pip install -e ".[serve]"`.
+"""
+
+import asyncio
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+
+from jspec.common import cli
+from jspec.common.cli import list_flags
+from jspec.common.errors import InputError, check_count, check_range
+from jspec.generation import answer_flags, drafter_flags
+from jspec.generation.answer_flags import load_models, read_method, read_settings
+from jspec.generation.programs import Programs
+
+flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
+flags.adopt_module_key_flags(answer_flags)
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen at; 0.0.0.0 for all.")
+_PORT = flags.DEFINE_integer("port", 8000, "Port to listen at; 0 takes a free one.")
+_MAX_SLOTS = flags.DEFINE_integer("max_slots", 8, "Most answers in progress at once.")
+_MAX_QUEUE = flags.DEFINE_integer("max_queue", 64, "Most requests that wait for a slot.")
+_MAX_SEQ_LEN = flags.DEFINE_integer(
+    "max_seq_len", 4096, "Most tokens of prompt and answer together, if the model's context has as "
+    "many. Every slot takes memory for this many."
+)  # fmt: skip
+_ROUNDS_PER_VISIT = flags.DEFINE_integer(
+    "rounds_per_visit", 2, "Rounds between two looks of the scheduler: fewer stream more smoothly "
+    "and admit requests sooner, more save the host's time."
+)  # fmt: skip
+_MAX_SECONDS = flags.DEFINE_float(
+    "max_seconds", None, "Seconds after which an answer ends with what it has."
+)
+_GRACE_SECONDS = flags.DEFINE_float(
+    "grace_seconds", 30.0, "Seconds that answers in progress have to end when the server stops."
+)
+_API_KEY = flags.DEFINE_string(
+    "api_key", None, "What clients must show as a bearer token. Default: the environment's "
+    "JSPEC_API_KEY, which other users of the machine cannot see; without it, no key is asked for."
+)  # fmt: skip
+_MAX_BODY_MB = flags.DEFINE_integer("max_body_mb", 4, "Most megabytes of a request.")
+list_flags("Sampling", "max_new_tokens")
+
+
+def main() -> None:
+    """Reads the flags, listens, loads and compiles, then serves until it is told to stop."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f'a server needs {error.name}, which is not installed: pip install "jspec[serve]"'
+        ) from None
+    for flag, low, high in (
+        (_PORT, 0, 65_535), (_MAX_SLOTS, 1, 4096), (_MAX_QUEUE, 0, 10**6),
+        (_MAX_SEQ_LEN, 2, 2**31 - 1), (_MAX_BODY_MB, 1, 1024),
+    ):  # fmt: skip
+        check_count(flag.name, flag.value, low, high)
+    check_range("grace_seconds", _GRACE_SECONDS.value, 0, 86_400)
+    if _MAX_SECONDS.value is not None:
+        check_range("max_seconds", _MAX_SECONDS.value, 0.001, 86_400)
+    api_key = _API_KEY.value if _API_KEY.present else os.environ.get("JSPEC_API_KEY")
+    if api_key is not None and not (api_key and api_key.isascii() and api_key.isprintable()):
+        raise InputError("expected an API key of printable ASCII characters, got another")
+    with _listening(_HOST.value, _PORT.value) as listener:
+        asyncio.run(_serve(listener, api_key))
+
+
+@contextlib.contextmanager
+def _listening(host: str, port: int) -> Iterator[socket.socket]:
+    """Opens the port before anything slow is done; clients that come early wait.
+
+    Raises:
+      InputError: it cannot be opened.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=256)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"expected a free port, got --port={port} at --host={host}: {reason}"
+        ) from None
+    with listener:
+        yield listener
+
+
+async def _serve(listener: socket.socket, api_key: str | None) -> None:
+    import uvicorn
+
+    from jspec.serving.http import make_app
+    from jspec.serving.http_answers import Server
+    from jspec.serving.metrics import Metrics
+    from jspec.serving.worker import Worker, make_scheduler
+
+    settings = read_settings()
+    method = read_method(settings)
+    target, draft = load_models()
+    programs = Programs(
+        target, draft, **method,
+        batch_size=_MAX_SLOTS.value,
+        max_seq_len=min(_MAX_SEQ_LEN.value, target.config.max_seq_len),
+        rounds_per_visit=_ROUNDS_PER_VISIT.value,
+        on_compile=_say,
+    )  # fmt: skip
+    scheduler = make_scheduler(
+        programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value
+    )
+    # A folder's own name: clients need not know where it lies.
+    name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
+    metrics = Metrics(name, scheduler)
+    loop = asyncio.get_running_loop()
+
+    def stop(*_: Any) -> None:
+        """The first signal lets answers end, the second does not."""
+        if uvicorn_server.should_exit:
+            uvicorn_server.force_exit = True
+        scheduler.drain(_GRACE_SECONDS.value)
+        uvicorn_server.should_exit = True
+
+    worker = Worker(scheduler, metrics.observe, lambda: loop.call_soon_threadsafe(stop))
+    server = Server(
+        worker, programs, metrics, name, settings, flags.FLAGS["seed"].present > 0, api_key,
+        _MAX_BODY_MB.value * 2**20, _MAX_SECONDS.value,
+    )  # fmt: skip
+    config = uvicorn.Config(
+        make_app(server), log_level="warning", server_header=False, ws="none",
+        # Answers have ended by then: what is left are clients that do not read.
+        timeout_graceful_shutdown=int(_GRACE_SECONDS.value) + 10,
+    )  # fmt: skip
+    uvicorn_server = uvicorn.Server(config)
+    # In the place of uvicorn's own handlers, which end the process by the signal.
+    uvicorn_server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    worker.start()
+    host, port = listener.getsockname()[:2]
+    _say(f"{name} by {programs.drafter}: http://{host}:{port}")
+    await uvicorn_server.serve(sockets=[listener])
+    worker.stop()
+    if worker.error is not None:
+        raise InputError(f"the device has failed: {worker.error}")
+
+
+def _say(text: object) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    cli.run_main(main)

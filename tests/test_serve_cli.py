@@ -1,0 +1,78 @@
+"""python -m jspec.serve as a process: it starts, answers, and stops as it is told."""
+
+import json
+import signal
+import subprocess
+import threading
+import urllib.request
+
+import pytest
+
+from tests.programs import check_refusal, command, environment, run
+from tests.serving.served import TEMPLATE, events
+from tests.tiny_models import save_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return save_folder(tmp_path_factory.mktemp("model") / "tiny", template=TEMPLATE)
+
+
+@pytest.fixture
+def env(compile_cache, tmp_path):
+    return environment(compile_cache, tmp_path / "home") | {"JSPEC_API_KEY": "secret"}
+
+
+@pytest.fixture
+def process(folder, env):
+    """A server, its port and its lines on standard error."""
+    flags = ("--port=0", f"--target={folder}", "--dtype=float32", "--max_slots=2",
+             "--drafter=prompt_lookup", "--grace_seconds=20")  # fmt: skip
+    process = subprocess.Popen(command("jspec.serve", *flags), env=env, stderr=subprocess.PIPE)
+    lines = []
+    for line in process.stderr:
+        lines.append(line.decode())
+        if "http://" in lines[-1]:
+            break
+    rest = threading.Thread(target=lambda: lines.extend(map(bytes.decode, process.stderr)))
+    rest.start()
+    yield process, int(lines[-1].rpartition(":")[2]), lines
+    process.kill()
+    process.wait()
+    rest.join()
+
+
+def post(port, body):
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer secret"}
+    url, data = f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode()
+    return urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=60)
+
+
+def test_a_server_lets_the_answers_in_progress_end(process, env):
+    """SIGTERM: the stream is whole, the status is 0; another server on its port says one line."""
+    process, port, lines = process
+    status, output, errors = run("jspec.serve", f"--port={port}", env=env)
+    assert status == 2
+    assert f"got --port={port} at --host=127.0.0.1" in check_refusal(status, output, errors)
+    with post(port, {"prompt": "abc", "max_tokens": 190, "min_tokens": 190, "stream": True}) as one:
+        begin = one.read(20)
+        process.send_signal(signal.SIGTERM)
+        chunks = events(begin + one.read())
+    assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+    assert process.wait(timeout=30) == 0
+    assert not any("Traceback" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--port=70000"], "expected port from 0 to 65535, got 70000"),
+        (["--host=no.such.host.invalid"], "--host=no.such.host.invalid"),
+        (["--max_slots=0"], "expected max_slots from 1"),
+        (["--max_seconds=-1"], "expected max_seconds"),
+        (["--api_key="], "API key of printable"),
+        (["--port=0", "--num_draft_tokens=many"], "num_draft_tokens"),
+    ],
+)
+def test_bad_flags_are_refused_in_one_line(env, flags, part):
+    assert part in check_refusal(*run("jspec.serve", *flags, env=env))
