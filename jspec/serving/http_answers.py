@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
+from jspec.common.errors import InputError
 from jspec.generation import request as generation
 from jspec.generation.programs import Programs
 from jspec.generation.request import MAX_SEED, Settings
@@ -101,13 +102,16 @@ def _make_jobs(
     teller: Callable[[int], Callable[[Update], object]],
 ) -> list[Job]:
     """Returns a job for each answer; `teller` returns what is told of the answer of a number."""
-    settings, jobs = body.settings(server.defaults), []
+    scheduler, settings, jobs = server.worker.scheduler, body.settings(server.defaults), []
+    most_at_once, num_answers = scheduler.num_slots + scheduler.max_queue, len(prompts) * body.n
+    if num_answers > most_at_once:  # to come again later would not help
+        raise InputError(f"expected prompts times n up to {most_at_once}, got {num_answers}")
     most = None if body.speculation is None else body.speculation.num_draft_tokens
     first = settings.seed
     if body.seed is None and not server.has_seed:
         first = secrets.randbelow(MAX_SEED - body.n)
     limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
-    deadline = server.worker.scheduler.clock() + min(limits) if limits else None
+    deadline = scheduler.clock() + min(limits) if limits else None
     for prompt in prompts:
         for number in range(body.n):
             own = dataclasses.replace(settings, seed=first + number)
