@@ -40,6 +40,7 @@ def process(folder, env):
     process.kill()
     process.wait()
     rest.join()
+    process.stderr.close()
 
 
 def post(port, body):

@@ -5,7 +5,7 @@ import json
 import openai
 import pytest
 
-from jspec.generation.request import Settings
+from jspec.generation.request import Request, Settings
 from tests.serving.served import Served, events, load_tiny
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -79,7 +79,7 @@ def test_several_prompts_and_answers_come_in_order(served, client):
 
 
 def test_every_setting_reaches_the_engine(served):
-    """Each of them changes this answer, or Generator says that it does not."""
+    """Each of them changes this answer, to what Generator says."""
     ids = served.generator.encode_prompt("abcabc", chat=False)
     base = {"temperature": 1.0, "max_new_tokens": 25, "seed": 3}
     plain = served.generator.generate([ids], Settings(**base))[0]
@@ -98,10 +98,11 @@ def test_every_setting_reaches_the_engine(served):
         ({"seed": 4}, {"seed": 4}),
         ({"max_tokens": 7}, {"max_new_tokens": 7}),
     ]
-    for asked, settings in cases:
+    requests = [Request(ids, Settings(**(base | settings))) for _, settings in cases]
+    expected_of = served.generator.generate(requests)
+    for (asked, _), expected in zip(cases, expected_of, strict=True):
         body = {"prompt": ids, "temperature": 1, "max_tokens": 25, "seed": 3} | asked
         _, reply = served.post(TEXT, body)
-        expected = served.generator.generate([ids], Settings(**(base | settings)))[0]
         assert reply["choices"][0]["text"] == expected.text != plain.text, asked
 
 

@@ -80,7 +80,7 @@ def held(served):
         (TEXT, {"prompt": "a", "presence_penalty": 3}, "presence_penalty", "less than"),
         (TEXT, {"prompt": "a", "stop_token_ids": [*range(2, 10)]}, "stop_token_ids", "at most 8"),
         (TEXT, {"prompt": "a", "speculation": {"num_draft_tokens": 0}}, "speculation", "auto"),
-        (TEXT, {"prompt": "a", "\ud800": 1}, None, "Keys should be strings"),
+        (TEXT, {"prompt": "a", "\ud800": 1}, None, "unicode"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages", "'system'"),
         (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages", "expected"),
