@@ -17,16 +17,22 @@ CANCELLED, EXPIRED = "cancelled", "deadline"  # reasons why an answer ends, besi
 class Slots(Protocol):
     """The device, as the scheduler sees it: a `Batch`, or a simulation in its place."""
 
-    rows: Sequence[int]
+    @property
+    def rows(self) -> Sequence[int]:
+        """Indices of the slots."""
+        ...
 
     def fill(self, row: int, request: Row) -> Round:
         """Reads a prompt into a slot; returns the first token."""
+        ...
 
     def run(self, num_rounds: int) -> float:
         """Runs rounds of all slots; returns the seconds that they took."""
+        ...
 
     def rounds(self, row: int) -> Iterable[Round]:
         """Returns what the rounds of the last run did in a slot."""
+        ...
 
     def finish(self, row: int) -> None:
         """Marks a slot as done: it emits nothing until it is filled again."""
