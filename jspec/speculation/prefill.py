@@ -56,4 +56,6 @@ def insert(state: SpecState, row: Int32[Array, ""], prefilled: SpecState) -> Spe
 
     Every leaf is per row, so nothing of the old request is left, and no other row changes.
     """
-    return jax.tree.map(lambda batch, one: batch.at[row].set(one[0]), state, prefilled)
+    # No `.at[row].set`: on a CPU that scatter converts the whole of a bfloat16 cache, and back.
+    put = jax.lax.dynamic_update_slice_in_dim
+    return jax.tree.map(lambda batch, one: put(batch, one, row, axis=0), state, prefilled)
