@@ -29,7 +29,7 @@ ROOMS = {
     "speculation": 2_900,
     "drafters": 6_500,
     "generation": 3_400,
-    "serving": 1_450,
+    "serving": 1_400,
     "training": 2_300,
     "evaluation": 8_800,
 }
