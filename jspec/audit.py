@@ -89,6 +89,11 @@ def main() -> None:
 def make_subject() -> Subject:
     """Returns what the flags ask to audit."""
     settings = read_settings()
+    if settings.num_beams > 1:
+        raise InputError(
+            f"expected num_beams 1 in an audit, which compares distributions; got "
+            f"{settings.num_beams}"
+        )
     method = read_method(settings)
     rule = get_rule(method["acceptance"], method["rule_options"])
     if settings.temperature > 0:

@@ -101,8 +101,15 @@ _SETTINGS = _define(
     "that it stands in the answer.",
     min_new_tokens="Suppress tokens that end the answer until it has this many tokens.",
     logprobs="Write each token's log-probability under the target to --output_json.",
+    num_beams="Search with this many beams, as transformers does, at temperature 0; 1 is none.",
+    length_penalty="For --num_beams: exponent of the length by which a beam's score is divided.",
     seed="Seed of everything that is random.",
 )
+_EARLY_STOPPING = flags.DEFINE_enum(
+    "early_stopping", "false", ["false", "true", "never"], "For --num_beams: end when --num_beams "
+    "texts have ended (true), when the best running one would not be among them (false), or when "
+    "no longer one could be (never)."
+)  # fmt: skip
 _RULE_OPTIONS = _define(
     RuleOptions,
     lenience="For the rules lenient and lenient_argmax: from 0 to 1; the smaller, the more drafts "
@@ -116,7 +123,8 @@ list_flags(
     "Sampling",
     "temperature top_k top_p seed",
     "min_p draft_temperature repetition_penalty presence_penalty frequency_penalty logit_bias "
-    "allowed_token_ids forbidden_token_ids min_new_tokens logprobs",
+    "allowed_token_ids forbidden_token_ids min_new_tokens logprobs num_beams length_penalty "
+    "early_stopping",
 )
 list_flags("Acceptance", "acceptance", "lenience typical_epsilon typical_delta")
 
@@ -128,11 +136,13 @@ def read_settings(stop: tuple[str, ...] = ()) -> Settings:
       InputError: a value out of range or not a number.
     """
     allowed = _ALLOWED_TOKEN_IDS.value
+    early_stopping = {"false": False, "true": True}.get(_EARLY_STOPPING.value, "never")
     return Settings(
         logit_bias=dict(map(_parse_bias, _LOGIT_BIAS.value)),
         allowed_token_ids=None if allowed is None else _parse_ids("allowed_token_ids", allowed),
         forbidden_token_ids=_parse_ids("forbidden_token_ids", _FORBIDDEN_TOKEN_IDS.value),
         stop=stop,
+        early_stopping=early_stopping,
         **{holder.name: holder.value for holder in _SETTINGS},
     )
 

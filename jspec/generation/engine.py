@@ -15,6 +15,8 @@ from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import RULES, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
+from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
+from jspec.speculation.beam_round import BeamInfo, BeamState, beam_round
 from jspec.speculation.loop import run_rounds
 from jspec.speculation.plain import plain_step
 from jspec.speculation.prefill import insert, prefill_chunk
@@ -90,6 +92,15 @@ class Engine:
             compiler_options=kernels.run_options(),
         )
         self.finish = jax.jit(finish_row, donate_argnums=0)
+        self._begin_beams = jax.jit(
+            BeamState.begin, static_argnames=("num_beams", "num_candidates", "max_steps")
+        )
+        search = functools.partial(beam_round, target=apply, drafter=drafter, widths=self.widths)
+        self._search = jax.jit(
+            functools.partial(run_rounds, step=search, max_rounds=MAX_ROUNDS_PER_VISIT),
+            donate_argnums=1,
+            compiler_options=kernels.run_options(),
+        )
 
     def capacity_for(self, max_length: int) -> int:
         """Returns the slots of a cache for rows of at most `max_length` tokens."""
@@ -100,16 +111,24 @@ class Engine:
         return tree_bytes(self.empty_state.eval_shape(batch_size, capacity, switches))
 
     def prefill(
-        self, params: ModelParams, row: Row, capacity: int, switches: Switches
+        self,
+        params: ModelParams,
+        row: Row,
+        capacity: int,
+        switches: Switches,
+        num_unread: int = 0,
     ) -> SpecState:
-        """Returns a state of one row that has read the prompt and drawn its first token."""
+        """Returns a state of one row that has read the prompt and drawn its first token.
+
+        The prompt's last `num_unread` tokens are left out.
+        """
         empty = self.empty_state(1, capacity, switches)
         state = with_request(empty, row, self._vocab_size)
-        begin = 0
-        while begin < len(row.prompt):
-            is_long = len(row.prompt) - begin > NARROW_PROMPT
+        begin, prompt = 0, row.prompt[: len(row.prompt) - num_unread]
+        while begin < len(prompt):
+            is_long = len(prompt) - begin > NARROW_PROMPT
             width = self._prefill_widths[-1 if is_long else 0]
-            chunk = row.prompt[begin : begin + width]
+            chunk = prompt[begin : begin + width]
             tokens = np.zeros([1, width], np.int32)
             tokens[0, : len(chunk)] = chunk
             state = self._prefill(params, state, tokens, np.array([len(chunk)], np.int32))
@@ -128,6 +147,40 @@ class Engine:
         state, infos, count = self._run(params, state, np.int32(num_rounds))
         infos, count = jax.device_get((infos, count))
         return state, jax.tree.map(lambda leaf: leaf[:count], infos)
+
+    def begin_beams(
+        self, params: ModelParams, row: Row, capacity: int, switches: Switches
+    ) -> BeamState:
+        """Returns the state of a beam search before its first step.
+
+        All of the prompt has been read but its last token, after which the first step is taken.
+        """
+        read = self.prefill(params, row, capacity, switches, num_unread=1)
+        settings = row.settings
+        limits = BeamLimits(
+            read.stop_ids[0],
+            np.int32(row.max_length - len(row.prompt)),
+            np.float32(settings.length_penalty),
+            np.int32(EARLY_STOPPING.index(settings.early_stopping)),
+        )
+        state = self._begin_beams(
+            read,
+            np.array(row.prompt[-1:], np.int32),
+            limits,
+            num_beams=settings.num_beams,
+            num_candidates=num_candidates(settings.num_beams, len(set(row.stop_ids))),
+            max_steps=capacity,
+        )
+        return jax.block_until_ready(state)
+
+    def search(self, params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo, bool]:
+        """Runs at most `MAX_ROUNDS_PER_VISIT` rounds of a beam search; see `run`.
+
+        The last result is whether the search is over.
+        """
+        state, infos, count = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
+        infos, count, is_done = jax.device_get((infos, count, state.is_done))
+        return state, jax.tree.map(lambda leaf: leaf[:count], infos), bool(is_done)
 
 
 def _check_trees(rule: AcceptanceRule, numbers: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from jspec.common.errors import InputError, prefixed_errors
 from jspec.common.memory import Budget, device_name, tree_bytes
 from jspec.generation.answer import Answer
 from jspec.generation.batch import Batch
+from jspec.generation.beam_search import search_beams
 from jspec.generation.programs import Programs
 from jspec.generation.prompts import encode_prompt
 from jspec.generation.request import Request, Settings, make_requests
@@ -64,8 +65,7 @@ class Generator(Programs):
       max_seq_len: maximum number of tokens of prompt and answer together.
 
     Raises:
-      InputError: if a value is out of range, the draft model does not fit the target, or neither
-        the drafter nor the rule reads an option.
+      InputError: a value out of range, a draft model that does not fit, an option that is not read.
     """
 
     @classmethod
@@ -192,18 +192,18 @@ class Generator(Programs):
         Raises:
           InputError: before the first piece, if any of the requests cannot be answered.
         """
-        if not requests:
-            return
         requests, rows = make_requests(requests, _DEFAULTS), []
         for index, request in enumerate(requests):
             with prefixed_errors(f"prompt {index}") if len(requests) > 1 else nullcontext():
                 rows.append(self.make_row(request, chat=chat, system=system))
-        rows = [self.with_costs(row) for row in rows]
-        batch = Batch(self, rows)
+        yield from search_beams(self, requests, rows, self._on_start, self._on_result)
+        waiting = collections.deque(i for i, row in enumerate(rows) if row.settings.num_beams == 1)
+        if not waiting:
+            return
+        batch = Batch(self, [self.with_costs(row) for row in rows])
         if self._on_start is not None:
             self._on_start(Budget(device_name(), tree_bytes(self.params), batch.room))
         models = self.target, self.num_draft_tokens
-        waiting = collections.deque(range(len(requests)))
         answers: dict[int, Answer] = {}  # by row
         while waiting or answers:
             for row in batch.rows:

@@ -32,6 +32,7 @@ from jspec.generation.request import Request
 from jspec.generation.result import Result
 from jspec.generation.rows import Row, make_row
 from jspec.generation.validate_options import (
+    check_beams,
     check_draft_temperature,
     check_num_draft_tokens,
     check_rule_options,
@@ -146,6 +147,7 @@ class Programs:
         settings = request.settings
         check_draft_temperature(settings, [(self._entry, self._drafter_options)])
         check_temperature(self._acceptance, self.rule.temperatures, settings.temperature)
+        check_beams(settings, self.target, self.batch_size, self.rule, bool(self.engine.numbers))
         return make_row(prompt, settings, self.target, self.max_seq_len)
 
     def with_costs(self, row: Row) -> Row:
@@ -174,8 +176,7 @@ class Programs:
         """Measures what rounds cost on this machine: a plain step, and rounds with drafts.
 
         With a fixed number of drafts that number is measured beside 0; with "auto", all that it
-        chooses from. This takes a few seconds, and about as long again to compile. There are none
-        for plain decoding.
+        chooses from, in seconds, and about as long to compile. Plain decoding has none.
         """
         engine = self.engine
         if engine.drafter is None:
@@ -203,8 +204,7 @@ class Programs:
     def describe(self) -> dict[str, Any]:
         """Returns everything besides the request that decides an answer, as plain values.
 
-        That is models, quantisation, dtype, drafter and acceptance rule with their options, and the
-        costs by which "auto" chooses, once they are known.
+        That is models, quantisation, dtype, drafter and rule with options, known costs of "auto".
         """
         draft = self._draft
         return {

@@ -30,6 +30,12 @@ _LIMITS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "presence_penalty": ("{} in [-2, 2]", lambda value: -2 <= value <= 2),
     "frequency_penalty": ("{} in [-2, 2]", lambda value: -2 <= value <= 2),
     "min_new_tokens": ("{} of at least 0", lambda value: value >= 0),
+    "num_beams": ("{} of at least 1", lambda value: value >= 1),
+    "length_penalty": ("a finite {}", lambda value: abs(value) <= _FLOAT32_MAX),
+    "early_stopping": (
+        "{} False, True or 'never'",
+        lambda value: isinstance(value, bool) or value == "never",
+    ),
     "seed": (f"a {{}} from 0 to {MAX_SEED}", lambda value: 0 <= value <= MAX_SEED),
 }
 
@@ -62,6 +68,12 @@ class Settings:
       min_new_tokens: the model's end tokens and `stop_token_ids`, but not stop strings, are
         suppressed until the answer has this many tokens.
       logprobs: whether to report the log-probabilities of the emitted tokens.
+      num_beams: of a beam search, which keeps this many texts at temperature 0; 1 is none.
+      length_penalty: exponent of the length by which the score of a beam is divided: above 0 longer
+        texts gain, below 0 shorter ones.
+      early_stopping: when a beam search ends, as in transformers: False, when the best running beam
+        would not now be among the `num_beams` best that have ended; True, when that many have
+        ended; "never", when no longer text could be among them.
       seed: seed of all randomness of the request, 0 to 2^32 - 1.
       stop: texts that end the answer, which is cut before them.
       stop_token_ids: tokens that end the answer, in addition to the model's own.
@@ -84,6 +96,9 @@ class Settings:
     forbidden_token_ids: tuple[int, ...] = ()
     min_new_tokens: int = 0
     logprobs: bool = False
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     seed: int = 0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -99,7 +114,20 @@ class Settings:
             self.min_new_tokens,
         )
         self._check_lists()
+        self._check_beams()
         object.__setattr__(self, "logit_bias", tuple(_pairs(self.logit_bias).items()))  # hashable
+
+    def _check_beams(self) -> None:
+        """Checks that a beam search asks for nothing that it cannot do, and others for no part."""
+        own, others = ("length_penalty", "early_stopping"), "temperature draft_temperature logprobs"
+        unread = own if self.num_beams == 1 else (*others.split(), "stop")
+        with_ = "of at least 2" if self.num_beams == 1 else "1"
+        for name in unread:
+            value, usual = getattr(self, name), getattr(type(self), name)
+            if value != usual:
+                raise InputError(
+                    f"expected num_beams {with_} with {name} {value!r}, got {self.num_beams}"
+                )
 
     def _check_lists(self) -> None:
         is_texts = _is_list(self.stop) and all(isinstance(text, str) for text in self.stop)

@@ -2,10 +2,27 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.generation.request import Settings
 from jspec.generation.stats import Stats
+
+
+class Beam(NamedTuple):
+    """One beam of an answer that was searched for with `num_beams`.
+
+    Attributes:
+      token_ids: its tokens, the one that ended it included.
+      text: as text, without special tokens.
+      score: sum of its log-probabilities / its number of tokens ^ `length_penalty`.
+      finish_reason: "eos", "stop" or "length", as in `Result`.
+    """
+
+    token_ids: list[int]
+    text: str
+    score: float
+    finish_reason: str
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -25,6 +42,8 @@ class Result:
         from, after processors, temperature and filters; None unless `Settings.logprobs` is set.
       raw_logprobs: the same under the model's own distribution.
       category: the category of the request.
+      beams: with `num_beams` all that were found, best first; `text` and `token_ids` are those of
+        the first. Else None.
       error: what was wrong with an answer that failed, such as logits that are NaN; else None. The
         tokens before are there.
     """
@@ -40,6 +59,7 @@ class Result:
     raw_logprobs: list[float] | None = None
     category: str | None = None
     error: str | None = None
+    beams: list[Beam] | None = None
 
     def __repr__(self) -> str:
         """Begins with the text; the whole is in the attributes."""
@@ -53,6 +73,7 @@ class Result:
             "seed": self.settings.seed,
             "settings": dataclasses.asdict(self.settings),
             "stats": self.stats.to_json(),
+            "beams": self.beams and [beam._asdict() for beam in self.beams],
         }
 
 

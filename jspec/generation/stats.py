@@ -34,7 +34,7 @@ class Stats:
     Attributes:
       rounds: the rounds (verify calls) of the request, in order.
       num_round_tokens: number of tokens emitted by rounds: all but the first, which comes from the
-        prefill.
+        prefill; of a beam search the steps, each of which adds a token to every beam.
       prefill_seconds: seconds to read the prompt, without compilation.
       decode_seconds: seconds from then to the last token, without compilation. It includes a draft
         model's reading of the prompt; in a batch, the prefills of other rows; and in a stream, what
@@ -88,6 +88,11 @@ class Stats:
         return self.num_round_tokens / self.num_target_calls if self.num_rounds else None
 
     @property
+    def target_calls_per_token(self) -> float | None:
+        """Calls of the target per token that rounds emitted."""
+        return self.num_target_calls / self.num_round_tokens if self.num_round_tokens else None
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Tokens emitted by rounds per second of decoding."""
         is_timed = self.num_rounds and self.decode_seconds
@@ -115,8 +120,8 @@ class Stats:
         """
         names = (
             "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
-            "tokens_per_target_call", "accepted_histogram", "prefill_seconds",
-            "decode_seconds", "device_seconds", "compile_seconds",
+            "tokens_per_target_call", "target_calls_per_token", "accepted_histogram",
+            "prefill_seconds", "decode_seconds", "device_seconds", "compile_seconds",
             "tokens_per_second",
         )  # fmt: skip
         return {name: getattr(self, name) for name in names} | {

@@ -44,6 +44,12 @@ def format_stats(
     steps = None if costs is None else costs.plain_steps(stats.rounds, context)
     if steps is not None:
         text += f"; a round cost {steps:.2f} plain steps, as measured on this machine"
+    if result.beams:
+        scores = ", ".join(f"{beam.score:.4f}" for beam in result.beams)
+        per_token = stats.target_calls_per_token
+        text += (
+            f"\n{len(result.beams)} beams, {per_token:.2f} target calls per token; scores {scores}"
+        )
     if result.logprobs is not None and result.raw_logprobs is not None:
         mean, raw = (statistics.fmean(own) for own in (result.logprobs, result.raw_logprobs))
         text += f"\nmean log-probability {mean:.4f} as sampled, {raw:.4f} raw"

@@ -20,7 +20,9 @@ from jspec.drafters import (
 )
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
-from jspec.speculation.acceptance.types import Temperatures
+from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.vocabulary import used_vocab_size
 
 
 def gather_options(
@@ -108,6 +110,25 @@ def check_temperature(acceptance: str, expected: Temperatures, temperature: floa
             f"the acceptance rule {acceptance!r} expects temperature {expected.value}, "
             f"got {temperature}"
         )
+
+
+def check_beams(
+    settings: Settings, target: LoadedModel, batch_size: int, rule: AcceptanceRule, is_auto: bool
+) -> None:
+    """Checks that a beam search, if one is asked for, can be done as everything else is.
+
+    Raises:
+      InputError: if it cannot.
+    """
+    number, vocab_size = settings.num_beams, used_vocab_size(target)
+    for is_good, expected, found in (
+        (number <= vocab_size, f"num_beams of at most the vocabulary's {vocab_size}", number),
+        (batch_size == 1, f"batch_size 1 with num_beams {number}", batch_size),
+        (not is_auto, f"num_draft_tokens as a number with num_beams {number}", "'auto'"),
+        (rule.is_lossless, f"a lossless acceptance rule with num_beams {number}", "a lossy one"),
+    ):
+        if number > 1 and not is_good:
+            raise InputError(f"expected {expected}, got {found}")
 
 
 def check_draft_temperature(

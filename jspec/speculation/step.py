@@ -32,7 +32,7 @@ from jaxtyping import Array, Bool, Key
 from jspec.common.typing import ApplyFn, RowCounts
 from jspec.sampling.noise import KEY_TYPE
 from jspec.sampling.settings import process_drafts
-from jspec.speculation.acceptance.tree import along, tree_call, tree_of
+from jspec.speculation.acceptance.tree import along, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
@@ -45,8 +45,8 @@ from jspec.speculation.types import (
     StepInfo,
     TargetView,
     lag_of,
-    observed_layers,
 )
+from jspec.speculation.verify_call import call_on_block, in_narrowest
 
 
 def speculative_step(
@@ -116,40 +116,12 @@ def verify(
     rule: AcceptanceRule,
     widths: Sequence[int] = (),
 ) -> tuple[SpecState, StepInfo]:
-    """Runs the second half: one target call, the verdict, the commit; see `speculative_step`.
-
-    The call has the smallest width that holds every row's drafts, so that few drafts cost little.
-    Which width that is, is known on the device only.
-    """
+    """Runs the second half: one target call, the verdict, the commit; see `speculative_step`."""
+    # In the smallest width that holds every row's drafts, so that few drafts cost little.
     verify = functools.partial(
         _verify_and_commit, params, target=target, drafter=drafter, rule=rule
     )
-    widths = [width for width in widths if width < proposal.width] + [proposal.width]
-    if len(widths) == 1:
-        return verify(state, proposal)
-    # The row with the most drafts decides: a batch has one width.
-    num_needed = jnp.max(proposal.num_tokens)
-    shapes = jax.eval_shape(verify, state, proposal)[1]
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    info = empty
-
-    def pad(leaf: Array, wider: Array) -> Array:
-        return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
-
-    for too_few, width in zip([-1, *widths], widths, strict=False):
-        narrow = proposal.narrow(width)
-
-        def body(
-            carry: tuple[Array, SpecState, StepInfo], narrow: Proposal = narrow
-        ) -> tuple[Array, SpecState, StepInfo]:
-            state, info = verify(carry[1], narrow)
-            return jnp.array(False), state, jax.tree.map(pad, info, empty)
-
-        # A loop of one trip or none. `lax.cond` would choose as well, but it copies the caches that
-        # pass through it, which costs more than the round.
-        is_fitting = (too_few < num_needed) & (num_needed <= width)
-        _, state, info = jax.lax.while_loop(lambda carry: carry[0], body, (is_fitting, state, info))
-    return state, info
+    return in_narrowest(verify, state, proposal, widths)
 
 
 def _verify_and_commit(
@@ -165,16 +137,8 @@ def _verify_and_commit(
     cache = state.target_cache
     tree = None if proposal.parents is None else tree_of(proposal)
     block = jnp.concatenate([state.last_token[:, None], proposal.tokens], axis=1)
-    inputs, first_layer = block, 0
-    if proposal.prefix is not None:  # the drafter has run the first layers on this very block
-        inputs, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
-    logits, hidden, cache = target(
-        params.target,
-        inputs,
-        cache,
-        hidden_layers=observed_layers(drafter),
-        first_layer=first_layer,
-        **tree_call(tree, cache.length),
+    logits, hidden, cache = call_on_block(
+        target, params.target, block, cache, proposal, tree, drafter
     )
     # The processors see each position with its own prefix: penalties count the drafts before it.
     settings = state.settings.after(state.last_token)

@@ -1,0 +1,153 @@
+"""The answer to a request with `num_beams`: the whole search, and the texts of its beams."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from jspec.common.memory import Budget, Room, check_memory, device_name, tree_bytes
+from jspec.common.timing import Instant
+from jspec.generation.answer import AnswerText
+from jspec.generation.batch import check_processor, needed_switches
+from jspec.generation.compile_notice import describe_switches
+from jspec.generation.engine import NARROW_PROMPT
+from jspec.generation.programs import Programs
+from jspec.generation.request import Request
+from jspec.generation.result import Beam, Piece, Result
+from jspec.generation.rows import Row
+from jspec.generation.stats import RoundCounts, Stats
+from jspec.speculation.beam import Beams
+from jspec.speculation.beam_round import BeamInfo
+
+
+def search_beams(
+    programs: Programs,
+    requests: Sequence[Request],
+    rows: Sequence[Row],
+    on_start: Callable[[Budget], object] | None,
+    on_result: Callable[[Result], object] | None,
+) -> Iterator[Piece]:
+    """Answers those of the requests that ask for beams, one after another, each in one piece."""
+    for index, (request, row) in enumerate(zip(requests, rows, strict=True)):
+        if row.settings.num_beams > 1:
+            search = BeamSearch(programs, request, row)
+            if on_start is not None:
+                on_start(Budget(device_name(), tree_bytes(programs.params), search.room))
+            result = search.run()
+            if on_result is not None:
+                on_result(result)
+            yield Piece(index, result.text, result.token_ids, result.stats.num_accepted, result)
+
+
+class BeamSearch:
+    """The search for one request. Its beams are the rows of one batch.
+
+    Attributes:
+      room: memory that their caches take.
+    """
+
+    def __init__(self, programs: Programs, request: Request, row: Row) -> None:
+        """Makes room for the beams, and for the prompt that is read.
+
+        Raises:
+          InputError: if there is not enough memory.
+        """
+        self._programs, self._request, self._row = programs, request, row
+        engine, num_beams = programs.engine, row.settings.num_beams
+        self._capacity = engine.capacity_for(row.max_length)
+        self._switches = needed_switches([row.settings], programs.processors)
+        for processor in programs.processors:
+            check_processor(processor, row.settings, programs.target.config.vocab_size)
+        num_bytes = engine.state_bytes(num_beams + 1, self._capacity, self._switches)
+        self.room = Room(num_beams, self._capacity, num_bytes)
+        check_memory(
+            {f"caches of {self.room}": num_bytes},
+            "fewer beams (num_beams) or shorter texts (max_new_tokens) take less",
+        )
+
+    def run(self) -> Result:
+        """Searches to the end."""
+        engine, params, row = self._programs.engine, self._programs.params, self._row
+        started, device_seconds, rounds = Instant(), 0.0, list[RoundCounts]()
+        parts = [str(self.room), "beam search", *describe_switches(self._switches)]
+        is_long = len(row.prompt) > NARROW_PROMPT
+        with self._programs.compile_notice.around(parts, is_long=is_long):
+            state = engine.begin_beams(params, row, self._capacity, self._switches)
+            prefilled = Instant()
+            is_done = False
+            while not is_done:
+                begin = Instant()
+                state, infos, is_done = engine.search(params, state)
+                device_seconds += Instant().run_seconds_since(begin)
+                rounds += self._counts(infos)
+        now, beams = Instant(), jax.device_get(state.beams)
+        stats = Stats(
+            rounds=tuple(rounds),
+            num_round_tokens=int(beams.num_steps),
+            prefill_seconds=prefilled.run_seconds_since(started),
+            decode_seconds=now.run_seconds_since(prefilled),
+            device_seconds=device_seconds,
+            compile_seconds=now.compile_seconds - started.compile_seconds,
+            num_draft_tokens=engine.num_draft_tokens,
+        )
+        return self._result(beams, stats)
+
+    def _counts(self, infos: BeamInfo) -> Iterator[RoundCounts]:
+        """Yields the counts of rounds: the drafts of the beam with the most, and those kept."""
+        drafter = self._programs.engine.drafter
+        for steps, proposed, kind in zip(*jax.tree.leaves(infos), strict=True):
+            most = int(np.argmax(proposed))
+            has_drafts = drafter is not None and proposed[most] > 0
+            name = drafter.kinds[int(kind[most])].drafter if has_drafts else ""
+            yield RoundCounts(int(proposed[most]), int(steps[0]) - 1, name)
+
+    def _result(self, beams: Beams, stats: Stats) -> Result:
+        row, error, found = self._row, None, []
+        if beams.has_failed:
+            error = (
+                f"expected logits that are numbers; the model gave NaN, or forbade every token, at "
+                f"token {int(beams.num_steps) - 1} of the beams"
+            )
+        else:
+            found = [self._beam(ids, score) for ids, score in ended_beams(beams)]
+        return Result(
+            prompt=self._request.prompt,
+            prompt_token_ids=list(row.prompt),
+            token_ids=found[0].token_ids if found else [],
+            text=found[0].text if found else "",
+            finish_reason=found[0].finish_reason if found else "failed",
+            settings=row.settings,
+            stats=stats,
+            category=self._request.category,
+            error=error,
+            beams=found,
+        )
+
+    def _beam(self, token_ids: list[int], score: float) -> Beam:
+        target = self._programs.target
+        text = AnswerText(target.tokenizer, stop=())
+        for token_id in token_ids:
+            text.push(token_id)
+        text.finish()
+        reason = "stop" if token_ids[-1] in self._row.settings.stop_token_ids else "length"
+        reason = "eos" if token_ids[-1] in target.config.eos_ids else reason
+        return Beam(token_ids, text.text, score, reason)
+
+
+def ended_beams(beams: Beams) -> list[tuple[list[int], float]]:
+    """Returns tokens and score of each beam that has ended, best first, from arrays of the host."""
+    pool = beams.pool
+    return [
+        ([*running_beam(beams, int(length) - 1, int(parent)), int(token)], float(score))
+        for score, length, parent, token in zip(*pool, strict=True)
+        if score > -np.inf
+    ]
+
+
+def running_beam(beams: Beams, num_steps: int, beam: int) -> list[int]:
+    """Returns the tokens of the beam of that number after `num_steps` steps."""
+    token_ids = []
+    for step in reversed(range(num_steps)):
+        token_ids.append(int(beams.tokens[step, beam]))
+        beam = int(beams.parents[step, beam])
+    return token_ids[::-1]

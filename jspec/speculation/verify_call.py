@@ -1,0 +1,77 @@
+"""The verify call: the target on the newest token and the drafts, in the width that is needed."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jspec.common.typing import ApplyFn, Logits, Params, Tokens
+from jspec.speculation.acceptance.tree import Tree, tree_call
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Drafter, observed_layers
+
+_State = TypeVar("_State")
+
+
+def call_on_block(
+    target: ApplyFn,
+    params: Params,
+    block: Tokens,
+    cache: Any,
+    proposal: Proposal,
+    tree: Tree | None,
+    drafter: Drafter | None,
+) -> tuple[Logits, Array, Any]:
+    """Returns the target's logits and hidden states on [newest token, drafts], and its cache."""
+    inputs, first_layer = block, 0
+    if proposal.prefix is not None:  # the drafter has run the first layers on this very block
+        inputs, first_layer = proposal.prefix.hidden, proposal.prefix.num_layers
+    return target(
+        params,
+        inputs,
+        cache,
+        hidden_layers=observed_layers(drafter),
+        first_layer=first_layer,
+        **tree_call(tree, cache.length),
+    )
+
+
+def in_narrowest(
+    verify: Callable[[_State, Proposal], tuple[_State, Any]],
+    state: _State,
+    proposal: Proposal,
+    widths: Sequence[int],
+) -> tuple[_State, Any]:
+    """Returns what `verify` does with the proposal, cut to the smallest width that is enough.
+
+    Which of `widths`, which rise, that is, or whether the whole proposal is needed, is known on the
+    device only. The info, `verify`'s second result, is padded to its shape at full width.
+    """
+    widths = [width for width in widths if width < proposal.width] + [proposal.width]
+    if len(widths) == 1:
+        return verify(state, proposal)
+    # The row with the most drafts decides: a batch has one width.
+    num_needed = jnp.max(proposal.num_tokens)
+    shapes = jax.eval_shape(verify, state, proposal)[1]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    info = empty
+
+    def pad(leaf: Array, wider: Array) -> Array:
+        return jnp.pad(leaf, [(0, w - n) for n, w in zip(leaf.shape, wider.shape, strict=True)])
+
+    for too_few, width in zip([-1, *widths], widths, strict=False):
+        narrow = proposal.narrow(width)
+
+        def body(
+            carry: tuple[Array, _State, Any], narrow: Proposal = narrow
+        ) -> tuple[Array, _State, Any]:
+            state, info = verify(carry[1], narrow)
+            return jnp.array(False), state, jax.tree.map(pad, info, empty)
+
+        # A loop of one trip or none. `lax.cond` would choose as well, but it copies the caches that
+        # pass through it, which costs more than the round.
+        is_fitting = (too_few < num_needed) & (num_needed <= width)
+        _, state, info = jax.lax.while_loop(lambda carry: carry[0], body, (is_fitting, state, info))
+    return state, info
