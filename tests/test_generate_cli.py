@@ -15,14 +15,15 @@ from tests.programs import call_generate, command, environment, run
 from tests.tiny_models import save_folder
 
 _RESULT_FIELDS = {
-    "error",
+    "error", "beams",
     "index", "prompt", "prompt_token_ids", "token_ids", "text", "finish_reason", "seed",
     "logprobs", "raw_logprobs", "category",
     "settings", "stats",
 }  # fmt: skip
 _STATS_FIELDS = {
     "num_rounds", "num_target_calls", "num_proposed", "num_accepted", "acceptance_rate",
-    "tokens_per_target_call", "accepted_histogram", "accepted_per_round", "prefill_seconds",
+    "tokens_per_target_call", "target_calls_per_token", "accepted_histogram", "accepted_per_round",
+    "prefill_seconds",
     "decode_seconds", "compile_seconds", "tokens_per_second", "num_wasted", "proposed_per_round",
     "acceptance_by_position", "conditional_acceptance_by_position", "by_drafter",
     "device_seconds", "host_seconds",

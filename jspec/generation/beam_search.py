@@ -95,10 +95,10 @@ class BeamSearch:
     def _counts(self, infos: BeamInfo) -> Iterator[RoundCounts]:
         """Yields the counts of rounds: the drafts of the beam with the most, and those kept."""
         drafter = self._programs.engine.drafter
+        names = [""] if drafter is None else [kind.drafter for kind in drafter.kinds]
         for steps, proposed, kind in zip(*jax.tree.leaves(infos), strict=True):
             most = int(np.argmax(proposed))
-            has_drafts = drafter is not None and proposed[most] > 0
-            name = drafter.kinds[int(kind[most])].drafter if has_drafts else ""
+            name = names[int(kind[most])] if proposed[most] > 0 else ""
             yield RoundCounts(int(proposed[most]), int(steps[0]) - 1, name)
 
     def _result(self, beams: Beams, stats: Stats) -> Result:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jspec import kernels
@@ -159,9 +160,9 @@ class Engine:
         settings = row.settings
         limits = BeamLimits(
             read.stop_ids[0],
-            np.int32(row.max_length - len(row.prompt)),
-            np.float32(settings.length_penalty),
-            np.int32(EARLY_STOPPING.index(settings.early_stopping)),
+            jnp.int32(row.max_length - len(row.prompt)),
+            jnp.float32(settings.length_penalty),
+            jnp.int32(EARLY_STOPPING.index(settings.early_stopping)),
         )
         state = self._begin_beams(
             read,

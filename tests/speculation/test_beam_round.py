@@ -1,0 +1,123 @@
+"""Rounds of beam search: several steps a call, and caches as a fresh prefill would leave them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.drafters.dynamic_tree import Shape
+from jspec.drafters.model_tree import ModelTreeDrafter
+from jspec.generation.beam_search import ended_beams, running_beam
+from jspec.speculation import beam_round
+from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
+from tests import tiny
+from tests.speculation.drive import QUICK, Engine, assert_committed_equal
+
+CAPACITY, MOST, K = 96, 24, 3
+
+
+@pytest.fixture(scope="module")
+def fresh_cache(tiny_pair):
+    """Returns a function (params, texts) -> the cache of one prefill of the texts."""
+    call = jax.jit(tiny_pair.apply, compiler_options=QUICK)
+
+    def prefill(params, texts):
+        tokens = np.zeros([K, CAPACITY], np.int32)
+        for row, text in enumerate(texts):
+            tokens[row, : len(text)] = text
+        return call(params, jnp.asarray(tokens), tiny.empty_cache(K, CAPACITY))[2]
+
+    return prefill
+
+
+@pytest.fixture(scope="module")
+def engine_of(tiny_pair, make_engine):
+    """Returns a function from a name to an engine; "tree" drafts trees of the target's own."""
+
+    def build(name):
+        if name != "tree":
+            return make_engine(name, 0 if name == "plain" else 4)
+        fields = vars(make_engine("self", 8).drafter)
+        drafter = ModelTreeDrafter(**fields, shape=Shape(8, 3, 3))
+        params = tiny_pair.target, tiny_pair.target
+        return Engine(tiny_pair.apply, tiny.empty_cache, params, drafter)
+
+    return build
+
+
+def begin(engine, prompt):
+    """Returns the state before the first step."""
+    # What the engine draws is not used; a prompt of one token leaves nothing to read.
+    read = engine.start([prompt[:-1]])
+    if len(prompt) == 1:
+        draft = None if engine.drafter is None else engine.drafter.init(1, CAPACITY)
+        read = read.replace(target_cache=tiny.empty_cache(1, CAPACITY), draft=draft)
+    limits = BeamLimits(
+        jnp.array([5, -1]),
+        jnp.int32(MOST),
+        jnp.float32(1.0),
+        jnp.int32(EARLY_STOPPING.index(False)),
+    )
+    return beam_round.BeamState.begin(
+        read,
+        jnp.array(prompt[-1:], jnp.int32),
+        limits,
+        num_beams=K,
+        num_candidates=num_candidates(K, 1),
+        max_steps=CAPACITY,
+    )
+
+
+def run_checked(engine, prompt, fresh_cache):
+    """Runs to the end, checking the caches after each round; returns the beams and the steps."""
+    drafter = engine.drafter
+    call = functools.partial(beam_round.beam_round, target=engine.step.keywords["target"])
+    a_round = jax.jit(functools.partial(call, drafter=drafter), compiler_options=QUICK)
+    state, steps = begin(engine, prompt), []
+    while not bool(state.is_done):
+        state, info = a_round(engine.params, state)
+        steps.append(int(info.num_steps[0]))
+        beams = jax.device_get(state.beams)
+        texts = [prompt + running_beam(beams, int(beams.num_steps), row) for row in range(K)]
+        if beams.num_steps == MOST:  # no beam is running any more
+            break
+        assert [text[-1] for text in texts] == state.last_token.tolist()
+        lengths = [len(text) - 1 for text in texts]
+        assert state.target_cache.length.tolist() == lengths
+        assert_committed_equal(state.target_cache, fresh_cache(engine.params.target, texts))
+        if hasattr(state.draft, "history"):
+            for row, text in enumerate(texts):
+                assert state.draft.history.tokens[row, : lengths[row]].tolist() == text[:-1]
+            assert (np.asarray(state.draft.cache.length) <= lengths).all()
+            assert_committed_equal(state.draft.cache, fresh_cache(engine.params.draft, texts))
+    return ended_beams(beams), steps
+
+
+@pytest.fixture(scope="module")
+def plain(engine_of, prompts, fresh_cache):
+    """Returns the ended beams of plain search, for each prompt."""
+    engine = engine_of("plain")
+    found = [run_checked(engine, prompt, fresh_cache) for prompt in prompts]
+    assert all(set(steps) == {1} for _, steps in found)
+    return [beams for beams, _ in found]
+
+
+@pytest.mark.parametrize("name", ["self", "prompt_lookup", "tree"])
+def test_rounds_leave_the_caches_of_a_fresh_prefill(engine_of, prompts, fresh_cache, plain, name):
+    """Rows move with their beams, in the draft's cache too; and the beams are plain search's."""
+    engine, several = engine_of(name), 0
+    for prompt, expected in zip(prompts, plain, strict=True):
+        found, steps = run_checked(engine, prompt, fresh_cache)
+        assert [text for text, _ in found] == [text for text, _ in expected]
+        np.testing.assert_allclose([s for _, s in found], [s for _, s in expected], rtol=1e-5)
+        several += sum(one > 1 for one in steps)
+    assert several > 0, "no round took several steps"
+
+
+def test_rows_that_stay_where_they_were_are_seen(engine_of, prompts, fresh_cache, monkeypatch):
+    """Negative control: the checks above notice a cache that keeps another beam's row."""
+    monkeypatch.setattr(beam_round, "_reorder", lambda rows, row: rows)
+    with pytest.raises(AssertionError):
+        run_checked(engine_of("plain"), prompts[1], fresh_cache)
