@@ -73,6 +73,8 @@ def spoil(tmp_path):
         ("--allowed_token_ids=", "forbidden_token_ids to leave at least one token"),
         ("--forbidden_token_ids=-1", "forbidden_token_ids from 0 to 257"),
         ("--min_new_tokens=999", "min_new_tokens from 0 to max_new_tokens"),
+        ("--num_beams=259", "num_beams of at most the vocabulary's 258, got 259"),
+        ("--length_penalty=2", "num_beams of at least 2 with length_penalty 2.0, got 1"),
         ("--num_draft_tokens=0", "num_draft_tokens from 1 to 198, got 0"),
         ("--num_draft_tokens=199", "num_draft_tokens from 1 to 198, got 199"),
         ("--num_draft_tokens=2.5", "num_draft_tokens to be a whole number or auto, got '2.5'"),

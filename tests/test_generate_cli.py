@@ -136,6 +136,20 @@ def test_prompt_k_of_a_file_uses_seed_plus_k(generate, prompts_file, tmp_path):
     assert all(f"--- prompt {k} ---\n{r['text']}\n" in output for k, r in enumerate(records))
 
 
+def test_beams_are_counted_and_recorded(generate, tmp_path):
+    """The best one on standard output, all in the record, calls per token and scores beside it."""
+    path = tmp_path / "out.jsonl"
+    flags = ("--num_beams=3", "--length_penalty=0.5", "--early_stopping=never")
+    output, errors = generate("--prompt=one", f"--output_json={path}", "--drafter=none", *flags)
+    (record,) = read(path)
+    scores = [beam["score"] for beam in record["beams"]]
+    assert scores == sorted(scores, reverse=True)
+    assert record["text"] + "\n" == output == record["beams"][0]["text"] + "\n"
+    assert record["settings"]["early_stopping"] == "never"
+    shown = ", ".join(f"{score:.4f}" for score in scores)
+    assert errors.endswith(f"3 beams, 1.00 target calls per token; scores {shown}\n")
+
+
 def test_many_prompts_begin_with_one_line_of_the_device_and_its_memory(generate, prompts_file):
     """Guards against a line for each prompt, and against the CPU taken without a word."""
     flags = (f"--prompts_file={prompts_file}", "--drafter=none", "--batch_size=2")
