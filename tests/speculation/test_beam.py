@@ -141,7 +141,7 @@ def test_where_all_end_enough_candidates_are_left():
     table = np.full([VOCAB, VOCAB], -9.0, np.float32)
     table[:, list(STOPS)] = -0.1, -0.2
     table[:, 7] = -0.3
-    beams = search(table, k, make_limits(max_tokens=2, early="never"))
-    assert running_beam(beams, 1, 0) == [7]
-    expected = brute_force(table, k, make_limits(max_tokens=2), "never")
-    assert ended_beams(beams)[0][0] == expected[0][0]
+    limits = make_limits(max_tokens=3, penalty=2.0, early="never")
+    beams = search(table, k, limits)
+    assert running_beam(beams, 2, 0) == [7, 7]
+    assert ended_beams(beams)[0][0] == brute_force(table, k, limits, "never")[0][0] == [7, 7, 2]

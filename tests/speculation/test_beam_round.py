@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.drafters.dynamic_tree import Shape
 from jspec.drafters.model_tree import ModelTreeDrafter
+from jspec.drafters.tree_shape import Shape
 from jspec.generation.beam_search import ended_beams, running_beam
 from jspec.speculation import beam_round
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
