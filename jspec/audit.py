@@ -49,6 +49,7 @@ _OUTPUT_JSON = flags.DEFINE_string(
 _INCONCLUSIVE = {
     "drafts": "no draft was accepted, so that the rule was not put to the test",
     "negative control": "too few rows to tell: try --num_rows={more_rows}",
+    "tree controls": "too few rows to tell: try --num_rows={more_rows}",
 }
 
 

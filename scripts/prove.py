@@ -12,32 +12,29 @@ fails for one in a million choices of seeds. What is wrong on purpose has to be 
 
 import dataclasses
 import functools
-import itertools
 import sys
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import scipy.special
 from absl import flags
 from flax.traverse_util import unflatten_dict
+from prove_cells import SETTINGS, Cell, make_cells, make_controls
 
 from jspec.common import cli
 from jspec.common.errors import check_count
 from jspec.common.timing import timed
-from jspec.common.typing import Params
 from jspec.drafters import DrafterOptions
 from jspec.evaluation.analysis.goodness import Fit, samples_needed
-from jspec.evaluation.auditing import controls, distribution
+from jspec.evaluation.auditing import distribution
 from jspec.evaluation.auditing.rows import Context, Rows, build_drafter
 from jspec.evaluation.auditing.subject import Subject
 from jspec.generation.provenance import Recorder
 from jspec.generation.request import Settings
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.acceptance.types import AcceptanceRule
-from jspec.speculation.types import Drafter
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.tensor_names import parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -51,89 +48,11 @@ NUM_TOKENS = 6  # of the joint distribution; a round emits 1 to 3
 _NUM_DRAFT_TOKENS = 2
 _STD, _DISTURBANCE = 0.5, 0.2  # of the target's weights; of the draft's, as a share of it
 _CONTROL_SHARE = 4  # a cell takes this many rows for one of a control
-_OWN_TEMPERATURE = 0.5  # of the drafter, where it has one of its own
-_FEW_IDS = 3  # tokens that the draft model knows, where it does not know all
 _TARGET_CONFIG = DecoderConfig(
     vocab_size=5, embed_dim=16, hidden_dim=16, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=8, max_seq_len=64,
 )  # fmt: skip
 _CONTEXT = Context(prompt=[0, 1, 2, 0, 1, 3], first=0, alphabet=list(range(5)))
-
-SETTINGS = {
-    "T=1": Settings(temperature=1.0),
-    "T=0.7": Settings(temperature=0.7),
-    "top_k": Settings(temperature=1.0, top_k=3),
-    "top_p": Settings(temperature=1.0, top_p=0.8),
-    "min_p": Settings(temperature=1.0, min_p=0.15),
-    "penalties": Settings(
-        temperature=1.0, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.3,
-        logit_bias={1: -0.5, 4: 1.0},
-    ),
-    "T=0": Settings(temperature=0.0),
-}  # fmt: skip
-
-
-class Cell(NamedTuple):
-    """One line of the table; it is a negative control if something in it is wrong.
-
-    Attributes:
-      rule: by name.
-      drafter: by name.
-      settings: a key of `SETTINGS`.
-      draft_temperature: the drafter's own; None takes the target's.
-      num_ids: tokens among which the draft model chooses; 0 takes all five.
-      wrong: what is wrong; "" if nothing is.
-      change_rule: what is done to the rule.
-      change_drafter: to the drafter, which keeps its parameters.
-      change_target: to the target's parameters.
-    """
-
-    rule: str
-    drafter: str
-    settings: str = "T=1"
-    draft_temperature: float | None = None
-    num_ids: int = 0
-    wrong: str = ""
-    change_rule: Callable[[AcceptanceRule], AcceptanceRule] | None = None
-    change_drafter: Callable[[Any], Drafter] | None = None
-    change_target: Callable[[Params], Params] | None = None
-
-
-def make_cells() -> list[Cell]:
-    """Returns every lossless rule with every drafter under all settings."""
-    drafters = (("prompt_lookup", None, 0), ("model", None, 0), ("model", _OWN_TEMPERATURE, 0),
-                ("model", None, _FEW_IDS))  # fmt: skip
-    cells = [Cell("rejection", "none", settings) for settings in SETTINGS]
-    rules = ("rejection", "block", "coupled")
-    for rule, (drafter, own, few), settings in itertools.product(rules, drafters, SETTINGS):
-        cells.append(Cell(rule, drafter, settings, own, few))
-    return cells + [Cell("greedy", drafter, "T=0", own, few) for drafter, own, few in drafters]
-
-
-def make_controls() -> list[Cell]:
-    """Returns what has to be rejected."""
-    draw = functools.partial(functools.partial, controls.misreporting)
-    flattened = distribution.flattened
-    flat: dict[str, Any] = {"wrong": "target with logits times 0.7", "change_target": flattened}
-    kept: dict[str, Any] = {"wrong": "every draft accepted", "change_rule": controls.keeping_all}
-    empty: dict[str, Any] = {"wrong": "no residual", "change_rule": controls.without_residual}
-    found = [Cell("rejection", "none", **flat), Cell("coupled", "model", **flat),
-             Cell("coupled", "model", **kept), Cell("greedy", "model", "T=0", **kept)]  # fmt: skip
-    few = functools.partial(controls.claiming_all, num_ids=_FEW_IDS)
-    changes = {"drafts drawn at twice the temperature reported": draw(drawn=controls.hotter),
-               f"{_FEW_IDS} tokens drafted, the distribution of all reported": few}  # fmt: skip
-    unprocessed = {"draft distribution reported": draw(reported=controls.unprocessed),
-                   "drafts drawn": draw(drawn=controls.unprocessed)}  # fmt: skip
-    for rule in ("rejection", "block"):
-        found.append(Cell(rule, "model", **flat))
-        found += [Cell(rule, "model", wrong=w, change_drafter=f) for w, f in changes.items()]
-        found += [Cell(rule, drafter, **empty) for drafter in ("model", "prompt_lookup")]
-        for settings, wrong in itertools.product(("penalties", "top_k"), unprocessed):
-            own = {"wrong": f"{wrong} without {settings}", "change_drafter": unprocessed[wrong]}
-            found.append(Cell(rule, "model", settings, **own))
-    # With a draft model as many rows as a cell has, or more, are needed to see it.
-    wrong, keyed = "uniforms keyed by absolute position", controls.with_absolute_uniforms
-    return [*found, Cell("block", "prompt_lookup", wrong=wrong, change_rule=keyed)]
 
 
 class Bench:
@@ -173,9 +92,12 @@ class Bench:
 
     def _make_rows(self, cell: Cell) -> Rows:
         draft = self._draft if cell.drafter == "model" else None
+        options: dict[str, Any] = {"draft_vocab_size": cell.num_ids}
+        if cell.tree:
+            options |= {"tree_depth": 2, "tree_branches": 2, "tree_draws": cell.tree}
         subject = Subject(
-            self._target, draft, cell.drafter, _NUM_DRAFT_TOKENS, cell.rule, Settings(),
-            drafter_options=DrafterOptions(draft_vocab_size=cell.num_ids),
+            self._target, draft, cell.drafter, _NUM_DRAFT_TOKENS * (2 if cell.tree else 1),
+            cell.rule, Settings(), drafter_options=DrafterOptions(**options),
         )  # fmt: skip
         rule = cell.change_rule and cell.change_rule(get_rule(cell.rule))
         own = cell.change_drafter and cell.change_drafter(build_drafter(subject).drafter)
@@ -205,13 +127,14 @@ def run(bench: Bench, cells: list[Cell], level: float) -> Iterator[dict[str, Any
         seconds, fit = timed(functools.partial(bench.fit, cell))
         is_as_expected = (fit.p_value < level) == bool(cell.wrong)
         own = f", {cell.num_ids} tokens" if cell.num_ids else ""
+        own += f", tree {cell.tree}" if cell.tree else ""
         own += "" if cell.draft_temperature is None else f", T={cell.draft_temperature:g}"
         line = {"rule": cell.rule, "drafter": cell.drafter + own, "settings": cell.settings}
         if cell.wrong:
             print(f"{cell.wrong}:")
             line = {"control": cell.wrong} | line
         print("ok  " if is_as_expected else "FAIL",
-              f"{line['rule']:10} {line['drafter']:15} {line['settings']:10} "
+              f"{line['rule']:10} {line['drafter']:22} {line['settings']:10} "
               f"p = {fit.p_value:<9.2g}{fit.num_cells:5} cells  TV {fit.total_variation:.4f} "
               f"(noise {fit.noise:.4f}){seconds:6.1f} s", flush=True)  # fmt: skip
         if cell.wrong and not is_as_expected:

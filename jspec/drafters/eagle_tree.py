@@ -14,8 +14,9 @@ from flax import struct
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import Params, RowCounts
-from jspec.drafters.dynamic_tree import Fed, grow_tree, if_wanted
+from jspec.drafters.dynamic_tree import Fed, if_wanted
 from jspec.drafters.eagle import Drafting, EagleDrafter, EagleState
+from jspec.drafters.sampled_tree import make_tree
 from jspec.drafters.tree_options import Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.types import Proposal
@@ -31,7 +32,7 @@ class _Level(struct.PyTreeNode):
 
 @dataclasses.dataclass(frozen=True)
 class EagleTreeDrafter(EagleDrafter):
-    """Proposes a tree of what the head finds likeliest.
+    """Proposes a tree of what the head finds likeliest, or of what it draws.
 
     Attributes:
       shape: of the tree.
@@ -76,9 +77,9 @@ class EagleTreeDrafter(EagleDrafter):
             )  # fmt: skip
             return logits, _Level(cache, hidden)
 
-        grown = grow_tree(
-            feed, _level_of(drafting), logits, self.shape, wanted=wanted,
-            min_confidence=self.min_confidence, ids=params["ids"],
+        grown = make_tree(
+            self, self.shape, feed, _level_of(drafting), logits, inputs, wanted=wanted,
+            ids=params["ids"],
         )  # fmt: skip
         return grown.proposal, self.forget_guesses(state, before.length, grown.memory.cache, wanted)
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
-from jspec.drafters.dynamic_tree import Fed, grow_tree, if_wanted
+from jspec.drafters.dynamic_tree import Fed, if_wanted
 from jspec.drafters.memory import History
 from jspec.drafters.model import ModelDrafter, ModelState
+from jspec.drafters.sampled_tree import make_tree
 from jspec.drafters.tree_options import Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.tree import kept_path, tree_of
@@ -32,7 +33,7 @@ class ModelTreeState(ModelState):
 
 @dataclasses.dataclass(frozen=True)
 class ModelTreeDrafter(ModelDrafter):
-    """Proposes a tree of what a draft model finds likeliest.
+    """Proposes a tree of what a draft model finds likeliest, or of what it draws.
 
     Attributes:
       shape: of the tree.
@@ -116,9 +117,9 @@ class ModelTreeDrafter(ModelDrafter):
             )
             return logits[..., : self.vocab_size], cache
 
-        grown = grow_tree(
-            feed, cache, logits[:, 0, : self.vocab_size], self.shape, wanted=wanted,
-            min_confidence=self.min_confidence, ids=self.ids(params),
+        grown = make_tree(
+            self, self.shape, feed, cache, logits[:, 0, : self.vocab_size], inputs, wanted=wanted,
+            ids=self.ids(params),
         )  # fmt: skip
         length = jnp.where(is_wanted, history.length, state.cache.length)
         return grown.proposal, state.replace(

@@ -6,6 +6,8 @@ from typing import NamedTuple
 from jspec.common.errors import InputError
 from jspec.drafters.spec import DrafterSpec, Options, option
 
+LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
+
 
 @dataclasses.dataclass(frozen=True)
 class TreeOptions(Options):
@@ -23,31 +25,51 @@ class TreeOptions(Options):
         "are fed.",
         between=(1, 16),
     )
+    tree_draws: str = option(
+        LIKELIEST,
+        "With tree_depth: the likeliest drafts; or tree_branches whole drafts, whose first tokens "
+        "are drawn with or without replacement. Under coupled, whose noise they share, without.",
+        among=(LIKELIEST, WITH, WITHOUT),
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
             raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
+        if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
+            raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
 
 
 class Shape(NamedTuple):
-    """The static size of a tree."""
+    """The static size of a tree; `draws` is how its drafts are chosen, see `TreeOptions`."""
 
     num_draft_tokens: int
     depth: int
     branches: int
+    draws: str = LIKELIEST
 
     @property
     def num_fed(self) -> int:
         """Drafts that are fed: those of every level but the last."""
-        return (self.depth - 1) * self.branches
+        if self.draws == LIKELIEST:
+            return (self.depth - 1) * self.branches
+        return self.num_draft_tokens - self.branches
+
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """How many branches reach each level, where they are drawn: all of them the first."""
+        sizes = [self.branches]
+        for num_left in range(self.depth - 1, 0, -1):
+            # As even as can be, and never more than in the level before.
+            sizes.append(-(-(self.num_draft_tokens - sum(sizes)) // num_left))
+        return tuple(sizes)
 
 
 def tree_shape(spec: DrafterSpec) -> Shape | None:
     """Returns the shape of the tree that the options ask for; None for a chain.
 
     Raises:
-      InputError: fewer drafts than levels.
+      InputError: fewer drafts than levels; or branches that do not come to as many drafts.
     """
     options = spec.options
     if options.tree_depth == 0:
@@ -57,4 +79,24 @@ def tree_shape(spec: DrafterSpec) -> Shape | None:
             f"expected num_draft_tokens, a tree's drafts in all, of at least tree_depth, "
             f"{options.tree_depth}; got {spec.num_draft_tokens}"
         )
-    return Shape(spec.num_draft_tokens, options.tree_depth, options.tree_branches)
+    shape = Shape(
+        spec.num_draft_tokens, options.tree_depth, options.tree_branches, options.tree_draws
+    )
+    if shape.draws != LIKELIEST:
+        _check_drawn(shape, options.draft_confidence)
+    return shape
+
+
+def _check_drawn(shape: Shape, draft_confidence: float) -> None:
+    least, most = shape.branches + shape.depth - 1, shape.branches * shape.depth
+    if not least <= shape.num_draft_tokens <= most:
+        raise InputError(
+            f"expected num_draft_tokens from {least} to {most}, with tree_draws={shape.draws} all "
+            f"drafts of {shape.branches} branches of at most {shape.depth}; got "
+            f"{shape.num_draft_tokens}"
+        )
+    if draft_confidence > 0:
+        # To drop a drawn draft because it looks unlikely would bias what is emitted.
+        raise InputError(
+            f"expected draft_confidence 0 with tree_draws={shape.draws}, got {draft_confidence}"
+        )

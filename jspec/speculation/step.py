@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
 from jspec.common.typing import ApplyFn, RowCounts
-from jspec.sampling.noise import KEY_TYPE
+from jspec.sampling.noise import KEY_TYPE, SHARED
 from jspec.sampling.settings import process_drafts
 from jspec.speculation.acceptance.tree import along, tree_call, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
@@ -85,6 +85,7 @@ def propose(
         rng_keys=_draft_keys(rule, state, drafter.num_draft_tokens, settings.is_random),
         settings=settings,
         view=TargetView(params.target, target, state.target_cache),
+        has_shared_noise=rule.noise is SHARED,
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
     if state.control is not None:

@@ -47,6 +47,8 @@ class RoundInputs(NamedTuple):
       rng_keys: one for each draft; consumed. They are all equal where no row draws at random.
       settings: how the drafter samples; the processors have seen `last_token`.
       view: the target, to read.
+      has_shared_noise: whether the keys are those of absolute positions, with which the target
+        draws, too. In a tree, drafts of one depth then draw with the key of that depth.
     """
 
     last_token: RowTokens
@@ -54,6 +56,7 @@ class RoundInputs(NamedTuple):
     rng_keys: Key[Array, "b w"]
     settings: SamplingSettings
     view: TargetView
+    has_shared_noise: bool = False
 
     def wanted(self) -> RowCounts:
         """Returns the most drafts that each row wants of a drafter with one kind, [b]."""

@@ -33,7 +33,7 @@ def candidate_probs(target, tokens, draft_probs, *, with_replacement=True):
     )
     operands = jnp.pad(target[:, None], ((0, 0), (0, tokens.shape[1]), (0, 0))), proposal
     tree, root = tree_of(proposal), jnp.zeros(len(tokens), jnp.int32)
-    last = siblings.next_token_probs(*operands, tree, root)
+    last = siblings.RULE.next_token_probs(*operands, tree, root)
     return siblings.acceptance_probs(*operands, tree), last
 
 

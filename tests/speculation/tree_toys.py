@@ -161,7 +161,7 @@ def enumerate_tree(rule, target, draft, parents, draw, told=None):
     proposal = Proposal(
         jnp.asarray(chains[:, 2:], jnp.int32),
         jnp.full(len(chains), width, jnp.int32),
-        None if draw == "least" else jnp.asarray(dists, jnp.float32),
+        None if draw == "least" and told is None else jnp.asarray(dists, jnp.float32),
         parents=jnp.broadcast_to(jnp.asarray(parents, jnp.int32), (len(chains), width)),
         max_depth=depth_of(parents),
     )

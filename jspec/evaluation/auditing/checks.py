@@ -10,8 +10,17 @@ import numpy as np
 
 from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
+from jspec.drafters.tree_options import TreeOptions
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
-from jspec.evaluation.auditing.distribution import NUM_TOKENS, check_distribution
+from jspec.evaluation.auditing.controls import TREE_CONTROLS
+from jspec.evaluation.auditing.distribution import (
+    FALSE_ALARM,
+    NUM_TOKENS,
+    check_distribution,
+    fit_rows,
+    joint_distribution,
+    path_logits,
+)
 from jspec.evaluation.auditing.rows import Rows, choose_context, first_tokens
 from jspec.evaluation.auditing.subject import Check, Subject
 from jspec.generation.generator import Generator
@@ -21,7 +30,13 @@ from jspec.generation.result import check_answered
 from jspec.generation.validate_options import settings_read_by
 from jspec.models import KVCache, init_cache, make_apply
 from jspec.sampling.noise import SHARED, AcceptanceNoise
-from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures
+from jspec.speculation.acceptance.tree import tree_of
+from jspec.speculation.acceptance.types import (
+    AcceptanceRule,
+    Proposal,
+    Temperatures,
+    as_tree,
+)
 from jspec.weights.resolver import LoadedModel
 
 _TEXTS = (
@@ -33,6 +48,7 @@ _TEXTS = (
 # Of the largest key or value: a wrong slot is off by about 1.
 _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1}
 _NUM_ROWS = 4
+_NO_TREE = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
 
 
 def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Iterator[Check]:
@@ -50,6 +66,8 @@ def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Itera
     rows = Rows(subject, choose_context(subject.target, subject.settings), NUM_TOKENS)
     yield check_caches(rows)
     yield from check_distribution(rows, num_rows)
+    if subject.has_tree and rows.settings.temperature > 0:
+        yield check_tree_controls(rows, num_rows)
     if subject.drafter != "none":  # without drafts their distribution says nothing of the drafter
         yield Check(
             "drafts",
@@ -57,6 +75,22 @@ def run_checks(subject: Subject, *, num_rows: int, max_new_tokens: int) -> Itera
             f"{rows.num_accepted} of {rows.num_proposed} were accepted in the rounds of these rows",
             {"num_proposed": rows.num_proposed, "num_accepted": rows.num_accepted},
         )
+
+
+def check_tree_controls(rows: Rows, num_rows: int) -> Check:
+    """Checks that the test of the distribution rejects rules that are wrong on trees."""
+    subject, context = rows.subject, rows.context
+    logits = path_logits(subject.target, context, NUM_TOKENS)
+    expected = joint_distribution(logits, context, rows.settings, NUM_TOKENS)
+    p_values = {}
+    for name, change in TREE_CONTROLS.items():
+        if name == "no residual" and subject.rule.noise is SHARED:
+            continue  # the next token is the target's own
+        wrong = Rows(subject, context, NUM_TOKENS, rule=change(subject.rule))
+        p_values[name] = fit_rows(wrong, expected, num_rows).p_value
+    listed = ", ".join(f"{name}: p = {p_value:.2g}" for name, p_value in p_values.items())
+    detail = f"{listed} (expected below {FALSE_ALARM:g})"
+    return Check("tree controls", max(p_values.values()) < FALSE_ALARM, detail, p_values)
 
 
 def check_edges(rule: AcceptanceRule) -> Check:
@@ -72,8 +106,12 @@ def check_edges(rule: AcceptanceRule) -> Check:
     sampled = jnp.array([[[0.9, 0.1, 0.0]]])
     wrong = []
     for name, probs in (("a sampled", sampled), ("a deterministic", None)):
-        verdict = jax.jit(rule.accept)(target_probs, Proposal(tokens, count, probs), noise)
-        if int(verdict.num_accepted[0]) != 0 or int(verdict.next_token[0]) == 0:
+        chain = Proposal(tokens, count, probs)
+        verdicts = [jax.jit(rule.accept)(target_probs, chain, noise)]
+        if rule.tree is not None:
+            tree = tree_of(branch := as_tree(chain))
+            verdicts.append(rule.tree.accept(target_probs, branch, tree, noise))
+        if any(int(one.num_accepted[0]) != 0 or int(one.next_token[0]) == 0 for one in verdicts):
             wrong.append(name)
     detail = "a draft of target probability 0 is rejected at u = 0"
     if wrong:
@@ -135,7 +173,8 @@ def check_seeds(subject: Subject, prompts: list[list[int]], max_new_tokens: int)
     }
     if subject.acceptance == "coupled":
         methods["plain"] = {"drafter": "none"}
-        methods["one draft a round"] = {"num_draft_tokens": 1}
+        chain = dataclasses.replace(subject.drafter_options, **_NO_TREE)
+        methods["one draft a round"] = {"num_draft_tokens": 1, "drafter_options": chain}
     num_different = {}
     for name, options in methods.items():
         other = subject.generator(**options)

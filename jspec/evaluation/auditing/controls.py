@@ -14,6 +14,7 @@ from jspec.sampling.distribution import sample
 from jspec.sampling.noise import AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import probs_after
+from jspec.speculation.acceptance.tree import Tree, TreeRule, end_of, path_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
@@ -25,7 +26,11 @@ def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
         distribution = probs_after(target_probs, verdict.num_accepted)
         return verdict.replace(next_token=sample(distribution, noise.gumbel))
 
-    return rule._replace(accept=accept)
+    def after(verdict: Verdict, probs: TargetProbs, tree: Tree, noise: AcceptanceNoise) -> Verdict:
+        distribution = probs_after(probs, end_of(verdict.path, verdict.num_accepted))
+        return verdict.replace(next_token=sample(distribution, noise.gumbel))
+
+    return rule._replace(accept=accept, tree=_changed(rule, after))
 
 
 def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
@@ -35,7 +40,46 @@ def keeping_all(rule: AcceptanceRule) -> AcceptanceRule:
         verdict = rule.accept(target_probs, proposal, noise)
         return verdict.replace(num_accepted=proposal.num_tokens)
 
-    return rule._replace(accept=accept)
+    def after(verdict: Verdict, probs: TargetProbs, tree: Tree, noise: AcceptanceNoise) -> Verdict:
+        path, num_accepted = path_of(tree, jnp.argmax(tree.depths, axis=1).astype(jnp.int32))
+        return verdict.replace(num_accepted=num_accepted, path=path)
+
+    return rule._replace(accept=accept, tree=_changed(rule, after))
+
+
+def keeping_a_prefix(rule: AcceptanceRule) -> AcceptanceRule:
+    """Returns the rule, but of a tree the first drafts of the block are kept, not those of a path.
+
+    As many as the path has; wherever that is not the first branch, they are others.
+    """
+
+    def after(verdict: Verdict, probs: TargetProbs, tree: Tree, noise: AcceptanceNoise) -> Verdict:
+        assert verdict.path is not None
+        prefix = jnp.arange(verdict.path.shape[1], dtype=jnp.int32)
+        return verdict.replace(path=jnp.broadcast_to(prefix, verdict.path.shape))
+
+    return rule._replace(tree=_changed(rule, after))
+
+
+def _changed(rule: AcceptanceRule, after: Callable[..., Verdict]) -> TreeRule | None:
+    """Returns the rule for trees with its verdicts changed by `after`; None where there is none."""
+    if rule.tree is None:
+        return None
+
+    def accept(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
+    ) -> Verdict:
+        verdict = rule.tree.accept(target_probs, proposal, tree, noise)
+        return after(verdict, target_probs, tree, noise)
+
+    return rule.tree._replace(accept=accept)
+
+
+# What is wrong with a rule for trees, for the audit: of a rule that draws a residual, and of all.
+TREE_CONTROLS: dict[str, Callable[[AcceptanceRule], AcceptanceRule]] = {
+    "no residual": without_residual,
+    "a prefix kept": keeping_a_prefix,
+}
 
 
 def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:

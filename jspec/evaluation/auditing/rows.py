@@ -209,11 +209,15 @@ def first_tokens(infos: StepInfo, num_tokens: int) -> np.ndarray:
 def build_drafter(subject: Subject) -> BuiltDrafter:
     """Returns the subject's drafter, with at most two drafts a round; two if rows choose.
 
+    A tree keeps all of its drafts: fewer would be another tree.
+
     Raises:
       InputError: it or the rule is the user's own, and wrong; see `check_own_code`.
     """
     wanted = subject.num_draft_tokens
     number = _MOST_DRAFTS if isinstance(wanted, str) else min(wanted, _MOST_DRAFTS)
+    if subject.has_tree and not isinstance(wanted, str):
+        number = wanted
     models, options = (subject.target, subject.draft), subject.drafter_options
     built = make_drafter(subject.drafter, make_spec(*models, subject.drafter, options, number))
     entries = entries_of(subject.drafter)

@@ -52,6 +52,11 @@ class Subject:
         """The acceptance rule."""
         return get_rule(self.acceptance, self.rule_options)
 
+    @property
+    def has_tree(self) -> bool:
+        """Whether the drafter is asked for trees."""
+        return self.drafter_options.tree_depth > 0
+
     def generator(self, dtype: str = "float32", **changes: Any) -> Generator:
         """Returns a Generator of the subject; `changes` replace its options."""
         drafter = changes.get("drafter", self.drafter)

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float32
 from jspec.common.typing import RowCounts, TargetProbs
 from jspec.sampling.distribution import sample
 from jspec.sampling.noise import INDEPENDENT, AcceptanceNoise
-from jspec.speculation.acceptance import chain
+from jspec.speculation.acceptance import chain, traversal
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
 
 
@@ -113,4 +113,4 @@ def accept(target_probs: TargetProbs, proposal: Proposal, noise: AcceptanceNoise
     return Verdict(num_accepted, sample(distribution, noise.gumbel))
 
 
-RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT)
+RULE = AcceptanceRule(acceptance_probs, next_token_probs, accept, INDEPENDENT, tree=traversal.RULE)

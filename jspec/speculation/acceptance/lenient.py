@@ -5,7 +5,7 @@ is no lenience at all.
 
 When sampling, a draft is accepted with probability min(1, target / (l · draft)), and the residual
 stays what it is. No token is then emitted with a probability above target / l. (There is no bound
-on how rare a token may become.)
+on how rare a token may become.) The same holds on a tree, where siblings are tried in turn.
 
 At temperature 0 a draft is accepted if target >= l · max(target), by the target's distribution at
 temperature 1. The paper prints this inequality reversed, which would accept the unlikely drafts.
@@ -20,8 +20,9 @@ from jspec.common.typing import Logits, TargetProbs
 from jspec.sampling.distribution import sampling_probs
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import SamplingSettings
-from jspec.speculation.acceptance import greedy, rejection
+from jspec.speculation.acceptance import greedy, longest, rejection, siblings
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance
+from jspec.speculation.acceptance.tree import Tree
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Temperatures
 
 
@@ -47,6 +48,11 @@ def distribution_at_temperature_one(logits: Logits, settings: SamplingSettings) 
 @functools.cache  # one object for each lenience: JAX finds a compiled program by its rule
 def make_rule(lenience: float) -> AcceptanceRule:
     """Returns the rule for sampling."""
+
+    def trial(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> siblings.Trial:
+        tried = siblings.try_all(target_probs, proposal, tree)
+        return tried._replace(draft=lenience * tried.draft)
+
     return AcceptanceRule(
         functools.partial(rejection.acceptance_probs, lenience=lenience),
         # The residual of `rejection`, unchanged: it bounds every token's probability by target / l.
@@ -55,16 +61,19 @@ def make_rule(lenience: float) -> AcceptanceRule:
         INDEPENDENT,
         temperatures=Temperatures.POSITIVE,
         is_lossless=False,
+        tree=siblings.make_rule(trial),
     )
 
 
 @functools.cache
 def make_argmax_rule(lenience: float) -> AcceptanceRule:
     """Returns the rule for temperature 0."""
+    probs = functools.partial(argmax_acceptance_probs, lenience=lenience)
     return rule_without_chance(
-        functools.partial(argmax_acceptance_probs, lenience=lenience),
+        probs,
         greedy.next_token_probs,
         distribution=distribution_at_temperature_one,
         temperatures=Temperatures.ZERO,
         is_lossless=False,
+        tree=longest.make_rule(probs, greedy.next_token_probs),
     )

@@ -14,6 +14,7 @@ tokens of EAGLE-2 (2406.16858), have all probability on the draft: together a no
 accepted with the probability that the target gives them.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -29,7 +30,7 @@ from jspec.speculation.acceptance.tree import end_probs as end_probs_of
 from jspec.speculation.acceptance.types import Proposal, Verdict
 
 
-class _Trial(NamedTuple):
+class Trial(NamedTuple):
     """What decides about each draft: it is accepted with probability min(1, target / draft)."""
 
     target: Float32[Array, "b w"]
@@ -37,12 +38,15 @@ class _Trial(NamedTuple):
     lacking: Float32[Array, "b t v"]  # at each slot, once all of its children are refused
 
 
-def _try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> _Trial:
+TryFn = Callable[[TargetProbs, Proposal, Tree], Trial]
+
+
+def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
     """Tries all drafts of all nodes, as if every one before had been refused."""
     rows = jnp.arange(proposal.tokens.shape[0])
-    is_possible = tree.is_real & (proposal.tokens >= 0)  # NO_TOKEN is never accepted
     if proposal.probs is None:
-        return _try_certain(target_probs, proposal.tokens, tree, is_possible)
+        return _try_certain(target_probs, proposal, tree)
+    is_possible = is_candidate(proposal, tree)
 
     def one(
         lacking: Float32[Array, "b t v"],
@@ -59,16 +63,17 @@ def _try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> _Tria
     # One draft after another: each needs what its earlier siblings have left.
     operands = proposal.tokens.T, tree.parents.T, jnp.swapaxes(proposal.probs, 0, 1), is_possible.T
     lacking, (target, draft) = jax.lax.scan(one, target_probs, operands)
-    return _Trial(target.T, draft.T, lacking)
+    return Trial(target.T, draft.T, lacking)
 
 
-def _try_certain(
-    target_probs: TargetProbs,
-    tokens: Int32[Array, "b w"],
-    tree: Tree,
-    is_possible: Bool[Array, "b w"],
-) -> _Trial:
+def is_candidate(proposal: Proposal, tree: Tree) -> Bool[Array, "b w"]:
+    """Returns which drafts may be accepted at all: neither padding nor NO_TOKEN."""
+    return tree.is_real & (proposal.tokens >= 0)
+
+
+def _try_certain(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
     """Does the same for deterministic drafts: what they have taken are single probabilities."""
+    tokens, is_possible = proposal.tokens, is_candidate(proposal, tree)
     rows = jnp.arange(tokens.shape[0])[:, None]
     target = target_probs[rows, tree.parents, tokens]
     # A token that was refused once has nothing left.
@@ -79,59 +84,69 @@ def _try_certain(
     # Past the vocabulary's end: dropped.
     refused = jnp.where(is_possible, tokens, target_probs.shape[-1])
     lacking = target_probs.at[rows, tree.parents, refused].set(0.0, mode="drop")
-    return _Trial(target, jnp.maximum(1 - taken, 0.0), lacking)
+    return Trial(target, jnp.maximum(1 - taken, 0.0), lacking)
 
 
-def _next_probs(
+def rest_at(
     target_probs: TargetProbs, lacking: Float32[Array, "b t v"], slot: RowCounts
 ) -> Float32[Array, "b v"]:
+    """Returns the distribution of the next token after each row's slot: what is lacking there."""
     rows = jnp.arange(slot.shape[0])
     return normalised_or(lacking[rows, slot], target_probs[rows, slot])
 
 
 def acceptance_probs(
-    target_probs: TargetProbs, proposal: Proposal, tree: Tree
+    target_probs: TargetProbs, proposal: Proposal, tree: Tree, *, trial: TryFn = try_all
 ) -> Float32[Array, "b w"]:
     """Returns the probability that each draft is accepted, once those before it are refused."""
-    trial = _try_all(target_probs, proposal, tree)
-    return min_ratio(trial.target, trial.draft)
+    tried = trial(target_probs, proposal, tree)
+    return min_ratio(tried.target, tried.draft)
 
 
-def end_probs(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Float32[Array, "b t"]:
-    """Returns the probability that the kept path ends at each slot; see `TreeRule`."""
-    return end_probs_of(acceptance_probs(target_probs, proposal, tree), tree)
+def make_rule(trial: TryFn) -> TreeRule:
+    """Returns the rule that tries siblings in turn, by what `trial` says of each."""
 
+    def end_probs(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree
+    ) -> Float32[Array, "b t"]:
+        return end_probs_of(acceptance_probs(target_probs, proposal, tree, trial=trial), tree)
 
-def next_token_probs(
-    target_probs: TargetProbs, proposal: Proposal, tree: Tree, slot: RowCounts
-) -> Float32[Array, "b v"]:
-    """Returns what the target lacks after all children of the slot are refused."""
-    return _next_probs(target_probs, _try_all(target_probs, proposal, tree).lacking, slot)
+    def next_token_probs(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree, slot: RowCounts
+    ) -> Float32[Array, "b v"]:
+        return rest_at(target_probs, trial(target_probs, proposal, tree).lacking, slot)
 
+    def accept(
+        target_probs: TargetProbs, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
+    ) -> Verdict:
+        tried = trial(target_probs, proposal, tree)
+        # Strictly: a draft that the target gives probability 0 is refused even at u = 0.
+        path, num_accepted = kept_path(tree, uniforms_of(noise) * tried.draft < tried.target)
+        distribution = rest_at(target_probs, tried.lacking, end_of(path, num_accepted))
+        return Verdict(num_accepted, sample(distribution, noise.gumbel), path)
 
-def accept(
-    target_probs: TargetProbs, proposal: Proposal, tree: Tree, noise: AcceptanceNoise
-) -> Verdict:
-    """Applies the rule; uniforms [b w] decide the drafts, Gumbel noise [b v] the next token."""
-    trial = _try_all(target_probs, proposal, tree)
-    # Strictly: a draft that the target gives probability 0 is refused even at u = 0.
-    path, num_accepted = kept_path(tree, uniforms_of(noise) * trial.draft < trial.target)
-    distribution = _next_probs(target_probs, trial.lacking, end_of(path, num_accepted))
-    return Verdict(num_accepted, sample(distribution, noise.gumbel), path)
+    return TreeRule(end_probs, next_token_probs, accept, tree_noise)
 
 
 def tree_noise(
-    seed: RowSeeds, position: RowCounts, tree: Tree, vocab_size: int, is_random: Bool[Array, ""]
+    seed: RowSeeds,
+    position: RowCounts,
+    tree: Tree,
+    vocab_size: int,
+    is_random: Bool[Array, ""],
+    *,
+    rank: Int32[Array, "b w"] | None = None,
 ) -> AcceptanceNoise:
     """Returns independent noise for a round: [b w] for its drafts, [b v] for the next token.
 
-    A draft's uniform is keyed by its depth and by its rank among its siblings. No two drafts of one
-    depth and rank are decided, as only one node of each depth is kept. A tree that is a chain takes
-    the noise of a chain.
+    A draft's uniform is keyed by its depth and by its `rank`, by default that among its siblings.
+    No two drafts of one depth and rank are decided, as only one node of each depth is kept. A tree
+    that is a chain takes the noise of a chain.
     """
     keys = round_keys(seed, position, Purpose.ACCEPT, tree.max_depth)
     keys = keys[jnp.arange(seed.shape[0])[:, None], tree.depths[:, 1:] - 1]
-    rank = jnp.sum(tree.is_earlier_sibling, axis=-1, dtype=jnp.int32)
+    if rank is None:
+        rank = jnp.sum(tree.is_earlier_sibling, axis=-1, dtype=jnp.int32)
 
     def uniform(key: Array, rank: Array) -> Array:
         key = jnp.where(rank > 0, jax.random.fold_in(key, rank), key)
@@ -143,4 +158,4 @@ def tree_noise(
     )
 
 
-RULE = TreeRule(end_probs, next_token_probs, accept, tree_noise)
+RULE = make_rule(try_all)

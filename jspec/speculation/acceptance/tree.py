@@ -126,7 +126,15 @@ def kept_path(tree: Tree, is_accepted: Bool[Array, "b w"]) -> tuple[Int32[Array,
     is_first = ~(tree.is_earlier_sibling & is_accepted[:, None, :]).any(axis=-1)
     is_chosen = jnp.pad(is_accepted & is_first, ((0, 0), (1, 0)), constant_values=True)
     # No walk is needed: a slot is kept if all of its path was chosen, and no two of one depth are.
-    is_kept = ~(tree.mask & ~is_chosen[:, None, :]).any(axis=-1)
+    return _in_order(tree, ~(tree.mask & ~is_chosen[:, None, :]).any(axis=-1))
+
+
+def path_of(tree: Tree, slot: RowCounts) -> tuple[Int32[Array, "b p"], RowCounts]:
+    """Returns the same for the path that ends at each row's slot [b]."""
+    return _in_order(tree, tree.mask[jnp.arange(slot.shape[0]), slot])
+
+
+def _in_order(tree: Tree, is_kept: Bool[Array, "b t"]) -> tuple[Int32[Array, "b p"], RowCounts]:
     at_depth = tree.depths[:, None, :] == jnp.arange(tree.max_depth + 1)[:, None]
     path = jnp.argmax(is_kept[:, None, :] & at_depth, axis=-1).astype(jnp.int32)
     return path, jnp.sum(is_kept, axis=-1, dtype=jnp.int32) - 1

@@ -7,7 +7,8 @@ the less likely it need be:
 
 where H is the entropy of the target's distribution there, in nats. The token after the last
 accepted draft is drawn from the target's own distribution, so a round emits at least one token. How
-the drafts were drawn plays no part. At temperature 0 this is the greedy match.
+the drafts were drawn plays no part. At temperature 0 this is the greedy match. Of a tree's paths of
+accepted drafts the longest is kept.
 """
 
 import functools
@@ -17,6 +18,7 @@ from jax.scipy.special import entr
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import TargetProbs
+from jspec.speculation.acceptance import longest
 from jspec.speculation.acceptance.chain import probs_of_drafts, rule_without_chance, target_after
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 
@@ -38,4 +40,5 @@ def acceptance_probs(
 def make_rule(epsilon: float, delta: float) -> AcceptanceRule:
     """Returns the rule."""
     probs = functools.partial(acceptance_probs, epsilon=epsilon, delta=delta)
-    return rule_without_chance(probs, target_after, is_lossless=False)
+    tree = longest.make_rule(probs, target_after)
+    return rule_without_chance(probs, target_after, is_lossless=False, tree=tree)

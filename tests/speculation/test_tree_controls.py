@@ -1,0 +1,155 @@
+"""Trees as others got them wrong: each mistake changes the text, and is seen by it.
+
+Under `coupled` the text is plain decoding's own, token for token, also with penalties. So a wrong
+slot, position, mask or state of a processor shows as another text. What only the drafts'
+distributions can get wrong is enumerated.
+"""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.evaluation.auditing import controls
+from jspec.generation.request import Settings
+from jspec.models import KVCache
+from jspec.sampling.settings import process_drafts
+from jspec.speculation import step
+from jspec.speculation.acceptance import get_rule, siblings, traversal
+from tests.speculation.drive import Engine, request_settings
+from tests.speculation.test_trees import TABLES, TOLERANCE, VISIBLE, VOCAB, error
+from tests.speculation.toys import toy_cache
+from tests.speculation.tree_toys import SHAPES, ToyTreeDrafter, tree_apply
+
+PENALTIES = Settings(
+    temperature=1.0, repetition_penalty=1.6, presence_penalty=0.7, frequency_penalty=0.5
+)
+ROWS, CAPACITY = 12, 48
+
+
+class Rewound(KVCache):
+    """A cache that takes an integer for a path: what was kept is left where it lay."""
+
+    def commit(self, num_tokens, path=None):
+        return super().commit(num_tokens)
+
+
+def rewound_cache(batch_size, capacity):
+    return Rewound(**vars(toy_cache(batch_size, capacity)))
+
+
+def texts(drafter, rule="coupled", cache=toy_cache):
+    """Returns the tokens of rows with seeds of their own, with penalties."""
+    engine = Engine(tree_apply, cache, TABLES, drafter, rule, capacity=CAPACITY)
+    prompts = [[0, 1, 2]] * ROWS
+    state = engine.start(prompts, temperature=1.0)
+    first = state.last_token
+    state = state.replace(settings=request_settings(PENALTIES, prompts, VOCAB))
+    _, infos = engine.advance(state, 96)
+    emitted = [
+        np.concatenate([t[:n] for t, n in zip(infos.tokens[:, r], infos.num_tokens[:, r],
+                                               strict=True)])
+        for r in range(ROWS)
+    ]  # fmt: skip
+    return [[int(first[r]), *map(int, row)] for r, row in enumerate(emitted)]
+
+
+@functools.cache
+def plain():
+    return texts(None)
+
+
+TREES = ToyTreeDrafter((tuple(SHAPES["bush"]), tuple(SHAPES["comb"])), "best")
+
+
+def as_a_chain(logits, settings, drafts, parents=None):
+    """A sibling's token counts, too: the processors' state is that of the draft before."""
+    return process_drafts(logits, settings, drafts)
+
+
+def without_a_bonus(logits, settings, drafts, parents=None):
+    """The distribution after the last draft of a path is left as the model gave it."""
+    slots = jnp.arange(logits.shape[1])
+    is_leaf = ~(parents[:, None, :] == slots[:, None]).any(axis=-1)
+    return jnp.where(is_leaf[..., None], logits, process_drafts(logits, settings, drafts, parents))
+
+
+def without_depths(tree, length):
+    """Every draft at the position of its slot."""
+    return {} if tree is None else {"block_mask": tree.mask}
+
+
+def without_a_mask(tree, length):
+    """Every draft sees the drafts before it in the block, on its path or not."""
+    if tree is None:
+        return {}
+    size = tree.mask.shape[1]
+    everything = jnp.broadcast_to(jnp.tri(size, dtype=bool), tree.mask.shape)
+    return {"positions": length[:, None] + tree.depths, "block_mask": everything}
+
+
+def test_the_text_with_penalties_is_that_of_plain_decoding():
+    """What the controls change is right without them."""
+    assert texts(TREES) == plain()
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("process_drafts", as_a_chain),
+        ("process_drafts", without_a_bonus),
+        ("tree_call", without_depths),
+        ("tree_call", without_a_mask),
+    ],
+    ids=["a sibling's penalties", "bonus unprocessed", "depths ignored", "siblings seen"],
+)
+def test_a_wrong_round_is_caught(name, wrong, monkeypatch):
+    """Negative controls in the step itself."""
+    monkeypatch.setattr(step, name, wrong)
+    assert texts(TREES) != plain()
+
+
+def test_an_integer_rewind_is_caught():
+    """Negative control: the kept path's keys stay where they were written."""
+    assert texts(TREES, cache=rewound_cache) != plain()
+    chain = ToyTreeDrafter((tuple(SHAPES["chain"]),), "best")
+    assert texts(chain, cache=rewound_cache) == plain()  # where it is right
+
+
+@pytest.mark.parametrize("change", [controls.keeping_a_prefix, controls.keeping_all])
+def test_a_wrong_verdict_is_caught(change):
+    """Negative controls: the block's first drafts in place of a path, or its deepest draft."""
+    assert texts(TREES, change(get_rule("coupled"))) != plain()
+
+
+def test_a_tree_of_one_node_with_noise_of_its_own_is_caught():
+    """Negative control of the noise that a chain and its tree share."""
+
+    def shifted(seed, position, *rest):
+        return siblings.tree_noise(seed, position + 1, *rest)
+
+    def run(rule, is_tree):
+        class AsChain(ToyTreeDrafter):
+            def propose(self, params, state, inputs):
+                proposal, state = super().propose(params, state, inputs)
+                return proposal.replace(parents=None, max_depth=0), state
+
+        drafter = (ToyTreeDrafter if is_tree else AsChain)((tuple(SHAPES["one"]),), "with")
+        engine = Engine(tree_apply, toy_cache, TABLES, drafter, rule, capacity=CAPACITY)
+        return engine.generate([[0, 1, 2]] * ROWS, temperature=1.0).tokens
+
+    for name in ("rejection", "block"):
+        rule = get_rule(name)
+        expected = run(rule, is_tree=False)
+        assert run(rule, is_tree=True) == expected
+        other = rule._replace(tree=rule.tree._replace(noise=shifted))
+        assert run(other, is_tree=True) != expected
+
+
+@pytest.mark.parametrize("rule", [siblings.RULE, traversal.RULE], ids=["rejection", "block"])
+def test_certain_children_scored_as_drawn_are_caught(rule):
+    """Negative control: top-k children, and the distribution that they are the top of."""
+    assert error(rule, "siblings", "least") < TOLERANCE
+    assert error(rule, "siblings", "least", told="with") > VISIBLE
+    assert error(rule, "siblings", "least", told="without") > VISIBLE
