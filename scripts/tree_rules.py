@@ -20,9 +20,9 @@ from jaxtyping import Array, Float32
 
 from jspec.common import cli
 from jspec.common.errors import check_count
-from jspec.drafters.dynamic_tree import grow_tree
+from jspec.drafters.dynamic_tree import Fed, grow_tree
 from jspec.drafters.sampled_tree import draw_tree
-from jspec.drafters.tree_shape import LIKELIEST, WITH, WITHOUT, Fed, Shape
+from jspec.drafters.tree_options import LIKELIEST, WITH, WITHOUT, Shape
 from jspec.generation.provenance import Recorder
 from jspec.sampling.noise import SHARED
 from jspec.sampling.settings import SamplingSettings

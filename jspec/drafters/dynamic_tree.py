@@ -12,6 +12,7 @@ no cache has anything to move. The tokens follow from the context alone: the rul
 what the target draws among a node's children, at any temperature.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,9 +20,29 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts
-from jspec.drafters.tree_shape import Fed, FeedFn, Grown, Shape
+from jspec.drafters.tree_options import Shape
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal
+
+
+class Fed(NamedTuple):
+    """One level of drafts to be fed.
+
+    Attributes:
+      tokens: [b k].
+      mask: what each sees of the k·level drafts that were fed so far, itself included, [b k f].
+      depth: of them all, 1 for the first level.
+      parents: places of their parents in the level before, [b k]; 0 for the first level.
+    """
+
+    tokens: Int32[Array, "b k"]
+    mask: Bool[Array, "b k f"]
+    depth: int
+    parents: Int32[Array, "b k"]
+
+    def positions(self, length: RowCounts) -> Int32[Array, "b k"]:
+        """Returns the drafts' positions after `length` tokens."""
+        return jnp.broadcast_to(length[:, None] + self.depth - 1, self.tokens.shape)
 
 
 class _Pool(NamedTuple):
@@ -31,6 +52,25 @@ class _Pool(NamedTuple):
     scores: Float32[Array, "b c"]  # log-probability of the path
     parents: Int32[Array, "b c"]
     is_first: Bool[Array, "b c"]  # on the first branch
+
+
+class Grown(NamedTuple):
+    """A tree, and what was fed for it.
+
+    Attributes:
+      proposal: the best tokens.
+      fed: the tokens that were fed, [b f].
+      fed_parents: their parents among them, [b f], -1 for the root.
+      memory: as the last call left it.
+    """
+
+    proposal: Proposal
+    fed: Int32[Array, "b f"]
+    fed_parents: Int32[Array, "b f"]
+    memory: Any
+
+
+FeedFn = Callable[[Any, Fed], tuple[Float32[Array, "b k u"], Any]]
 
 
 def grow_tree(
@@ -142,3 +182,18 @@ def _put_forward(pool: _Pool, shape: Shape, wanted: RowCounts, min_confidence: f
         parents=jnp.pad(parents, padding, constant_values=-1),
         max_depth=min(shape.depth, shape.num_draft_tokens),
     )
+
+
+def if_wanted(
+    propose: Callable[[Any], tuple[Proposal, Any]], state: Any, wanted: RowCounts
+) -> tuple[Proposal, Any]:
+    """Returns what `propose` does of the state; nothing is computed where no row wants drafts."""
+    shapes = jax.eval_shape(propose, state)[0]
+    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+    def body(carry: tuple[Array, Proposal, Any]) -> tuple[Array, Proposal, Any]:
+        return jnp.array(False), *propose(carry[2])
+
+    # A loop of one trip or none leaves the caches in place; a `lax.cond` would copy them.
+    carry = (wanted > 0).any(), empty, state
+    return jax.lax.while_loop(lambda carry: carry[0], body, carry)[1:]

@@ -24,7 +24,7 @@ from jspec.drafters.heads.eagle_module import EagleConfig, apply_head, fuse
 from jspec.drafters.memory import History
 from jspec.drafters.model import empty_caches
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
-from jspec.drafters.tree_shape import TreeOptions, tree_shape
+from jspec.drafters.tree_options import TreeOptions, tree_shape
 from jspec.models.cache import TAIL, KVCache, write_rows
 from jspec.models.layers import look_up
 from jspec.speculation.acceptance.types import Proposal

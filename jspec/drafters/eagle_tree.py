@@ -14,9 +14,10 @@ from flax import struct
 from jaxtyping import Array, Float32
 
 from jspec.common.typing import Params, RowCounts
+from jspec.drafters.dynamic_tree import Fed, if_wanted
 from jspec.drafters.eagle import Drafting, EagleDrafter, EagleState
 from jspec.drafters.sampled_tree import make_tree
-from jspec.drafters.tree_shape import Fed, Shape, if_wanted
+from jspec.drafters.tree_options import Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import RoundInputs

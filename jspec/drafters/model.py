@@ -29,7 +29,7 @@ from jspec.drafters.draft_vocabulary import (
 )
 from jspec.drafters.memory import History
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
-from jspec.drafters.tree_shape import TreeOptions, tree_shape
+from jspec.drafters.tree_options import TreeOptions, tree_shape
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, Tokens
+from jspec.drafters.dynamic_tree import Fed, if_wanted
 from jspec.drafters.memory import History
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.sampled_tree import make_tree
-from jspec.drafters.tree_shape import Fed, Shape, if_wanted
+from jspec.drafters.tree_options import Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.tree import kept_path, tree_of
 from jspec.speculation.acceptance.types import Proposal

@@ -21,8 +21,8 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.typing import RowCounts
 from jspec.drafters.chain import ChainDrafter
 from jspec.drafters.draw import spread
-from jspec.drafters.dynamic_tree import grow_tree
-from jspec.drafters.tree_shape import LIKELIEST, WITHOUT, Fed, FeedFn, Grown, Shape
+from jspec.drafters.dynamic_tree import Fed, FeedFn, Grown, grow_tree
+from jspec.drafters.tree_options import LIKELIEST, WITHOUT, Shape
 from jspec.sampling.distribution import best_token, sample, sampling_probs
 from jspec.sampling.noise import gumbel_noise
 from jspec.sampling.settings import COLDEST, SamplingSettings

@@ -43,7 +43,7 @@ class Generator(Programs):
         without, plus "+eagle" if jspec ships a head for the target. Or your own `DrafterEntry`.
       num_draft_tokens: number of drafts a round; "auto" chooses it in every round.
       costs: costs of rounds, for "auto"; None measures them once on this machine.
-      acceptance: the acceptance rule. "rejection", "block" and "coupled" keep the target's
+      acceptance: the acceptance rule. "rejection", "block", "k_seq" and "coupled" keep the target's
         distribution, and so does "greedy", for temperature 0; "lenient", "lenient_argmax" and
         "typical" do not. Or an `AcceptanceRule` of your own.
       rule_options: options of the last three rules.

@@ -14,7 +14,7 @@ from jspec.drafters.dynamic_tree import grow_tree
 from jspec.drafters.eagle_tree import EagleTreeDrafter
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.model_tree import ModelTreeDrafter
-from jspec.drafters.tree_shape import Shape
+from jspec.drafters.tree_options import Shape
 from tests import tiny, tiny_eagle
 from tests.speculation.drive import Engine, assert_committed_equal
 from tests.speculation.toys import softmax

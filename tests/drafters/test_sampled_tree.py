@@ -10,11 +10,11 @@ import pytest
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
-from jspec.drafters.dynamic_tree import Shape
 from jspec.drafters.eagle_tree import EagleTreeDrafter
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.model_tree import ModelTreeDrafter
 from jspec.drafters.sampled_tree import draw_tree
+from jspec.drafters.tree_options import Shape
 from jspec.sampling.noise import absolute_keys, independent_draft_keys
 from jspec.speculation.types import RoundInputs
 from tests import tiny, tiny_eagle

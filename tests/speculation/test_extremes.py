@@ -172,7 +172,7 @@ def test_coupled_says_what_plain_decoding_draws(case):
             assert drawn[row, count] != int(proposal.tokens[row, count])
 
 
-@pytest.mark.parametrize("name", ["greedy", "rejection", "block", "coupled"])
+@pytest.mark.parametrize("name", ["greedy", "rejection", "block", "k_seq", "coupled"])
 @hypothesis.given(logits=LOGITS, tokens=TOKENS, counts=COUNTS, seed=st.integers(0, 99))
 @SETTINGS
 def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
@@ -194,7 +194,7 @@ def test_at_temperature_0_the_rules_match(name, logits, tokens, counts, seed):
 
 def test_rules_match_where_that_is_known_of_them():
     """A rule whose decision was replaced, such as a negative control, is asked itself."""
-    lossless = "greedy", "rejection", "block", "coupled"
+    lossless = "greedy", "rejection", "block", "k_seq", "coupled"
     assert all(is_match_at_zero(get_rule(name)) for name in lossless)
     wrong = get_rule("rejection")._replace(accept=get_rule("typical").accept)
     for rule in (wrong, get_rule("typical"), get_rule("lenient_argmax"), get_rule("lenient")):

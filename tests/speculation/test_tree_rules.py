@@ -150,10 +150,10 @@ def random_tables(seed):
 @pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("shape", ["chain", "siblings", "bush", "wide", "comb"])
 def test_traversal_keeps_at_least_as_many_as_rejection(shape, draw):
-    """Guards against a lossless rule that gains nothing: in each of 36 random contexts."""
+    """Guards against a lossless rule that gains nothing: in each of 18 random contexts."""
     gains = np.concatenate([
         accepted(TRAVERSAL, tables, shape, draw) - accepted(RECURSIVE, tables, shape, draw)
-        for tables in map(random_tables, range(4))
+        for tables in map(random_tables, range(2))
     ])  # fmt: skip
     assert gains.min() > -1e-6
     if draw == "least" or shape == "siblings":

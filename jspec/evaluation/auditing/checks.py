@@ -10,7 +10,7 @@ import numpy as np
 
 from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
-from jspec.drafters.tree_shape import TreeOptions
+from jspec.drafters.tree_options import TreeOptions
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
 from jspec.evaluation.auditing.controls import TREE_CONTROLS
 from jspec.evaluation.auditing.distribution import (

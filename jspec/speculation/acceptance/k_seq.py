@@ -23,7 +23,6 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.typing import TargetProbs
 from jspec.sampling.noise import INDEPENDENT
 from jspec.speculation.acceptance import rejection, siblings
-from jspec.speculation.acceptance.chain import normalised_or
 from jspec.speculation.acceptance.siblings import Trial, is_candidate
 from jspec.speculation.acceptance.tree import Tree, along
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
@@ -74,7 +73,7 @@ def try_all(target_probs: TargetProbs, proposal: Proposal, tree: Tree) -> Trial:
     rho, gain = threshold(target_probs, draft, number)
     drawn = jnp.minimum(draft, target_probs / rho[..., None]) * gain[..., None]
     drawn = jnp.where((number > 0)[..., None], drawn, 0.0)
-    lacking = normalised_or(jnp.maximum(target_probs - drawn, 0.0), target_probs)
+    lacking = jnp.maximum(target_probs - drawn, 0.0)
     own = jnp.take_along_axis(proposal.probs, proposal.tokens[..., None], axis=2)[..., 0]
     target = jnp.where(
         is_possible & (own > 0), target_probs[rows, tree.parents, proposal.tokens], 0.0

@@ -1,19 +1,10 @@
-"""What trees of drafts have in common, however they are made: their options, their static size, and
-what a drafter feeds its model, level by level.
-"""
+"""The options of drafters that can draft a tree, and the static size that they ask for."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float32, Int32
+from typing import NamedTuple
 
 from jspec.common.errors import InputError
-from jspec.common.typing import RowCounts
 from jspec.drafters.spec import DrafterSpec, Options, option
-from jspec.speculation.acceptance.types import Proposal
 
 LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
 
@@ -43,10 +34,10 @@ class TreeOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tree_branches", "tree_draws"):
-            value = getattr(self, name)
-            if self.tree_depth == 0 and value != getattr(type(self), name):
-                raise InputError(f"expected {name} with tree_depth, got {value!r} without it")
+        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
+            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
+        if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
+            raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
 
 
 class Shape(NamedTuple):
@@ -72,60 +63,6 @@ class Shape(NamedTuple):
             # As even as can be, and never more than in the level before.
             sizes.append(-(-(self.num_draft_tokens - sum(sizes)) // num_left))
         return tuple(sizes)
-
-
-class Fed(NamedTuple):
-    """One level of drafts to be fed.
-
-    Attributes:
-      tokens: [b k].
-      mask: what each sees of the k·level drafts that were fed so far, itself included, [b k f].
-      depth: of them all, 1 for the first level.
-      parents: places of their parents in the level before, [b k]; 0 for the first level.
-    """
-
-    tokens: Int32[Array, "b k"]
-    mask: Bool[Array, "b k f"]
-    depth: int
-    parents: Int32[Array, "b k"]
-
-    def positions(self, length: RowCounts) -> Int32[Array, "b k"]:
-        """Returns the drafts' positions after `length` tokens."""
-        return jnp.broadcast_to(length[:, None] + self.depth - 1, self.tokens.shape)
-
-
-class Grown(NamedTuple):
-    """A tree, and what was fed for it.
-
-    Attributes:
-      proposal: the best tokens.
-      fed: the tokens that were fed, [b f].
-      fed_parents: their parents among them, [b f], -1 for the root.
-      memory: as the last call left it.
-    """
-
-    proposal: Proposal
-    fed: Int32[Array, "b f"]
-    fed_parents: Int32[Array, "b f"]
-    memory: Any
-
-
-FeedFn = Callable[[Any, Fed], tuple[Float32[Array, "b k u"], Any]]
-
-
-def if_wanted(
-    propose: Callable[[Any], tuple[Proposal, Any]], state: Any, wanted: RowCounts
-) -> tuple[Proposal, Any]:
-    """Returns what `propose` does of the state; nothing is computed where no row wants drafts."""
-    shapes = jax.eval_shape(propose, state)[0]
-    empty = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-
-    def body(carry: tuple[Array, Proposal, Any]) -> tuple[Array, Proposal, Any]:
-        return jnp.array(False), *propose(carry[2])
-
-    # A loop of one trip or none leaves the caches in place; a `lax.cond` would copy them.
-    carry = (wanted > 0).any(), empty, state
-    return jax.lax.while_loop(lambda carry: carry[0], body, carry)[1:]
 
 
 def tree_shape(spec: DrafterSpec) -> Shape | None:
