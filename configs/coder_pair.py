@@ -30,6 +30,8 @@ def get_config(models: str = "") -> ConfigDict:
     config = defaults()
     config.title = "Qwen2.5-Coder: 0.5B for 1.5B, both in 4 bits"
     config.target, draft = split_pair(models) if models else _PAIR
+    if models:
+        config.title = f"{draft} for {config.target}"
     config.target_quantization = "packed"
     own = {"draft": draft, "draft_quantization": "q4_0"}
     small_head = {"options": {"draft_vocab_size": 96_000}}

@@ -105,19 +105,23 @@ def test_a_config_file_may_take_an_argument():
         load_config("configs/smoke.py:x")
 
 
-def test_the_llama_config_takes_a_pair_of_folders():
-    """Guards against one method of eight that still wants the hub's weights."""
+@pytest.mark.parametrize(
+    ("name", "published", "num_drafts"),
+    [("llama32_1b_3b", "meta-llama/", 8), ("coder_pair", "qwen2.5-coder", 3)],
+)
+def test_a_config_of_a_pair_takes_another_pair(name, published, num_drafts):
+    """Guards against one method that still wants the published weights, and against their title."""
     models = "random:llama3.2-3b", "random:llama3.2-1b:7"
-    plain = to_plain(load_config(f"configs/llama32_1b_3b.py:{','.join(models)}"))
+    plain = to_plain(load_config(f"configs/{name}.py:{','.join(models)}"))
     own = read_experiment(plain)
     assert own.target == models[0]
     assert own.title == f"{models[1]} for {models[0]}"
     drafts = [method.draft for method in own.methods.values() if method.drafter.endswith("model")]
-    assert drafts == [models[1]] * 8
-    hub = to_plain(load_config("configs/llama32_1b_3b.py"))
-    assert list(hub["methods"]) == list(plain["methods"])
-    assert "meta-llama/" in json.dumps(hub)
-    assert "meta-llama/" not in json.dumps(plain)
+    assert drafts == [models[1]] * num_drafts
+    usual = to_plain(load_config(f"configs/{name}.py"))
+    assert list(usual["methods"]) == list(plain["methods"])
+    assert published in json.dumps(usual)
+    assert published not in json.dumps(plain)
 
 
 BROKEN = {
