@@ -6,7 +6,7 @@ Target and draft are tables of logits [token, next token] with opinions; the dra
 disturbed, so that the two are a given total variation apart on average. Every row is one round of
 one tree after a token of its own: what the drafters draw, and what the rules keep, by the functions
 that generate text. The figure is the mean number of tokens a round emits, the best of all shapes of
-that many drafts (branches x depth); its standard error is below 0.01. Takes a minute.
+that many drafts (branches x depth); its standard error is about 0.01. Most of the time compiles.
 """
 
 import functools
@@ -30,16 +30,16 @@ from jspec.speculation.acceptance import get_rule
 from jspec.speculation.acceptance.tree import tree_of
 from jspec.speculation.types import RoundInputs
 
-_NUM_ROWS = flags.DEFINE_integer("num_rows", 40_000, "Rounds of every shape.")
+_NUM_ROWS = flags.DEFINE_integer("num_rows", 20_000, "Rounds of every shape.")
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write the figures to this file.")
 
 _VOCAB = 32
 _SHARPNESS = 2.5  # standard deviation of the target's logits
 _NUMBERS = 1, 2, 4, 8, 16  # of drafts
-_DISTANCES = {0.2: 0.7, 0.5: 2.2}  # total variation: standard deviation of the disturbance
+_DISTURBANCES = 2.2, 0.7  # standard deviations: about 0.5 and 0.2 apart in total variation
 _METHODS = (
     ("rejection", WITH), ("block", WITH), ("k_seq", WITH), ("rejection", WITHOUT),
-    ("block", WITHOUT), ("rejection", LIKELIEST), ("coupled", WITHOUT), ("coupled", LIKELIEST),
+    ("block", WITHOUT), ("coupled", WITHOUT), ("rejection", LIKELIEST),
 )  # fmt: skip
 
 
@@ -88,8 +88,8 @@ def emitted(
 def shapes_of(number: int, draws: str) -> list[Shape]:
     """Returns the shapes of that many drafts: whole branches, or those of a tree that grows."""
     if draws == LIKELIEST:
-        depths = [depth for depth in (1, 2, 3, 4, 6) if depth <= number]
-        return [Shape(number, depth, branches) for depth in depths for branches in (2, 4, 8)]
+        depths = [depth for depth in (1, 3, 6) if depth <= number]
+        return [Shape(number, depth, branches) for depth in depths for branches in (2, 4)]
     branches = [k for k in (1, 2, 4, 8) if number % k == 0]
     return [Shape(number, number // k, k, draws) for k in branches]
 
@@ -99,7 +99,7 @@ def main() -> None:
     check_count("num_rows", _NUM_ROWS.value, 1, 10**7)
     recorder = Recorder(_OUTPUT_JSON.value, {"num_rows": _NUM_ROWS.value})
     lines: list[dict[str, Any]] = []
-    for disturbance in _DISTANCES.values():
+    for disturbance in _DISTURBANCES:
         target, draft, distance = make_tables(disturbance)
         print(f"total variation {distance:.2f}", flush=True)
         for name, draws in _METHODS:
