@@ -9,6 +9,8 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions
 from jspec.generation.request import Request, Settings
+from jspec.weights.hf import save_hf
+from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import load_model
 from tests.cases import slow_unless
 from tests.models.oracle import config_of, params_of, peaked_llama
@@ -225,16 +227,11 @@ def test_generators_that_cannot_search(drafter, options, num_beams, message):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_smollm2_has_the_beams_of_transformers_on_fifty_prompts(optimised):
+def test_smollm2_has_the_beams_of_transformers_on_fifty_prompts(optimised, tmp_path):
     """The real model, with drafts, in float32; a beam differs only where scores nearly tie."""
-    from jspec.weights.fetch import fetch
-    from jspec.weights.published import SMOLLM2
-
-    path = fetch(SMOLLM2)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
     own = load_model(SMOLLM2, dtype="float32")
+    save_hf(tmp_path / "model", own.config, own.params)
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     generator = make_generator("prompt_lookup", own)
     settings = Settings(24, num_beams=4)
     for number in range(50):
