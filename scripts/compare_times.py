@@ -41,19 +41,23 @@ def main(folder: str) -> None:
 
 def compare(estimate: dict[str, Any], measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns a program's name, estimated and measured µs, and their ratio; None: not measured."""
-    settings, found = estimate["settings"], next(_seconds(estimate, measured), None)
+    settings = estimate["settings"]
+    device, found = next(_seconds(estimate, measured), (None, None))
     models = " with ".join(filter(None, (settings["target"], settings["draft"])))
     microseconds = None if found is None else 1e6 * found
     return {
         "name": f"{estimate['program']} of {models}, {settings['drafter']}",
         "device": estimate["device"],
+        "measured_on": device,
         "estimated_us": estimate["estimated_us"],
         "measured_us": microseconds,
         "ratio": microseconds and microseconds / estimate["estimated_us"],
     }
 
 
-def _seconds(estimate: dict[str, Any], measured: Sequence[dict[str, Any]]) -> Iterator[float]:
+def _seconds(
+    estimate: dict[str, Any], measured: Sequence[dict[str, Any]]
+) -> Iterator[tuple[str, float]]:
     settings, (kind, _, width) = estimate["settings"], estimate["program"].partition(":")
     drafter, number = settings["drafter"], settings["num_draft_tokens"]
     pattern = {
@@ -68,7 +72,7 @@ def _seconds(estimate: dict[str, Any], measured: Sequence[dict[str, Any]]) -> It
         is_pair = settings["draft"] in (None, flags.get("draft"))
         for line in record["lines"] if is_pair and flags["target"] == settings["target"] else ():
             if re.fullmatch(pattern, line["name"]):
-                yield line["seconds"]
+                yield record["device"], line["seconds"]
 
 
 def _read(folder: pathlib.Path, kind: str) -> list[dict[str, Any]]:

@@ -45,11 +45,13 @@ done
 mapfile -t found < <("$python" -c '
 import importlib.util, json, os, pathlib, sys
 import jax
+from jspec.common.errors import InputError
+from jspec.kernels import check_device
 try:
-    backend = jax.default_backend()
-except (AssertionError, RuntimeError):
+    check_device()
+except InputError:
     sys.exit(print("none"))
-print(backend)
+print(backend := jax.default_backend())
 if backend == "gpu":
     os.environ["JSPEC_NATIVE"] = "0"  # the C++ for CPUs takes a while to compile
 from jspec.common.user_cache import cache_dir
@@ -87,7 +89,7 @@ if [ -n "$rehearse" ]; then
   select=(-k "plain_decodings or leaves or no_numbers or hole or weights_are_those")
   small=$out/tiny middle=$small large=$small
   # Sizes that the fused kernels take.
-  [ -d "$small" ] || "$python" -c '
+  [ -d "$small" ] || JAX_PLATFORMS=cpu "$python" -c '
 import pathlib, sys
 from tests.tiny_models import save_folder
 save_folder(pathlib.Path(sys.argv[1]), embed_dim=64, hidden_dim=96, head_dim=32, max_seq_len=2048)' "$small"

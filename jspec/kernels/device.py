@@ -50,6 +50,7 @@ def prefers_unrolled_loops() -> bool:
 
 def describe_device() -> dict[str, str | None]:
     """Returns JAX's names for the default device, and the C++ library's fingerprint or None."""
+    check_device()
     kind = jax.devices()[0].device_kind
     native = fingerprint() if library.is_available() else None
     return {"backend": jax.default_backend(), "device": kind, "native": native}

@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def record(target, draft=None, **seconds):
     """Returns a record of rounds; underscores of names are spaces."""
     lines = [{"name": name, "seconds": one} for name, one in seconds.items()]
-    return {"flags": {"target": target, "draft": draft}, "lines": lines}
+    return {"device": "H100", "flags": {"target": target, "draft": draft}, "lines": lines}
 
 
 MEASURED = [
@@ -60,6 +60,7 @@ def test_a_program_meets_its_own_line():
         found = compare(estimate(*program), MEASURED)
         assert found["measured_us"] == microseconds, program
         assert found["ratio"] == (microseconds and microseconds / 2000)
+        assert found["measured_on"] == (microseconds and "H100")
     assert compare(estimate("call:1", batch_size=16), MEASURED)["measured_us"] == 3e3
 
 
