@@ -90,7 +90,8 @@ def _ranks(tokens: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
 def corpus_matches(corpus: Corpus, text: History, *, num_places: int, width: int) -> Matches:
     """Returns the places of the corpus that agree longest with each text's end, some that do not.
 
-    There are `num_places`; of more that agree equally long, neighbours in the order.
+    There are `num_places`; of more that agree equally long, neighbours in the order. They are
+    trusted one token less than places in the text itself.
     """
     slots = text.length[:, None] - 1 - jnp.arange(MAX_MATCH)
     end = jnp.take_along_axis(text.tokens, slots, axis=1, mode="clip")
@@ -107,7 +108,8 @@ def corpus_matches(corpus: Corpus, text: History, *, num_places: int, width: int
     followed = corpus.tokens.at[place[..., None] + 1 + jnp.arange(width)].get(mode="clip")
     # After the end of a text there is nothing, though another text begins there.
     is_text = jnp.cumprod(followed >= 0, axis=2, dtype=jnp.int32) > 0
-    return Matches(jnp.where(index < num_sorted, length, 0), jnp.where(is_text, followed, _BETWEEN))
+    agreement = jnp.where(index < num_sorted, length, 0) - 1
+    return Matches(agreement, jnp.where(is_text, followed, _BETWEEN))
 
 
 def _ending(corpus: Corpus, place: Int32[Array, "b m"]) -> Int32[Array, "b m l"]:
@@ -117,7 +119,7 @@ def _ending(corpus: Corpus, place: Int32[Array, "b m"]) -> Int32[Array, "b m l"]
 
 
 def _search(corpus: Corpus, end: Int32[Array, "b l"]) -> Int32[Array, "b"]:
-    """Returns how many places come before each end in the order."""
+    """Returns how many places come before each end in the order; or more, if all of them do."""
     num_sorted = len(corpus.order)
     step = _BRANCHES
     while step <= num_sorted:
@@ -127,7 +129,7 @@ def _search(corpus: Corpus, end: Int32[Array, "b l"]) -> Int32[Array, "b"]:
         step //= _BRANCHES
         pivot = found[:, None] + step * jnp.arange(1, _BRANCHES) - 1
         place = corpus.order.at[pivot].get(mode="clip")
-        is_before = (pivot < num_sorted) & _comes_before(_ending(corpus, place), end[:, None])
+        is_before = _comes_before(_ending(corpus, place), end[:, None])
         found += step * jnp.sum(is_before, axis=1, dtype=jnp.int32)
     return found
 

@@ -20,7 +20,7 @@ from jspec.sampling.distribution import best_token
 from jspec.speculation.types import Drafter
 
 
-def num_runners_up(drafter: Drafter) -> int:
+def num_runners_up(drafter: Drafter | None) -> int:
     """Returns how many of the target's most likely tokens a drafter observes after each token."""
     return getattr(drafter, "num_runners_up", 0)
 

@@ -107,18 +107,18 @@ def test_prompt_lookup_reads_its_options():
 
 
 def test_suffix_reads_its_options(tmp_path):
-    """In a cascade it leaves the rounds of which it expects least to others."""
+    """In a cascade it leaves the rounds after short matches to others."""
     path = tmp_path / "corpus.txt"
     path.write_text("\x01\x02\x03")
     options = DrafterOptions(
-        draft_corpus=str(path), suffix_growth=1.5, suffix_min_share=0.25, suffix_min_score=0.5
+        draft_corpus=str(path), suffix_growth=1.5, suffix_min_share=0.25, suffix_min_match=3
     )
     built = make_drafter("suffix", SPEC._replace(options=options))
-    assert built.drafter == SuffixDrafter(3, growth=1.5, min_share=0.25, min_score=0.5)
+    assert built.drafter == SuffixDrafter(3, growth=1.5, min_share=0.25, min_match=3)
     assert built.params.tokens.tolist()[-4:] == [1, 2, 3, -1]
     built = make_drafter("suffix", SPEC)
     assert (built.drafter, built.params) == (SuffixDrafter(3), None)
-    assert make_drafter("suffix+model", SPEC).drafter.members[0].min_score == 1
+    assert make_drafter("suffix+model", SPEC).drafter.members[0].min_match == 2
 
 
 def test_recycle_keeps_what_its_chain_follows():

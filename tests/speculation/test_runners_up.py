@@ -104,7 +104,7 @@ def test_they_are_those_after_each_token_of_the_block(tiny_pair, prompts):
             counts["committed"] += num_valid
             counts["rejected"] += num_fed - num_valid
             text += block[:num_valid]
-    assert min(counts.values()) > 3, counts
+    assert min(counts.values()) > 1, counts
 
 
 def penalised(pair, text, block):
@@ -168,4 +168,4 @@ def test_what_a_row_learns_does_not_depend_on_its_neighbours(tiny_pair, prompts)
         for one, other in zip(kept, beside[0][0], strict=True):
             assert one[0] == other[0]
             np.testing.assert_array_equal(one[1], other[1])
-    assert {count for count, _ in beside[0][0]} >= {0, 1, 4}
+    assert {int(count) for count, _ in beside[0][0]} >= {0, 1, 4}
