@@ -57,21 +57,21 @@ class RecycleDrafter:
         tokens: Tokens,
         runners_up: Int32[Array, "b t k"],
         is_fed: BlockFlags,
-        valid: BlockFlags,
+        is_kept: BlockFlags,
     ) -> Table:
         """Writes what followed each token of a block; see `speculation.runners_up`.
 
-        Of equal tokens the last committed one counts, or else the last one.
+        Of equal tokens the last one that was kept counts, or else the last one.
         """
         place = jnp.arange(tokens.shape[1])
         # What followed a rejected draft was said of a text that is none.
-        rank = jnp.where(valid, len(place), 0) + place
+        rank = jnp.where(is_kept, len(place), 0) + place
         is_equal = tokens[:, :, None] == tokens[:, None]
         is_better = is_equal & is_fed[:, None] & (rank[:, None] > rank[:, :, None])
         # A scatter that writes one place twice may do so in any order.
-        is_kept = is_fed & ~is_better.any(axis=2) & (tokens >= 0)
+        is_best = is_fed & ~is_better.any(axis=2) & (tokens >= 0)
         rows = jnp.arange(len(tokens))[:, None]
-        tokens = jnp.where(is_kept, tokens, self.vocab_size)  # past the end: dropped
+        tokens = jnp.where(is_best, tokens, self.vocab_size)  # past the end: dropped
         return state.at[rows, tokens].set(runners_up, mode="drop")
 
     def propose(self, params: Params, state: Table, inputs: RoundInputs) -> tuple[Proposal, Table]:

@@ -89,7 +89,8 @@ def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
     last = jnp.full_like(one.last_token, _TOKEN_ID)
     # A drafter that learns from the target has learned that this token follows itself.
     block, logits = last[:, None], jax.nn.one_hot(last[:, None], _TOKEN_ID + 1)
-    draft = show_runners_up(engine.drafter, one.draft, block, logits, 0 * last, block == block)
+    is_fed = jnp.ones_like(block, bool)
+    draft = show_runners_up(engine.drafter, one.draft, block, logits, is_fed, is_fed)
     return one.replace(last_token=last, draft=draft)
 
 

@@ -114,8 +114,8 @@ def _round(drafter: Drafter, params: Params, rule: AcceptanceRule, target: Loade
     tokens, layers = jnp.zeros([_ROWS, width + 1], jnp.int32), observed_layers(drafter)
     logits, hidden, _ = apply(target.params, tokens, state.target_cache, hidden_layers=layers)
     observed = drafter.observe(params, state.draft, tokens, hidden, tokens == 0)
-    counts = state.last_token, tokens == 0
-    observed = show_runners_up(drafter, observed, tokens, logits, *counts)
+    flags = tokens == 0, tokens == 0
+    observed = show_runners_up(drafter, observed, tokens, logits, *flags)
     inputs = RoundInputs(
         state.last_token,
         limit=lambda kind: jnp.full_like(kind, width),
