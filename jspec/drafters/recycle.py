@@ -94,7 +94,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
 ENTRY = DrafterEntry(
     name="recycle",
     build=_build,
-    proposes="what the target found likeliest the last time that it read the newest token",
+    proposes="what the target found likeliest when it last read the newest token",
     source="2408.08696",
     needs="logits",
 )

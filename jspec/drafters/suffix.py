@@ -116,7 +116,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
 ENTRY = DrafterEntry(
     name="suffix",
     build=_build,
-    proposes="what most often followed texts that ended like this, here and in `--draft_corpus`",
+    proposes="what most often followed text that ended like this",
     source="2411.04975",
     options=SuffixOptions,
 )

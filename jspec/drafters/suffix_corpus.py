@@ -79,7 +79,7 @@ def make_corpus(texts: Iterable[Sequence[int]], vocab_size: int) -> Corpus:
 def _ranks(tokens: Int[np.ndarray, "n"]) -> Int[np.ndarray, "n"]:
     """Returns the rank of each place by its `MAX_MATCH` last tokens, the newest first."""
     ranks, length = tokens - _BETWEEN, 1
-    while length < MAX_MATCH:  # the ranks by so many tokens give those by twice as many
+    while length < MAX_MATCH:  # the ranks by some tokens give those by twice as many
         before = np.concatenate([np.zeros(length, np.int64), ranks[:-length]])
         pairs = ranks * (ranks.max() + 1) + before
         ranks = np.unique(pairs, return_inverse=True)[1]

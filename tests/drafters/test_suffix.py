@@ -178,15 +178,15 @@ def test_the_corpus_is_asked_where_the_text_knows_less():
     assert both == [[1], [9, 8, 1, 9], [0], []]
 
 
-@pytest.mark.parametrize("num_places", [1, 3, 8])
+@pytest.mark.parametrize("num_places", [1, 3, 8, 16])
 def test_of_many_places_the_longest_and_newest_are_asked(num_places):
-    """All of `CAPACITY` places agree with something; so many are kept, in order."""
+    """About half of `CAPACITY` places agree; so many are kept, in order, and no others."""
     text = np.random.default_rng(0).integers(0, 2, CAPACITY).tolist()
     found = own_matches(as_history([text]), max_match=4, num_places=num_places, width=WIDTH)
     places = sorted(((min(n, 4), -i, t) for i, (n, t) in enumerate(own_places(text))), reverse=True)
     expected = [(length, tokens) for length, _, tokens in places[:num_places]]
     pairs = zip(found.agreement[0].tolist(), found.followed[0].tolist(), strict=True)
-    assert list(pairs) == expected
+    assert [place for place in pairs if place[0] >= 0] == expected
 
 
 def test_a_row_does_not_depend_on_its_neighbours():

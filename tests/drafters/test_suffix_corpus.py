@@ -81,11 +81,8 @@ def test_the_places_that_agree_longest_are_found(rows, num_places):
 def test_a_place_is_found_once():
     """Guards against counts of one place that the window reads several times."""
     found = find(make_corpus([[1, 2, 3]], VOCAB), as_history([[1], [0, 1, 2], [3]]), 8)
-    assert [sorted(row, reverse=True)[:2] for row in found.length.tolist()] == [
-        [1, 0],
-        [2, 0],
-        [0, 0],
-    ]
+    lengths = [sorted(row, reverse=True)[:2] for row in (found.agreement + 1).tolist()]
+    assert lengths == [[1, 0], [2, 0], [0, 0]]
 
 
 def test_nothing_agrees_across_texts():

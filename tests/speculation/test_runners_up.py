@@ -160,16 +160,11 @@ def test_members_of_a_cascade_are_shown_what_they_ask_for(tiny_pair, prompts):
     assert not is_known.all(axis=1).any()
 
 
-def rounds_of(pair, prompts, first_row, numbers):
+def rounds_of(engine, prompts, first_row, numbers):
     """Returns what the first row was proposed and kept, and its table, with forced numbers."""
-    drafter = RecycleDrafter(WIDTH, VOCAB)
-    engine = Engine(
-        pair.apply, tiny.empty_cache, (pair.target, None), drafter,
-        step=functools.partial(speculative_step, widths=(0, 1)),
-    )  # fmt: skip
     b = len(prompts)
     state, kept = engine.start(prompts, seeds=np.arange(b) + 1, temperature=1.0), []
-    control = Control.init(b, kinds=drafter.kinds, numbers=(0, 1, WIDTH))
+    control = Control.init(b, kinds=engine.drafter.kinds, numbers=(0, 1, WIDTH))
     for wanted in first_row:
         forced = jnp.asarray([wanted] + [numbers] * (b - 1), jnp.int32)[:, None]
         state = state.replace(control=control.replace(forced=forced))
@@ -180,9 +175,13 @@ def rounds_of(pair, prompts, first_row, numbers):
 
 def test_what_a_row_learns_does_not_depend_on_its_neighbours(tiny_pair, prompts):
     """Their drafts make the block wider, and its padding must teach nothing."""
+    engine = Engine(
+        tiny_pair.apply, tiny.empty_cache, (tiny_pair.target, None), RecycleDrafter(WIDTH, VOCAB),
+        step=functools.partial(speculative_step, widths=(0, 1)),
+    )  # fmt: skip
     prompts = prompts[:2] + prompts[3:]
     wanted = [4, 1, 0, 4, 1, 1, 4, 0, 1, 4, 4, 4] * 2
-    beside: list[Any] = [rounds_of(tiny_pair, prompts, wanted, number) for number in (0, 1, WIDTH)]
+    beside: list[Any] = [rounds_of(engine, prompts, wanted, number) for number in (0, 1, WIDTH)]
     for kept, table in beside[1:]:
         np.testing.assert_array_equal(table, beside[0][1])
         for one, other in zip(kept, beside[0][0], strict=True):
