@@ -30,11 +30,11 @@ from jspec.common.journal import Journal, Record
 from jspec.common.json_lines import check_output
 from jspec.common.progress import format_seconds
 from jspec.drafters.ngram_table import count_ngrams, save_table
+from jspec.drafters.token_texts import read_token_texts
 from jspec.generation.generator import Generator
 from jspec.generation.prompts import read_prompts
 from jspec.generation.request import Request, Settings
 from jspec.generation.result import check_answered
-from jspec.training.texts import read_token_texts
 from jspec.weights.published import SMOLLM2
 from jspec.weights.resolver import LoadedModel, load_model
 from jspec.weights.vocabulary import used_vocab_size

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Int32
 
 from jspec.common.typing import BlockFlags, Params, RowCounts, RowFlags, Tokens
 from jspec.drafters.memory import hand_on
 from jspec.speculation.acceptance.types import Proposal, as_tree
+from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import (
     Drafter,
     Kind,
@@ -67,6 +68,11 @@ class CascadeDrafter:
         """The target's layers that the members observe, one member after another."""
         return tuple(i for member in self.members for i in observed_layers(member))
 
+    @property
+    def num_runners_up(self) -> int:
+        """As many as the member that observes most of them."""
+        return max(map(num_runners_up, self.members))
+
     def lag(self, state: _States, kind: RowCounts) -> RowCounts:
         """Returns what the member of each row's kind has yet to read, [b]; see `lag_of`."""
         lag, first_kind = jnp.zeros_like(kind), 0
@@ -93,6 +99,23 @@ class CascadeDrafter:
             shown = hidden[:, :, first:end] if end > first else hidden
             states.append(member.observe(own_params, own, tokens, shown, valid))
             first = end
+        return tuple(states)
+
+    def observe_runners_up(
+        self,
+        state: _States,
+        tokens: Tokens,
+        runners_up: Int32[Array, "b t k"],
+        is_fed: BlockFlags,
+        is_kept: BlockFlags,
+    ) -> _States:
+        """Shows the members that ask for them what the target found likeliest."""
+        states = []
+        for member, own in zip(self.members, state, strict=True):
+            if count := num_runners_up(member):
+                shown = runners_up[..., :count]
+                own = member.observe_runners_up(own, tokens, shown, is_fed, is_kept)  # type: ignore
+            states.append(own)
         return tuple(states)
 
     def propose(

@@ -173,7 +173,7 @@ ENTRY = DrafterEntry(
     name="pattern",
     build=_build,
     proposes="what a regular expression (`--draft_pattern`) or a JSON skeleton (`--draft_json`) "
-    "leaves no choice about",
+    "forces",
     source="2307.09702",
     options=PatternOptions,
 )

@@ -97,6 +97,18 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
       earlier position, [b]; the most recent position among equals.
     """
     capacity = text.tokens.shape[1]
+    match_length = match_lengths(text, max_match)
+    # One maximum over both criteria: the length, then the more recent position.
+    best = jnp.argmax(match_length * capacity + jnp.arange(capacity), axis=1).astype(jnp.int32)
+    return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best
+
+
+def match_lengths(text: History, max_match: int) -> Int32[Array, "b s"]:
+    """Returns how many tokens up to each earlier position agree with the end of the text.
+
+    `max_match` at most are compared.
+    """
+    capacity = text.tokens.shape[1]
     ends = jnp.arange(capacity)
     # The text's end itself is no earlier position.
     agrees = ends < text.length[:, None] - 1
@@ -110,9 +122,7 @@ def longest_match(text: History, max_match: int) -> tuple[RowCounts, Int32[Array
         agrees &= (shifted == suffix_token) & (ends >= back)
         # `agrees` only ever falls, so the sum is the length of the unbroken match.
         match_length += agrees.astype(jnp.int32)
-    # One maximum over both criteria: the length, then the more recent position.
-    best = jnp.argmax(match_length * capacity + ends, axis=1).astype(jnp.int32)
-    return jnp.take_along_axis(match_length, best[:, None], axis=1)[:, 0], best
+    return match_length
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:

@@ -18,6 +18,8 @@ from jspec.drafters import (
     ngram,
     pattern,
     prompt_lookup,
+    recycle,
+    suffix,
     tables,
 )
 from jspec.drafters.cascade import CascadeDrafter
@@ -37,6 +39,7 @@ class DrafterOptions(  # the fields come in the order of --helpfull, the last ba
     pattern.PatternOptions,
     hierarchical.HierarchicalOptions,
     layer_skip.LayerSkipOptions,
+    suffix.SuffixOptions,
     prompt_lookup.LookupOptions,
 ):
     """Options of all drafters; each reads its own."""
@@ -47,6 +50,8 @@ _ENTRIES = (
     _NONE,
     model.ENTRY,
     prompt_lookup.ENTRY,
+    suffix.ENTRY,
+    recycle.ENTRY,
     layer_skip.ENTRY,
     eagle.ENTRY,
     medusa.ENTRY,
@@ -178,7 +183,7 @@ def drafters_table() -> str:
     """Returns the README's table of the drafters, in Markdown."""
     lines = ["| `--drafter` | proposes | needs | a round costs | paper |", "|---|---|---|---|---|"]
     for entry in _ENTRIES:
-        needs = f"`--{entry.needs}`" if entry.needs not in ("", "layers") else ""
+        needs = f"`--{entry.needs}`" if entry.needs not in ("", "layers", "logits") else ""
         cost = "" if entry.prior_cost is None else f"{entry.prior_cost:.2f}"
         papers = entry.source.split(", ") if entry.source else ()
         links = ", ".join(f"[{paper}](https://arxiv.org/abs/{paper})" for paper in papers)

@@ -169,7 +169,7 @@ class DrafterEntry:
       proposes: one line for the README's table, in Markdown.
       source: arXiv ids, separated by commas.
       options: the dataclass of the options that it reads.
-      needs: what it drafts with besides the text; the target's layers need no option.
+      needs: what it drafts with besides the text; the target's layers and logits need no option.
       prior_cost: a round with one draft (or as a comment says), in plain steps of the target, for
         SmolLM2-135M on two CPU cores, one row, 512 slots: as recorded in benchmarks/paper_walltime
         and, for trained heads, benchmarks/compare_trained. None where it has not been measured.
@@ -184,7 +184,7 @@ class DrafterEntry:
     proposes: str
     source: str = ""
     options: type[Options] = Options
-    needs: Literal["", "draft", "draft_head", "draft_table", "layers"] = ""
+    needs: Literal["", "draft", "draft_head", "draft_table", "layers", "logits"] = ""
     prior_cost: float | None = None
     read: Callable[[Any], set[str]] | None = None
 

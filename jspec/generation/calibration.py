@@ -2,12 +2,12 @@
 
 The compiled rounds of the run itself are timed, at temperature 0, where no distributions are made.
 The text of the rows is one token over and over, so that a drafter that looks back always finds a
-match; draft models have consumed it. A round is the time of a visit of one round minus that of a
-visit of none. The numbers of drafts take turns, and each is compared with the plain round of its
-turn, so that a machine that slows down for a while slows both alike. A drafter that proposes
-nothing for such a text (`pattern`), or stops by itself (`draft_confidence`), is taken to cost what
-it then costs. The cost of catching up is a round of a drafter that lags minus the same round of one
-that does not.
+match, and one that learns from the target has learned the same; draft models have consumed it. A
+round is the time of a visit of one round minus that of a visit of none. The numbers of drafts take
+turns, and each is compared with the plain round of its turn, so that a machine that slows down for
+a while slows both alike. A drafter that proposes nothing for such a text (`pattern`), or stops by
+itself (`draft_confidence`), is taken to cost what it then costs. The cost of catching up is a round
+of a drafter that lags minus the same round of one that does not.
 """
 
 import statistics
@@ -27,6 +27,7 @@ from jspec.generation.rows import Row
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
 from jspec.speculation.control import drafters_of
+from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import (
     Drafter,
     ModelParams,
@@ -85,7 +86,12 @@ def _start_row(engine: Engine, params: ModelParams, context: int) -> SpecState:
     prompt = [_TOKEN_ID] * min(PROMPT_TOKENS, room - 2 * width - 4)
     row = Row(Settings(), prompt, stop_ids=(), max_length=room)
     one = engine.prefill(params, row, context, Switches())
-    return one.replace(last_token=jnp.full_like(one.last_token, _TOKEN_ID))
+    last = jnp.full_like(one.last_token, _TOKEN_ID)
+    # A drafter that learns from the target has learned that this token follows itself.
+    block, logits = last[:, None], jax.nn.one_hot(last[:, None], _TOKEN_ID + 1)
+    is_fed = jnp.ones_like(block, bool)
+    draft = show_runners_up(engine.drafter, one.draft, block, logits, is_fed, is_fed)
+    return one.replace(last_token=last, draft=draft)
 
 
 def _catch_up(

@@ -25,6 +25,7 @@ from jspec.models import make_apply
 from jspec.sampling.settings import Switches
 from jspec.speculation.acceptance import BUILT_IN
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal, Verdict
+from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import Drafter, RoundInputs, SpecState, TargetView, observed_layers
 from jspec.weights.resolver import LoadedModel
 
@@ -111,8 +112,10 @@ def _round(drafter: Drafter, params: Params, rule: AcceptanceRule, target: Loade
     capacity = capacity_for(1, width + 1)
     state = empty_state(target, drafter, (), _ROWS, capacity, Switches())
     tokens, layers = jnp.zeros([_ROWS, width + 1], jnp.int32), observed_layers(drafter)
-    _, hidden, _ = apply(target.params, tokens, state.target_cache, hidden_layers=layers)
+    logits, hidden, _ = apply(target.params, tokens, state.target_cache, hidden_layers=layers)
     observed = drafter.observe(params, state.draft, tokens, hidden, tokens == 0)
+    flags = tokens == 0, tokens == 0
+    observed = show_runners_up(drafter, observed, tokens, logits, *flags)
     inputs = RoundInputs(
         state.last_token,
         limit=lambda kind: jnp.full_like(kind, width),

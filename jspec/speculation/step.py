@@ -37,6 +37,7 @@ from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
 from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
+from jspec.speculation.runners_up import learn
 from jspec.speculation.types import (
     Drafter,
     ModelParams,
@@ -150,6 +151,7 @@ def _verify_and_commit(
     verdict, probs = judge(
         rule, processed, settings.without_processors(), proposal, state.seed, cache.length + 1, tree
     )
+    state = learn(drafter, state, block, processed, proposal, verdict)
     if verdict.path is not None:
         # From here on the kept path of a tree is a chain.
         block, hidden, logits, probs = along(verdict.path, (block, hidden, logits, probs))

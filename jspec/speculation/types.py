@@ -65,7 +65,11 @@ class RoundInputs(NamedTuple):
 
 @runtime_checkable
 class Drafter(Protocol):
-    """A source of drafts, as pure functions over its own state (every leaf per row)."""
+    """A source of drafts, as pure functions over its own state (every leaf per row).
+
+    A drafter may have more: `hidden_layers` (see `observed_layers`), `lag` (see `lag_of`), and
+    `num_runners_up` with `observe_runners_up` (see `speculation.runners_up`).
+    """
 
     @property
     def num_draft_tokens(self) -> int:

@@ -290,7 +290,9 @@ def test_no_more_guesses_than_a_round_can_use():
     assert [num_guesses(*pair) for pair in ((5, 3), (5, 4), (5, 9), (1, 4))] == [3, 4, 4, 1]
 
 
-@pytest.mark.parametrize("inner", ["model", "none", "hierarchical", "zebra", "model+prompt_lookup"])
+@pytest.mark.parametrize(
+    "inner", ["model", "none", "hierarchical", "recycle", "zebra", "model+prompt_lookup"]
+)
 def test_inner_drafters_with_a_model_are_refused(inner):
     """One line that names what there is."""
     spec = SPEC._replace(options=DrafterOptions(inner_drafter=inner))

@@ -24,8 +24,10 @@ from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
 from jspec.drafters.ngram_table import count_ngrams, save_table
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.recycle import RecycleDrafter
 from jspec.drafters.registry import REGISTRY, drafters_table
 from jspec.drafters.spec import option_title
+from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter
 from jspec.speculation.types import Drafter
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
@@ -102,6 +104,28 @@ def test_prompt_lookup_reads_its_options():
     options = DrafterOptions(lookup_min_match=2, lookup_growth=1.5)
     drafter = make_drafter("prompt_lookup", SPEC._replace(options=options)).drafter
     assert drafter == PromptLookupDrafter(3, min_match=2, growth=1.5)
+
+
+def test_suffix_reads_its_options(tmp_path):
+    """In a cascade it leaves the rounds after short matches to others."""
+    path = tmp_path / "corpus.txt"
+    path.write_text("\x01\x02\x03")
+    options = DrafterOptions(
+        draft_corpus=str(path), suffix_growth=1.5, suffix_min_share=0.25, suffix_min_match=3
+    )
+    built = make_drafter("suffix", SPEC._replace(options=options))
+    assert built.drafter == SuffixDrafter(3, growth=1.5, min_share=0.25, min_match=3)
+    assert built.params.tokens.tolist()[-4:] == [1, 2, 3, -1]
+    built = make_drafter("suffix", SPEC)
+    assert (built.drafter, built.params) == (SuffixDrafter(3), None)
+    assert make_drafter("suffix+model", SPEC).drafter.members[0].min_match == 2
+
+
+def test_recycle_keeps_what_its_chain_follows():
+    """One token for each of the vocabulary, padding of the table included."""
+    drafter = make_drafter("recycle", SPEC).drafter
+    assert drafter == RecycleDrafter(3, CONFIG.vocab_size)
+    assert drafter.init(2, 9).shape == (2, CONFIG.vocab_size, 1)
 
 
 @pytest.mark.parametrize("name", ["unigram", "bigram"])
@@ -241,6 +265,7 @@ def test_options_are_called_by_their_flags():
         ("model", {"inner_num_draft_tokens": 2}),
         ("unigram", {"pattern": "a"}),
         ("prompt_lookup", {"json_skeleton": "[]"}),
+        ("recycle", {"draft_corpus": "a.txt"}),
     ],
 )
 def test_options_that_the_drafter_does_not_read_are_refused(name, options):
@@ -263,6 +288,7 @@ def test_options_that_the_drafter_does_not_read_are_refused(name, options):
         ("hierarchical", {"lookup_min_match": 2, "draft_confidence": 0.5}),  # the inner one's
         ("hierarchical", {"inner_drafter": "ngram+bigram", "ngram_window": 9, "draft_table": "t"}),
         ("pattern", {"json_skeleton": "[]"}),
+        ("suffix+recycle", {"draft_corpus": "a.txt", "suffix_growth": 1.0}),
     ],
 )
 def test_options_are_read_by_members_and_inner_drafters(name, options):

@@ -32,12 +32,12 @@ def costs_of(drafter, per_draft):
     return RoundCosts((512,), NUMBERS, (drafter,), ((rounds,),), ((reading,),))
 
 
-def both_costs():
-    """Returns the costs of a cascade: a lookup, then a model."""
-    rounds = [CHEAP[name].seconds[0][0] for name in ("prompt_lookup", "model")]
-    return RoundCosts(
-        (512,), NUMBERS, ("prompt_lookup", "model"), (tuple(rounds),), ((0.0, 0.001),)
-    )
+def both_costs(*drafters):
+    """Returns the costs of a cascade of two: by default a lookup, then a model."""
+    drafters = drafters or ("prompt_lookup", "model")
+    rounds = [costs_of(name, 0.1).seconds[0][0] for name in drafters]
+    reading = 0.001 * ("model" in drafters)
+    return RoundCosts((512,), NUMBERS, drafters, (tuple(rounds),), ((0.0, reading),))
 
 
 CHEAP = {"prompt_lookup": costs_of("prompt_lookup", 0.1), "model": costs_of("model", 0.1)}
@@ -58,14 +58,16 @@ def requests(**settings):
         slow_unless(False, "prompt_lookup"),
         slow_unless(False, "model"),
         "prompt_lookup+model",
+        "suffix+recycle",
     ],
 )
 def test_greedy_output_is_plain_decodings(drafter):
     """Invariant 2, in a batch whose rows choose differently."""
-    costs = CHEAP.get(drafter) or both_costs()
+    costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))
     options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
     if "+" in drafter:
-        generator = Generator(target(), draft(), drafter=drafter, **options)
+        own = draft() if "model" in drafter else None
+        generator = Generator(target(), own, drafter=drafter, **options)
     else:
         generator = make_generator(drafter, **options)
     plain = shared_generator("none").generate(requests(max_new_tokens=40))

@@ -37,6 +37,13 @@ class Own(Stateless):
             raise KeyError("missing")
         return {"n": state["n"] + 1.5} if self.mistake == "observe" else state
 
+    @property
+    def num_runners_up(self):
+        return 2 * (self.mistake == "runners-up")
+
+    def observe_runners_up(self, state, tokens, runners_up, is_fed, is_kept):
+        return {"n": runners_up[:, 0] * is_fed[:, :1]}
+
     def propose(self, params, state, inputs):
         tokens = jnp.repeat(inputs.last_token[:, None], 3, axis=1)
         if self.mistake == "columns":
@@ -67,7 +74,7 @@ def entry(mistake):
 
 found = {name: told(entry(name)) for name in (
     "right", "rows", "raises", "observe", "columns", "floats", "probs", "nothing", "structure",
-    "no state",
+    "no state", "runners-up",
 )}
 bare = jspec.DrafterEntry("own", lambda spec: jspec.BuiltDrafter(object()), "")
 jspec.register_drafter(entry("columns"))
@@ -98,6 +105,7 @@ EXPECTED = {
     "no state": "TypeError: expected propose to return a Proposal and the state, got Proposal$",
     "no drafter": "^expected what the drafter 'own' is built as to be a BuiltDrafter, got Own",
     "observe": _LIKE_INIT.format("observe") + ".*float32",
+    "runners-up": _LIKE_INIT.format("observe") + r".*int32 \[2, 2\]",
     "structure": _LIKE_INIT.format("propose") + ".*'m'",
     "columns": r"^for 2 rows, expected the drafter 'own' to propose tokens int32 \[2, 3\]; got "
     r"int32 \[2, 2\]$",

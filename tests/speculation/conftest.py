@@ -8,6 +8,8 @@ import pytest
 from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.recycle import RecycleDrafter
+from jspec.drafters.suffix import SuffixDrafter
 from tests import tiny
 from tests.speculation.drive import Engine
 from tests.tiny_heads import MODULES
@@ -45,6 +47,8 @@ def make_engine(tiny_pair, model_drafter):
                 "plain": lambda: None,
                 "model": lambda: model_drafter(width),
                 "prompt_lookup": lambda: PromptLookupDrafter(width, min_match=1),
+                "suffix": lambda: SuffixDrafter(width),
+                "recycle": lambda: RecycleDrafter(width, VOCAB),
                 "hierarchical": lambda: HierarchicalDrafter(
                     model_drafter(width), PromptLookupDrafter(max(width - 1, 1))
                 ),

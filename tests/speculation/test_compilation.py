@@ -10,7 +10,7 @@ import pytest
 from jspec.speculation.prefill import insert
 from tests.tiny_heads import head_cases
 
-ENGINES = ["plain", "model", "prompt_lookup", *head_cases()]
+ENGINES = ["plain", "model", "prompt_lookup", "suffix", "recycle", *head_cases()]
 insert_row = jax.jit(insert)
 
 

@@ -13,6 +13,7 @@ from jspec.drafters.hierarchical import HierarchicalDrafter, HierarchicalParams
 from jspec.drafters.lookahead import LookaheadDrafter
 from jspec.drafters.model import ModelDrafter
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.recycle import RecycleDrafter
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance import get_rule
 from jspec.speculation.control import Control
@@ -43,8 +44,8 @@ def _layer_skip(*layers):
     return make_drafter("layer_skip", spec).drafter
 
 
-KINDS = ("model", "prompt_lookup", "first layers", "other layers", "hierarchical", "cascade",
-         *MODULES)  # fmt: skip
+KINDS = ("model", "prompt_lookup", "recycle", "first layers", "other layers", "hierarchical",
+         "cascade", *MODULES)  # fmt: skip
 
 
 def make_state(drafter, control=None):
@@ -64,6 +65,7 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     drafters = {
         "model": ModelDrafter(3, size, size, apply=tiny_pair.apply, init_cache=empty_cache),
         "prompt_lookup": PromptLookupDrafter(3),
+        "recycle": RecycleDrafter(3, size),
         "first layers": _layer_skip(0),
         "other layers": _layer_skip(1),
     }
@@ -90,6 +92,8 @@ def test_no_branch_carries_a_cache(tiny_pair, kind):
     assert operands, "the sampling work at least is behind a cond"
     lengths = {_CAPACITY, state.target_cache.keys[0].shape[2]}  # of features, of keys and values
     shapes = {var.aval.shape for invars in operands for var in invars}
+    if kind == "recycle":
+        assert state.draft.shape not in shapes
     assert not any(len(shape) > 2 and lengths & set(shape) for shape in shapes)
 
 
@@ -126,3 +130,23 @@ def test_a_member_that_looks_ahead_hands_the_cache_on(tiny_pair):
         for kind in (LookaheadDrafter, Forgetful)
     ]
     assert copies == [0, 2 * CONFIG.num_layers]
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads the program of a CPU")
+def test_a_table_is_written_in_place(tiny_pair):
+    """Guards against a copy of V times k numbers in every round, whatever the call's width.
+
+    Without donation, the negative control, the table that came is copied once.
+    """
+    drafter = RecycleDrafter(3, CONFIG.vocab_size, 2)
+    step = functools.partial(
+        speculative_step, target=tiny_pair.apply, drafter=drafter, rule=get_rule("rejection"),
+        widths=(0, 1),
+    )  # fmt: skip
+    copies, state = [], make_state(drafter)
+    shape = ",".join(map(str, state.draft.shape))
+    for donated in (1, ()):
+        run = jax.jit(step, donate_argnums=donated)
+        text = run.lower(ModelParams(tiny_pair.target), state).compile().as_text()
+        copies.append(len(re.findall(rf"= s32\[{shape}\]\S* copy\(", text)))
+    assert copies == [0, 1]

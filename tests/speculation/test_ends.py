@@ -38,7 +38,7 @@ def cut(tokens, stop):
     return tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", *HEADS])
+@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", "suffix", "recycle", *HEADS])
 def test_a_stop_token_ends_the_row_where_it_stands(make_engine, prompts, text, name):
     """As the first token after prefill, inside an accepted block, as the next token: all cut."""
     engine, num_kept = make_engine(name, 0 if name == "plain" else 4), 0
@@ -58,7 +58,9 @@ def test_stops_fall_on_every_place_of_a_block(drafted, prompts, text):
     assert result.num_accepted[0].tolist() == [4] * 4
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "model", "prompt_lookup", *HEADS])
+@pytest.mark.parametrize(
+    "name", ["plain", "self", "model", "prompt_lookup", "suffix", "recycle", *HEADS]
+)
 def test_max_length_cuts_inside_a_block(make_engine, prompts, text, name):
     """Every offset from 1 new token on; the row is then exactly as long as asked."""
     engine = make_engine(name, 0 if name == "plain" else 4)
@@ -78,7 +80,7 @@ def test_fewer_drafts_are_proposed_near_the_limit(drafted, prompts):
     assert result.infos.num_tokens.tolist() == [[5] * 4, [3] * 4]
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", *HEADS])
+@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", "suffix", "recycle", *HEADS])
 def test_the_buffer_can_be_filled_to_its_last_slot(make_engine, prompts, name):
     """A verify call near the end writes past the capacity; that must not move good slots."""
     engine = make_engine(name, 0 if name == "plain" else 4)
@@ -89,7 +91,7 @@ def test_the_buffer_can_be_filled_to_its_last_slot(make_engine, prompts, name):
     assert [len(p) + len(t) for p, t in zip(prompts, result.tokens, strict=True)] == limits
 
 
-@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", *HEADS])
+@pytest.mark.parametrize("name", ["plain", "self", "prompt_lookup", "suffix", "recycle", *HEADS])
 @pytest.mark.parametrize("by", ["limit", "stop"])
 def test_done_rows_write_and_emit_nothing(make_engine, prompts, text, name, by):
     """Rounds go on for the others: a done row's tokens, counts and committed slots stay.

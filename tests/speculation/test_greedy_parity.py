@@ -37,6 +37,7 @@ def test_plain_decoding_equals_the_argmax_of_full_passes(plain, tiny_pair, promp
     ("name", "width"),
     [
         *itertools.product(["model", "prompt_lookup", "hierarchical"], [1, 2, 5]),
+        *itertools.product(["suffix", "recycle"], [4]),
         *(
             slow_unless(False, *one)
             for one in itertools.product(["model", "prompt_lookup"], [3, 4])

@@ -47,6 +47,7 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "ngram, other layers": ("ngram+layer_skip", SUBSET),
     "lookup, first layers, model": ("prompt_lookup+layer_skip+model", FIRST),
     "other layers, ngram, hierarchical": ("layer_skip+ngram+hierarchical", SUBSET),
+    "suffix, recycle, model": ("suffix+recycle+model", None),
     "look-ahead": ("lookahead", None),
     "ngram, look-ahead, model": ("ngram+lookahead+model", None),
     "EAGLE": ("eagle", None),

@@ -5,7 +5,8 @@ import pytest
 
 from tests.tiny_heads import head_cases
 
-ENGINES = ["plain", "model", "prompt_lookup", "hierarchical", *head_cases("eagle")]
+ENGINES = ["plain", "model", "prompt_lookup", "suffix", "recycle", "hierarchical",
+           *head_cases("eagle")]  # fmt: skip
 SEEDS = np.array([11, 22, 33, 44])
 MAX_LENGTH = 40
 

@@ -21,6 +21,8 @@ from jspec.drafters.model import ModelDrafter
 from jspec.drafters.ngram import NgramDrafter
 from jspec.drafters.ngram_table import count_ngrams
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
+from jspec.drafters.recycle import RecycleDrafter
+from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.tables import TableDrafter
 from jspec.evaluation.analysis.goodness import goodness_of_fit
 from jspec.evaluation.auditing import controls
@@ -88,6 +90,8 @@ OTHERS = {
         "rejection",
     ),  # rows with one-hot distributions beside rows with sampled ones
     "unsure model": (UNSURE, "block"),  # stops before it draws what it is not sure of
+    "suffix": (SuffixDrafter(2), "block"),
+    "recycle": (RecycleDrafter(2, VOCAB), "rejection"),
 }
 # Every pair of a drafter and a kind of sampling, with a rule such that each rule meets them all;
 # the other drafters meet one rule and two kinds of sampling each, one of them with penalties.

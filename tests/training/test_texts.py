@@ -5,7 +5,8 @@ import json
 import pytest
 
 from jspec.common.errors import InputError
-from jspec.training.texts import Text, read_texts, read_token_texts, split
+from jspec.drafters.token_texts import read_token_texts
+from jspec.training.texts import Text, read_texts, split
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests.training.folders import save_texts
 

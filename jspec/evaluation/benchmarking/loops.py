@@ -29,6 +29,7 @@ from jspec.weights.resolver import LoadedModel, find_model, load_model
 _NUM_ROUNDS = 64  # of a drafter's turn, each of which commits one token
 _DRAFTERS = {  # name, options, temperature
     "prompt_lookup": ("prompt_lookup", DrafterOptions(), 0.0),
+    "suffix": ("suffix", DrafterOptions(), 0.0),
     "ngram": ("ngram", DrafterOptions(), 0.0),
     "ngram, sampled distribution": ("ngram", DrafterOptions(ngram_probs="sampled"), 1.0),
 }

@@ -29,6 +29,7 @@ from jspec.drafters.layer_skip import choose_layers
 from jspec.models import DecoderConfig, KVCache, init_cache, make_apply
 from jspec.sampling.distribution import confidence, likeliest, sampling_probs
 from jspec.sampling.settings import SamplingSettings
+from jspec.speculation.runners_up import num_runners_up
 from jspec.speculation.types import Drafter, RoundInputs, TargetView, observed_layers
 
 
@@ -87,6 +88,8 @@ def _make_member(name: str, spec: DrafterSpec, target_params: Params) -> _Member
         raise InputError(f"expected a drafter that drafts, got {name!r}")
     if observed_layers(drafter):
         raise InputError(f"expected a drafter without a trained head, got {name!r}")
+    if num_runners_up(drafter):  # which a given text does not tell
+        raise InputError(f"expected a drafter that does not learn from logits, got {name!r}")
     own = with_draft_vocabulary(spec)
     if needs_draft_model(name) and own.draft_config is not None:
         model = ForwardPass(own.draft_config, spec.vocab_size, width)

@@ -5,7 +5,7 @@ from typing import Any
 
 from jspec.common.dataclass_fields import cast, read_fields
 from jspec.common.errors import InputError, prefixed_errors
-from jspec.drafters import DrafterOptions, options_read
+from jspec.drafters import DrafterOptions, entries_of
 from jspec.evaluation.experiments.method_spec import MethodSpec
 from jspec.evaluation.experiments.spec import EstimateSpec, Experiment, PairSpec, TableSpec
 from jspec.generation.batch import needed_switches
@@ -83,7 +83,11 @@ def _check_estimate(experiment: Experiment) -> None:
         name = f"methods.{label}.drafter"
         if method.drafter == "none":
             raise InputError(f"expected {name} to draft with kind 'estimate', got 'none'")
-        if "draft_head" in options_read(method.drafter, method.options):
+        needs = {entry.needs for entry in entries_of(method.drafter)}
+        if "logits" in needs:
+            raise InputError(f"expected {name} to learn from the text alone with kind 'estimate', "
+                             f"got {method.drafter!r}")  # fmt: skip
+        if "draft_head" in needs:
             raise InputError(f"expected {name} without a trained head with kind 'estimate', "
                              f"got {method.drafter!r}")  # fmt: skip
     for label, settings in experiment.settings.items():

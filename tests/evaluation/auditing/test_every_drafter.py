@@ -1,7 +1,9 @@
 """The whole audit for every drafter, at temperatures 0 and 1, with penalties and a bias."""
 
 import functools
+import json
 
+import numpy as np
 import pytest
 
 from jspec.drafters import DRAFTERS, DrafterOptions, member_names, needs_draft_model
@@ -43,10 +45,24 @@ def table(tmp_path_factory):
     return str(path)
 
 
+def _write_corpus(folder):
+    """Writes a corpus of what the target says after the audited rows; returns its path."""
+    context = choose_context(target(), Settings(temperature=1.0, **_PENALTIES))
+    ids = np.random.default_rng(0).choice(context.alphabet[:4], 300)
+    path = folder / "corpus.jsonl"
+    path.write_text(json.dumps({"token_ids": ids.tolist()}))
+    return path
+
+
 # What is audited: a name, options beside the pattern and the table, and drafts a round.
 _SUBJECTS = {
     "prompt_lookup": {},
     "prompt_lookup, auto": {"num_draft_tokens": "auto"},
+    "suffix": {},
+    "suffix, corpus": {"draft_corpus": "corpus"},
+    "recycle": {},
+    "suffix+recycle, auto": {"num_draft_tokens": "auto"},
+    "recycle+eagle": {},
     "ngram": {},
     "ngram, sampled": {"ngram_probs": "sampled"},
     "model": {},
@@ -95,6 +111,8 @@ def test_every_drafter_is_lossless(subject, temperature, table, tmp_path, monkey
     members = set(member_names(drafter))
     if "pattern" in members:
         options["pattern"] = _pattern()
+    if "draft_corpus" in options:
+        options["draft_corpus"] = str(_write_corpus(tmp_path))
     if members & {"unigram", "bigram"}:
         options["draft_table"] = table
     for name in members & set(SAVE_HEAD):

@@ -133,6 +133,7 @@ UNREAD = [
     ("methods.a", {"drafter": "ngram", "acceptance": "block"}, "methods.a.acceptance to be '"),
     ("methods.a.drafter", "none", "expected methods.a.drafter to draft with kind 'estimate'"),
     ("methods.a.drafter", "ngram+eagle", "expected methods.a.drafter without a trained head"),
+    ("methods.a.drafter", "ngram+recycle", "expected methods.a.drafter to learn from the text"),
     ("settings.a.presence_penalty", 1, "expected settings.a to have temperature and"),
 ]  # fmt: skip
 

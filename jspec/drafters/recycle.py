@@ -1,0 +1,100 @@
+"""Token recycling (arXiv 2408.08696): what the target would have said, kept for the next time.
+
+    a verify call    last: "the"    draft: "cat"     draft: "sat" (rejected)
+    the likeliest    cat dog ...    ran sat ...      down on ...
+    the table        the -> cat dog ...   cat -> ran sat ...   sat -> down on ...
+
+A table holds, for each token of the vocabulary, the tokens that the target found likeliest the last
+time that it read this token, in whatever context: after committed tokens, and after rejected drafts
+as well. Drafts follow the table from the newest token on, by the likeliest at each step. The table
+is a row's own and begins empty; nothing is trained. It follows from the row's past alone, so the
+drafts' distribution is one-hot.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Int32
+
+from jspec.common.typing import BlockFlags, Params, Tokens
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
+from jspec.sampling.distribution import NO_TOKEN
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.types import Kind, RoundInputs
+
+Table = Int32[Array, "b v k"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RecycleDrafter:
+    """Proposes a chain of the tokens that the target found likeliest after each.
+
+    Attributes:
+      num_draft_tokens: drafts a round.
+      vocab_size: the target's, rows of the table.
+      num_runners_up: tokens that are kept after each; a chain follows the first.
+    """
+
+    num_draft_tokens: int
+    vocab_size: int
+    num_runners_up: int = 1
+    kinds = (Kind("recycle", 0.25, 0.35),)
+    may_be_silent = True  # until the target has read the newest token once before
+
+    def init(self, batch_size: int, capacity: int) -> Table:
+        """Returns empty tables."""
+        return jnp.full([batch_size, self.vocab_size, self.num_runners_up], NO_TOKEN, jnp.int32)
+
+    def observe(
+        self, params: Params, state: Table, tokens: Tokens, hidden: Array, valid: BlockFlags
+    ) -> Table:
+        """Takes no notice: what follows a token is learned from the target's logits."""
+        return state
+
+    def observe_runners_up(
+        self,
+        state: Table,
+        tokens: Tokens,
+        runners_up: Int32[Array, "b t k"],
+        is_fed: BlockFlags,
+        is_kept: BlockFlags,
+    ) -> Table:
+        """Writes what followed each token of a block; see `speculation.runners_up`.
+
+        Of equal tokens the last one that was kept counts, or else the last one.
+        """
+        place = jnp.arange(tokens.shape[1])
+        # What followed a rejected draft was said of a text that is none.
+        rank = jnp.where(is_kept, len(place), 0) + place
+        is_equal = tokens[:, :, None] == tokens[:, None]
+        is_better = is_equal & is_fed[:, None] & (rank[:, None] > rank[:, :, None])
+        # A scatter that writes one place twice may do so in any order.
+        is_best = is_fed & ~is_better.any(axis=2) & (tokens >= 0)
+        rows = jnp.arange(len(tokens))[:, None]
+        tokens = jnp.where(is_best, tokens, self.vocab_size)  # past the end: dropped
+        return state.at[rows, tokens].set(runners_up, mode="drop")
+
+    def propose(self, params: Params, state: Table, inputs: RoundInputs) -> tuple[Proposal, Table]:
+        """Follows the table until it has no entry, or enough are drafted."""
+        rows, token, tokens = jnp.arange(len(state)), inputs.last_token, []
+        for _ in range(self.num_draft_tokens):
+            known = state[rows, jnp.maximum(token, 0), 0]
+            token = jnp.where(token >= 0, known, NO_TOKEN)
+            tokens.append(token)
+        drafts = jnp.stack(tokens, axis=1)
+        num_known = jnp.sum(drafts >= 0, axis=1, dtype=jnp.int32)
+        num_tokens = jnp.minimum(num_known, inputs.wanted())
+        return Proposal(jnp.maximum(drafts, 0), num_tokens), state
+
+
+def _build(spec: DrafterSpec) -> BuiltDrafter:
+    return BuiltDrafter(RecycleDrafter(spec.num_draft_tokens, spec.target_config.vocab_size))
+
+
+ENTRY = DrafterEntry(
+    name="recycle",
+    build=_build,
+    proposes="what the target found likeliest when it last read the newest token",
+    source="2408.08696",
+    needs="logits",
+)

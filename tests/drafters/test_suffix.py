@@ -1,0 +1,212 @@
+"""Suffix decoding against a plain Python search, of the text itself and of a corpus."""
+
+import fractions
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from jspec.drafters.suffix import SuffixDrafter
+from jspec.drafters.suffix_corpus import MAX_MATCH, make_corpus
+from jspec.drafters.suffix_matches import own_matches
+from jspec.speculation.types import RoundInputs, TargetView
+from tests.drafters.test_prompt_lookup import CAPACITY, as_history
+from tests.speculation.drive import QUICK, settings_of
+
+WIDTH, BATCH = 4, 4
+DRAFTERS = [
+    SuffixDrafter(WIDTH, growth=growth, min_share=min_share, min_match=min_match)
+    for growth, min_share, min_match in ((1.0, 0.0, 0), (2.5, 0.35, 0), (4.0, 0.55, 2))
+]
+TEXTS = [[0, 1, 2, 0, 1], [2, 2, 1, 0], [1], [0, 0, 2, 1, 2, 0]]
+CORPUS = make_corpus(TEXTS, vocab_size=10)  # of fewer places than are asked: all of them are
+
+
+def agreeing(one, other):
+    """Returns how many tokens at the end of two texts agree."""
+    length = 0
+    while length < min(len(one), len(other), MAX_MATCH) and one[-1 - length] == other[-1 - length]:
+        length += 1
+    return length
+
+
+def own_places(text):
+    """Returns (tokens that agree, what followed) of each place in a text, the newest first."""
+    found = []
+    for end in reversed(range(len(text) - 1)):
+        grown = list(text)
+        for i in range(WIDTH):  # a repetition is continued
+            grown.append(grown[end + 1 + i])
+        found.append((agreeing(text[: end + 1], text), grown[end + 1 : end + 1 + WIDTH]))
+    return [(length, tokens) for length, tokens in found if length]
+
+
+def corpus_places(text):
+    """Returns the same of each place in the corpus, which is trusted one token less."""
+    places = [(other[: i + 1], other[i + 1 :]) for other in TEXTS for i in range(len(other) - 1)]
+    found = [(agreeing(before, text) - 1, after[:WIDTH]) for before, after in places]
+    return [(length, tokens) for length, tokens in found if length >= 0]
+
+
+def expected_drafts(drafter, places):
+    """Returns the longest match, -1 for none, and all drafts that have the most votes."""
+    longest = max((length for length, _ in places), default=-1)
+    if longest < drafter.min_match:
+        return longest, [[]]
+    weights = [fractions.Fraction(4) ** (length - longest) for length, _ in places]
+    weights = [weight if weight >= fractions.Fraction(4) ** -6 else 0 for weight in weights]
+    found = []
+    for _, tokens in places:
+        score, drafts = 0, []
+        for i in range(min(len(tokens), int(drafter.growth * max(longest, 1)))):
+            pairs = zip(places, weights, strict=True)
+            votes = sum(w for (_, other), w in pairs if other[: i + 1] == tokens[: i + 1])
+            if not votes or votes < drafter.min_share * sum(weights):
+                break
+            score, drafts = score + votes, tokens[: i + 1]
+        found.append((score, drafts))
+    best = max(score for score, _ in found)
+    return longest, [drafts for score, drafts in found if score == best]
+
+
+@functools.cache
+def proposer(drafter, has_corpus=False):
+    """Returns the compiled proposal of BATCH rows."""
+
+    @functools.partial(jax.jit, compiler_options=QUICK)
+    def propose(history, last_token, limit):
+        inputs = RoundInputs(
+            last_token,
+            limit=lambda kind: jnp.full_like(kind, limit),
+            rng_keys=jax.random.split(jax.random.key(0), (BATCH, WIDTH)),
+            settings=settings_of(BATCH, 0.0),
+            view=TargetView(None, lambda: None, None),
+        )
+        return drafter.propose(CORPUS if has_corpus else None, history, inputs)
+
+    return propose
+
+
+def propose(drafter, rows, limit=WIDTH, has_corpus=False):
+    """Returns the drafts and the kind of each row, whose last token is not committed yet."""
+    last = jnp.asarray([text[-1] for text in rows], jnp.int32)
+    history = as_history([text[:-1] for text in rows])
+    proposal, state = proposer(drafter, has_corpus)(history, last, jnp.int32(limit))
+    assert proposal.probs is None, "drafts that follow from the text have a one-hot distribution"
+    assert state.length.tolist() == [len(text) - 1 for text in rows]
+    pairs = zip(proposal.tokens.tolist(), proposal.num_tokens.tolist(), strict=True)
+    return [tokens[:count] for tokens, count in pairs], proposal.kind.tolist()
+
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=CAPACITY)
+batches = st.lists(texts, min_size=BATCH, max_size=BATCH)
+
+
+@hypothesis.settings(deadline=None, max_examples=150, derandomize=True)
+@hypothesis.given(rows=batches, drafter=st.sampled_from(DRAFTERS), has_corpus=st.booleans())
+def test_drafts_have_the_most_votes_of_a_plain_search(rows, drafter, has_corpus):
+    """Three letters, so that many places agree; in exact fractions, so that all ties are known."""
+    for text, drafts, kind in zip(rows, *propose(drafter, rows, WIDTH, has_corpus), strict=True):
+        places = own_places(text) + (corpus_places(text) if has_corpus else [])
+        longest, expected = expected_drafts(drafter, places)
+        assert drafts in expected
+        assert kind == min(max(longest, 1), len(drafter.kinds)) - 1
+        if not has_corpus and drafts:  # of equals the longest match, the newest first
+            places.sort(key=lambda place: -place[0])
+            assert drafts == expected_drafts(drafter, places)[1][0]
+
+
+@pytest.mark.parametrize("has_corpus", [False, True])
+def test_limits_are_kept(has_corpus):
+    """A smaller limit cuts the same drafts."""
+    rows = [[1, 2, 0, 1, 2, 0, 1], [0, 0, 0, 0], [2, 1, 2, 1, 2], [0]]
+    full, _ = propose(DRAFTERS[0], rows, WIDTH, has_corpus)
+    assert max(map(len, full)) == WIDTH
+    for limit in range(WIDTH):
+        drafts, _ = propose(DRAFTERS[0], rows, limit, has_corpus)
+        assert drafts == [row[:limit] for row in full]
+
+
+def padded(*rows):
+    """Returns BATCH rows, so that one compiled program serves all tests."""
+    return [*rows, *[[0]] * (BATCH - len(rows))]
+
+
+def test_the_most_frequent_continuation_wins():
+    """[5 6] was followed by 7 8 twice, and by 9 more recently; a lookup would say 9."""
+    text = [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 9, 3, 5, 6]
+    drafts, kinds = propose(DRAFTERS[0], padded(text))
+    assert (drafts[0], kinds[0]) == ([7, 8], 1)
+
+
+def test_a_longer_match_beats_a_higher_count():
+    """After [2] came 4 most often, after [0 1 2] came 3."""
+    text = [0, 1, 2, 3, 5, 2, 4, 6, 2, 4, 7, 2, 4, 0, 1, 2]
+    drafts, kinds = propose(DRAFTERS[0], padded(text))
+    assert (drafts[0], kinds[0]) == ([3, 5, 2], 2)
+
+
+def test_shorter_matches_decide_between_longer_ones():
+    """[1 2] was followed by 3 and then by 4; other places where [2] stands say 3 as well."""
+    text = [1, 2, 3, 6, 1, 2, 4, 7, 2, 3, 8, 2, 3, 1, 2]
+    assert propose(DRAFTERS[0], padded(text))[0][0][0] == 3
+    assert propose(DRAFTERS[0], padded(text[:7] + text[13:]))[0][0][0] == 4  # the more recent one
+
+
+def test_drafts_stop_where_chance_begins():
+    """[5 6 7] always went on with 8, and then with another token each time."""
+    text = [5, 6, 7, 8, 1, 5, 6, 7, 8, 2, 5, 6, 7, 8, 3, 5, 6, 7, 8, 4, 5, 6, 7]
+    assert propose(DRAFTERS[1], padded(text))[0][0] == [8]
+    assert propose(DRAFTERS[0], padded(text))[0][0] == [8, 4, 5]
+
+
+def test_no_match_no_draft():
+    """Neither in a text of one token, nor with what lies past its end."""
+    assert propose(DRAFTERS[0], [[0], [1], [1, 2, 3], [1, 2, 1]])[0] == [[], [], [], [2]]
+
+
+def test_the_corpus_is_asked_where_the_text_knows_less():
+    """A place in the corpus needs one token more than one in the text to count as much."""
+    rows = [[7, 1, 2, 0], [8, 1, 9, 8, 1], [1, 0, 3, 1, 2, 2, 1], [9]]
+    alone, _ = propose(DRAFTERS[1], rows)
+    both, _ = propose(DRAFTERS[1], rows, has_corpus=True)
+    assert alone == [[], [9, 8, 1, 9], [2, 2], []]
+    assert both == [[1], [9, 8, 1, 9], [0], []]
+
+
+@pytest.mark.parametrize("num_places", [1, 3, 8, 16])
+def test_of_many_places_the_longest_and_newest_are_asked(num_places):
+    """About half of `CAPACITY` places agree; so many are kept, in order, and no others."""
+    text = np.random.default_rng(0).integers(0, 2, CAPACITY).tolist()
+    found = own_matches(as_history([text]), max_match=4, num_places=num_places, width=WIDTH)
+    places = sorted(((min(n, 4), -i, t) for i, (n, t) in enumerate(own_places(text))), reverse=True)
+    expected = [(length, tokens) for length, _, tokens in places[:num_places]]
+    pairs = zip(found.agreement[0].tolist(), found.followed[0].tolist(), strict=True)
+    assert [place for place in pairs if place[0] >= 0] == expected
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    """Nor on the room that a neighbour's long prompt makes."""
+    rows = [[1, 2, 0, 1, 2], [0, 1, 0], [2] * CAPACITY, [1, 0, 2, 2, 1, 0]]
+    drafts, _ = propose(DRAFTERS[0], rows, WIDTH, True)
+    for row, text in enumerate(rows):
+        assert propose(DRAFTERS[0], [text] * BATCH, WIDTH, True)[0] == [drafts[row]] * BATCH
+    narrow, wide = (
+        own_matches(
+            as_history([rows[3]]).replace(tokens=tokens), max_match=8, num_places=6, width=3
+        )
+        for tokens in (jnp.asarray([rows[3]], jnp.int32), as_history([rows[3]]).tokens)
+    )
+    is_place = np.asarray(narrow.agreement) > 0
+    np.testing.assert_array_equal(narrow.agreement, wide.agreement)
+    np.testing.assert_array_equal(narrow.followed[is_place], wide.followed[is_place])
+
+
+def test_kinds_know_how_many_drafts_they_may_have():
+    """A match of n tokens never has more than `growth` times n."""
+    assert [kind.most for kind in DRAFTERS[0].kinds] == [1, 2, 3, 4, 4, 4, 4, 4]
+    assert [kind.most for kind in SuffixDrafter(20, growth=1.0).kinds] == [*range(1, 8), 16]
