@@ -27,6 +27,7 @@ def without_residual(rule: AcceptanceRule) -> AcceptanceRule:
         return verdict.replace(next_token=sample(distribution, noise.gumbel))
 
     def after(verdict: Verdict, probs: TargetProbs, tree: Tree, noise: AcceptanceNoise) -> Verdict:
+        assert verdict.path is not None
         distribution = probs_after(probs, end_of(verdict.path, verdict.num_accepted))
         return verdict.replace(next_token=sample(distribution, noise.gumbel))
 
