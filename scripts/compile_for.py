@@ -11,6 +11,7 @@ host. --batch_size and --cache may be given several times.
 import dataclasses
 import functools
 import itertools
+import math
 import re
 from typing import Any
 
@@ -41,11 +42,20 @@ from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import read_method, read_settings
 from jspec.generation.batch import needed_switches
 from jspec.generation.programs import Programs
+from jspec.kernels.packed import STRIP
 from jspec.sampling.settings import Switches
 from jspec.weights.assemble import as_dtype
-from jspec.weights.quantize import INTEGERS, check_kind, is_quantizable, quantize
+from jspec.weights.quantize import (
+    KINDS,
+    Q4_0,
+    block_format,
+    check_kind,
+    is_quantizable,
+    num_bytes,
+    quantize,
+)
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tensor_names import parameter_table
+from jspec.weights.tensor_names import Parameter, parameter_table
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
@@ -71,7 +81,7 @@ _COLUMNS = {  # of the table: figure, unit and format
     "temporary": ("temporary_bytes", 1e6, ",.1f"), "copies": ("copies", 1, ".0f"),
     "transposes": ("transposes", 1, ".0f"), "conversions": ("conversions", 1, ".0f"),
     "pads": ("pads", 1, ".0f"), "around": ("moves_around_rounds", 1, ".0f"),
-    "sorts": ("sorts", 1, ".0f"), "collectives": ("collectives", 1, ".0f"),
+    "sorts": ("sorts", 1, ".0f"),
     "est. µs": ("estimated_us", 1, ",.0f"), "compiled in s": ("seconds_to_compile", 1, ".0f"),
 }  # fmt: skip
 
@@ -190,19 +200,30 @@ def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
       InputError: no such model, or one that cannot be rounded so.
     """
     config, float_type = load_config(name.replace("llama-", "llama")), as_dtype(dtype)
-    check_among("quantization", quantization, ("auto", "none", *INTEGERS))
-    kind = quantization if quantization in INTEGERS else None
+    check_among("quantization", quantization, ("auto", "none", *KINDS))
+    kind = quantization if quantization in KINDS else None
     check_kind(config, kind)
     params = {}
     for entry in parameter_table(config):
         leaf = jax.ShapeDtypeStruct(entry.shape, entry.dtype_in(float_type))
-        if kind is not None and is_quantizable(entry):
+        if kind == Q4_0 and is_quantizable(entry):
+            leaf = packed_shape(entry, float_type)
+        elif kind is not None and is_quantizable(entry):
             how = {"path": entry.path, "kind": kind, "dtype": float_type}
             leaf = jax.eval_shape(functools.partial(quantize, **how), leaf)
         params[entry.path] = leaf
     tokenizer = ByteTokenizer(config.vocab_size, config.bos_id, config.eos_ids)
     # As with random weights, all ids are used.
     return LoadedModel(config, unflatten_dict(params), tokenizer, name, True, kind)
+
+
+def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
+    """Returns a kernel as in a GGUF file of Q4_0, of shapes."""
+    outputs = math.prod(entry.shape[:-1])
+    strips = -(-outputs // STRIP)
+    own = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
+    form = block_format(entry.path)
+    return kernels.PackedKernel(own, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
 
 
 def build_eagle(spec: DrafterSpec) -> BuiltDrafter:

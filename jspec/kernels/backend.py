@@ -10,9 +10,12 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
+from jaxtyping import Array, Float
 
 from jspec.common.errors import describe_error
 
+_LANES = 128  # numbers side by side in a TPU's memory
 _FOREIGN = contextvars.ContextVar[str | None]("foreign backend", default=None)
 # Command buffers are CUDA graphs. All of these kinds of work, loops included, become part of them,
 # however few: then the host starts a run of many rounds and waits for its end only.
@@ -44,6 +47,19 @@ def compiling_for(name: str) -> Iterator[None]:
     finally:
         _FOREIGN.reset(token)
         jax.clear_caches()
+
+
+def pinned(layer: Float[Array, "b k s h"]) -> Float[Array, "b k s h"]:
+    """Returns a layer of a cache, on a TPU laid out in memory as XLA lays out arguments there.
+
+    Else each loop that writes the cache chooses a layout, and it is copied between the loops.
+    """
+    if backend() != "tpu":
+        return layer
+    # The last axis fills lanes, with heads or with slots: where less is left empty.
+    s, h = layer.shape[2:]
+    order = (0, 1, 2, 3) if -h % _LANES * s <= -s % _LANES * h else (0, 1, 3, 2)
+    return with_layout_constraint(layer, Layout(major_to_minor=order))
 
 
 def run_options() -> dict[str, int | str] | None:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jspec.common.typing import RowCounts
-from jspec.kernels.backend import backend
+from jspec.kernels.backend import backend, pinned
 from jspec.kernels.library import in_cpp
 
 TAIL = 16  # slots after the capacity, so that a small block written at its end stays inside
@@ -27,20 +27,25 @@ def write_rows(
     """
     new = new.astype(layer.dtype)
     b, t = new.shape[:2]
+    is_wide, is_tpu = t > TAIL, backend() == "tpu"
     # One row's block is written in place everywhere. Those of several rows take a loop, which is
-    # free on CPU only.
-    if t > TAIL or (b > 1 and backend() != "cpu"):
+    # slow on a GPU; a scatter is slow on a TPU, which copies the layer for it.
+    if (is_wide and not (is_tpu and t <= layer.shape[2])) or (b > 1 and backend() == "gpu"):
         rows, slots = jnp.arange(b)[:, None], start[:, None] + jnp.arange(t)
         return layer.at[rows, :, slots].set(new, mode="drop")  # drops what falls outside
     # For a scatter XLA on CPU converts a whole bfloat16 layer to float32; a dynamic_update_slice is
     # done in place. But it shifts a write that would pass the end back onto good slots. So the
     # write begins at the capacity at the latest, and the tail has room for the block.
-    new, start = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - TAIL)
+    new, begin = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - max(t, TAIL))
 
     def write(row: Array | int, layer: Array) -> Array:
-        own = jax.lax.dynamic_slice_in_dim(new, row, 1)
-        return jax.lax.dynamic_update_slice(layer, own, (row, 0, start[row], 0))
+        own, place = jax.lax.dynamic_slice_in_dim(new, row, 1), (row, 0, begin[row], 0)
+        if is_wide:  # the tail has no room: before a block that was moved stands what stood there
+            moved, old = start[row] - begin[row], jax.lax.dynamic_slice(layer, place, own.shape)
+            is_own = jnp.arange(t)[:, None] >= moved
+            own = jnp.where(is_own, jnp.roll(own, moved, axis=2), old)
+        return jax.lax.dynamic_update_slice(layer, own, place)
 
     # A loop, because XLA fuses a chain of updates into one that passes over the whole layer for
     # every row.
-    return write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer)
+    return pinned(write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer))

@@ -44,9 +44,9 @@ class Attention(nn.Module):
         # Written before they are read: a token finds itself and its block's others in the cache.
         cache = cache.write(keys, values, block_offset)
         mixed = cache.attend(queries, visible, cfg.attention_softcap)
-        outputs = linear(
-            mixed.reshape(b, t, k, g, h), kernel_param(self, "out", (d, k, g, h)), num_contracted=3
-        )
+        # A matrix, in the order k, g, h of its inputs. Four axes a TPU would lay out in memory
+        # otherwise, and copy the kernel for a product.
+        outputs = linear(mixed.reshape(b, t, -1), kernel_param(self, "out", (d, k * g * h)))
         if cfg.out_bias:
             outputs += self.param("out_bias", nn.initializers.zeros, (d,))
         return outputs.astype(jnp.float32), cache

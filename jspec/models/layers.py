@@ -28,19 +28,16 @@ def kernel_param(module: nn.Module, name: str, shape: tuple[int, ...]) -> Kernel
     return kernel
 
 
-def linear(
-    inputs: Float[Array, "b t *in"], kernel: Kernel, num_contracted: int = 1
-) -> Float32[Array, "b t *out"]:
+def linear(inputs: Float[Array, "b t i"], kernel: Kernel) -> Float32[Array, "b t *out"]:
     """Returns inputs · kernelᵀ, summed in float32; see `kernels.product`.
 
-    The last `num_contracted` axes of both are summed over. The kernel's other axes are the outputs.
+    The kernel [*out i] may have several axes of outputs.
     """
-    b, t = inputs.shape[:2]
-    out_axes = kernel.shape[:-num_contracted]
-    rows = inputs.reshape(b * t, -1)
+    b, t, num_inputs = inputs.shape
+    out_axes = kernel.shape[:-1]
     if not isinstance(kernel, CompactKernel):  # that is stored as a matrix already
-        kernel = kernel.reshape(-1, rows.shape[1])
-    return kernels.product(rows, kernel).reshape(b, t, *out_axes)
+        kernel = kernel.reshape(-1, num_inputs)
+    return kernels.product(inputs.reshape(b * t, -1), kernel).reshape(b, t, *out_axes)
 
 
 def look_up(table: Kernel, ids: Int[Array, "b t"]) -> Float[Array, "b t d"]:

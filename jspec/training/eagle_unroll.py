@@ -102,5 +102,5 @@ def _attend(
         total += weight
         mixed += jnp.einsum("bkgt,btkh->btkgh", weight, own_values)
     mixed /= jnp.einsum("bkgt->btkg", total)[..., None]
-    outputs = linear(mixed, params["out"], num_contracted=3)
+    outputs = linear(mixed.reshape(*mixed.shape[:2], -1), params["out"])
     return outputs + params["out_bias"] if config.out_bias else outputs

@@ -22,12 +22,12 @@ BLOCK = 32  # inputs
 _LEAST, _STEP, _NUM_SCALES = 0.75, 0.05, 7
 
 
-def quantize_blocks(kernel: jax.Array, num_inputs: int, kind: str, dtype: Any) -> PackedKernel:
-    """Returns a float kernel [*out, *in] in "q4_0" or "q8_0", already computed.
+def quantize_blocks(kernel: jax.Array, kind: str, dtype: Any) -> PackedKernel:
+    """Returns a float kernel [*out i] in "q4_0" or "q8_0", already computed.
 
-    `num_inputs` is the product of *in, a multiple of 32; `dtype` is the model's.
+    i is a multiple of 32; `dtype` is the model's.
     """
-    weights = kernel.reshape(-1, num_inputs)
+    weights = kernel.reshape(-1, kernel.shape[-1])
     blocks = np.asarray(_to_blocks(weights, kind))
     strips = jax.device_put(pack([blocks], kind, np.arange(len(blocks))))
     return PackedKernel(strips, kind, kernel.shape, jnp.dtype(dtype), takes_bytes=True)

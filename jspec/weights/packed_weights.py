@@ -15,7 +15,7 @@ import numpy as np
 from jspec.kernels import Kernel
 from jspec.kernels.packed import STRIP, JoinedKernel, PackedKernel, pack
 from jspec.kernels.packed_formats import FORMATS
-from jspec.weights.quantize import is_quantizable, num_contracted
+from jspec.weights.quantize import is_quantizable
 from jspec.weights.tensor_names import Parameter
 
 Read = Callable[[str, np.dtype], np.ndarray]  # a tensor by its Hugging Face name, in floats
@@ -109,7 +109,7 @@ def _names_by_format(parameter: Parameter, source: PackedSource) -> dict[str | N
 
 def _outputs(parameter: Parameter) -> dict[str, np.ndarray]:
     """Returns which of a kernel's outputs, counted from 0, the rows of each tensor are."""
-    shape = parameter.shape[: -num_contracted(parameter.path)]
+    shape = parameter.shape[:-1]
     outputs = np.arange(math.prod(shape)).reshape(shape)
     found: dict[str, np.ndarray] = {}
     for part in parameter.parts:  # those of a fused tensor are in the order of its rows

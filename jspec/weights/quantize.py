@@ -34,19 +34,18 @@ PACKED = "packed"  # as a GGUF file holds them, not rounded again; see `packed_w
 PACKED_A8 = "packed_a8"  # packed, and the inputs of products rounded to bytes
 PACKED_KINDS = (PACKED, PACKED_A8)
 _TABLES = ("embedding", "head")
-# The kernels, and how many trailing axes are inputs; see `layers.linear`.
-_NUM_CONTRACTED = {"embedding": 1, "head": 1, "qkv": 1, "out": 3, "gate_up": 1, "down": 1, "fc": 1}
+_KERNELS = (*_TABLES, "qkv", "out", "gate_up", "down", "fc")  # the last axis is their inputs
 _LARGEST_MULTIPLIER = 18
 
 
-def num_contracted(path: Path) -> int:
-    """Returns how many trailing axes of a parameter are inputs; 0 for norms and biases."""
-    return _NUM_CONTRACTED.get(path[-1], 0)
+def is_kernel(path: Path) -> bool:
+    """Returns whether a parameter of that path is a kernel, not a norm or a bias."""
+    return path[-1] in _KERNELS
 
 
 def is_quantizable(parameter: Parameter) -> bool:
-    """Returns whether a parameter is a kernel, not a norm or a bias."""
-    return num_contracted(parameter.path) > 0
+    """Returns whether a parameter is a kernel."""
+    return is_kernel(parameter.path)
 
 
 def _is_packed(parameter: Parameter, kind: str | None) -> bool:
@@ -59,20 +58,16 @@ def block_format(path: Path) -> str:
     return "q8_0" if path[-1] == "embedding" else Q4_0
 
 
-def _num_inputs(parameter: Parameter) -> int:
-    return math.prod(parameter.shape[-num_contracted(parameter.path) :])
-
-
 def num_bytes(parameter: Parameter, kind: str | None, float_bytes: int) -> int:
     """Returns how many bytes a parameter takes, if a float takes `float_bytes`."""
     size = math.prod(parameter.shape)
     if kind is None or not is_quantizable(parameter):
         return size * float_bytes
     if kind == Q4_0:
-        form, outputs = FORMATS[block_format(parameter.path)], size // _num_inputs(parameter)
+        form, outputs = FORMATS[block_format(parameter.path)], size // parameter.shape[-1]
         # The last strip of outputs is padded.
-        return -(-outputs // STRIP) * STRIP * _num_inputs(parameter) // BLOCK * form.num_bytes
-    scales = 4 * size // _num_inputs(parameter)  # float32, one an output
+        return -(-outputs // STRIP) * STRIP * parameter.shape[-1] // BLOCK * form.num_bytes
+    scales = 4 * size // parameter.shape[-1]  # float32, one an output
     return scales + (size // 2 + size // GROUP if _is_packed(parameter, kind) else size)
 
 
@@ -97,10 +92,10 @@ def check_kind(config: DecoderConfig, kind: str | None) -> None:
         raise InputError(f"expected a quantization among {known}; got {kind!r}")
     for parameter in parameter_table(config):
         is_grouped = (kind == Q4_0 and is_quantizable(parameter)) or _is_packed(parameter, kind)
-        if is_grouped and _num_inputs(parameter) % GROUP:
+        if is_grouped and parameter.shape[-1] % GROUP:
             raise InputError(
                 f"{'/'.join(parameter.path)}: {kind} expects inputs in groups of {GROUP}, "
-                f"got {_num_inputs(parameter)}; int8 takes any number"
+                f"got {parameter.shape[-1]}; int8 takes any number"
             )
 
 
@@ -109,25 +104,23 @@ def quantize(
 ) -> QuantizedKernel | PackedKernel:
     """Returns a float kernel in integers, already computed, so that the floats can be freed.
 
-    The last key of the parameter's `path` tells which axes are inputs; `dtype` is the model's.
+    The last key of the parameter's `path` tells which kernel it is; `dtype` is the model's.
     """
     if kind == Q4_0:
-        num_inputs = math.prod(kernel.shape[-num_contracted(path) :])
-        return quantize_blocks(kernel, num_inputs, block_format(path), dtype)
+        return quantize_blocks(kernel, block_format(path), dtype)
     kind = "int8" if path[-1] in _TABLES else kind
-    return jax.block_until_ready(_quantize(kernel, num_contracted(path), kind, jnp.dtype(dtype)))
+    return jax.block_until_ready(_quantize(kernel, kind, jnp.dtype(dtype)))
 
 
 def dequantize(kernel: QuantizedKernel) -> jax.Array:
-    """Returns the float32 array [*out, *in] that a kernel represents."""
+    """Returns the float32 array [*out i] that a kernel represents."""
     ids = jnp.arange(kernel.scales.shape[0], dtype=jnp.int32)
     return quantized_rows(kernel, ids[None])[0].reshape(kernel.shape)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _quantize(kernel: jax.Array, num_contracted: int, kind: str, dtype: Any) -> QuantizedKernel:
-    num_inputs = math.prod(kernel.shape[-num_contracted:])
-    weights = kernel.astype(jnp.float32).reshape(-1, num_inputs)
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _quantize(kernel: jax.Array, kind: str, dtype: Any) -> QuantizedKernel:
+    weights = kernel.astype(jnp.float32).reshape(-1, kernel.shape[-1])
     to_integers = _to_int8 if kind == "int8" else _to_int4
     return QuantizedKernel(*to_integers(weights), kernel.shape, dtype)
 

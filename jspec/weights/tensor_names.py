@@ -13,7 +13,6 @@ A slice followed by a reshape works in both directions, so one table both loads 
 family fuses several of these tensors into one, each is a range of its rows.
 """
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -105,19 +104,19 @@ def one_tensor(path: Path, name: str, shape: Shape) -> Parameter:
 def _linear(
     path: Path,
     out: Shape,
-    inputs: Shape,
+    num_inputs: int,
     parts: Mapping[str, tuple[Any, ...]],
     has_bias: bool,
     fused: str | None = None,
 ) -> list[Parameter]:
-    """Returns a kernel [*out, *inputs] and perhaps its bias [*out].
+    """Returns a kernel [*out i] and perhaps its bias [*out].
 
     `parts` are Hugging Face's layers, whose weights are matrices, with their slices of `out`. With
     `fused` they are one layer of that name.
     """
     # A view of one number: a damaged config may name a shape that fits into no memory.
     sizes = [np.broadcast_to(False, out)[index].size for index in parts.values()]
-    width, ends = math.prod(inputs), np.cumsum(sizes).tolist()
+    ends = np.cumsum(sizes).tolist()
 
     def make(kind: str, *shape: int) -> list[Part]:
         return [
@@ -127,8 +126,8 @@ def _linear(
             for (name, index), size, end in zip(parts.items(), sizes, ends, strict=True)
         ]
 
-    weights, biases = make("weight", width), make("bias")
-    kernel = Parameter(path, (*out, *inputs), tuple(weights))
+    weights, biases = make("weight", num_inputs), make("bias")
+    kernel = Parameter(path, (*out, num_inputs), tuple(weights))
     bias = Parameter((*path[:-1], f"{path[-1]}_bias"), out, tuple(biases))
     return [kernel, bias] if has_bias else [kernel]
 
@@ -149,13 +148,11 @@ def attention_tensors(
         f"{name}.k_proj": (_ALL, groups),
         f"{name}.v_proj": (_ALL, groups + 1),
     }
-    fused, heads = (kv_heads, groups + 2, head_dim), (kv_heads, groups, head_dim)
-    embed, path = (config.embed_dim,), (*block, "attention")
+    fused, embed, path = (kv_heads, groups + 2, head_dim), config.embed_dim, (*block, "attention")
+    out = {f"{name}.o_proj": _WHOLE}
     table = [
-        *_linear(
-            (*path, "qkv"), fused, (width or config.embed_dim,), qkv, config.qkv_bias, fused_name
-        ),
-        *_linear((*path, "out"), embed, heads, {f"{name}.o_proj": _WHOLE}, config.out_bias),
+        *_linear((*path, "qkv"), fused, width or embed, qkv, config.qkv_bias, fused_name),
+        *_linear((*path, "out"), (embed,), config.num_heads * head_dim, out, config.out_bias),
     ]
     if config.qk_norm is not None:
         is_full = config.qk_norm == "full"
@@ -174,12 +171,12 @@ def _norm(config: DecoderConfig, path: Path, name: str, shape: Shape) -> Paramet
 def mlp_tensors(config: DecoderConfig, block: Path, prefix: str) -> list[Parameter]:
     """Returns the feed-forward layer of a block, gate and up in one; see `attention_tensors`."""
     name, path, has_bias = f"{prefix}.mlp", (*block, "mlp"), config.mlp_bias
-    embed, hidden = (config.embed_dim,), (config.hidden_dim,)
+    embed, hidden = config.embed_dim, config.hidden_dim
     gate_up = {f"{name}.gate_proj": (0,), f"{name}.up_proj": (1,)}
     fused = f"{name}.gate_up_proj" if FAMILIES[config.family].is_fused else None
     return [
-        *_linear((*path, "gate_up"), (2, *hidden), embed, gate_up, has_bias, fused),
-        *_linear((*path, "down"), embed, hidden, {f"{name}.down_proj": _WHOLE}, has_bias),
+        *_linear((*path, "gate_up"), (2, hidden), embed, gate_up, has_bias, fused),
+        *_linear((*path, "down"), (embed,), hidden, {f"{name}.down_proj": _WHOLE}, has_bias),
     ]
 
 

@@ -1,7 +1,7 @@
 """Fused attention: the same numbers as XLA's, or a fall-back with one warning.
 
-On CPU, where JAX's own implementation of the same function stands in for cuDNN's: what is tested is
-the layouts, the mask, and what follows where a shape fails.
+On CPU, where JAX's own attention stands in for cuDNN's: what is tested is the layouts, the mask, and
+what follows where a shape fails.
 """
 
 import functools
@@ -25,8 +25,14 @@ attend_by_xla = inspect.unwrap(attend)
 @pytest.fixture
 def stand_in(monkeypatch):
     """Makes attention believe in a GPU whose cuDNN is JAX's own; nothing was tried before."""
-    monkeypatch.setattr(cudnn, "_IMPLEMENTATION", "xla")
-    monkeypatch.setattr(cudnn, "_MANY_QUERIES", 64)  # small operands
+
+    def attend_by_head(queries, keys, values, mask):
+        """Takes [b n t h] and [b k s h], as cuDNN does."""
+        rows = (each.transpose(0, 2, 1, 3) for each in (queries, keys, values))
+        mixed = jax.nn.dot_product_attention(*rows, mask=mask, scale=1.0, implementation="xla")
+        return mixed.transpose(0, 2, 1, 3)
+
+    monkeypatch.setattr(cudnn, "_cudnn", attend_by_head)
     monkeypatch.setattr(cudnn, "_is_on", lambda: True)
     cudnn._works.cache_clear()
     yield
@@ -112,6 +118,16 @@ def test_what_fails_is_not_used(stand_in, monkeypatch, capsys):
         "jspec: cuDNN's attention is not used (RuntimeError: cuDNN is not detected.); "
         "reading prompts takes longer\n"
     )
+
+
+def test_what_says_something_else_is_not_used(stand_in, monkeypatch, capsys):
+    """Heads of another order, as another layout would give."""
+    monkeypatch.setattr(cudnn, "attend_fused", lambda *o: attend_fused(*o)[:, :, ::-1])
+    queries, cache = make_operands((2, 64, 4, 2, 128, 6), jnp.bfloat16)
+    visible = cache.visible(causal_mask(64))
+    expected = attend_by_xla(queries, cache.keys[0], cache.values[0], visible)
+    np.testing.assert_array_equal(cache.attend(queries, visible), expected)
+    assert "not used (on random numbers its results differ" in capsys.readouterr().err
 
 
 def test_its_derivatives_are_those_of_xlas_attention(stand_in, calls):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.kernels import cache_write
 from jspec.kernels import library as native
 from jspec.kernels.cache_write import TAIL, write_rows
 
@@ -60,6 +61,20 @@ def test_what_a_gpu_writes_is_the_same(starts, monkeypatch):
     np.testing.assert_array_equal(written[:, :, :SLOTS], expected[:, :, :SLOTS])
     text = function.lower(layer, block, jnp.asarray(starts, jnp.int32)).as_text()
     assert ("stablehlo.scatter" in text) == (len(starts) > 1)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6, TAIL, TAIL + 5])
+def test_what_a_tpu_writes_is_the_same(num_tokens, monkeypatch):
+    """By slices alone, as it would copy a layer to scatter into it."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(cache_write, "pinned", lambda layer: layer)  # this is no TPU
+    starts = np.array([0, 11, SLOTS - 3, SLOTS - 1, SLOTS, SLOTS + 30], np.int32)
+    leaves = overflowing(starts, num_tokens, SLOTS + TAIL)
+    layer, block, expected = (jnp.asarray(leaf, jnp.float32) for leaf in leaves)
+    function = jax.jit(write_rows_by_xla)
+    written = function(layer, block, jnp.asarray(starts))
+    np.testing.assert_array_equal(written[:, :, :SLOTS], expected[:, :, :SLOTS])
+    assert "stablehlo.scatter" not in function.lower(layer, block, jnp.asarray(starts)).as_text()
 
 
 def test_a_loop_writes_in_place():

@@ -41,7 +41,6 @@ def params_of(model: transformers.LlamaForCausalLM) -> dict:
     weights = {name: tensor.detach().numpy() for name, tensor in model.state_dict().items()}
     config = model.config
     k, h, d = config.num_key_value_heads, config.head_dim, config.hidden_size
-    g = config.num_attention_heads // k
     params = {
         "embedding": weights["model.embed_tokens.weight"],
         "final_norm": {"scale": weights["model.norm.weight"]},
@@ -53,7 +52,7 @@ def params_of(model: transformers.LlamaForCausalLM) -> dict:
         heads = [
             weights[f"{layer}self_attn.{name}_proj.weight"].reshape(k, -1, h, d) for name in "qkv"
         ]
-        out = weights[f"{layer}self_attn.o_proj.weight"].reshape(d, k, g, h)
+        out = weights[f"{layer}self_attn.o_proj.weight"]
         gates = [weights[f"{layer}mlp.{name}_proj.weight"] for name in ("gate", "up")]
         attention = {"qkv": np.concatenate(heads, axis=1), "out": out}
         mlp = {"gate_up": np.stack(gates), "down": weights[f"{layer}mlp.down_proj.weight"]}

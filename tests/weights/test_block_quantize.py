@@ -23,7 +23,7 @@ def _weights(shape, seed=0):
 
 def _rounded(weights, kind):
     """Returns the weights [o i] of a kernel rounded to blocks."""
-    kernel = quantize_blocks(jnp.asarray(weights), weights.shape[1], kind, "float32")
+    kernel = quantize_blocks(jnp.asarray(weights), kind, "float32")
     return np.asarray(unpack(kernel.strips, kind))[: len(weights)], kernel
 
 

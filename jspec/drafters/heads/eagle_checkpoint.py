@@ -36,7 +36,7 @@ from jspec.drafters.heads.folder import (
 from jspec.drafters.heads.speculators import DEPTH, LAYERS_GROUP, published_config, published_names
 from jspec.models.config import DecoderConfig
 from jspec.models.families.hf_config import from_hf_config, to_hf_config
-from jspec.weights.quantize import num_contracted, quantize
+from jspec.weights.quantize import is_kernel, quantize
 from jspec.weights.safetensors_file import FloatTensors
 from jspec.weights.tensor_names import Parameter, Path, attention_tensors, mlp_tensors, one_tensor
 
@@ -76,8 +76,7 @@ def load_eagle(folder: pathlib.Path, target: DecoderConfig, dtype: Any) -> Loade
     if any(tensor.dtype == np.int8 for tensor in stored.values()):
 
         def finish(path: Path, leaf: jax.Array) -> Any:
-            is_kernel = num_contracted(path) > 0
-            return quantize(leaf, path, "int8", dtype) if is_kernel else leaf.astype(dtype)
+            return quantize(leaf, path, "int8", dtype) if is_kernel(path) else leaf.astype(dtype)
 
         # One matrix at a time, so that the head is never whole in float32.
         params = pack_params(folder, tensors, rules, "float32", finish)

@@ -7,8 +7,6 @@ from typing import NamedTuple
 from jspec.evaluation.accelerators.hlo import Instruction, Module
 from jspec.evaluation.accelerators.traffic import FREE, MOVES, launch_bytes, movement
 
-_COLLECTIVES = "all-reduce", "all-gather", "all-to-all", "reduce-scatter", "collective-permute"
-
 
 class Assumptions(NamedTuple):
     """What decides a round's loops and branches where only the device will know.
@@ -77,7 +75,6 @@ class Round:
             "bytes_moved": size,
             movement(module, own) or "": 1,
             "sorts": own.op == "sort" or "Sort" in own.find(r'custom_call_target="([^"]*)"'),
-            "collectives": own.op.startswith(_COLLECTIVES),
         }
         for figure in self.figures:
             self.figures[figure] += times * found.get(figure, 0)
@@ -85,7 +82,7 @@ class Round:
 
 def count_round(module: Module, assumed: Assumptions | None) -> Round:
     """Returns the counts of one trip of a run's outer loop, or of a program without rounds."""
-    names = "launches_per_round", "bytes_moved", *MOVES.values(), "sorts", "collectives"
+    names = "launches_per_round", "bytes_moved", *MOVES.values(), "sorts"
     found = Round(dict.fromkeys(names, 0.0))
     if assumed is None:
         found.add(module, module.entry, Assumptions(0, False))
