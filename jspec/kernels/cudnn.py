@@ -3,9 +3,8 @@
 XLA's attention writes scores [t n s] in float32 and reads them several times. For 256 queries of
 Llama-3.2-3B that is about nine times the bytes of one layer's keys and values.
 
-Each shape is tried once on random numbers, and where cuDNN fails or says something else than XLA,
-XLA computes with a warning. `JSPEC_CUDNN=0` in the
-environment leaves everything to XLA.
+Each shape is tried once on random numbers; where cuDNN fails or says something else than XLA, XLA
+computes with a warning. `JSPEC_CUDNN=0` in the environment leaves everything to XLA.
 """
 
 import functools
