@@ -1,6 +1,6 @@
 """Fused attention: the same numbers as XLA's, or a fall-back with one warning.
 
-On CPU, where JAX's own attention stands in for cuDNN's: what is tested is the layouts, the mask, and
+On CPU, where JAX's own attention stands in for cuDNN's: what is tested is layouts, the mask, and
 what follows where a shape fails.
 """
 
