@@ -20,6 +20,7 @@ from jspec.speculation.acceptance import (
 )
 from jspec.speculation.acceptance.chain import normalised_or
 from jspec.speculation.acceptance.types import Proposal, as_tree
+from tests.cases import slow_unless
 from tests.speculation.enumeration import (
     NUM_TOKENS,
     all_counts,
@@ -37,8 +38,10 @@ TRAVERSAL, RECURSIVE, K_SEQ = traversal.RULE, siblings.RULE, k_seq.RULE.tree
 WIDE = {"wide": [-1, -1, 0, 0, 1, 1], **SHAPES}
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "draw"),
+    [slow_unless(s != "bush" or d == "without", s, d) for s in SHAPES for d in DRAWS],
+)
 @pytest.mark.parametrize("rule", [TRAVERSAL, K_SEQ], ids=["traversal", "k_seq"])
 def test_rules_are_lossless(rule, shape, draw):
     """Jointly over three rounds, as for `rejection`: a whole subtree may have been refused."""
@@ -147,8 +150,14 @@ def random_tables(seed):
     return [random_distributions(rng, (VOCAB,) * 3, zeros=0.1) for _ in range(2)]
 
 
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("shape", ["chain", "siblings", "bush", "wide", "comb"])
+@pytest.mark.parametrize(
+    ("shape", "draw"),
+    [
+        slow_unless(s not in ("bush", "wide") or d == "without", s, d)
+        for s in ("chain", "siblings", "bush", "wide", "comb")
+        for d in DRAWS
+    ],
+)
 def test_traversal_keeps_at_least_as_many_as_rejection(shape, draw):
     """Guards against a lossless rule that gains nothing: in each of 18 random contexts."""
     gains = np.concatenate([
