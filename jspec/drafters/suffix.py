@@ -11,6 +11,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from jspec.common.typing import Params
 from jspec.drafters.memory import History, Remembering
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
 from jspec.drafters.suffix_corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
@@ -82,14 +83,14 @@ class SuffixDrafter(Remembering):
         return tuple(Kind("suffix", *rates, n) for rates, n in zip(_ASSUMED, most, strict=True))
 
     def propose(
-        self, params: Corpus | None, state: History, inputs: RoundInputs
+        self, params: Params, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
         """Looks the text's end up in the text and in the corpus."""
         # The newest token is part of what is to be matched, though not committed yet.
         text = state.append_one(inputs.last_token)
         sizes = {"num_places": _NUM_PLACES, "width": self.num_draft_tokens}
         matches = own_matches(text, max_match=MAX_MATCH, **sizes)
-        if params is not None:
+        if isinstance(params, Corpus):  # there may be none
             matches = matches.join(corpus_matches(params, text, **sizes))
         choice = choose_continuation(matches, growth=self.growth, min_share=self.min_share)
         # Kind i stands for i + 1 tokens; without a match any kind would do.

@@ -116,7 +116,7 @@ def test_the_largest_capacity_that_fits_is_said(free, batch_size, capacity):
 
     def budget(length):
         rows = [generator.make_row(Request([1, 2], Settings(max_new_tokens=length - 2)))]
-        return Batch(generator, rows * batch_size)
+        return Batch.for_requests(generator, rows * batch_size)
 
     free(1 << 40)
     num_states = 1 if batch_size == 1 else 3

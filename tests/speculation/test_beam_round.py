@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jspec.drafters.tree_shape import Shape
 
 from jspec.drafters.model_tree import ModelTreeDrafter
+from jspec.drafters.tree_options import Shape
 from jspec.generation.beam_search import ended_beams, running_beam
 from jspec.speculation import beam_round
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates

@@ -113,7 +113,7 @@ class HoleyDrafter(ModelDrafter):
     """The natural but wrong drafter: it feeds `last` alone and counts all committed as cached."""
 
     def propose(self, params, state, inputs):
-        last_token, _, rng_keys, settings, _ = inputs
+        last_token, _, rng_keys, settings, *_ = inputs
         cache = self._catch_up(params, state, last_token >= 0).rollback(state.history.length)
         tokens, probs, token, start = [], [], last_token, cache.length
         for i in range(self.num_draft_tokens):
