@@ -60,7 +60,7 @@ def test_an_int8_weight_is_at_most_half_a_step_off():
 
 def test_an_int4_weight_is_at_most_half_a_step_of_its_group_off():
     """Guards against groups of other inputs, and a multiplier rounded down, which would clip."""
-    kernel = _random_kernel((7, 2, 3, 32), 192)
+    kernel = _random_kernel((7, 192), 192)
     quantized = quantize(kernel, ("out",), "int4", "float32")
     found = dequantize(quantized)
     assert found.shape == kernel.shape
