@@ -221,7 +221,7 @@ def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
     """Returns a kernel as in a GGUF file of Q4_0, of shapes."""
     outputs = math.prod(entry.shape[:-1])
     strips = -(-outputs // STRIP)
-    own = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
+    own: Any = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
     form = block_format(entry.path)
     return kernels.PackedKernel(own, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
 

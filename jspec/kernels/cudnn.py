@@ -70,7 +70,10 @@ def _cudnn(
     # JAX's public function knows [b s k h] only, for which every layer's cache would be transposed.
     from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention
 
-    return dot_product_attention(queries, keys, values, mask=mask, scale=1.0, qkv_layout="BNTH")
+    mixed: Any = dot_product_attention(
+        queries, keys, values, mask=mask, scale=1.0, qkv_layout="BNTH"
+    )
+    return mixed
 
 
 def _is_on() -> bool:
