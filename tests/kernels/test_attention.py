@@ -137,7 +137,14 @@ def test_the_cache_uses_it_for_whole_vectors_only():
     assert not calls(24)
 
 
-@pytest.mark.parametrize("options", [(), ("-mavx",), ("-mavx2", "-mfma")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("-mavx",), marks=pytest.mark.slow),
+        ("-mavx2", "-mfma"),
+    ],
+)
 def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatch, tmp_path):
     if not all(option[2:] in build._processor().split() for option in options):
         pytest.skip("this processor has no such vectors")

@@ -16,8 +16,7 @@ def cache(monkeypatch, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, damaged):
+def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch):
     runs = []
     run = subprocess.run
 
@@ -28,17 +27,16 @@ def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch
     monkeypatch.setattr(subprocess, "run", counted)
     monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))  # soon done
     path = cache / "native" / f"jspec-{build.fingerprint()}.so"
-    if damaged:
-        build.load_library()
-        runs.clear()
+    for number in (1, 2):
+        for _ in range(2):
+            build.load_library()
+        assert sum(runs) == number
+        assert path.stat().st_size > 10_000
+        beside = sorted(path.parent.iterdir())
+        assert beside == [path.with_suffix(".sha256"), path]  # nothing else
         whole = path.read_bytes()
         path.unlink()  # the one that is loaded lives on
         path.write_bytes(whole[:5000])  # of a killed process, say: to load it would end this one
-    for _ in range(2):
-        build.load_library()
-    assert sum(runs) == 1
-    assert path.stat().st_size > 10_000
-    assert sorted(path.parent.iterdir()) == [path.with_suffix(".sha256"), path]  # nothing besides
 
 
 def test_another_processor_gets_a_library_of_its_own(monkeypatch):
