@@ -5,6 +5,7 @@ They hold on a CPU, too, where `-m gpu` runs them to see that they can run.
 
 import dataclasses
 import inspect
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,10 @@ import pytest
 from jspec.evaluation.auditing.checks import run_checks
 from jspec.evaluation.auditing.subject import cast
 from jspec.generation.request import Request, Settings
-from jspec.kernels import attend, fused_choice
+from jspec.kernels import PackedKernel, attend, fused_choice, product
+from jspec.kernels.gpu import DECODED
+from jspec.kernels.packed import STRIP
+from jspec.kernels.packed_formats import FORMATS
 from jspec.models import causal_mask, init_cache, make_apply
 from jspec.models.cache import TAIL, KVCache
 from tests.evaluation.auditing.subjects import make_subject
@@ -76,6 +80,20 @@ def test_fused_blocks_say_what_xlas_say(name, rows, width, monkeypatch):
     tokens = jnp.zeros([rows, width], jnp.int32)
     jax.clear_caches()
     jax.jit(make_apply(config)).lower(params, tokens, cache)
+    assert set(fused_choice._VERDICTS.values()) == {True}
+
+
+@pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")
+@pytest.mark.parametrize("kind", DECODED)
+def test_packed_products_say_what_xlas_say(kind, monkeypatch):
+    """Each format that the kernel decodes passes its trial."""
+    monkeypatch.setattr(fused_choice, "_VERDICTS", {})
+    form, shape = FORMATS[kind], (64, 512)
+    size = STRIP * shape[1] // form.inputs * form.num_bytes
+    strips: Any = jax.ShapeDtypeStruct((shape[0] // STRIP, size), jnp.uint8)
+    kernel = PackedKernel(strips, kind, shape, jnp.dtype(jnp.bfloat16))
+    operands = jax.ShapeDtypeStruct((5, shape[1]), jnp.float32), kernel
+    jax.jit(product).lower(*fused_choice.random_product(operands))
     assert set(fused_choice._VERDICTS.values()) == {True}
 
 

@@ -42,7 +42,6 @@ class Engine:
       drafter: the drafter; None for plain decoding.
       numbers: numbers of drafts among which each row chooses; empty if the number is fixed.
       num_draft_tokens: maximum number of drafts a round; 0 for plain decoding.
-      widths: the widths, besides a full proposal's, for which a verify call is compiled.
       empty_state: (batch_size, capacity, switches) -> a state whose rows are done.
       insert: (state, row, prefilled) -> the state with a row replaced by a prefilled one.
       finish: (state, row) -> the state with a row done, for an end that only the host can see.
@@ -65,14 +64,19 @@ class Engine:
         self.apply = apply = mask_padding(make_apply(target.config), target)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
-        self.widths = self.numbers
-        if drafter is None:
-            step = functools.partial(plain_step, target=apply)
-        else:
-            self.widths = self.numbers or ((0,) if drafter.may_be_silent else ())
-            step = functools.partial(
-                speculative_step, target=apply, drafter=drafter, rule=rule, widths=self.widths
+
+        def step(params: ModelParams, state: SpecState) -> tuple[SpecState, StepInfo]:
+            if drafter is None:
+                return plain_step(params, state, target=apply)
+            widths = self.widths(len(state.last_token))
+            return speculative_step(
+                params, state, target=apply, drafter=drafter, rule=rule, widths=widths
             )
+
+        def search(params: ModelParams, state: BeamState) -> tuple[BeamState, BeamInfo]:
+            widths = self.widths(len(state.last_token))
+            return beam_round(params, state, target=apply, drafter=drafter, widths=widths)
+
         self._config = target.config
         self._prefill_widths = kernels.prefill_widths(target.params["embedding"])
 
@@ -96,12 +100,19 @@ class Engine:
         self._begin_beams = jax.jit(
             BeamState.begin, static_argnames=("num_beams", "num_candidates", "max_steps")
         )
-        search = functools.partial(beam_round, target=apply, drafter=drafter, widths=self.widths)
         self._search = jax.jit(
             functools.partial(run_rounds, step=search, max_rounds=MAX_ROUNDS_PER_VISIT),
             donate_argnums=1,
             compiler_options=kernels.run_options(),
         )
+
+    def widths(self, batch_size: int) -> tuple[int, ...]:
+        """Returns the widths, besides a full proposal's, for which a verify call is compiled."""
+        # Each is a program of the whole target, which takes a GPU's compiler half a minute.
+        if kernels.are_like_one(batch_size * (self.num_draft_tokens + 1)):
+            return ()
+        may_be_silent = self.drafter is not None and self.drafter.may_be_silent
+        return self.numbers or (0,) * may_be_silent
 
     def capacity_for(self, max_length: int) -> int:
         """Returns the slots of a cache for rows of at most `max_length` tokens."""

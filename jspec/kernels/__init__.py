@@ -4,7 +4,7 @@ Each lives in a file of its own, written in JAX, which is the reference. On CPU 
 computes it instead where there is a compiler; on GPU attention has cuDNN besides, and a decoder
 block of few tokens has the fused kernels of `gpu/`. Nothing outside this package asks which device
 or processor it runs on: what follows from that is answered here by purpose, too (`prefill_widths`,
-`prefers_unrolled_loops`, `timed_products`, `describe_device`).
+`are_like_one`, `prefers_unrolled_loops`, `timed_products`, `describe_device`).
 """
 
 from jspec.kernels.argmax import first_argmax
@@ -12,6 +12,7 @@ from jspec.kernels.attention import attend, attend_capped
 from jspec.kernels.backend import compiling_for, run_options
 from jspec.kernels.cache_write import TAIL, write_rows
 from jspec.kernels.device import (
+    are_like_one,
     check_device,
     describe_device,
     prefers_unrolled_loops,
@@ -44,6 +45,7 @@ __all__ = [
     "PackedKernel",
     "QuantizedKernel",
     "apply_rope",
+    "are_like_one",
     "attend",
     "attend_capped",
     "check_device",

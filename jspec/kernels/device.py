@@ -20,6 +20,9 @@ _START = logging.getLogger("jax._src.xla_bridge")  # what JAX says when it start
 _HINT = re.compile(r" \((?:set JAX_PLATFORMS|you may need).*")  # at the end of its errors
 
 
+_FEW_TOKENS = 64
+
+
 class TimedProducts(NamedTuple):
     """Products to measure the default device by: a kernel of `num_bytes`, which no cache holds, for
     the rate of reading weights; and `rows` of `width` inputs and outputs, bound by arithmetic, for
@@ -38,6 +41,13 @@ def timed_products(kernel_dtype: DTypeLike) -> TimedProducts:
         # The C++ reads float32 rows, whatever the kernel's type.
         return TimedProducts(256 << 20, 512, 2048, jnp.float32)
     return TimedProducts(2 << 30, 8192, 8192, kernel_dtype)
+
+
+def are_like_one(num_tokens: int) -> bool:
+    """Returns whether a call on that many tokens takes about as long as a call on a single one."""
+    # Where weights are read at the full bandwidth of memory, a few hundred products of each are
+    # free. It is a guess: no device has measured it.
+    return backend() != "cpu" and num_tokens <= _FEW_TOKENS
 
 
 def prefers_unrolled_loops() -> bool:

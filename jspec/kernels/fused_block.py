@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Float32
 
-from jspec.kernels.gpu import ACTIVATIONS, TILE, attend_block, few_rows_product
+from jspec.kernels.gpu import ACTIVATIONS, DECODED, TILE, attend_block, few_rows_product
 from jspec.kernels.norm import rms_norm
+from jspec.kernels.packed import PackedKernel
+from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.product import Kernel
 from jspec.kernels.quantized import QuantizedKernel
 
 _MOST_TOKENS = 16  # of a row
-_MOST_ROWS = 64  # products of more are XLA's: they are bound by arithmetic
+MOST_ROWS = 64  # products of more are XLA's: they are bound by arithmetic
 _HEAD_SIZES = range(32, 257, 2)  # half of the smallest is a tile
 
 
@@ -45,17 +47,17 @@ def run_block(
         """Adds half of a block to the residual stream."""
         scale = config.residual_scale
         if config.norms == "pre":
-            return _multiply(inputs, kernel, bias=bias, residual=rows, scale=scale)
+            return multiply(inputs, kernel, bias=bias, residual=rows, scale=scale)
         # A norm of the outputs needs all of them, which no program has: it is XLA's.
-        outputs = _multiply(inputs, kernel, bias=bias)[None]
+        outputs = multiply(inputs, kernel, bias=bias)[None]
         return rows + scale * rms_norm(outputs, params[name]["scale"], jnp.float32(epsilon))[0]
 
     rows = x.reshape(b * t, -1)
     bias = attention.get("qkv_bias")
     if inputs is None:
-        qkv = _multiply(rows, attention["qkv"], bias=bias, **norm("attention_norm"))
+        qkv = multiply(rows, attention["qkv"], bias=bias, **norm("attention_norm"))
     else:
-        qkv = _multiply(inputs.reshape(b * t, -1), attention["qkv"], bias=bias)
+        qkv = multiply(inputs.reshape(b * t, -1), attention["qkv"], bias=bias)
     norms = None
     if config.qk_norm is not None:
         norms = attention["query_norm"]["scale"], attention["key_norm"]["scale"]
@@ -67,7 +69,7 @@ def run_block(
     )  # fmt: skip
     mixed = mixed.reshape(b * t, -1)
     rows = add(rows, mixed, attention["out"], attention.get("out_bias"), "attention_post_norm")
-    gated = _multiply(
+    gated = multiply(
         rows, mlp["gate_up"], bias=mlp.get("gate_up_bias"), activation=config.activation,
         dtype=keys.dtype, **norm("mlp_norm"),
     )  # fmt: skip
@@ -78,12 +80,12 @@ def run_block(
 def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:
     """Returns whether `run_block` computes a layer: few tokens, kernels and caches that it knows.
 
-    Layers of experts, norms of all heads together, float32 and packed kernels are XLA's.
+    Layers of experts, norms of all heads together, float32 and joined kernels are XLA's.
     """
     attention, mlp = params["attention"], params["mlp"]
     if config.qk_norm not in (None, "head") or config.activation not in ACTIVATIONS:
         return False
-    if x.shape[1] > _MOST_TOKENS or math.prod(x.shape[:2]) > _MOST_ROWS or "down" not in mlp:
+    if x.shape[1] > _MOST_TOKENS or math.prod(x.shape[:2]) > MOST_ROWS or "down" not in mlp:
         return False
     sizes = {"qkv": attention["qkv"].shape[-1], "out": config.num_heads * config.head_dim}
     sizes |= {"gate_up": config.embed_dim, "down": config.hidden_dim}
@@ -93,18 +95,23 @@ def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any
 
 
 def takes_kernel(kernel: Kernel, num_inputs: int) -> bool:
-    """Returns whether a kernel is bfloat16 or int8, and its sizes whole tiles."""
-    if isinstance(kernel, QuantizedKernel):
-        has_type = kernel.multipliers is None and kernel.dtype == jnp.bfloat16
-    else:
-        has_type = isinstance(kernel, jax.Array) and kernel.dtype == jnp.bfloat16
+    """Returns whether a kernel is bfloat16, integers or packed, and its sizes whole tiles."""
+    is_known = isinstance(kernel, (jax.Array, QuantizedKernel))
+    if isinstance(kernel, PackedKernel):
+        is_known = kernel.kind in DECODED
     # Twice a tile of outputs, for gates.
     size = math.prod(kernel.shape)
-    return has_type and num_inputs % TILE == 0 and size % (2 * TILE * num_inputs) == 0
+    has_tiles = num_inputs % TILE == 0 and size % (2 * TILE * num_inputs) == 0
+    return is_known and kernel.dtype == jnp.bfloat16 and has_tiles
 
 
-def _multiply(rows: Float[Array, "r i"], kernel: Kernel, **options: Any) -> Float[Array, "r o"]:
+def multiply(rows: Float[Array, "r i"], kernel: Kernel, **options: Any) -> Float[Array, "r o"]:
     """Multiplies by a kernel that `takes_kernel` takes; see `few_rows_product`."""
+    if isinstance(kernel, PackedKernel):
+        packed = kernel.kind, FORMATS[kernel.kind]
+        form = {"packed": packed, "takes_bytes": kernel.takes_bytes}
+        return few_rows_product(rows, kernel.strips, **form, **options)
     if isinstance(kernel, QuantizedKernel):
-        return few_rows_product(rows, kernel.values, units=kernel.scales, **options)
+        integers = {"units": kernel.scales, "multipliers": kernel.multipliers}
+        return few_rows_product(rows, kernel.values, **integers, **options)
     return few_rows_product(rows, kernel.reshape(-1, rows.shape[1]), **options)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""What computes a decoder block: kernels that fuse most of it, or XLA.
+"""What computes a decoder block or a packed product: kernels that fuse most of it, or XLA.
 
 On a GPU each shape is tried once, on random numbers: the kernels must say what XLA says. Where they
 fail, XLA computes with a warning. `JSPEC_FUSED=0` in the environment leaves everything to XLA.
@@ -9,15 +9,18 @@ import functools
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 from jspec.kernels.backend import backend, has_bfloat16, is_foreign
 from jspec.kernels.library import with_derivatives_of
+from jspec.kernels.packed import STRIP, PackedKernel
+from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import QuantizedKernel
 
 Block = Callable[..., Any]  # (params, x, rope, visible, cache, …) -> (x, cache)
@@ -41,12 +44,37 @@ def compute_block(reference: Block, config: Any, block_offset: int, *operands: A
     if not takes_block(config, params, x, cache) or not has_bfloat16():
         return reference(*operands)
     fused = functools.partial(run_block, config, block_offset)
+    make = functools.partial(random_operands, block_offset=block_offset)
+    return _choose(reference, fused, operands, (config, block_offset), make, _distance)
+
+
+def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -> Array:
+    """Returns the product of rows with a packed kernel, decoded in the GPU's kernel or before it.
+
+    XLA decodes all of it to memory for more rows than one.
+    """
+    if not _is_on():
+        return reference(rows, kernel)
+    from jspec.kernels.fused_block import MOST_ROWS, multiply, takes_kernel
+
+    is_taken = rows.shape[0] <= MOST_ROWS and takes_kernel(kernel, rows.shape[1])
+    if not is_taken or not has_bfloat16():
+        return reference(rows, kernel)
+    return _choose(
+        reference, multiply, (rows, kernel), (), random_product, lambda _, *both: _share(*both)
+    )
+
+
+def _choose(
+    reference: Block, fused: Block, operands: Any, key: Any, make: Any, distance: Any
+) -> Any:
+    """Computes by the fused kernels, once they have passed a trial, or else by the reference."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), operands)
     leaves, structure = jax.tree.flatten(shapes)
-    key = config, block_offset, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+    key = key, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     # For a device that is not here the kernels cannot be tried: they are taken to work.
     if key not in _VERDICTS and not is_foreign():
-        _VERDICTS[key] = _works(reference, fused, shapes, block_offset)
+        _VERDICTS[key] = _works(reference, fused, functools.partial(make, shapes), distance)
     if not _VERDICTS.get(key, True):
         return reference(*operands)
     return with_derivatives_of(reference, fused, *operands)
@@ -56,13 +84,13 @@ def _is_on() -> bool:
     return backend() == "gpu" and os.environ.get("JSPEC_FUSED") != "0"
 
 
-def _works(reference: Block, fused: Block, shapes: Any, block_offset: int) -> bool:
+def _works(reference: Block, fused: Block, make: Any, distance: Any) -> bool:
     """Tries a shape: Triton may not know the GPU, there may be no memory, or a wrong result."""
     try:
         # The caller is being traced; the trial must be computed now, and not become part of it. A
         # new thread traces nothing. (`ensure_compile_time_eval` would run kernels, not trace them.)
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            worst = thread.submit(_try, reference, fused, shapes, block_offset).result()
+            worst = thread.submit(_try, reference, fused, make, distance).result()
     except Exception as failure:
         first = (str(failure).strip().splitlines() or [""])[0]
         _warn(f"{type(failure).__name__}: {first[:100]}")
@@ -72,31 +100,58 @@ def _works(reference: Block, fused: Block, shapes: Any, block_offset: int) -> bo
     return worst <= _TOLERANCE
 
 
-def _try(reference: Block, fused: Block, shapes: Any, block_offset: int) -> float:
-    operands = jax.jit(lambda: random_operands(shapes, block_offset))()
+def _try(reference: Block, fused: Block, make: Any, distance: Any) -> float:
+    operands = jax.jit(make)()
     found, expected = (jax.jit(each)(*operands) for each in (fused, reference))
-    return float(_distance(operands[1], found, expected))
+    return float(distance(operands, found, expected))
 
 
 @functools.cache  # one line, however many shapes fail
 def _warn(reason: str) -> None:
     cost = "decoding takes longer"
-    message = f"jspec: the GPU's fused decoder block is not used ({reason}); {cost}"
+    message = f"jspec: the GPU's fused kernels are not used ({reason}); {cost}"
     print(message, file=sys.stderr, flush=True)
 
 
+def _share(one: Array, other: Array) -> Array:
+    """Returns the largest distance of a row, as a share of it."""
+    one, other = one.astype(jnp.float32), other.astype(jnp.float32)
+    sizes = jnp.linalg.norm(other, axis=-1)
+    return jnp.max(jnp.linalg.norm(one - other, axis=-1) / jnp.maximum(sizes, 1e-6))
+
+
 @jax.jit
-def _distance(x: Array, found: Any, expected: Any) -> Array:
+def _distance(operands: Any, found: Any, expected: Any) -> Array:
     """Returns the largest distance of a token's change, a key or a value, as a share of it."""
-
-    def share(one: Array, other: Array) -> Array:
-        one, other = one.astype(jnp.float32), other.astype(jnp.float32)
-        sizes = jnp.linalg.norm(other, axis=-1)
-        return jnp.max(jnp.linalg.norm(one - other, axis=-1) / jnp.maximum(sizes, 1e-6))
-
-    (own, cache), (other, other_cache) = found, expected
+    x, (own, cache), (other, other_cache) = operands[1], found, expected
     pairs = zip(cache.keys + cache.values, other_cache.keys + other_cache.values, strict=True)
-    return jnp.max(jnp.stack([share(own - x, other - x), *(share(*pair) for pair in pairs)]))
+    return jnp.max(jnp.stack([_share(own - x, other - x), *(_share(*pair) for pair in pairs)]))
+
+
+def random_product(shapes: Any) -> Any:
+    """Returns random rows and a random kernel of those shapes."""
+    rows, kernel = shapes
+    keys = (jax.random.key(seed) for seed in itertools.count())
+    return jax.random.normal(next(keys), rows.shape, rows.dtype), _draw_kernel(keys, kernel)
+
+
+def _draw_kernel(keys: Iterator[Array], kernel: Any) -> Any:
+    if isinstance(kernel, QuantizedKernel):
+        values = jax.random.bits(next(keys), kernel.values.shape, jnp.uint8)
+        values = jax.lax.bitcast_convert_type(values, kernel.values.dtype)
+        multipliers = kernel.multipliers
+        if multipliers is not None:
+            multipliers = jax.random.randint(next(keys), multipliers.shape, 1, 19, jnp.int8)
+        scales = jnp.full(kernel.scales.shape, 3e-4)
+        return kernel.replace(values=values, multipliers=multipliers, scales=scales)
+    # Elements of two bytes are float16 numbers, and these bits leave some between 0 and 0.004.
+    fields = FORMATS[kernel.kind].fields
+    mask = np.concatenate(
+        [np.full(STRIP * size * count, 0x1B if size == 2 else 0xFF) for size, count in fields]
+    )
+    strips = jax.random.bits(next(keys), kernel.strips.shape, jnp.uint8)
+    masks = np.resize(mask.astype(np.uint8), strips.shape[1])  # of one block after the other
+    return kernel.replace(strips=strips & masks)
 
 
 def random_operands(shapes: Any, block_offset: int) -> Any:
@@ -106,15 +161,16 @@ def random_operands(shapes: Any, block_offset: int) -> Any:
     def draw(leaf: Any) -> Array:
         return jax.random.normal(next(keys), leaf.shape, leaf.dtype)
 
+    def is_compact(leaf: Any) -> bool:
+        return isinstance(leaf, (QuantizedKernel, PackedKernel))
+
     def draw_param(leaf: Any) -> Any:
-        if isinstance(leaf, QuantizedKernel):
-            values = jax.random.randint(next(keys), leaf.values.shape, -127, 128, jnp.int8)
-            return leaf.replace(values=values, scales=jnp.full(leaf.scales.shape, 3e-4))
+        if is_compact(leaf):
+            return _draw_kernel(keys, leaf)
         return 1 + draw(leaf) / 8 if len(leaf.shape) == 1 else draw(leaf) / 50  # scales lie about 1
 
     params, x, rope, visible, cache, *inputs = shapes
-    is_leaf = lambda leaf: isinstance(leaf, QuantizedKernel)  # noqa: E731
-    params = jax.tree.map(draw_param, params, is_leaf=is_leaf)
+    params = jax.tree.map(draw_param, params, is_leaf=is_compact)
     b, t, s = visible.shape
     length = (s - t - block_offset) * (jnp.arange(b) + 1) // (b + 1)
     last = length[:, None, None] + block_offset + jnp.arange(t)[None, :, None]

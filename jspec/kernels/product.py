@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Float32, Int
 
 from jspec.kernels import library
 from jspec.kernels.backend import backend
+from jspec.kernels.fused_choice import compute_product
 from jspec.kernels.packed import JoinedKernel, PackedKernel, packed_product, packed_rows
 from jspec.kernels.precision import dot
 from jspec.kernels.quantized import QuantizedKernel, quantized_product, quantized_rows
@@ -34,7 +35,7 @@ def product(rows: Float[Array, "r i"], kernel: Kernel) -> Float32[Array, "r o"]:
     if isinstance(kernel, QuantizedKernel):
         return quantized_product(rows, kernel)
     if isinstance(kernel, PackedKernel):
-        return packed_product(rows, kernel)
+        return compute_product(packed_product, rows, kernel)
     if isinstance(kernel, JoinedKernel):
         parts = jnp.concatenate([product(rows, part) for part in kernel.parts], axis=1)
         return parts.at[:, kernel.order].get(mode="promise_in_bounds")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
 from jspec.generation.costs import RoundCosts
@@ -249,3 +250,19 @@ def test_plain_decoding_has_nothing_to_choose():
     result = generator.generate(requests(max_new_tokens=5)[0])
     assert (generator.costs, result.stats.num_proposed) == (None, 0)
     assert generator.measure_costs() is None
+
+
+@pytest.mark.slow
+def test_where_few_tokens_take_like_one_a_call_has_one_width(monkeypatch):
+    """On a GPU each width is a program of the whole target to compile. The tokens are the same."""
+    expected = make_auto("prompt_lookup", batch_size=4).generate(requests(max_new_tokens=24))
+    monkeypatch.setattr(kernels, "are_like_one", lambda num_tokens: True)
+    generator = make_auto("prompt_lookup", batch_size=4)
+    results = generator.generate(requests(max_new_tokens=24))
+    assert [one.token_ids for one in results] == [one.token_ids for one in expected]
+    proposed = [[one.stats.num_proposed for one in answers] for answers in (results, expected)]
+    assert proposed[0] == proposed[1]
+    monkeypatch.undo()
+    assert generator.engine.widths(1) == NUMBERS
+    with kernels.compiling_for("gpu"):
+        assert [generator.engine.widths(size) for size in (8, 9)] == [(), NUMBERS]

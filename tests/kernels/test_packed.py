@@ -21,15 +21,15 @@ HALVES = {
 
 
 @functools.cache
-def random_rows(kind):
+def random_rows(kind, num_outputs=NUM_OUTPUTS, num_inputs=NUM_INPUTS):
     """Returns the bytes of random weights, [o bytes], and the weights as gguf reads them, [o i]."""
     rng, form = np.random.default_rng(0), FORMATS[kind]
-    shape = NUM_OUTPUTS, NUM_INPUTS // form.inputs
+    shape = num_outputs, num_inputs // form.inputs
     blocks = rng.integers(0, 256, (*shape, form.num_bytes)).astype(np.uint8)
     for begin in HALVES[kind]:
         halves = rng.uniform(0.01, 0.1, shape).astype(np.float16)
         blocks[..., begin : begin + 2] = halves[..., None].view(np.uint8)
-    rows = blocks.reshape(NUM_OUTPUTS, -1)
+    rows = blocks.reshape(num_outputs, -1)
     return rows, gguf.dequantize(rows, gguf.GGMLQuantizationType[kind.upper()])
 
 

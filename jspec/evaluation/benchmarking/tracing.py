@@ -84,7 +84,7 @@ def _make_halves(programs: Programs) -> tuple[Callable[..., Any], Callable[..., 
         step = jit(functools.partial(plain_step, target=engine.apply))
         return lambda params, state: (None, state), lambda params, state, _: step(params, state)
     shared = {"target": engine.apply, "drafter": engine.drafter, "rule": programs.rule}
-    verify_half = functools.partial(verify, **shared, widths=engine.widths)
+    verify_half = functools.partial(verify, **shared, widths=engine.widths(batch_size=1))
     return jit(functools.partial(propose, **shared)), jit(verify_half)
 
 

@@ -9,5 +9,6 @@ weights, a few microseconds, and starting it takes as long again.
 from jspec.kernels.gpu.block_attention import attend_block
 from jspec.kernels.gpu.few_rows import ACTIVATIONS, few_rows_product
 from jspec.kernels.gpu.launch import TILE
+from jspec.kernels.gpu.packed_weights import DECODED
 
-__all__ = ["ACTIVATIONS", "TILE", "attend_block", "few_rows_product"]
+__all__ = ["ACTIVATIONS", "DECODED", "TILE", "attend_block", "few_rows_product"]

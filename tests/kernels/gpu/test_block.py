@@ -44,7 +44,10 @@ def make_model(name, kind=None):
         if names[-1].endswith("bias"):  # these stay float32
             return leaf
         if kind is not None and names[-1] in KERNELS:
-            return quantize(leaf, path=names, kind=kind, dtype=jnp.bfloat16)
+            leaf = quantize(leaf, path=names, kind=kind, dtype=jnp.bfloat16)
+            # XLA's inputs are rounded to bfloat16 before they are rounded to bytes, so some come
+            # to another byte. test_few_rows.py compares products of the same inputs.
+            return leaf.replace(takes_bytes=False) if kind == "q4_0" else leaf
         return leaf.astype(jnp.bfloat16)
 
     params = random_params(config, seed=3, std=0.15)
@@ -57,6 +60,8 @@ def make_model(name, kind=None):
         ("gemma", None, 2, 5, 3),
         ("biased", "int8", 1, 1, 0),
         slow_unless(False, "llama", None, 3, 16, 0),
+        ("llama", "q4_0", 1, 5, 0),
+        slow_unless(False, "llama", "int4", 1, 5, 0),
         slow_unless(False, "llama", "int8", 1, 5, 0),
         slow_unless(False, "biased", None, 2, 3, 1),
         slow_unless(False, "post", None, 2, 2, 0),
@@ -94,7 +99,9 @@ def test_a_decoder_says_what_xlas_decoder_says(
     monkeypatch.setattr(choice, "_VERDICTS", {})
     num_kernels, found = call()
     assert num_kernels >= 6
-    assert list(choice._VERDICTS.values()) == [True]
+    # In the trial XLA's block takes the kernel for packed products, after trials of its own.
+    num_trials = 1 + len(KERNELS) * (kind == "q4_0")
+    assert list(choice._VERDICTS.values()) == [True] * num_trials
     assert_close(found, expected)
     assert capsys.readouterr().err == ""
 
@@ -168,7 +175,7 @@ def test_it_leaves_other_layers_to_xla(change):
     assert not takes_block(*layer_of(config, params), cache)
 
 
-def test_it_leaves_many_tokens_other_types_and_4_bits_to_xla():
+def test_it_leaves_many_tokens_and_other_types_to_xla():
     config, params = make_model("llama")
     cache = init_cache(config, batch_size=1, capacity=40, dtype=jnp.bfloat16)
     config, layer, _ = layer_of(config, params)
@@ -178,4 +185,3 @@ def test_it_leaves_many_tokens_other_types_and_4_bits_to_xla():
     assert not takes_block(config, layer, x, jax.tree.map(lambda leaf: leaf.astype(float), cache))
     floats = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), layer)
     assert not takes_block(config, floats, x, cache)
-    assert not takes_block(config, make_model("llama", "int4")[1]["layers_0"], x, cache)

@@ -21,9 +21,9 @@ def trials(monkeypatch):
     """Makes a decoder believe in a GPU on which nothing was tried; returns the tried shapes."""
     tried = []
 
-    def record(reference, fused, shapes, block_offset, works=choice._works):
-        tried.append(shapes[1].shape)
-        return works(reference, fused, shapes, block_offset)
+    def record(reference, fused, make, distance, works=choice._works):
+        tried.append(make.args[0][1].shape)
+        return works(reference, fused, make, distance)
 
     monkeypatch.setattr(choice, "_works", record)
     monkeypatch.setattr(choice, "_is_on", lambda: True)
@@ -85,7 +85,7 @@ def test_a_wrong_result_is_not_used(spoil, reason, trials, monkeypatch, capsys):
     np.testing.assert_array_equal(call(3), expected)
     assert trials == [(2, 3, 64)]
     warning = capsys.readouterr().err
-    assert warning.startswith("jspec: the GPU's fused decoder block is not used (on random")
+    assert warning.startswith("jspec: the GPU's fused kernels are not used (on random")
     assert reason in warning
     assert warning.endswith("; decoding takes longer\n")
     assert warning.count("\n") == 1
@@ -102,7 +102,7 @@ def test_a_failure_is_reported_once(trials, monkeypatch, capsys):
     assert all(jnp.isfinite(result).all() for result in results)
     assert trials == [(2, 3, 64), (2, 2, 64)]
     assert capsys.readouterr().err == (
-        "jspec: the GPU's fused decoder block is not used (RuntimeError: no kernel image is "
+        "jspec: the GPU's fused kernels are not used (RuntimeError: no kernel image is "
         "available.); decoding takes longer\n"
     )
 

@@ -7,10 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.kernels import QuantizedKernel, geglu, rms_norm, swiglu
-from jspec.kernels.fused_block import takes_kernel
-from jspec.kernels.gpu import few_rows_product
+from jspec.kernels import PackedKernel, QuantizedKernel, geglu, product, rms_norm, swiglu
+from jspec.kernels import fused_choice as choice
+from jspec.kernels.fused_block import multiply, takes_kernel
+from jspec.kernels.gpu import DECODED, few_rows_product
+from jspec.kernels.packed import packed_product, round_to_bytes, unpack
+from jspec.kernels.packed_formats import FORMATS
+from jspec.kernels.quantized import quantized_rows
 from jspec.weights.quantize import quantize
+from tests.kernels.test_packed import packed, random_rows
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 GATES = {"silu": swiglu, "gelu_tanh": geglu}
@@ -29,7 +34,7 @@ def make_kernel(key, outputs, inputs, kind=None):
 
 def as_floats(kernel):
     if isinstance(kernel, QuantizedKernel):
-        return kernel.values.astype(jnp.float32) * kernel.scales[:, None]
+        return quantized_rows(kernel, jnp.arange(kernel.shape[0])[None])[0]
     return kernel.astype(jnp.float32)
 
 
@@ -49,7 +54,7 @@ def reference(
     return outputs * scale + (0 if residual is None else residual)
 
 
-@pytest.mark.parametrize("kind", [None, "int8"])
+@pytest.mark.parametrize("kind", [None, "int8", "int4"])
 @pytest.mark.parametrize(
     ("num_rows", "inputs", "outputs", "parts"),
     [
@@ -77,13 +82,47 @@ def test_it_says_what_the_operations_say_one_by_one(kind, num_rows, inputs, outp
     rows = 3 * normal(keys[4], num_rows, inputs)
     assert takes_kernel(kernel, inputs)
     expected = reference(rows, kernel, **options)
-    weights, units = kernel, None
-    if kind is not None:
-        weights, units = kernel.values, kernel.scales
-    result = few_rows_product(rows, weights, units=units, **options)
+    result = multiply(rows, kernel, **options)
     rest = 0 if options["residual"] is None else options["residual"]
     distance = jnp.linalg.norm(result - expected, axis=1)
     assert (distance < 0.01 * jnp.linalg.norm(expected - rest, axis=1)).all()
+
+
+@pytest.mark.parametrize("takes_bytes", [False, True])
+@pytest.mark.parametrize("kind", DECODED)
+def test_packed_weights_are_decoded_as_xla_decodes_them(kind, takes_bytes):
+    """Of random bytes, rounded to bfloat16, the same up to the order of the sum; with gates."""
+    num_inputs = 3 * max(FORMATS[kind].inputs, 64)
+    blocks, _ = random_rows(kind, 64, num_inputs)
+    strips = jnp.asarray(packed(blocks, kind))
+    rows = normal(jax.random.key(1), 5, num_inputs)
+    form = {"packed": (kind, FORMATS[kind]), "takes_bytes": takes_bytes}
+    weights = unpack(strips, kind).astype(jnp.bfloat16)
+    rounded = (round_to_bytes(rows) if takes_bytes else rows).astype(jnp.bfloat16)
+    expected = reference(rounded.astype(jnp.float32), weights)
+    result = few_rows_product(rows, strips, **form)
+    np.testing.assert_allclose(result, expected, atol=1e-5 * float(jnp.abs(expected).max()))
+    gated = few_rows_product(rows, strips, activation="silu", **form)
+    expected = inspect.unwrap(swiglu)(expected.reshape(1, 5, 2, -1))[0]
+    np.testing.assert_allclose(gated, expected, atol=1e-5 * float(jnp.abs(expected).max()))
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q5_k"])
+def test_packed_products_of_few_rows_take_the_kernel(kind, monkeypatch, capsys):
+    """After its trial; float32 models, and formats and numbers of rows that it does not know, do
+    not.
+    """
+    monkeypatch.setattr(choice, "_is_on", lambda: True)
+    monkeypatch.setattr(choice, "_VERDICTS", {})
+    strips = jnp.asarray(packed(random_rows(kind, 32, 512)[0], kind))
+    rows = normal(jax.random.key(1), 65, 512)
+    for dtype, num_rows, trials in (("float32", 2, 0), ("bfloat16", 65, 0), ("bfloat16", 2, 1)):
+        kernel = PackedKernel(strips, kind, (32, 512), jnp.dtype(dtype))
+        own = rows[:num_rows]
+        result, expected = product(own, kernel), inspect.unwrap(packed_product)(own, kernel)
+        np.testing.assert_allclose(result, expected, atol=0.01 * float(jnp.abs(expected).max()))
+        assert list(choice._VERDICTS.values()) == [True] * trials
+    assert capsys.readouterr().err == ""
 
 
 def test_a_row_does_not_depend_on_the_rows_beside_it():
@@ -113,7 +152,7 @@ def test_rows_that_are_no_numbers_stay_alone():
     [
         (jnp.bfloat16, None, 32, 16, True),
         (jnp.bfloat16, "int8", 32, 64, True),
-        (jnp.bfloat16, "int4", 32, 64, False),
+        (jnp.bfloat16, "int4", 32, 64, True),
         (jnp.float32, "int8", 32, 64, False),
         (jnp.float32, None, 32, 64, False),
         (jnp.bfloat16, None, 48, 64, False),
