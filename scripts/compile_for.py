@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import re
+import sys
 from typing import Any
 
 import jax
@@ -104,7 +105,8 @@ def main() -> None:
         rows.append([name, str(rows_), str(cache), is_one_graph, *cells])
         if output is not None:
             about = {"device": accelerator.name, "batch_size": rows_, "cache": cache}
-            output.write(about | found | {"settings": subject.programs.describe()})
+            about |= {"command": sys.argv[1:], "settings": subject.programs.describe()}
+            output.write(about | found)
         kernels_of.setdefault(name, found["kernels"])  # of the first size
     print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
     for name, lines in kernels_of.items():
@@ -136,22 +138,26 @@ class Subject:
             expected = f"weights and caches within {device.memory / 1e9:.0f} GB of {device.name}"
             raise InputError(f"expected {expected}, got {needed:.0f} GB: {advice}")
 
-    def ideal_bytes(self, width: int, rows: int, num_drafts: int) -> float:
-        """Returns the bytes where weights and full caches are read once a call, and no more."""
+    def ideal_bytes(self, width: int, rows: int, num_calls: int, head_cache: int) -> float:
+        """Returns the bytes where weights and full caches are read once a call, and no more.
+
+        Of a round these are a call of the target and `num_calls` of the draft, which may be a head
+        with a cache of `head_cache` bytes.
+        """
         draft, sizes = self.draft, {"context": self.capacity, "batch_size": rows}
         target, params = self.programs.target, self.programs.params.draft
         total = CallCost(target.config, None, target.quantization).call_bytes(width, **sizes)
         if draft is not None:
             cost = CallCost(draft.config, None, draft.quantization)
-            return total + num_drafts * cost.call_bytes(1, **sizes)
-        # A head of EAGLE fuses the features of all tokens once a round.
-        once = tree_bytes(params["fc"]) if isinstance(params, dict) and "fc" in params else 0
-        return total + num_drafts * (tree_bytes(params) - once) + once * (num_drafts > 0)
+            return total + num_calls * cost.call_bytes(1, **sizes)
+        # EAGLE's fuses the features of all tokens once a round.
+        is_fusing = num_calls > 0 and isinstance(params, dict) and "fc" in params
+        once = tree_bytes(params["fc"]) if is_fusing else 0
+        return total + num_calls * (tree_bytes(params) - once + head_cache) + once
 
     def compile(self, name: str) -> dict[str, Any]:
         """Returns the figures of "run", "prefill:TOKENS" or "call:TOKENS"; see `compile_for`."""
-        parsed = _PROGRAM.fullmatch(name)
-        if parsed is None:
+        if (parsed := _PROGRAM.fullmatch(name)) is None:
             raise InputError(f"expected a program run, prefill:TOKENS or call:TOKENS, got {name!r}")
         engine, params = self.programs.engine, self.programs.params
         kind, width = parsed[1], int(parsed[2] or 1)
@@ -159,20 +165,21 @@ class Subject:
         state = engine.empty_state.eval_shape(rows, self.capacity, self.switches)
         tokens = jax.ShapeDtypeStruct((rows, width), jnp.int32)
         number = engine.num_draft_tokens if kind is None else 0
+        num_levels = getattr(engine.drafter, "tree_depth", 0)  # of a tree, each of which is a call
+        num_calls = number and (num_levels or number)
         assumed = Assumptions(number, self.is_random) if kind is None else None
         function, arguments = engine._run, (params, state, tokens.update(shape=()))
         if kind == "prefill":
-            function, arguments = (
-                engine._prefill,
-                (params, state, tokens, tokens.update(shape=(1,))),
-            )
+            lengths = tokens.update(shape=(1,))
+            function, arguments = engine._prefill, (params, state, tokens, lengths)
         elif kind == "call":
             function = jax.jit(engine.apply, donate_argnums=2)
             arguments = params.target, tokens, state.target_cache
         layers = self.programs.target.config.num_layers
-        layers += number * (1 if self.draft is None else self.draft.config.num_layers)
+        layers += num_calls * (1 if self.draft is None else self.draft.config.num_layers)
         found = compile_for(self.accelerator, function, arguments, assumed, layers)
-        ideal = self.ideal_bytes(width + number, rows, number)
+        head_cache = tree_bytes(getattr(state.draft, "cache", ()))
+        ideal = self.ideal_bytes(width + number, rows, num_calls, head_cache)
         return {"program": name, "bytes_ideal": ideal} | found
 
 

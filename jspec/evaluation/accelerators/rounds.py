@@ -22,11 +22,11 @@ class Assumptions(NamedTuple):
         is_last = index == count - 1
         return {
             "_catch_up": 0,
-            "propose": 0,  # a head that catches up
+            "catch_up": 0,  # of a head
             # The first draft may have a loop of its own.
             "draw_chain": self.num_drafts - (count - 1) if is_last else 1,
             "draw_one": int(self.is_random),
-            "verify": int(is_last),  # one loop a width, and the last is the widest
+            "in_narrowest": int(is_last),  # one loop a width, and the last is the widest
         }.get(function, 1)
 
 

@@ -1,5 +1,8 @@
 """Counting on the text of a compiled program: small ones by hand, and one that XLA has written."""
 
+import inspect
+import pkgutil
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -141,10 +144,28 @@ def test_bytes_of_shapes(shape, expected):
 def test_the_trips_that_only_the_device_knows(is_random, trips):
     """Nothing to catch up with, all drafts, by the distribution if any, the widest call."""
     assumed = Assumptions(4, is_random)
-    asked = [("_catch_up", 0, 2), ("propose", 0, 1), ("draw_chain", 0, 2), ("draw_one", 0, 1),
-             ("draw_chain", 1, 2), ("verify", 0, 2), ("verify", 1, 2)]  # fmt: skip
+    asked = [("_catch_up", 0, 2), ("catch_up", 0, 1), ("draw_chain", 0, 2), ("draw_one", 0, 1),
+             ("draw_chain", 1, 2), ("in_narrowest", 0, 2), ("in_narrowest", 1, 2)]  # fmt: skip
     assert [assumed.trips(*loop) for loop in asked] == trips
     assert assumed.trips("draw_chain", 0, 1) == 4
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "jspec.drafters.model:ModelDrafter._catch_up",
+        "jspec.drafters.eagle:EagleDrafter.catch_up",
+        "jspec.drafters.chain:ChainDrafter.draw_chain",
+        "jspec.drafters.draw:draw_one",
+        "jspec.speculation.verify_call:in_narrowest",
+    ],
+)
+def test_the_loops_are_in_the_functions_that_the_assumptions_name(function):
+    """Guards against a loop that is moved elsewhere and then counted once, whatever it does."""
+    assert "while_loop(" in inspect.getsource(pkgutil.resolve_name(function))
+    name = function.rpartition(":")[2].rpartition(".")[2]
+    found = [Assumptions(2, is_random=False).trips(name, *loop) for loop in ((0, 3), (2, 3))]
+    assert found != [1, 1]
 
 
 def test_xlas_own_text_is_read():
