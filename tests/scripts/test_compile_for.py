@@ -5,12 +5,23 @@ import os
 import pathlib
 import subprocess
 import sys
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from jspec import kernels
+from jspec.evaluation.accelerators.compiled import compile_for
+from jspec.evaluation.accelerators.devices import find_accelerator
+from jspec.kernels.gpu import DECODED
+from jspec.kernels.packed_formats import FORMATS
 from tests.programs import check_refusal
 
-_SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "compile_for.py"
+_ROOT = pathlib.Path(__file__).parents[2]
+_SCRIPT = _ROOT / "scripts" / "compile_for.py"
+_RECORDS = _ROOT / "benchmarks" / "results" / "2026-11-25-compiled-programs.jsonl"
+_MOVES = "copies", "transposes", "conversions", "pads", "moves_around_rounds"
 _PLAIN = ["--device=h200", "--target=llama-3.2-1b", "--drafter=none"]
 
 
@@ -100,6 +111,8 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
     [
         ([], 121, 2517),
         (["--target_quantization=int8"], 121, 1286),
+        (["--target_quantization=int4"], 121, 827),
+        (["--target_quantization=q4_0"], 122, 872),
         (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 328, 8489),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
           "--num_draft_tokens=4"], 674, 16766),
@@ -135,6 +148,34 @@ def test_prefill_and_calls_are_compiled_too(figures):
 
 
 @pytest.mark.compile_gpu
+def test_a_packed_product_is_one_launch_that_reads_its_bytes():
+    """In a process of its own: the tests' own XLA optimises less."""
+    own = {"XLA_FLAGS": "", "JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "JAX_PLATFORMS": "cpu"}
+    code = "from tests.scripts.test_compile_for import check_packed\ncheck_packed()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | own, cwd=_ROOT, capture_output=True,
+        text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def check_packed():
+    """Checks every format that is decoded in the kernel, for an H200."""
+    for kind in DECODED:
+        form, shape = FORMATS[kind], (1024, 4096)
+        size = 16 * shape[1] // form.inputs * form.num_bytes
+        strips: Any = jax.ShapeDtypeStruct((shape[0] // 16, size), jnp.uint8)
+        kernel = kernels.PackedKernel(strips, kind, shape, jnp.dtype(jnp.bfloat16))
+        rows = jax.ShapeDtypeStruct((5, shape[1]), jnp.float32)
+        with kernels.compiling_for("gpu"):
+            product = jax.jit(kernels.product)
+            found = compile_for(find_accelerator("h200"), product, (rows, kernel), None, 1)
+        assert found["launches_per_round"] == 1, (kind, found)
+        ends = 4 * 5 * (shape[1] + shape[0])
+        assert found["bytes_moved"] == strips.size + ends, (kind, found)
+
+
+@pytest.mark.compile_gpu
 @pytest.mark.parametrize("target", ["llama-3.2-1b", "llama-3.2-3b"])
 def test_a_layer_of_few_tokens_is_six_kernels(figures, target):
     """By Pallas in calls of 1 and 5 tokens; XLA makes 15 and more, which also chunks take."""
@@ -147,3 +188,26 @@ def test_a_layer_of_few_tokens_is_six_kernels(figures, target):
     assert min(before[:2]) >= 15 * num_layers
     assert launches[2] == before[2]
     assert all(one["copies"] == one["conversions"] == 0 for one in fused)
+
+
+def test_the_page_says_what_the_records_say():
+    """Row by row, in the records' order; no host waits, as the page says of all of them."""
+    page = (_ROOT / "docs" / "accelerators.md").read_text()
+    lines = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
+    rows = [cells[1:] for cells in lines if len(cells) == 10 and cells[1].isdecimal()]
+    records = [json.loads(line) for line in _RECORDS.read_text().splitlines()]
+    assert rows == [
+        [
+            f"{one['batch_size']}",
+            f"{one['cache']:,}",
+            f"{one['launches_per_round']:,.0f}",
+            f"{one['bytes_moved'] / 1e6:,.0f}",
+            f"{one['bytes_moved'] / one['bytes_ideal']:.3f}",
+            f"{one['temporary_bytes'] / 1e6:,.1f}",
+            f"{sum(one.get(name) or 0 for name in _MOVES):.0f}",
+            f"{one['estimated_us']:,.0f}",
+            f"{one['seconds_to_compile']:.0f}",
+        ]
+        for one in records
+    ]
+    assert all(one["is_one_graph"] and one["host_waits"] == 0 for one in records)
