@@ -5,6 +5,7 @@ This file and its two neighbours of that name are the only ones that know what H
 
 import asyncio
 import pathlib
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -115,6 +116,12 @@ def _encode_messages(server: Server, body: ChatRequest | TokenizeRequest) -> lis
     tokenizer = server.programs.target.tokenizer
     if tokenizer.chat_template is None:
         raise RefusalError(400, f"{server.model} has no chat template: expected /v1/completions")
+    is_shown = getattr(body, "tool_choice", None) != "none"
+    tools = [tool.plain() for tool in body.tools or ()] if is_shown else []
+    if tools and not re.search(r"\btools\b", tokenizer.chat_template):
+        raise RefusalError(400, f"expected no tools: {server.model}'s chat template has no place "
+                           "for them", param="tools")  # fmt: skip
     with naming("messages"):
-        text = tokenizer.chat_prompt([message.plain() for message in body.messages or ()])
+        messages = [message.plain() for message in body.messages or ()]
+        text = tokenizer.chat_prompt(messages, tools)
         return tokenizer.encode(text, add_bos=False)  # the template writes BOS itself
