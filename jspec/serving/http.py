@@ -29,6 +29,7 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 _TOLD = (
     "drafter", "num_draft_tokens", "acceptance", "is_lossless", "dtype", "target_quantization",
 )  # fmt: skip
+_STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def make_app(server: Server) -> FastAPI:
@@ -43,7 +44,7 @@ def make_app(server: Server) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=_STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
         encode = server.programs.target.tokenizer.encode
@@ -62,7 +63,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answers the last message of a conversation."""
         prompt = await asyncio.to_thread(_encode_messages, server, body)

@@ -69,7 +69,7 @@ def test_thousands_of_requests_from_the_schema_give_no_500(served, tmp_path):
     checks = "not_a_server_error,response_schema_conformance,content_type_conformance"
     command = [
         program, "run", f"http://127.0.0.1:{served.port}/openapi.json", "--workers=4",
-        f"--checks={checks}", "--max-examples=1500", "--phases=coverage,fuzzing",
+        f"--checks={checks}", "--max-examples=2000", "--phases=coverage,fuzzing",
         "--generation-deterministic", "--suppress-health-check=all", "--request-timeout=60",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=3000)

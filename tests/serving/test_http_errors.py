@@ -87,7 +87,7 @@ def held(served):
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages", "'system'"),
         (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages", "expected"),
         (CHAT, {"messages": SAY, "top_logprobs": 5}, "top_logprobs", "less than"),
-        (TEXT, {"prompt": "a", "max_tokens": 199}, "max_tokens", "2 tokens together up to 200"),
+        (TEXT, {"prompt": "a", "max_tokens": 200}, "max_tokens", "tokens together up to 200"),
         (CHAT, {"messages": SAY, "tools": []}, "tools", "at least 1"),
         (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {}}]}, "tools",
          "required"),
