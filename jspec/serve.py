@@ -39,8 +39,8 @@ _ROUNDS_PER_VISIT = flags.DEFINE_integer(
     "and admit requests sooner, more save the host's time."
 )  # fmt: skip
 _PREFILL_BUDGET = flags.DEFINE_integer(
-    "prefill_budget", 256, "Tokens of new prompts that are read between two visits: fewer delay "
-    "running answers less, more let new ones begin sooner."
+    "prefill_budget", 64, "Tokens of new prompts that are read between two visits: fewer delay "
+    "running answers less, more let new ones begin sooner, above all on a GPU."
 )  # fmt: skip
 _PREFIX_CACHE_BYTES = flags.DEFINE_integer(
     "prefix_cache_bytes", None, "Memory for what was read of prompts, so that others which begin "

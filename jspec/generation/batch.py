@@ -107,15 +107,15 @@ class Batch:
         """Copies what was read of one prompt into the rows of others that begin alike."""
         return Pages(self._engine, self._params, self._capacity, self._switches)
 
-    def begin(self, request: Row, *, is_shared: bool = False) -> Reading:
+    def begin(self, request: Row, *, widest: int | None = None) -> Reading:
         """Begins to read a prompt, as `insert` takes it; one at a time.
 
-        With `is_shared` its chunks are those that `pages` can be of.
+        See `Engine.chunks` for `widest`, which there must be where `pages` are made.
         """
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
         state = self._engine.begin(request, self._capacity, self._switches)
-        calls = self._engine.chunks(len(request.prompt), is_shared=is_shared)
+        calls = self._engine.chunks(len(request.prompt), widest=widest)
         return Reading(self._engine, self._params, request, state, calls)
 
     def read(self, reading: Reading) -> int:

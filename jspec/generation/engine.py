@@ -126,16 +126,18 @@ class Engine:
         logits = batch_size * (self.num_draft_tokens + 1) * config.vocab_size
         return tokens * (scores + activations) + 16 * logits
 
-    def chunks(self, num_tokens: int, *, is_shared: bool = False) -> list[tuple[int, int]]:
+    def chunks(self, num_tokens: int, *, widest: int | None = None) -> list[tuple[int, int]]:
         """Returns the calls that read a prompt: the first token of each, and its width in tokens.
 
-        With `is_shared` a wide call is a full one, so that more of what other prompts begin with,
-        too, lies in full chunks; that may take a few more calls.
+        With `widest` no call is wider than that, if there is one, and a wide one is a full one: of
+        what prompts have in common more lies in full chunks. It may take a few more calls.
         """
-        wide, calls, begin = self._prefill_widths[-1], [], 0
-        least = wide if is_shared else NARROW_PROMPT + 1
+        narrow, calls, begin = self._prefill_widths[0], [], 0
+        wide, least = self._prefill_widths[-1], NARROW_PROMPT + 1
+        if widest is not None:
+            least = wide = max([narrow, *(w for w in self._prefill_widths if w <= widest)])
         while begin < num_tokens:
-            width = wide if num_tokens - begin >= least else self._prefill_widths[0]
+            width = wide if num_tokens - begin >= least else narrow
             calls.append((begin, width))
             begin += width
         return calls

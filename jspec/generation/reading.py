@@ -111,18 +111,26 @@ class Pages:
         # A copy, or the page would share the buffer of a leaf that the next chunk is written into.
         return tuple(
             jnp.copy(leaves[number]) if axis is None
-            else slice_of(leaves[number], begin, width, axis)
+            else slice_of(_as_bits(leaves[number]), begin, width, axis)
             for number, axis in self._parts
         )  # fmt: skip
 
     def _put(self, state: SpecState, page: Page, begin: Int32[Array, ""]) -> SpecState:
         leaves, structure = jax.tree.flatten(state)
         for (number, axis), part in zip(self._parts, page, strict=True):
-            leaves[number] = (
-                jnp.copy(part) if axis is None  # the row's next chunk must not be written into it
-                else jax.lax.dynamic_update_slice_in_dim(leaves[number], part, begin, axis)
-            )  # fmt: skip
+            old = leaves[number]
+            if axis is None:
+                leaves[number] = jnp.copy(part)  # the next chunk must not be written into the page
+            else:
+                new = jax.lax.dynamic_update_slice_in_dim(_as_bits(old), part, begin, axis)
+                leaves[number] = jax.lax.bitcast_convert_type(new, old.dtype)
         return jax.tree.unflatten(structure, leaves)
+
+
+def _as_bits(leaf: Array) -> Array:
+    # XLA on CPU converts the whole of a bfloat16 cache, to float32 and back, to write a slice.
+    is_short = leaf.dtype == jnp.bfloat16
+    return jax.lax.bitcast_convert_type(leaf, jnp.uint16) if is_short else leaf
 
 
 def _token_axis(one: jax.ShapeDtypeStruct, other: jax.ShapeDtypeStruct) -> int | None:

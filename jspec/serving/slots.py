@@ -17,9 +17,9 @@ class BatchSlots:
       tree: what was read of earlier prompts.
     """
 
-    def __init__(self, batch: Batch, prefix_cache_bytes: int) -> None:
+    def __init__(self, batch: Batch, prefix_cache_bytes: int, widest_chunk: int) -> None:
         self.tree = PrefixTree(prefix_cache_bytes)
-        self._batch = batch
+        self._batch, self._widest_chunk = batch, widest_chunk
         self._reading: tuple[int, Reading] | None = None  # with its row
         self._node = self.tree.root  # the last chunk that was read and is in the tree; pinned
         self._is_adding = False
@@ -33,7 +33,7 @@ class BatchSlots:
         """Begins to read a prompt; returns how many of its tokens need not be read again."""
         assert self._reading is None
         self._is_adding = self.tree.max_bytes > 0
-        reading = self._batch.begin(request, is_shared=self._is_adding)
+        reading = self._batch.begin(request, widest=self._widest_chunk)
         self._reading, num_known = (row, reading), 0
         self._node = self.tree.root
         self.tree.pin(self._node)

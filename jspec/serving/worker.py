@@ -21,7 +21,7 @@ from jspec.serving.slots import BatchSlots
 # Everything that a request may ask for, compiled in: a request that asks for less has neutral
 # values there, which change none of its tokens.
 ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True)
-PREFILL_BUDGET = 256  # tokens
+PREFILL_BUDGET = 64  # tokens
 _SHARE_OF_FREE = 0.25
 _NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
 
@@ -47,7 +47,7 @@ def make_scheduler(
     if prefix_cache_bytes is None:
         prefix_cache_bytes = int(_SHARE_OF_FREE * (available_bytes() or 0))
     check_memory({"pages of prompts": prefix_cache_bytes}, "expected fewer prefix_cache_bytes")
-    slots = BatchSlots(batch, prefix_cache_bytes)
+    slots = BatchSlots(batch, prefix_cache_bytes, prefill_budget)
     scheduler = Scheduler(
         slots, programs.target, programs.num_draft_tokens, max_queue=max_queue,
         rounds_per_visit=rounds_per_visit, prefill_budget=prefill_budget, clock=clock,

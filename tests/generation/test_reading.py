@@ -20,7 +20,7 @@ def begin(drafter, prompt, **settings):
     programs = shared_generator(drafter, batch_size=2)
     batch = Batch(programs, 2, programs.max_seq_len, Switches())
     row = programs.make_row(Request(prompt, Settings(**settings)))
-    return batch, batch.begin(row, is_shared=True)
+    return batch, batch.begin(row, widest=CHUNK)
 
 
 def read(batch, reading, count):
@@ -79,7 +79,7 @@ def test_a_shared_page_is_never_written(drafter):
     batch.insert(0, first)
     programs = shared_generator(drafter, batch_size=2)
     second = batch.begin(
-        programs.make_row(Request([*PROMPT[: 2 * CHUNK], 50, 51], Settings())), is_shared=True
+        programs.make_row(Request([*PROMPT[: 2 * CHUNK], 50, 51], Settings())), widest=CHUNK
     )
     for page in pages:
         second.put(batch.pages, page)
@@ -103,14 +103,15 @@ def test_what_a_drafter_has_not_read_is_not_kept():
 
 
 def test_chunks_cover_the_prompt_once():
-    """Where prompts may be shared, wide chunks are full; both read every token once."""
+    """With a widest one, wide chunks are full ones, and none is wider than it, or than 64."""
     engine = shared_generator("none").engine
-    widths = {width for _, width in engine.chunks(10_000)}
+    assert {width for _, width in engine.chunks(10_000)} <= {CHUNK, 256}
     for length in (1, CHUNK, NARROW_PROMPT, NARROW_PROMPT + 1, 256, 257, 1000, 1024):
-        for is_shared in (False, True):
-            calls = engine.chunks(length, is_shared=is_shared)
+        for widest in (None, 1, CHUNK, 255, 256, 10**6):
+            calls = engine.chunks(length, widest=widest)
             ends = [begin + width for begin, width in calls]
             assert [begin for begin, _ in calls] == [0, *ends[:-1]]
             assert ends[-2:-1] < [length] <= ends[-1:]
-        assert all(width == CHUNK or begin + width <= length for begin, width in calls)
-    assert widths <= {CHUNK, 256}
+            if widest is not None:
+                assert all(width <= max(widest, CHUNK) for _, width in calls)
+                assert all(width == CHUNK or begin + width <= length for begin, width in calls)
