@@ -107,6 +107,11 @@ class Batch:
         """Copies what was read of one prompt into the rows of others that begin alike."""
         return Pages(self._engine, self._params, self._capacity, self._switches)
 
+    def warm_up_pages(self, widest: int) -> None:
+        """Compiles what `pages` need for chunks that are not wider."""
+        nobody = self._engine.empty_state(1, self._capacity, self._switches)
+        self.pages.warm_up(nobody, self._capacity, widest)
+
     def begin(self, request: Row, *, widest: int | None = None) -> Reading:
         """Begins to read a prompt, as `insert` takes it; one at a time.
 

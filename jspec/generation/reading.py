@@ -22,6 +22,7 @@ from jspec.sampling.settings import Switches
 from jspec.speculation.types import ModelParams, SpecState
 
 Page = tuple[Array, ...]
+_COUNTS = (8, 4, 2, 1)  # of pages that one call puts; each call may pass over the whole cache
 
 
 class Reading:
@@ -50,14 +51,15 @@ class Reading:
         """Whether the whole prompt was read, and the first token drawn."""
         return self._num_read == len(self._calls)
 
-    def chunk(self) -> tuple[int, ...] | None:
-        """Returns the next chunk that a page may replace, its token ids; None if there is none.
+    def chunk(self, ahead: int = 0) -> tuple[int, ...] | None:
+        """Returns a chunk that a page may replace, its token ids; None if there is none.
 
-        The prompt's last chunk is always read: after it the first token is drawn.
+        It is the next one, or one further `ahead`. The prompt's last chunk is always read: after
+        it the first token is drawn.
         """
-        if self._num_read + 1 >= len(self._calls):
+        if self._num_read + ahead + 1 >= len(self._calls):
             return None
-        begin, width = self._calls[self._num_read]
+        begin, width = self._calls[self._num_read + ahead]
         return tuple(self.prompt[begin : begin + width])
 
     def read(self) -> int:
@@ -72,11 +74,16 @@ class Reading:
         begin, width = self._calls[self._num_read - 1]
         return pages.copy(self.state, begin, width)
 
-    def put(self, pages: "Pages", page: Page) -> None:
-        """Puts a page in the place of the next chunk, whose tokens it must have."""
-        begin, _ = self._calls[self._num_read]
-        self.state = pages.put(self.state, page, begin)
-        self._num_read += 1
+    def put(self, pages: "Pages", found: Sequence[Page]) -> None:
+        """Puts pages in the place of the next chunks, whose tokens they must have."""
+        end = self._num_read + len(found)
+        while self._num_read < end:
+            begin, width = self._calls[self._num_read]
+            alike = [call for call in self._calls[self._num_read : end] if call[1] == width]
+            count = next(count for count in _COUNTS if count <= len(alike))
+            now, found = tuple(found[:count]), found[count:]
+            self.state = pages.put(self.state, now, begin)
+            self._num_read += count
 
 
 class Pages:
@@ -84,7 +91,7 @@ class Pages:
 
     Attributes:
       copy: (state, first token, width) -> the page of the chunk there, which was read last.
-      put: (state, page, first token) -> the state, donated, with the page.
+      put: (state, pages of one width, first token) -> the state, donated, with the pages.
     """
 
     def __init__(
@@ -103,6 +110,7 @@ class Pages:
             if changed
         ]
         # The jit boundary. A row's state is donated, a page never: other rows have it, too.
+        self._chunks = engine.chunks
         self.copy = jax.jit(self._copy, static_argnums=2)
         self.put = jax.jit(self._put, donate_argnums=0)
 
@@ -115,13 +123,22 @@ class Pages:
             for number, axis in self._parts
         )  # fmt: skip
 
-    def _put(self, state: SpecState, page: Page, begin: Int32[Array, ""]) -> SpecState:
+    def warm_up(self, state: SpecState, capacity: int, widest: int) -> None:
+        """Compiles all that is needed for chunks that are not wider; the state is donated."""
+        for width in {width for _, width in self._chunks(capacity - 1, widest=widest)}:
+            page = self.copy(state, 0, width)
+            for count in _COUNTS:
+                if count * width <= capacity:
+                    state = self.put(state, (page,) * count, 0)
+
+    def _put(self, state: SpecState, pages: tuple[Page, ...], begin: Int32[Array, ""]) -> SpecState:
         leaves, structure = jax.tree.flatten(state)
-        for (number, axis), part in zip(self._parts, page, strict=True):
+        for (number, axis), *parts in zip(self._parts, *pages, strict=True):
             old = leaves[number]
-            if axis is None:
-                leaves[number] = jnp.copy(part)  # the next chunk must not be written into the page
+            if axis is None:  # the next chunk must not be written into the page
+                leaves[number] = jnp.copy(parts[-1])
             else:
+                part = jnp.concatenate(parts, axis)
                 new = jax.lax.dynamic_update_slice_in_dim(_as_bits(old), part, begin, axis)
                 leaves[number] = jax.lax.bitcast_convert_type(new, old.dtype)
         return jax.tree.unflatten(structure, leaves)

@@ -23,6 +23,8 @@ class BatchSlots:
         self._reading: tuple[int, Reading] | None = None  # with its row
         self._node = self.tree.root  # the last chunk that was read and is in the tree; pinned
         self._is_adding = False
+        if prefix_cache_bytes:
+            batch.warm_up_pages(widest_chunk)
 
     @property
     def rows(self) -> Sequence[int]:
@@ -34,16 +36,17 @@ class BatchSlots:
         assert self._reading is None
         self._is_adding = self.tree.max_bytes > 0
         reading = self._batch.begin(request, widest=self._widest_chunk)
-        self._reading, num_known = (row, reading), 0
+        self._reading, num_known, found = (row, reading), 0, []
         self._node = self.tree.root
         self.tree.pin(self._node)
-        while self._is_adding and (chunk := reading.chunk()) is not None:
-            found = self.tree.find(self._node, chunk)
-            if found is None:
+        while (chunk := reading.chunk(len(found))) is not None:
+            node = self.tree.find(self._node, chunk)
+            if node is None:
                 break
-            reading.put(self._batch.pages, found.page)
-            self._move_to(found)
+            self._move_to(node)
+            found.append(node.page)
             num_known += len(chunk)
+        reading.put(self._batch.pages, found)
         return num_known
 
     def read(self, row: int) -> tuple[int, Round | None]:

@@ -52,9 +52,9 @@ def make_scheduler(
         slots, programs.target, programs.num_draft_tokens, max_queue=max_queue,
         rounds_per_visit=rounds_per_visit, prefill_budget=prefill_budget, clock=clock,
     )  # fmt: skip
-    # So that no client waits for a compiler: prompts with chunks of each width, and pages of them.
+    # So that no client waits for a compiler: prompts with chunks of each width.
     longest = programs.max_seq_len - 1
-    for length in [min(2, longest)] + 2 * [min(programs.engine.telling_length, longest)]:
+    for length in {min(2, longest), min(programs.engine.telling_length, longest)}:
         ids = [token % programs.target.config.vocab_size for token in range(length)]
         request = Request(ids, Settings(max_new_tokens=2))
         scheduler.submit([Job(request, make_row(programs, request), lambda update: None)])

@@ -7,11 +7,13 @@ import pytest
 from jspec.generation.batch import Batch
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.request import Request, Settings
+from jspec.generation.rows import Row
 from jspec.sampling.settings import Switches
 from tests.tiny_models import shared_generator
 
 CHUNK = 64
 PROMPT = [1 + n % 90 for n in range(3 * CHUNK)]
+LONG = [1 + n * n % 97 for n in range(8 * CHUNK - 1)]
 ALL = ("none", "prompt_lookup", "model", "hierarchical", "tree")
 
 
@@ -19,7 +21,7 @@ def begin(drafter, prompt, **settings):
     """Returns a batch, and a reading of a prompt that has not begun."""
     programs = shared_generator(drafter, batch_size=2)
     batch = Batch(programs, 2, programs.max_seq_len, Switches())
-    row = programs.make_row(Request(prompt, Settings(**settings)))
+    row = Row(Settings(**settings), prompt, (0,), 512)
     return batch, batch.begin(row, widest=CHUNK)
 
 
@@ -45,14 +47,24 @@ def test_pages_are_what_reading_leaves(drafter):
     batch, expected = begin(drafter, PROMPT, temperature=0.9, seed=7)
     read(batch, expected, 2)
     batch, given = begin(drafter, PROMPT, temperature=0.9, seed=7)
-    for page in pages:
-        given.put(batch.pages, page)
+    given.put(batch.pages, pages)
     assert given.chunk() is None, "the last one is always read"
     for reading in (expected, given):
         batch.read(reading)
         assert reading.is_done
     for one, two in zip(leaves(given.state), leaves(expected.state), strict=True):
         np.testing.assert_array_equal(one, two)
+
+
+def test_any_number_of_pages_may_be_put_at_once():
+    """Guards against a place or a snapshot that is off where several pages share a call."""
+    for count in (3, 4, 7):
+        batch, expected = begin("prompt_lookup", LONG)
+        pages = read(batch, expected, count)
+        batch, given = begin("prompt_lookup", LONG)
+        given.put(batch.pages, pages)
+        for one, two in zip(leaves(given.state), leaves(expected.state), strict=True):
+            np.testing.assert_array_equal(one, two)
 
 
 def test_a_page_in_the_wrong_place_is_seen():
@@ -62,8 +74,7 @@ def test_a_page_in_the_wrong_place_is_seen():
     batch, expected = begin("model", PROMPT)
     read(batch, expected, 2)
     batch, given = begin("model", PROMPT)
-    for page in pages:
-        given.put(batch.pages, page)
+    given.put(batch.pages, pages)
     pairs = zip(leaves(given.state), leaves(expected.state), strict=True)
     assert any((one != two).any() for one, two in pairs)
 
@@ -81,8 +92,7 @@ def test_a_shared_page_is_never_written(drafter):
     second = batch.begin(
         programs.make_row(Request([*PROMPT[: 2 * CHUNK], 50, 51], Settings())), widest=CHUNK
     )
-    for page in pages:
-        second.put(batch.pages, page)
+    second.put(batch.pages, pages)
     while not second.is_done:
         batch.read(second)
     batch.insert(1, second)
