@@ -5,8 +5,8 @@
 Four kinds of clients come at once: some ask and check the answer against the first one, some leave
 in the middle of it, some send what is no request, some ask for too much. In between the process is
 killed (SIGKILL) and must answer again. Meanwhile another server is told to take the same port. At
-the end: every answer was the same as before, no reply had status 500, and after the first quarter of
-the time no program was compiled and memory did not grow. One line of JSON has the figures.
+the end: every answer was the same as before, no reply had status 500, and after a quarter of the
+time no program was compiled and memory did not grow any more. One line of JSON has the figures.
 """
 
 import argparse

@@ -310,6 +310,18 @@ def test_a_key_that_was_away_has_saved_nothing_up():
     assert min(np.diff(starts)) > 3.5, "another key's answer lies between"
 
 
+def test_keys_that_have_left_are_forgotten():
+    """Guards against a server that remembers every user there ever was."""
+    simulation = Simulation(2)
+    for seed in range(300):
+        simulation.scheduler.submit([simulation.job(seed, key=str(seed))])
+        simulation.step()
+        simulation.step()
+    assert len(simulation.scheduler._waiting._served) < 10
+    simulation.run_all()
+    assert len(simulation.results()) == 300
+
+
 def test_a_failed_device_fails_every_answer():
     simulation = Simulation(1)
     simulation.scheduler.submit([simulation.job(seed) for seed in range(3)])
