@@ -109,8 +109,8 @@ class Pages:
             for number, (axis, changed) in enumerate(zip(axes, is_changed, strict=True))
             if changed
         ]
-        # The jit boundary. A row's state is donated, a page never: other rows have it, too.
         self._chunks = engine.chunks
+        # The jit boundary. A row's state is donated, a page never: other rows have it, too.
         self.copy = jax.jit(self._copy, static_argnums=2)
         self.put = jax.jit(self._put, donate_argnums=0)
 

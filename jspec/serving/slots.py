@@ -46,7 +46,8 @@ class BatchSlots:
             self._move_to(node)
             found.append(node.page)
             num_known += len(chunk)
-        reading.put(self._batch.pages, found)
+        if found:
+            reading.put(self._batch.pages, found)
         return num_known
 
     def read(self, row: int) -> tuple[int, Round | None]:
