@@ -161,7 +161,7 @@ class Soak:
 
 def main() -> int:
     """Runs the soak; the status is 1 if anything was wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", required=True, help="a small model")
     parser.add_argument("--seconds", type=float, default=3600.0)
     parser.add_argument("--kills", type=int, default=50)

@@ -145,7 +145,7 @@ class Pages:
 
 
 def _as_bits(leaf: Array) -> Array:
-    # XLA on CPU converts the whole of a bfloat16 cache, to float32 and back, to write a slice.
+    # XLA on CPU may convert the whole of a bfloat16 cache, and back, to write a slice of it.
     is_short = leaf.dtype == jnp.bfloat16
     return jax.lax.bitcast_convert_type(leaf, jnp.uint16) if is_short else leaf
 
