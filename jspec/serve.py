@@ -38,6 +38,14 @@ _ROUNDS_PER_VISIT = flags.DEFINE_integer(
     "rounds_per_visit", 2, "Rounds between two looks of the scheduler: fewer stream more smoothly "
     "and admit requests sooner, more save the host's time."
 )  # fmt: skip
+_PREFILL_BUDGET = flags.DEFINE_integer(
+    "prefill_budget", 64, "Tokens of new prompts that are read between two visits: fewer delay "
+    "running answers less, more let new ones begin sooner, above all on a GPU."
+)  # fmt: skip
+_PREFIX_CACHE_BYTES = flags.DEFINE_integer(
+    "prefix_cache_bytes", None, "Memory for what was read of prompts, so that others which begin "
+    "alike need not read it again; 0 keeps nothing. Default: a quarter of what is free."
+)  # fmt: skip
 _MAX_SECONDS = flags.DEFINE_float(
     "max_seconds", None, "Seconds after which an answer ends with what it has."
 )
@@ -64,10 +72,12 @@ def main() -> None:
         ) from None
     for flag, low, high in (
         (_PORT, 0, 65_535), (_MAX_SLOTS, 1, 4096), (_MAX_QUEUE, 0, 10**6),
-        (_MAX_SEQ_LEN, 2, 2**31 - 1), (_MAX_BODY_MB, 1, 1024),
+        (_MAX_SEQ_LEN, 2, 2**31 - 1), (_MAX_BODY_MB, 1, 1024), (_PREFILL_BUDGET, 1, 2**31 - 1),
     ):  # fmt: skip
         check_count(flag.name, flag.value, low, high)
     check_range("grace_seconds", _GRACE_SECONDS.value, 0, 86_400)
+    if _PREFIX_CACHE_BYTES.value is not None:
+        check_count("prefix_cache_bytes", _PREFIX_CACHE_BYTES.value, 0, 2**60)
     if _MAX_SECONDS.value is not None:
         check_range("max_seconds", _MAX_SECONDS.value, 0.001, 86_400)
     api_key = _API_KEY.value if _API_KEY.present else os.environ.get("JSPEC_API_KEY")
@@ -115,8 +125,9 @@ async def _serve(listener: socket.socket, api_key: str | None) -> None:
         on_compile=_say,
     )  # fmt: skip
     scheduler = make_scheduler(
-        programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value
-    )
+        programs, max_queue=_MAX_QUEUE.value, rounds_per_visit=_ROUNDS_PER_VISIT.value,
+        prefill_budget=_PREFILL_BUDGET.value, prefix_cache_bytes=_PREFIX_CACHE_BYTES.value,
+    )  # fmt: skip
     # A folder's own name: clients need not know where it lies.
     name = pathlib.Path(target.name).name if os.path.exists(target.name) else target.name
     metrics = Metrics(name, scheduler)

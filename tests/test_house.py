@@ -28,8 +28,8 @@ ROOMS = {
     "weights": 3_130,
     "speculation": 3_050,
     "drafters": 6_500,
-    "generation": 3_550,
-    "serving": 1_450,
+    "generation": 3_700,
+    "serving": 1_900,
     "training": 2_300,
     "evaluation": 8_800,
 }

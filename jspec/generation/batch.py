@@ -17,6 +17,7 @@ from jspec.generation.capacity import next_smaller
 from jspec.generation.compile_notice import describe_switches
 from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
+from jspec.generation.reading import Pages, Reading
 from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
@@ -96,13 +97,44 @@ class Batch:
 
     def fill(self, row: int, request: Row) -> Round:
         """Reads a request's prompt into a row; returns the answer's first token."""
+        reading = self.begin(request)
+        while not reading.is_done:
+            self.read(reading)
+        return self.insert(row, reading)
+
+    @functools.cached_property
+    def pages(self) -> Pages:
+        """Copies what was read of one prompt into the rows of others that begin alike."""
+        return Pages(self._engine, self._params, self._capacity, self._switches)
+
+    def warm_up_pages(self, widest: int) -> None:
+        """Compiles what `pages` need for chunks that are not wider."""
+        nobody = self._engine.empty_state(1, self._capacity, self._switches)
+        self.pages.warm_up(nobody, self._capacity, widest)
+
+    def begin(self, request: Row, *, widest: int | None = None) -> Reading:
+        """Begins to read a prompt, as `insert` takes it; one at a time.
+
+        See `Engine.chunks` for `widest`, which there must be where `pages` are made.
+        """
         if len(self.rows) == 1:
             self._state = None  # frees the last request's cache before the next one is made
-        with self._tell(is_long=len(request.prompt) > NARROW_PROMPT):
-            prefilled = self._engine.prefill(self._params, request, self._capacity, self._switches)
-        if self._state is None:  # a single stream holds one cache, and copies none
+        state = self._engine.begin(request, self._capacity, self._switches)
+        calls = self._engine.chunks(len(request.prompt), widest=widest)
+        return Reading(self._engine, self._params, request, state, calls)
+
+    def read(self, reading: Reading) -> int:
+        """Reads the next chunk; returns its number of tokens."""
+        with self._tell(is_long=len(reading.prompt) > NARROW_PROMPT):
+            return reading.read()
+
+    def insert(self, row: int, reading: Reading) -> Round:
+        """Puts a request whose prompt was read into a row; returns the answer's first token."""
+        prefilled = reading.state
+        if len(self.rows) == 1:  # a single stream holds one cache, and copies none
             self._state = prefilled
         else:
+            assert self._state is not None
             self._state = self._engine.insert(self._state, row, prefilled)
         token, logprobs = jax.device_get((prefilled.last_token, prefilled.last_logprobs))
         if self._is_told and self._infos is None:

@@ -137,6 +137,52 @@ class Engine:
         logits = batch_size * (self.num_draft_tokens + 1) * config.vocab_size
         return tokens * (scores + activations) + 16 * logits
 
+    def chunks(self, num_tokens: int, *, widest: int | None = None) -> list[tuple[int, int]]:
+        """Returns the calls that read a prompt: the first token of each, and its width in tokens.
+
+        With `widest` no call is wider than that, if there is one, and a wide one is a full one: of
+        what prompts have in common more lies in full chunks. It may take a few more calls.
+        """
+        narrow, calls, begin = self._prefill_widths[0], [], 0
+        wide, least = self._prefill_widths[-1], NARROW_PROMPT + 1
+        if widest is not None:
+            least = wide = max([narrow, *(w for w in self._prefill_widths if w <= widest)])
+        while begin < num_tokens:
+            width = wide if num_tokens - begin >= least else narrow
+            calls.append((begin, width))
+            begin += width
+        return calls
+
+    @property
+    def telling_length(self) -> int:
+        """Tokens of a prompt with chunks of every width, full ones and a last one that is not."""
+        return sum(self._prefill_widths) + 1
+
+    def begin(self, row: Row, capacity: int, switches: Switches) -> SpecState:
+        """Returns a state of one row that has a request, and has read nothing of its prompt."""
+        empty = self.empty_state(1, capacity, switches)
+        return with_request(empty, row, self._config.vocab_size)
+
+    def read(
+        self, params: ModelParams, state: SpecState, prompt: Sequence[int], begin: int, width: int
+    ) -> SpecState:
+        """Reads one of a prompt's `chunks`; the state that is passed is donated."""
+        chunk = prompt[begin : begin + width]
+        tokens = np.zeros([1, width], np.int32)
+        tokens[0, : len(chunk)] = chunk
+        return self._prefill(params, state, tokens, np.array([len(chunk)], np.int32))
+
+    def is_read_into(self, params: ModelParams, state: SpecState) -> list[bool]:
+        """Returns of each leaf of a state of one row whether reading a chunk may change it.
+
+        Shapes in place of arrays are enough: nothing is computed.
+        """
+        tokens = np.zeros([1, self._prefill_widths[0]], np.int32)
+        program = self._prefill.trace(params, state, tokens, np.ones([1], np.int32)).jaxpr.jaxpr
+        # What a program hands on untouched is the same variable before and after.
+        before = program.invars[len(jax.tree.leaves(params)) :]
+        return [one is not other for one, other in zip(program.outvars, before, strict=False)]
+
     def prefill(
         self,
         params: ModelParams,
@@ -149,17 +195,10 @@ class Engine:
 
         The prompt's last `num_unread` tokens are left out.
         """
-        empty = self.empty_state(1, capacity, switches)
-        state = with_request(empty, row, self._config.vocab_size)
-        begin, prompt = 0, row.prompt[: len(row.prompt) - num_unread]
-        while begin < len(prompt):
-            is_long = len(prompt) - begin > NARROW_PROMPT
-            width = self._prefill_widths[-1 if is_long else 0]
-            chunk = prompt[begin : begin + width]
-            tokens = np.zeros([1, width], np.int32)
-            tokens[0, : len(chunk)] = chunk
-            state = self._prefill(params, state, tokens, np.array([len(chunk)], np.int32))
-            begin += width
+        prompt = row.prompt[: len(row.prompt) - num_unread]
+        state = self.begin(row, capacity, switches)
+        for begin, width in self.chunks(len(prompt)):
+            state = self.read(params, state, prompt, begin, width)
         return state
 
     def run(

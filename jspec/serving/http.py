@@ -5,6 +5,7 @@ This file and its two neighbours of that name are the only ones that know what H
 
 import asyncio
 import pathlib
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -28,6 +29,7 @@ _PAGE = pathlib.Path(__file__).with_name("page.html")
 _TOLD = (
     "drafter", "num_draft_tokens", "acceptance", "is_lossless", "dtype", "target_quantization",
 )  # fmt: skip
+_STREAMED: dict[int | str, dict[str, Any]] = {200: {"content": {"text/event-stream": {}}}}
 
 
 def make_app(server: Server) -> FastAPI:
@@ -42,7 +44,7 @@ def make_app(server: Server) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, server: Server) -> None:
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", responses=_STREAMED)
     async def complete(body: CompletionRequest, request: Request) -> Response:
         """Goes on with texts."""
         encode = server.programs.target.tokenizer.encode
@@ -61,7 +63,7 @@ def _add_answers(app: FastAPI, server: Server) -> None:
         echoes = [text for text in texts for _ in range(body.n)]
         return await answer(server, body, request, prompts, TextReply, echoes)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", responses=_STREAMED)
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Answers the last message of a conversation."""
         prompt = await asyncio.to_thread(_encode_messages, server, body)
@@ -115,6 +117,12 @@ def _encode_messages(server: Server, body: ChatRequest | TokenizeRequest) -> lis
     tokenizer = server.programs.target.tokenizer
     if tokenizer.chat_template is None:
         raise RefusalError(400, f"{server.model} has no chat template: expected /v1/completions")
+    is_shown = getattr(body, "tool_choice", None) != "none"
+    tools = [tool.plain() for tool in body.tools or ()] if is_shown else []
+    if tools and not re.search(r"\btools\b", tokenizer.chat_template):
+        raise RefusalError(400, f"expected no tools: {server.model}'s chat template has no place "
+                           "for them", param="tools")  # fmt: skip
     with naming("messages"):
-        text = tokenizer.chat_prompt([message.plain() for message in body.messages or ()])
+        messages = [message.plain() for message in body.messages or ()]
+        text = tokenizer.chat_prompt(messages, tools)
         return tokenizer.encode(text, add_bos=False)  # the template writes BOS itself

@@ -77,7 +77,7 @@ async def answer(
         server.worker.submit(jobs)
     reply = kind(server.model, server.programs.target.tokenizer, prompts, echoes)
     if body.stream:
-        return _EventStream(_events(body, reply, updates, len(jobs)), server.worker, jobs)
+        return _EventStream(_events(body, reply, updates, jobs), server.worker, jobs)
     collect = asyncio.create_task(_collect(updates, len(jobs)))
     gone = asyncio.create_task(_until_gone(request))
     try:
@@ -88,7 +88,7 @@ async def answer(
         if (error := next((one.error for one in results if one.error), None)) is not None:
             status = UNAVAILABLE if server.worker.error else 422
             raise RefusalError(status, error, kind="server_error")
-        return JSONResponse(reply.whole(results))
+        return JSONResponse(reply.whole(results, _num_cached(body, jobs)))
     finally:
         for task in (collect, gone):
             task.cancel()
@@ -112,12 +112,19 @@ def _make_jobs(
         first = secrets.randbelow(MAX_SEED - body.n)
     limits = [one for one in (body.max_seconds, server.max_seconds) if one is not None]
     deadline = scheduler.clock() + min(limits) if limits else None
+    most_new = body.most_new_tokens
     for prompt in prompts:
+        if most_new is not None and len(prompt) + most_new > server.programs.max_seq_len:
+            raise InputError(
+                f"expected max_tokens and the prompt's {len(prompt)} tokens together up to "
+                f"{server.programs.max_seq_len}, got max_tokens {most_new}"
+            )
         for number in range(body.n):
             own = dataclasses.replace(settings, seed=first + number)
             request = generation.Request(prompt, own)
             row = make_row(server.programs, request, most)
-            jobs.append(Job(request, row, teller(len(jobs)), body.priority, deadline))
+            tell = teller(len(jobs))
+            jobs.append(Job(request, row, tell, body.priority, deadline, body.user or ""))
     return jobs
 
 
@@ -131,11 +138,11 @@ async def _collect(updates: Updates, count: int) -> list[Result]:
 
 
 async def _events(
-    body: AnswerRequest, reply: Reply, updates: Updates, count: int
+    body: AnswerRequest, reply: Reply, updates: Updates, jobs: Sequence[Job]
 ) -> AsyncIterator[str]:
     """Yields server-sent events until every answer has ended."""
     results: dict[int, Result] = {}
-    while len(results) < count:
+    while len(results) < len(jobs):
         index, update = await updates.get()
         result = update.piece.result
         if result is not None and result.error is not None:
@@ -145,8 +152,14 @@ async def _events(
         if result is not None:
             results[index] = result
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield _event(reply.last_chunk([results[index] for index in range(count)]))
+        in_order = [results[index] for index in range(len(jobs))]
+        yield _event(reply.last_chunk(in_order, _num_cached(body, jobs)))
     yield "data: [DONE]\n\n"
+
+
+def _num_cached(body: AnswerRequest, jobs: Sequence[Job]) -> int:
+    # Of each prompt the first answer counts, as its prompt counts once among the prompt's tokens.
+    return sum(job.num_cached for job in jobs[:: body.n])
 
 
 def _event(value: dict[str, Any]) -> str:

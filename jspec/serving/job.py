@@ -10,20 +10,34 @@ from jspec.generation.request import Request
 from jspec.generation.result import Piece
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
+from jspec.serving.prefix_tree import PrefixTree
 
 CANCELLED, EXPIRED = "cancelled", "deadline"  # reasons why an answer ends, besides those of Result
 
 
 class Slots(Protocol):
-    """The device, as the scheduler sees it: a `Batch`, or a simulation in its place."""
+    """The device, as the scheduler sees it: a `BatchSlots`, or a simulation in its place.
+
+    Attributes:
+      tree: what was read of earlier prompts.
+    """
+
+    tree: PrefixTree
 
     @property
     def rows(self) -> Sequence[int]:
         """Indices of the slots."""
         ...
 
-    def fill(self, row: int, request: Row) -> Round:
-        """Reads a prompt into a slot; returns the first token."""
+    def begin(self, row: int, request: Row) -> int:
+        """Begins to read a prompt into a slot, no other being read.
+
+        Returns how many of its tokens need not be read, as an earlier prompt began with them.
+        """
+        ...
+
+    def read(self, row: int) -> tuple[int, Round | None]:
+        """Reads a chunk of that prompt; returns its length, and the first token after the last."""
         ...
 
     def run(self, num_rounds: int) -> float:
@@ -35,7 +49,7 @@ class Slots(Protocol):
         ...
 
     def finish(self, row: int) -> None:
-        """Marks a slot as done: it emits nothing until it is filled again."""
+        """Marks a slot as done, its prompt read or not: it emits nothing until it is filled."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -49,8 +63,10 @@ class Job:
       priority: smaller numbers run first.
       deadline: moment on the scheduler's clock at which the answer ends with what it has; None
         for no such moment.
+      key: whose it is; those of different keys get their share of the device each.
       submitted: when it came, on that clock.
       started: when it got a slot; None until then.
+      num_cached: tokens of its prompt that were not read again.
       is_cancelled: whether nobody waits for the answer any more.
     """
 
@@ -59,8 +75,10 @@ class Job:
     on_update: Callable[["Update"], object]
     priority: int = 0
     deadline: float | None = None
+    key: str = ""
     submitted: float = 0.0
     started: float | None = None
+    num_cached: int = 0
     is_cancelled: bool = False
 
 

@@ -2,6 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from jspec.common.timing import compile_clock
 from jspec.serving.job import Job, Update
 from jspec.serving.scheduler import Scheduler
 
@@ -15,6 +16,8 @@ _COUNTERS = {
     "spec_decode_num_accepted_tokens": "Drafts accepted.",
     "prompt_tokens": "Tokens of prompts read.",
     "generation_tokens": "Tokens of answers.",
+    "prefix_cache_queries": "Tokens of prompts that were looked up among earlier ones.",
+    "prefix_cache_hits": "Tokens of them that need not be read again.",
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": "From a request's arrival to its first token.",
@@ -44,7 +47,12 @@ class Metrics:
             ("vllm:num_requests_running", "Slots that are taken.", lambda: scheduler.num_running),
             ("vllm:num_requests_waiting", "Requests without slot.", lambda: scheduler.num_waiting),
             ("jspec:num_slots", "Slots, taken or free.", lambda: scheduler.num_slots),
-        ):
+            ("jspec:prefix_cache_bytes", "Of pages.", lambda: scheduler.slots.tree.num_bytes),
+            ("jspec:prefix_cache_evictions", "Pages dropped to make room, so far.",
+             lambda: scheduler.slots.tree.num_evicted),
+            ("jspec:num_compiled_programs", "Since the process began.",
+             lambda: compile_clock().num_programs),
+        ):  # fmt: skip
             Gauge(name, about, **own).labels(model_name).set_function(read)
         self._positions = self._labelled(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted, by place.", "position"
@@ -77,6 +85,8 @@ class Metrics:
         if job not in self._last:
             assert job.started is not None
             self._counters["prompt_tokens"].inc(len(job.row.prompt))
+            self._counters["prefix_cache_queries"].inc(len(job.row.prompt))
+            self._counters["prefix_cache_hits"].inc(job.num_cached)
             self._see("request_queue_time_seconds", job.started - job.submitted)
             self._see("time_to_first_token_seconds", moment - job.submitted)
         else:

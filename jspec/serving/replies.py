@@ -42,13 +42,13 @@ class Reply:
         self._streams: dict[int, Any] = {}  # of tokens' texts, by choice
         self._begun = set[int]()
 
-    def whole(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Returns the reply to a request that does not stream."""
+    def whole(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
+        """Returns the reply to a request that does not stream; see `usage_of`."""
         choices = [
             self._choice(index, result, self._logprobs(result.token_ids, result.raw_logprobs))
             for index, result in enumerate(results)
         ]
-        usage = usage_of(results, self._prompts)
+        usage = usage_of(results, self._prompts, num_cached)
         return {**self._head, "object": self.kind, "choices": choices, "usage": usage}
 
     def chunk(self, index: int, update: Update, has_trace: bool) -> dict[str, Any]:
@@ -66,9 +66,9 @@ class Reply:
         found = {**self._head, "object": self.chunk_kind, "choices": [choice]}
         return found | {"jspec": self._trace(index, update)} if has_trace else found
 
-    def last_chunk(self, results: Sequence[Result]) -> dict[str, Any]:
-        """Returns the chunk that brings the usage."""
-        usage = usage_of(results, self._prompts)
+    def last_chunk(self, results: Sequence[Result], num_cached: int) -> dict[str, Any]:
+        """Returns the chunk that brings the usage; see `usage_of`."""
+        usage = usage_of(results, self._prompts, num_cached)
         return {**self._head, "object": self.chunk_kind, "choices": [], "usage": usage}
 
     def _trace(self, index: int, update: Update) -> dict[str, Any]:
@@ -144,8 +144,13 @@ class TextReply(Reply):
                 "text_offset": offsets}  # fmt: skip
 
 
-def usage_of(results: Sequence[Result], prompts: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Returns the counts of a reply; `jspec` holds those of speculation, over all its answers."""
+def usage_of(
+    results: Sequence[Result], prompts: Sequence[Sequence[int]], num_cached: int
+) -> dict[str, Any]:
+    """Returns the counts of a reply; `jspec` holds those of speculation, over all its answers.
+
+    `num_cached` tokens of the prompts were not read again, as earlier ones began with them.
+    """
     stats = [result.stats for result in results]
     total = Stats(
         rounds=tuple(one for each in stats for one in each.rounds),
@@ -159,6 +164,7 @@ def usage_of(results: Sequence[Result], prompts: Sequence[Sequence[int]]) -> dic
     num_prompt, num_new = sum(map(len, prompts)), sum(len(one.token_ids) for one in results)
     return {
         "prompt_tokens": num_prompt,
+        "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens": num_new,
         "total_tokens": num_prompt + num_new,
         "jspec": total.to_json() | {

@@ -1,18 +1,18 @@
 """Which request runs in which slot, and when: pure Python over the programs of a batch.
 
-Between two visits of the device the scheduler ends what nobody waits for any more, fills at most
-one free slot (so that reading prompts never holds up running answers for longer than one prompt
-takes), and then lets all slots run. Requests wait in the order of their priority, then of their
-arrival. No clock is read but the one that is passed in: the same arrivals, the same schedule.
+Between two visits of the device the scheduler ends what nobody waits for any more, reads prompts
+chunk by chunk into free slots until a number of tokens is read (so that no running answer waits for
+a long prompt), and then lets all slots run. No clock is read but the one that is passed in: the
+same arrivals, the same schedule.
 """
 
-import heapq
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
 from jspec.generation.answer import Answer, Round
 from jspec.generation.stats import RoundCounts
+from jspec.serving.fair_queue import FairQueue
 from jspec.serving.job import CANCELLED, EXPIRED, DrainingError, Job, QueueFullError, Slots, Update
 from jspec.weights.resolver import LoadedModel
 
@@ -29,6 +29,8 @@ class Scheduler:
       num_draft_tokens: maximum number of drafts a round, for the answers' statistics.
       max_queue: maximum number of requests that wait while all slots are taken.
       rounds_per_visit: number of rounds on the device between two looks of the host.
+      prefill_budget: tokens of prompts to read between two visits; the chunk that reaches this
+        number is the last.
       clock: returns the seconds of a clock.
     """
 
@@ -40,15 +42,16 @@ class Scheduler:
         *,
         max_queue: int,
         rounds_per_visit: int,
+        prefill_budget: int,
         clock: Callable[[], float],
     ) -> None:
         self.clock, self.max_queue = clock, max_queue
-        self._slots, self._target, self._num_draft_tokens = slots, target, num_draft_tokens
-        self._rounds_per_visit = rounds_per_visit
+        self.slots, self._target, self._num_draft_tokens = slots, target, num_draft_tokens
+        self._rounds_per_visit, self._prefill_budget = rounds_per_visit, prefill_budget
         self._lock = threading.Lock()  # of `_waiting` and `_running` as a whole, and `_drained_at`
-        self._waiting: list[tuple[int, int, Job]] = []  # a heap
+        self._waiting = FairQueue()
         self._running: dict[int, tuple[Job, Answer]] = {}  # by slot
-        self._num_submitted = 0
+        self._reading: int | None = None  # the slot among them whose prompt is being read
         self._drained_at: float | None = None
         self._mean_seconds = 1.0  # of an answer, from its slot on
 
@@ -70,7 +73,7 @@ class Scheduler:
     @property
     def num_slots(self) -> int:
         """Number of slots."""
-        return len(self._slots.rows)
+        return len(self.slots.rows)
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Takes requests in, all or none.
@@ -92,8 +95,7 @@ class Scheduler:
                 )
             for job in jobs:
                 job.submitted = self.clock()
-                self._num_submitted += 1
-                heapq.heappush(self._waiting, (job.priority, self._num_submitted, job))
+                self._waiting.add(job)
 
     def cancel(self, job: Job) -> None:
         """Marks a request as wanted by nobody; its slot is free after the visit in progress."""
@@ -109,38 +111,53 @@ class Scheduler:
         self.drain(0.0)
         with self._lock:
             found = [*self._running.values()]
-            found += [(job, self._begin(job)) for _, _, job in sorted(self._waiting)]
-            self._running, self._waiting = {}, []
+            found += [(job, self._begin(job)) for job in self._waiting.take_all()]
+            self._running, self._reading = {}, None
         for job, answer in found:
             answer.finish_reason, answer.error = "failed", error
             yield Update(job, answer.take_piece(), [], [], [], self.clock())
 
     def step(self) -> Iterator[Update]:
-        """Ends what is unwanted, fills a slot, runs all: one visit. Yields updates as they come."""
+        """Ends what is unwanted, reads prompts, runs all: one visit. Yields what is new."""
         yield from self._end_unwanted()
-        if (slot := self._take_next()) is not None:
-            job, answer = self._running[slot]
-            first = self._slots.fill(slot, job.row)
-            answer.add_first(first)
-            yield self._update(slot, [first], [])
-        if self._running:
-            seconds = self._slots.run(self._rounds_per_visit)
-            for slot in list(self._running):
-                answer, rounds = self._running[slot][1], list(self._slots.rounds(slot))
+        yield from self._read_prompts()
+        decoding = [slot for slot in self._running if slot != self._reading]
+        if decoding:
+            seconds = self.slots.run(self._rounds_per_visit)
+            for slot in decoding:
+                answer, rounds = self._running[slot][1], list(self.slots.rounds(slot))
                 num_known = len(answer.rounds)
                 answer.add_visit(seconds, rounds)
                 yield self._update(slot, rounds, answer.rounds[num_known:])
 
-    def _take_next(self) -> int | None:
-        """Gives a free slot to the request whose turn it is; None without one of each."""
+    def _read_prompts(self) -> Iterator[Update]:
+        """Reads on in the prompt that was begun, then in the next ones, up to the budget."""
+        num_left = self._prefill_budget
+        while num_left > 0:
+            if self._reading is None and not self._take_next():
+                return
+            slot = self._reading
+            assert slot is not None
+            num_read, first = self.slots.read(slot)
+            num_left -= num_read
+            if first is not None:
+                self._reading = None
+                self._running[slot][1].add_first(first)
+                yield self._update(slot, [first], [])
+
+    def _take_next(self) -> bool:
+        """Begins to read the next prompt into a free slot; False without one of each."""
         with self._lock:
-            free = [slot for slot in self._slots.rows if slot not in self._running]
+            free = [slot for slot in self.slots.rows if slot not in self._running]
             if not free or not self._waiting:
-                return None
-            _, _, job = heapq.heappop(self._waiting)
+                return False
+            self._reading, job = free[0], self._waiting.take()
             job.started = self.clock()
             self._running[free[0]] = job, self._begin(job)
-            return free[0]
+        job.num_cached = self.slots.begin(free[0], job.row)
+        with self._lock:
+            self._waiting.charge(job, len(job.row.prompt) - job.num_cached)
+        return True
 
     def _begin(self, job: Job) -> Answer:
         return Answer(0, job.request, job.row, self._target, self._num_draft_tokens)
@@ -153,14 +170,12 @@ class Scheduler:
             if answer.finish_reason is not None:
                 yield self._update(slot, [], [])
         with self._lock:
-            reasons = [self._reason_to_end(job, now) for _, _, job in self._waiting]
-            pairs = sorted(zip(self._waiting, reasons, strict=True), key=lambda pair: pair[0][:2])
-            self._waiting = [entry for entry, reason in pairs if reason is None]  # sorted: a heap
-        for (_, _, job), reason in pairs:
-            if reason is not None:
-                answer = self._begin(job)
-                answer.finish_reason = reason
-                yield Update(job, answer.take_piece(), [], [], [], now)
+            ended = self._waiting.take_all(lambda job: self._reason_to_end(job, now) is not None)
+        for job in ended:
+            answer = self._begin(job)
+            # Once ended always ended: a moment that has passed stays past.
+            answer.finish_reason = self._reason_to_end(job, now)
+            yield Update(job, answer.take_piece(), [], [], [], now)
 
     def _reason_to_end(self, job: Job, now: float) -> str | None:
         if job.is_cancelled:
@@ -173,15 +188,18 @@ class Scheduler:
         job, answer = self._running[slot]
         is_ended = answer.finish_reason is not None
         if is_ended:
-            self._slots.finish(slot)
+            self.slots.finish(slot)
+            self._reading = None if self._reading == slot else self._reading
         piece, moment = answer.take_piece(), self.clock()
         # In each round accepted drafts come first. What came after the answer's end is cut off.
         drafted = [n < one.counts.num_accepted for one in rounds for n in range(len(one.token_ids))]
         is_wanted, num_new = job.request.settings.logprobs, len(piece.token_ids)
         raw = [pair[0] for one in rounds for pair in one.logprobs or () if is_wanted]
-        if is_ended:
-            assert job.started is not None
-            with self._lock:
+        with self._lock:
+            self._waiting.charge(job, num_new)
+            if is_ended:
+                assert job.started is not None
+                self._waiting.end(job)
                 del self._running[slot]
                 new = moment - job.started
                 self._mean_seconds = _MEMORY * self._mean_seconds + (1 - _MEMORY) * new

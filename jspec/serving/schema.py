@@ -1,16 +1,17 @@
 """What clients may ask for: OpenAI's requests, with the fields that vLLM and jspec add to them.
 
 A field that is not listed is refused: nothing that a client asks for is ignored in silence, but for
-`user`, `store` and `metadata`, which are about the client's own records.
+`store` and `metadata`, which are about the client's own records.
 """
 
 import dataclasses
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from jspec.common.errors import InputError
 from jspec.generation.request import MAX_SEED, Settings
+from jspec.serving.conversation import Body, Message, Tool
 
 _MAX_INT32 = 2**31 - 1
 _Text = Annotated[str, Field(min_length=1)]
@@ -26,23 +27,19 @@ _SAME = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty
          "repetition_penalty", "min_tokens:min_new_tokens", "seed")  # fmt: skip
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """Options of a stream: whether a last chunk brings the usage."""
 
     include_usage: bool = False
 
 
-class Speculation(_Body):
+class Speculation(Body):
     """Most drafts a round for this request; 0 decodes plainly."""
 
     num_draft_tokens: Annotated[int, Field(ge=0, le=4096)]
 
 
-class AnswerRequest(_Body):
+class AnswerRequest(Body):
     """What both kinds of requests have; None takes the server's default."""
 
     model: str | None = None
@@ -57,7 +54,7 @@ class AnswerRequest(_Body):
     stop: _Text | Annotated[list[_Text], Field(max_length=16)] | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
     store: bool | None = None
     metadata: dict[str, str] | None = None
     top_k: Annotated[int, Field(ge=-1, le=_MAX_INT32)] | None = None
@@ -76,6 +73,11 @@ class AnswerRequest(_Body):
         """Whether the tokens' log-probabilities are wanted."""
         raise NotImplementedError
 
+    @property
+    def most_new_tokens(self) -> int | None:
+        """The most tokens that an answer may have, if the request says."""
+        return self.max_tokens
+
     def settings(self, defaults: Settings) -> Settings:
         """Returns the settings of the request's first answer; what it does not name is default.
 
@@ -86,7 +88,7 @@ class AnswerRequest(_Body):
         for pair in _SAME:
             own, _, name = pair.partition(":")
             given[name or own] = getattr(self, own)
-        given["max_new_tokens"] = self.max_tokens
+        given["max_new_tokens"] = self.most_new_tokens
         given["top_k"] = None if self.top_k is None else max(self.top_k, 0)
         if self.stop is not None:
             given["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -120,35 +122,14 @@ class CompletionRequest(AnswerRequest):
         return list(self.prompt)  # type: ignore[arg-type]
 
 
-class TextPart(_Body):
-    """A part of a message."""
-
-    type: Literal["text"]
-    text: str
-
-
-class Message(_Body):
-    """A message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
-
-    def plain(self) -> dict[str, str]:
-        """Returns the message as chat templates know it."""
-        content = self.content
-        if not isinstance(content, str):
-            content = "".join(part.text for part in content)
-        # OpenAI's newer name of the same role.
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
-
-
-class ResponseFormat(_Body):
+class ResponseFormat(Body):
     """Free text: nothing else can be asked for."""
 
     type: Literal["text"]
 
 
 _Messages = Annotated[list[Message], Field(min_length=1)]
+_Tools = Annotated[list[Tool], Field(min_length=1, max_length=128)]
 
 
 class ChatRequest(AnswerRequest):
@@ -159,29 +140,29 @@ class ChatRequest(AnswerRequest):
     logprobs: bool | None = False
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     response_format: ResponseFormat | None = None
+    tools: _Tools | None = None
+    tool_choice: Literal["none", "auto"] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
         """Whether the tokens' log-probabilities are wanted; of other tokens there are none."""
         return bool(self.logprobs)
 
-    def settings(self, defaults: Settings) -> Settings:
-        """Returns the settings; see `AnswerRequest.settings`."""
-        if self.max_completion_tokens is not None:
-            if self.max_tokens not in (None, self.max_completion_tokens):
-                raise InputError(
-                    "expected max_tokens or max_completion_tokens, got both: "
-                    f"{self.max_tokens} and {self.max_completion_tokens}"
-                )
-            return super().settings(
-                dataclasses.replace(defaults, max_new_tokens=self.max_completion_tokens)
+    @property
+    def most_new_tokens(self) -> int | None:
+        """The most tokens that an answer may have, if the request says; it has two names."""
+        new, old = self.max_completion_tokens, self.max_tokens
+        if None not in (new, old) and new != old:
+            raise InputError(
+                f"expected max_tokens or max_completion_tokens, got both: {old} and {new}"
             )
-        return super().settings(defaults)
+        return old if new is None else new
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(Body):
     """A text or a conversation to be counted."""
 
     model: str | None = None
     prompt: str | None = None
     messages: _Messages | None = None
+    tools: _Tools | None = None

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from jspec.common.errors import InputError, describe_error
+from jspec.common.memory import available_bytes, check_memory
 from jspec.generation.batch import Batch
-from jspec.generation.engine import NARROW_PROMPT
 from jspec.generation.programs import Programs
 from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
@@ -16,10 +16,13 @@ from jspec.sampling.pipeline import PROCESSORS
 from jspec.sampling.settings import Switches
 from jspec.serving.job import Job, Update
 from jspec.serving.scheduler import Scheduler
+from jspec.serving.slots import BatchSlots
 
 # Everything that a request may ask for, compiled in: a request that asks for less has neutral
 # values there, which change none of its tokens.
 ALL_SWITCHES = Switches(True, True, True, PROCESSORS, logprobs=True)
+PREFILL_BUDGET = 64  # tokens
+_SHARE_OF_FREE = 0.25
 _NEVER = np.float32(1e9)  # seconds: a round of this cost is never chosen
 
 
@@ -28,29 +31,38 @@ def make_scheduler(
     *,
     max_queue: int,
     rounds_per_visit: int,
+    prefill_budget: int = PREFILL_BUDGET,
+    prefix_cache_bytes: int | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Scheduler:
     """Returns a scheduler of `programs.batch_size` slots whose programs are compiled.
 
+    `prefix_cache_bytes` is for what was read of prompts; None takes a share of what is free.
+
     Raises:
-      InputError: if there is not enough memory for the slots.
+      InputError: if there is not enough memory for the slots, or for that.
     """
     switches = ALL_SWITCHES._replace(processors=(*PROCESSORS, *programs.processors))
     batch = Batch(programs, programs.batch_size, programs.max_seq_len, switches)
+    if prefix_cache_bytes is None:
+        prefix_cache_bytes = int(_SHARE_OF_FREE * (available_bytes() or 0))
+    check_memory({"pages of prompts": prefix_cache_bytes}, "expected fewer prefix_cache_bytes")
+    slots = BatchSlots(batch, prefix_cache_bytes, prefill_budget)
     scheduler = Scheduler(
-        batch, programs.target, programs.num_draft_tokens,
-        max_queue=max_queue, rounds_per_visit=rounds_per_visit, clock=clock,
+        slots, programs.target, programs.num_draft_tokens, max_queue=max_queue,
+        rounds_per_visit=rounds_per_visit, prefill_budget=prefill_budget, clock=clock,
     )  # fmt: skip
-    # A short and a long prompt, so that no client waits for a compiler.
+    # So that no client waits for a compiler: prompts with chunks of each width.
     longest = programs.max_seq_len - 1
-    for length in {min(2, longest), min(NARROW_PROMPT + 1, longest)}:
+    for length in {min(2, longest), min(programs.engine.telling_length, longest)}:
         ids = [token % programs.target.config.vocab_size for token in range(length)]
         request = Request(ids, Settings(max_new_tokens=2))
         scheduler.submit([Job(request, make_row(programs, request), lambda update: None)])
         while scheduler.is_busy:
             for _ in scheduler.step():
                 pass
-    batch.run(0)  # where both answers ended with their first tokens
+    batch.run(0)  # where all answers ended with their first tokens
+    slots.tree.clear()
     return scheduler
 
 

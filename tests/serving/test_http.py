@@ -5,8 +5,10 @@ import json
 import openai
 import pytest
 
+from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
 from tests.serving.served import Served, events, load_tiny
+from tests.tiny_models import save_folder
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "max_tokens": 30}
@@ -160,6 +162,61 @@ def test_a_trace_says_which_tokens_were_drafted(served):
     assert sum(is_drafted for _, is_drafted in tokens) == stats["num_accepted"] > 0
     assert [accepted for _, accepted in rounds] == stats["accepted_per_round"]
     assert [proposed for proposed, _ in rounds] == stats["proposed_per_round"]
+
+
+def test_a_prompt_that_was_read_before_is_not_read_again(served, client):
+    """By usage and metrics, streamed or not; of two answers to one prompt the first one counts."""
+    before = read_metrics(served)
+    asked = {"model": served.model, "prompt": "the same beginning " * 8, **SAMPLED}
+    first, again, two = (client.completions.create(**asked, n=n) for n in (1, 1, 2))
+    cached = [one.usage.prompt_tokens_details.cached_tokens for one in (first, again, two)]
+    assert cached == [0, 128, 128]
+    assert first.choices[0].text == again.choices[0].text == two.choices[0].text
+    *_, last = client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.usage.prompt_tokens_details.cached_tokens == 128
+    after = read_metrics(served)
+    hits, queries = (f"vllm:prefix_cache_{name}_total" for name in ("hits", "queries"))
+    assert after[hits] - before[hits] == 4 * 128
+    assert after[queries] - before[queries] == 5 * first.usage.prompt_tokens
+    assert after["jspec:prefix_cache_bytes"] > before["jspec:prefix_cache_bytes"]
+    assert after["jspec:num_compiled_programs"] == before["jspec:num_compiled_programs"]
+
+
+def test_tools_and_calls_reach_the_chat_template(tmp_path_factory):
+    """As Qwen's templates take them: functions as they are, arguments parsed."""
+    template = (
+        "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}{{ call.function.arguments.x }}{% endfor %}"
+        "{% endfor %}"
+    )
+    folder = save_folder(tmp_path_factory.mktemp("model") / "tiny", template=template)
+    function = {"name": "add", "arguments": '{"x": 71}'}
+    messages = [
+        *say("a"),
+        {"role": "assistant", "tool_calls": [{"id": "1", "type": "function",
+                                              "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "9"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    generator = Generator.load(folder, dtype="float32", drafter="none", batch_size=1)
+    with Served(generator) as served, openai.OpenAI(
+        base_url=f"http://127.0.0.1:{served.port}/v1", api_key="none"
+    ) as client:  # fmt: skip
+        _, reply = served.post("/tokenize", {"messages": messages, "tools": tools})
+        text = generator.target.tokenizer.decode(reply["tokens"])
+        assert text == "add[user]a[assistant]71[tool]9"
+        asked = {"model": served.model, "messages": messages, "max_tokens": 3, "tools": tools}
+        counts = [
+            client.chat.completions.create(**asked, tool_choice=choice).usage.prompt_tokens
+            for choice in ("auto", "none")
+        ]
+        assert counts == [len(reply["tokens"]), len(reply["tokens"]) - 3]
+        # A client goes on with the message that it was given.
+        answer = client.chat.completions.create(**asked).choices[0].message
+        client.chat.completions.create(**(asked | {"messages": [*messages, answer, *say("b")]}))
 
 
 def test_tokens_are_counted_before_they_are_sent(served):

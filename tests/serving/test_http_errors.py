@@ -11,6 +11,8 @@ from tests.serving.served import Served, events, load_tiny
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 180, "temperature": 0, "min_tokens": 180}
 SAY = [{"role": "user", "content": "a"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def read(connection):
@@ -83,9 +85,19 @@ def held(served):
         (TEXT, {"prompt": "a", "\ud800": 1}, None, "unicode"),
         (CHAT, {"messages": []}, "messages", "at least 1"),
         (CHAT, {"messages": [{"role": "king", "content": "a"}]}, "messages", "'system'"),
-        (CHAT, {"messages": [{"role": "user", "content": None}]}, "messages", "expected"),
+        (CHAT, {"messages": [{"role": "user", "content": 1}]}, "messages", "expected"),
         (CHAT, {"messages": SAY, "top_logprobs": 5}, "top_logprobs", "less than"),
-        (CHAT, {"messages": SAY, "tools": []}, "tools", "fields that this server knows"),
+        (TEXT, {"prompt": "a", "max_tokens": 200}, "max_tokens", "tokens together up to 200"),
+        (CHAT, {"messages": SAY, "tools": []}, "tools", "at least 1"),
+        (CHAT, {"messages": SAY, "tools": [{"type": "function", "function": {}}]}, "tools",
+         "required"),
+        (CHAT, {"messages": SAY, "tools": [TOOL]}, "tools", "no place for them"),
+        (CHAT, {"messages": SAY, "tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+        (CHAT, {"messages": [{"role": "user"}]}, "messages", "one of user without"),
+        (CHAT, {"messages": [{"role": "user", "content": "a", "tool_calls": [CALL]}]}, "messages",
+         "of the assistant only"),
+        (CHAT, {"messages": [{"role": "assistant", "tool_calls": [CALL | {"function": {
+            "name": "f", "arguments": "[1"}}]}]}, "messages", "as a JSON object, got '[1'"),
         (CHAT, {"messages": SAY, "response_format": {"type": "json_object"}}, "response_format",
          "'text'"),
         (CHAT, {"messages": SAY, "max_tokens": 3, "max_completion_tokens": 4}, "max_tokens",
@@ -192,7 +204,7 @@ def test_a_failed_device_is_said_to_all(generator, monkeypatch):
         def fail(*_):
             raise MemoryError("none is left")
 
-        monkeypatch.setattr(served.scheduler._slots, "run", fail)
+        monkeypatch.setattr(served.scheduler.slots, "run", fail)
         served.gate.set()
         for connection in connections:
             assert b'"message": "MemoryError: none is left"' in read(connection).replace(

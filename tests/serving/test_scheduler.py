@@ -9,10 +9,12 @@ from jspec.generation.request import Request, Settings
 from jspec.generation.rows import Row
 from jspec.generation.stats import RoundCounts
 from jspec.serving.job import DrainingError, Job, QueueFullError
+from jspec.serving.prefix_tree import PrefixTree
 from jspec.serving.scheduler import Scheduler
 from tests.tiny_models import make_model
 
-_PREFILL, _ROUND = 0.5, 1.0  # virtual seconds
+_CHUNK, _ROUND = 0.5, 1.0  # virtual seconds
+_WIDTH = 8  # tokens of a chunk
 
 
 class Simulation:
@@ -20,18 +22,32 @@ class Simulation:
 
     def __init__(self, num_slots, **options):
         self.now, self.rows, self.states = 0.0, range(num_slots), {}
-        self.most_at_once, self.log = 0, []
-        options = {"max_queue": 100, "rounds_per_visit": 2} | options
+        self.most_at_once, self.log, self.tree = 0, [], PrefixTree(0)
+        self.reading, self.runs = None, []  # runs: moments at which the device ran rounds
+        options = {"max_queue": 100, "rounds_per_visit": 2, "prefill_budget": _WIDTH} | options
         self.scheduler = Scheduler(self, make_model(), 1, clock=lambda: self.now, **options)
 
-    def fill(self, row, request):
+    def begin(self, row, request):
         assert row not in self.states, "a slot is filled while its answer goes on"
-        self.now += _PREFILL
+        assert self.reading is None, "two prompts are read at once"
+        self.reading = [row, request, 0]
+        self.most_at_once = max(self.most_at_once, len(self.states) + 1)
+        return 0
+
+    def read(self, row):
+        assert self.reading[0] == row
+        _, request, begin = self.reading
+        self.now += _CHUNK
+        self.reading[2] = min(begin + _WIDTH, len(request.prompt))
+        count = self.reading[2] - begin
+        if self.reading[2] < len(request.prompt):
+            return count, None
+        self.reading = None
         self.states[row] = [request.settings.seed, 0]
-        self.most_at_once = max(self.most_at_once, len(self.states))
-        return Round(self._next(row, 1))
+        return count, Round(self._next(row, 1))
 
     def run(self, num_rounds):
+        self.runs.append(self.now)
         self.now += _ROUND * num_rounds
         self.last = num_rounds
         return _ROUND * num_rounds
@@ -42,17 +58,22 @@ class Simulation:
             yield Round(tokens, [(-1.0, -2.0)] * 2, RoundCounts(2, 1, "toy"))
 
     def finish(self, row):
-        del self.states[row]
+        if self.reading is not None and self.reading[0] == row:
+            self.reading = None
+        else:
+            del self.states[row]
 
     def _next(self, row, count):
         seed, begin = self.states[row]
         self.states[row][1] += count
         return [97 + (seed + begin + i) % 26 for i in range(count)]
 
-    def job(self, seed=0, length=6, priority=0, deadline=None, **settings):
+    def job(self, seed=0, length=6, priority=0, deadline=None, key="", num_prompt=2, **settings):
         settings = Settings(seed=seed, max_new_tokens=length, **settings)
-        row = Row(settings, [1, 2], (0,), 2 + length)
-        return Job(Request([1, 2], settings), row, self.log.append, priority, deadline)
+        prompt = [1] * num_prompt
+        row = Row(settings, prompt, (0,), num_prompt + length)
+        request = Request(prompt, settings)
+        return Job(request, row, self.log.append, priority, deadline, key)
 
     def step(self):
         updates = list(self.scheduler.step())
@@ -202,6 +223,103 @@ def test_draining_ends_what_is_left_and_takes_nothing_new():
     simulation.run_all()
     assert [one.finish_reason for one in simulation.results().values()] == ["length", "deadline"]
     assert 10 <= simulation.now <= 13
+
+
+def test_a_long_prompt_does_not_stop_the_others():
+    """Between two visits of the device no more than the budget's chunks are read."""
+    for budget, most in ((1, 1), (_WIDTH, 1), (3 * _WIDTH, 3)):
+        simulation = Simulation(2, prefill_budget=budget)
+        simulation.scheduler.submit([simulation.job(0, length=60)])
+        simulation.step()
+        simulation.scheduler.submit([simulation.job(1, num_prompt=10 * _WIDTH + 1)])
+        simulation.run_all()
+        gaps = np.diff(simulation.runs) - 2 * _ROUND
+        assert max(gaps) == most * _CHUNK
+        assert sum(gaps) == 11 * _CHUNK
+        lengths = {seed: len(one.token_ids) for seed, one in simulation.results().items()}
+        assert lengths == {0: 60, 1: 6}
+
+
+def test_short_prompts_share_a_visit():
+    """As many as the budget has room for, where a visit each would leave slots empty."""
+    simulation = Simulation(4, prefill_budget=4)
+    simulation.scheduler.submit([simulation.job(seed, length=60) for seed in range(4)])
+    counts = []
+    while len(simulation.states) < 4:
+        simulation.step()
+        counts.append(len(simulation.states))
+    assert counts == [2, 4]
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_prompt_that_nobody_waits_for_is_not_read_to_its_end(is_cancelled):
+    """Its slot is free after the visit, for the next request; the answer has no token."""
+    simulation = Simulation(1)
+    deadline = None if is_cancelled else 0.5 * _CHUNK
+    first = simulation.job(0, num_prompt=100 * _WIDTH, deadline=deadline)
+    simulation.scheduler.submit([first, simulation.job(1)])
+    simulation.step()
+    assert simulation.reading is not None
+    if is_cancelled:
+        simulation.scheduler.cancel(first)
+    simulation.run_all()
+    results = simulation.results()
+    assert results[0].finish_reason == ("cancelled" if is_cancelled else "deadline")
+    assert (results[0].token_ids, len(results[1].token_ids)) == ([], 6)
+    assert simulation.now < 20
+
+
+def test_a_key_with_many_requests_does_not_delay_another():
+    """20 requests of one key wait when another key comes: its first one is the next."""
+    simulation = Simulation(1)
+    many = [simulation.job(seed, key="many") for seed in range(20)]
+    few = [simulation.job(seed, key="few") for seed in range(20, 23)]
+    simulation.scheduler.submit(many)
+    for _ in range(9):
+        simulation.step()
+    simulation.scheduler.submit(few)
+    num_started = sum(job.started is not None for job in many)
+    simulation.run_all()
+    order = sorted(many + few, key=lambda job: job.started)
+    places = [order.index(job) - num_started for job in few]
+    assert places == [0, 2, 4], "they take turns"
+
+
+def test_keys_share_by_tokens_and_not_by_requests():
+    """One asks for answers five times as long: the other gets five for one, while both wait."""
+    simulation = Simulation(1)
+    long = [simulation.job(seed, length=48, key="long") for seed in range(10)]
+    short = [simulation.job(seed, length=8, key="short") for seed in range(10, 40)]
+    simulation.scheduler.submit(long + short)
+    simulation.run_all()
+    order = sorted(long + short, key=lambda job: job.started)
+    among = order[: order.index(short[-1])]
+    assert 4 <= len(short) / sum(job in long for job in among) <= 6
+
+
+def test_a_key_that_was_away_has_saved_nothing_up():
+    """Guards against a key that comes late and then has the device for itself."""
+    simulation = Simulation(1)
+    simulation.scheduler.submit([simulation.job(seed, key="early") for seed in range(30)])
+    for _ in range(30):
+        simulation.step()
+    late = [simulation.job(seed, key="late") for seed in range(30, 50)]
+    simulation.scheduler.submit(late)
+    simulation.run_all()
+    starts = sorted(job.started for job in late)
+    assert min(np.diff(starts)) > 3.5, "another key's answer lies between"
+
+
+def test_keys_that_have_left_are_forgotten():
+    """Guards against a server that remembers every user there ever was."""
+    simulation = Simulation(2)
+    for seed in range(300):
+        simulation.scheduler.submit([simulation.job(seed, key=str(seed))])
+        simulation.step()
+        simulation.step()
+    assert len(simulation.scheduler._waiting._served) < 10
+    simulation.run_all()
+    assert len(simulation.results()) == 300
 
 
 def test_a_failed_device_fails_every_answer():

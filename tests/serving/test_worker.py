@@ -105,8 +105,8 @@ def test_a_worker_that_fails_says_so_to_all_and_stops(scheduler):
         def step(self):
             raise MemoryError("none is left")
 
-    broken = Broken(scheduler._slots, scheduler._target, 1, max_queue=1, rounds_per_visit=1,
-                    clock=lambda: 0.0)  # fmt: skip
+    broken = Broken(scheduler.slots, scheduler._target, 1, max_queue=1, rounds_per_visit=1,
+                    prefill_budget=1, clock=lambda: 0.0)  # fmt: skip
     worker = Worker(broken, seen.append, lambda: found.put("stopped"))
     worker.start()
     settings = Settings()

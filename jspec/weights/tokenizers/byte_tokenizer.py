@@ -49,7 +49,9 @@ class ByteTokenizer:
         """Returns an empty stream: its `push(id)` and `flush()` add up to `decode`."""
         return TextStream(self.decode)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Raises InputError: bytes have no chat template."""
         raise InputError("random weights have no chat template: give the prompt with --nochat")
 

@@ -38,12 +38,15 @@ def _compile(template: str) -> Any:
 
 
 def render_chat(
-    template: str, messages: Sequence[Mapping[str, Any]], special_tokens: Mapping[str, str]
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> str:
     """Returns the prompt of a conversation, ready for the assistant's next words.
 
-    Messages have a `role` and a `content`. The special tokens, `bos_token` and the like, are
-    variables of the template, which is Jinja2's source.
+    Messages have a `role` and a `content`; tools are functions as OpenAI describes them. The
+    special tokens, `bos_token` and the like, are variables of the template, Jinja2's source.
 
     Raises:
       InputError: the template is broken or refuses the messages.
@@ -53,11 +56,13 @@ def render_chat(
     try:
         return _compile(template).render(
             messages=list(messages),
-            tools=None,
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=True,
             **special_tokens,
         )
-    except (jinja2.TemplateError, TypeError, LookupError, ValueError, ArithmeticError) as error:
+    except (
+        jinja2.TemplateError, TypeError, LookupError, ValueError, ArithmeticError, RecursionError
+    ) as error:  # fmt: skip
         message = " ".join(str(error).split())
         raise InputError(f"the chat template refuses the messages: {message}") from None

@@ -85,7 +85,9 @@ class Tokenizer:
         """Returns an empty stream: its `push(id)` and `flush()` add up to `decode`."""
         return TextStream(self._decode)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         """Returns the text of a conversation, to be encoded with `add_bos=False`.
 
         Raises:
@@ -93,7 +95,7 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InputError("this model has no chat template: give the prompt with --nochat")
-        return render_chat(self.chat_template, messages, self.special_tokens)
+        return render_chat(self.chat_template, messages, self.special_tokens, tools)
 
     def vocabulary(self) -> dict[str, int]:
         """Returns the id of every token."""

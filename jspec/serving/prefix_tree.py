@@ -1,0 +1,130 @@
+"""What was read of earlier prompts, as a tree: prompts that begin alike share the beginning.
+
+    root ── "You are a ..." ── "... helpful" ── "Tell me a joke"
+                                            └── "What is the"
+
+A node is one full chunk of a prompt, keyed by its token ids and so, with its ancestors, by all that
+its page follows from: a tree belongs to one batch, and so to one model, type, drafter and capacity.
+Only chunks of prompts become nodes, never a draft or an answer, and pages are never written. Over
+its budget the tree drops the leaf that was used longest ago and that nobody refers to.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+Chunk = tuple[int, ...]
+
+
+class Node:
+    """A chunk of a prompt.
+
+    Attributes:
+      parent: the chunk before it; None of the root, and of a node that was dropped.
+      chunk: its token ids.
+      page: what reading it has left.
+      num_bytes: of the page.
+      children: the chunks that have followed it.
+      num_pins: how many readings stand here and may add a child.
+    """
+
+    __slots__ = ("children", "chunk", "num_bytes", "num_pins", "page", "parent")
+
+    def __init__(self, parent: "Node | None", chunk: Chunk, page: Any, num_bytes: int) -> None:
+        self.parent, self.chunk, self.page, self.num_bytes = parent, chunk, page, num_bytes
+        self.children: dict[Chunk, Node] = {}
+        self.num_pins = 0
+
+    @property
+    def num_references(self) -> int:
+        """How many hold on to the node: it is dropped only if that is 0."""
+        return len(self.children) + self.num_pins
+
+
+class PrefixTree:
+    """Pages of prompts, in at most `max_bytes`; 0 keeps none.
+
+    Attributes:
+      root: the beginning of every prompt; it has no page.
+      num_bytes: of all pages.
+      num_evicted: pages dropped so far.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.num_bytes, self.num_evicted = max_bytes, 0, 0
+        self.root = Node(None, (), None, 0)
+        # From the one used longest ago on. A parent stands after its children: whoever uses them
+        # uses it. So the first of all is a leaf.
+        self._by_use: OrderedDict[Node, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Returns the number of pages."""
+        return len(self._by_use)
+
+    def find(self, node: Node, chunk: Chunk) -> Node | None:
+        """Returns the node of a chunk that follows another; None if there is none."""
+        found = node.children.get(chunk)
+        if found is not None:
+            self._use(found)
+        return found
+
+    def add(self, node: Node, chunk: Chunk, page: Any, num_bytes: int) -> Node | None:
+        """Adds a chunk that follows another one.
+
+        Returns:
+          The new node, or the one that is there; None if there is no room.
+        """
+        if (known := self.find(node, chunk)) is not None:
+            return known
+        self.pin(node)  # so that it is not dropped itself
+        is_room = self._has_room(num_bytes)
+        while is_room and self.num_bytes + num_bytes > self.max_bytes:
+            self._drop(next(one for one in self._by_use if not one.num_references))
+        self.unpin(node)
+        if not is_room:
+            return None
+        node.children[chunk] = added = Node(node, chunk, page, num_bytes)
+        self.num_bytes += num_bytes
+        self._use(added)
+        return added
+
+    def _has_room(self, num_bytes: int) -> bool:
+        # If others are dropped: what is pinned stays, and so do its ancestors.
+        kept = {id(one): one for pinned in self._by_use if pinned.num_pins for one in path(pinned)}
+        return sum(one.num_bytes for one in kept.values()) + num_bytes <= self.max_bytes
+
+    def pin(self, node: Node) -> None:
+        """Keeps a node and those before it until `unpin`."""
+        node.num_pins += 1
+
+    def unpin(self, node: Node) -> None:
+        """Takes one `pin` back."""
+        assert node.num_pins > 0
+        node.num_pins -= 1
+
+    def clear(self) -> None:
+        """Drops every page, as if there had been none; nothing may be pinned."""
+        while self._by_use:
+            self._drop(next(iter(self._by_use)))
+        self.num_evicted = 0
+
+    def _use(self, node: Node) -> None:
+        for one in reversed(path(node)):
+            self._by_use[one] = None
+            self._by_use.move_to_end(one)
+
+    def _drop(self, node: Node) -> None:
+        assert node.parent is not None
+        del self._by_use[node], node.parent.children[node.chunk]
+        node.parent = None
+        self.num_bytes -= node.num_bytes
+        self.num_evicted += 1
+
+
+def path(node: Node) -> Sequence[Node]:
+    """Returns the nodes from the first chunk to a node, without the root."""
+    nodes = []
+    while node.parent is not None:
+        nodes.append(node)
+        node = node.parent
+    return nodes[::-1]

@@ -1,0 +1,198 @@
+"""Puts a server under clients that misbehave, kills it, and checks that nothing grows or breaks.
+
+    python scripts/soak_server.py --target=FOLDER --seconds=3600 --kills=50
+
+Four kinds of clients come at once: some ask and check the answer against the first one, some leave
+in the middle of it, some send what is no request, some ask for too much. In between the process is
+killed (SIGKILL) and must answer again. Meanwhile another server is told to take the same port. At
+the end: every answer was the same as before, no reply had status 500, and after half of the time no
+program was compiled and memory hardly grew any more. One line of JSON has the figures.
+"""
+
+import argparse
+import collections
+import http.client
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import psutil
+
+_PROMPTS = ["Once upon a time", "abc" * 20, "one two three one two three", "é" * 9, "x" * 120]
+_GROWTH = 1.15  # of memory, over that after half of the time
+_GARBAGE = (b"{", b"[" * 5000, b"\xff\xfe", b"", b'{"prompt": 7}', b'{"prompt": "\\ud800"}',
+            b'{"prompt": "a", "max_tokens": 1e9}', b'{"prompt": "a", "nothing": null}')  # fmt: skip
+
+
+class Soak:
+    """A server process, and what its clients have seen."""
+
+    def __init__(self, flags: list[str], seed: int) -> None:
+        self.flags, self.rng = flags, random.Random(seed)
+        self.statuses, self.problems = collections.Counter[str](), list[str]()
+        self.expected: dict[str, str] = {}
+        self.starts, self.memory, self.programs = list[float](), list[int](), list[int]()
+        self.is_over = threading.Event()
+        self.is_down = False  # replies may be broken off
+        self.port = 0
+
+    def start(self) -> None:
+        """Starts the server, on the port that it had before; waits until it answers."""
+        begin, flags = time.monotonic(), [*self.flags, f"--port={self.port}"]
+        command = [sys.executable, "-m", "jspec.serve", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if "http://" in line:
+                self.port = int(line.rpartition(":")[2])
+                break
+        else:
+            raise SystemExit(f"the server did not start: status {self.process.wait()}")
+        threading.Thread(target=self._watch, args=[self.process.stderr], daemon=True).start()
+        self.starts.append(time.monotonic() - begin)
+
+    def _watch(self, lines: Any) -> None:
+        for line in lines:
+            if "Traceback" in line or "Error" in line:
+                self.problems.append(line.strip())
+
+    def send(self, body: bytes, seconds: float = 60.0) -> tuple[int, Any]:
+        """Returns status and JSON of a completion."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=seconds)
+        try:
+            headers = {"Content-Type": "application/json"}
+            connection.request("POST", "/v1/completions", body, headers)
+            reply = connection.getresponse()
+            return reply.status, json.loads(reply.read() or b"null")
+        finally:
+            connection.close()
+
+    def ask(self, rng: random.Random) -> None:
+        """Asks as a good client does; the answer must be the one that was given before."""
+        prompt, seed = rng.choice(_PROMPTS), rng.randrange(4)
+        body = {"prompt": prompt, "seed": seed, "temperature": 0.8, "max_tokens": 12}
+        status, reply = self.send(json.dumps(body).encode())
+        self.statuses[str(status)] += 1
+        if status == 200:
+            text = reply["choices"][0]["text"]
+            if self.expected.setdefault(f"{prompt} {seed}", text) != text:
+                self.problems.append(f"another answer to {prompt!r} with seed {seed}")
+
+    def leave(self, rng: random.Random) -> None:
+        """Asks for a long answer and leaves while it comes, or before."""
+        body = {"prompt": rng.choice(_PROMPTS), "max_tokens": 60, "stream": rng.random() < 0.5}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        headers = {"Content-Type": "application/json"}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
+        time.sleep(rng.random() * 0.05)
+        connection.close()
+        self.statuses["left"] += 1
+
+    def disturb(self, rng: random.Random) -> None:
+        """Sends what is no request, or one that is too large."""
+        body = rng.choice(_GARBAGE)
+        if rng.random() < 0.2:
+            body = json.dumps({"prompt": "long " * rng.randrange(10**5), "max_tokens": 2}).encode()
+        status, _ = self.send(body)
+        self.statuses[str(status)] += 1
+        if status not in (400, 413, 429):
+            self.problems.append(f"status {status} for {body[:40]!r}")
+
+    def client(self, seed: int) -> None:
+        """Acts as one client after another until the end."""
+        rng = random.Random(seed)
+        while not self.is_over.is_set():
+            try:
+                rng.choice([self.ask, self.ask, self.leave, self.disturb])(rng)
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                self.statuses["broken off"] += 1
+                if not self.is_down:
+                    self.problems.append(f"{type(error).__name__}: {error}")
+                time.sleep(0.1)
+
+    def measure(self) -> None:
+        """Notes the memory of the process and the programs that it has compiled."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        (count,) = (line for line in lines if line.startswith("jspec:num_compiled_programs{"))
+        self.programs.append(int(float(count.rpartition(" ")[2])))
+        self.memory.append(psutil.Process(self.process.pid).memory_info().rss)
+
+    def kill(self) -> None:
+        """Kills the server at a random moment, and starts it again."""
+        time.sleep(self.rng.random())
+        self.is_down = True
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.start()
+        self.ask(self.rng)
+        time.sleep(1.0)  # clients of the server that was killed notice it
+        self.is_down = False
+
+    def second_server(self) -> None:
+        """Starts a server on the port that is taken; it must end with one line."""
+        command = [sys.executable, "-m", "jspec.serve", f"--port={self.port}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 2 or len(done.stderr.strip().splitlines()) != 1:
+            self.problems.append(f"a second server: status {done.returncode}, {done.stderr[:200]}")
+
+    def figures(self) -> dict[str, Any]:
+        """Returns what was seen, and what is wrong with it."""
+        first = len(self.memory) // 2
+        if self.programs[-1] != self.programs[first]:
+            self.problems.append(f"programs compiled: {self.programs[first:]}")
+        if max(self.memory[first:]) > _GROWTH * self.memory[first]:
+            self.problems.append(f"memory grew: {self.memory[first]} to {max(self.memory)}")
+        return {
+            "requests": sum(self.statuses.values()), "by_status": dict(self.statuses),
+            "starts_seconds": [round(one, 1) for one in self.starts],
+            "memory_mb": [round(one / 2**20) for one in self.memory],
+            "programs": [self.programs[first], self.programs[-1]], "problems": self.problems[:10],
+        }  # fmt: skip
+
+
+def main() -> int:
+    """Runs the soak; the status is 1 if anything was wrong."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--target", required=True, help="a small model")
+    parser.add_argument("--seconds", type=float, default=3600.0)
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--clients", type=int, default=8)
+    options, rest = parser.parse_known_args()
+    soak = Soak([f"--target={options.target}", "--max_queue=4", "--max_slots=3", *rest], seed=0)
+    soak.start()
+    try:
+        clients = [
+            threading.Thread(target=soak.client, args=[seed]) for seed in range(options.clients)
+        ]
+        for client in clients:
+            client.start()
+        for _ in range(options.kills):
+            soak.kill()
+        soak.second_server()
+        end = time.monotonic() + options.seconds
+        while time.monotonic() < end:
+            time.sleep(min(options.seconds / 20, 30))
+            soak.measure()
+        soak.is_over.set()
+        for client in clients:
+            client.join()
+        figures = soak.figures()
+    finally:
+        soak.is_over.set()
+        soak.process.kill()
+    print(json.dumps(figures))
+    return int(bool(soak.problems))
+
+
+if __name__ == "__main__":
+    os.environ.pop("JSPEC_API_KEY", None)  # its clients show none
+    sys.exit(main())

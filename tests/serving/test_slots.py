@@ -1,0 +1,131 @@
+"""Prompts that begin alike: what is not read again changes no token of an answer."""
+
+import numpy as np
+import pytest
+
+from jspec.common.timing import compile_clock
+from jspec.generation.request import Request, Settings
+from jspec.serving.job import Job
+from jspec.serving.worker import make_row, make_scheduler
+from tests.tiny_models import make_generator, shared_generator
+
+SHARED = [1 + n * n % 97 for n in range(140)]  # two full chunks, and a part of a third
+PROMPTS = [
+    [*SHARED, 3],
+    [*SHARED, 3],
+    [*SHARED, 4, 5, 6],
+    [*SHARED[:70], 9],  # one full chunk
+    SHARED[:128],  # the second chunk is its last and is read
+    [2, *SHARED],  # nothing in common
+    SHARED[:3],
+]
+CACHED = [0, 128, 128, 64, 64, 0, 0]
+SETTINGS = [Settings(max_new_tokens=20, temperature=0.9, seed=seed) for seed in range(7)]
+
+
+def make(drafter="model", prefix_cache_bytes=10**8, **options):
+    options = {"max_queue": 20, "rounds_per_visit": 2} | options
+    generator = make_generator(drafter, batch_size=3)
+    scheduler = make_scheduler(generator, prefix_cache_bytes=prefix_cache_bytes, **options)
+    return generator, scheduler
+
+
+@pytest.fixture(scope="module")
+def made():
+    return make()
+
+
+def submit(generator, scheduler, prompt, settings):
+    """Submits a request; returns its job, and the list into which its result will come."""
+    found, request = [], Request(prompt, settings)
+
+    def keep(update):
+        if update.piece.result is not None:
+            found.append(update.piece.result)
+
+    job = Job(request, make_row(generator, request), keep)
+    scheduler.submit([job])
+    return job, found
+
+
+def run(scheduler):
+    while scheduler.is_busy:
+        for update in scheduler.step():
+            update.job.on_update(update)
+
+
+def answer(generator, scheduler, prompt, settings):
+    job, found = submit(generator, scheduler, prompt, settings)
+    run(scheduler)
+    return job.num_cached, found[0]
+
+
+def test_a_hit_gives_the_tokens_of_a_miss(made):
+    """One after another, by a Generator, and without a cache; drafts are the same as well."""
+    generator, scheduler = made
+    _, without = make(prefix_cache_bytes=0)
+    for prompt, settings, num_cached in zip(PROMPTS, SETTINGS, CACHED, strict=True):
+        found, result = answer(generator, scheduler, prompt, settings)
+        assert found == num_cached
+        missed, expected = answer(generator, without, prompt, settings)
+        assert missed == 0
+        plain = shared_generator("model").generate(Request(prompt, settings))
+        assert result.token_ids == expected.token_ids == plain.token_ids
+        assert result.stats.rounds == expected.stats.rounds == plain.stats.rounds
+
+
+def test_hits_and_long_prompts_beside_running_answers_compile_nothing():
+    """All at once, in chunks of another number between the rounds: the tokens stay the same."""
+    for budget in (1, 100):
+        own, scheduler = make(prefill_budget=budget)
+        begin = compile_clock().num_programs
+        jobs = [submit(own, scheduler, *pair) for pair in zip(PROMPTS, SETTINGS, strict=True)]
+        run(scheduler)
+        assert compile_clock().num_programs == begin
+        for (_, found), prompt, settings in zip(jobs, PROMPTS, SETTINGS, strict=True):
+            expected = shared_generator("model").generate(Request(prompt, settings))
+            assert found[0].token_ids == expected.token_ids
+        assert sum(job.num_cached for job, _ in jobs) >= sum(CACHED)
+
+
+def test_a_cache_that_is_full_drops_pages_and_changes_no_token():
+    """Room for three pages: prompts of up to three come and go at random."""
+    generator, scheduler = make()
+    answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
+    size = scheduler.slots.tree.num_bytes // len(scheduler.slots.tree)
+    generator, scheduler = make(prefix_cache_bytes=3 * size + 1)
+    tree, rng, expected = scheduler.slots.tree, np.random.default_rng(0), {}
+    for _ in range(12):
+        number = int(rng.integers(4))
+        prompt = [number, *SHARED] if number % 2 else [*SHARED[:64], number, *SHARED[65:]]
+        _, result = answer(generator, scheduler, prompt, SETTINGS[number])
+        assert expected.setdefault(number, result.token_ids) == result.token_ids
+        assert tree.num_bytes <= 3 * size + 1
+    assert tree.num_evicted > 0
+    assert tree.root.num_pins == 0
+
+
+def test_a_prompt_that_was_cancelled_half_read_leaves_what_was_read():
+    """Its slot answers the next request, and its chunks are there for it."""
+    generator, scheduler = make(prefill_budget=1)
+    job, found = submit(generator, scheduler, PROMPTS[0], SETTINGS[0])
+    for _ in range(2):
+        assert list(scheduler.step()) == []
+    scheduler.cancel(job)
+    run(scheduler)
+    assert (found[0].finish_reason, found[0].token_ids) == ("cancelled", [])
+    num_cached, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
+    assert num_cached == 128
+    expected = shared_generator("model").generate(Request(PROMPTS[0], SETTINGS[0]))
+    assert result.token_ids == expected.token_ids
+    assert all(node.num_pins == 0 for node in scheduler.slots.tree._by_use)
+
+
+def test_one_slot_reuses_prompts_too():
+    """Its batch has one row, which holds no cache while a prompt is read."""
+    generator = make_generator("prompt_lookup", batch_size=1)
+    scheduler = make_scheduler(generator, max_queue=3, rounds_per_visit=2, prefix_cache_bytes=10**8)
+    expected = shared_generator("prompt_lookup").generate(Request(PROMPTS[0], SETTINGS[0]))
+    for num_cached in (0, 128):
+        found, result = answer(generator, scheduler, PROMPTS[0], SETTINGS[0])
+        assert (found, result.token_ids) == (num_cached, expected.token_ids)
