@@ -58,7 +58,9 @@ SUBJECTS = {  # a drafter's name, and the layers of a part of the target
     "ngram, blockwise": ("ngram+blockwise", None),
     "model, tree": ("model", None),
     "EAGLE, tree": ("eagle", None),
+    "Medusa, tree": ("medusa", None),
     "lookup, model, tree": ("prompt_lookup+model", None),
+    "suffix, recycle, EAGLE, tree": ("suffix+recycle+eagle", None),
 }
 QUICK = ("lookup, model, tree", "look-ahead", "other layers, ngram, hierarchical")
 HEAD_OPTIONS = {  # of distributions so flat that the target often keeps what is drawn from them

@@ -57,10 +57,13 @@ def _write_corpus(folder):
 # What is audited: a name, options beside the pattern and the table, and drafts a round.
 _SUBJECTS = {
     "prompt_lookup": {},
+    "prompt_lookup, tree": {"tree_depth": 2, "tree_branches": 2},
     "prompt_lookup, auto": {"num_draft_tokens": "auto"},
     "suffix": {},
     "suffix, corpus": {"draft_corpus": "corpus"},
+    "suffix, tree": {"draft_corpus": "corpus", "tree_depth": 2, "tree_branches": 2},
     "recycle": {},
+    "recycle, tree": {"tree_depth": 2, "tree_branches": 2},
     "suffix+recycle, auto": {"num_draft_tokens": "auto"},
     "recycle+eagle": {},
     "ngram": {},
@@ -82,6 +85,7 @@ _SUBJECTS = {
     "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "eagle+model": {},
     "medusa": {},
+    "medusa, tree": {"tree_depth": 2, "tree_branches": 2},
     "blockwise": {},
     "lookahead": {},
     "ngram+lookahead, auto": {"num_draft_tokens": "auto"},
@@ -89,6 +93,8 @@ _SUBJECTS = {
     "random": {},
     "pattern": {},
     "prompt_lookup+model": {},
+    "prompt_lookup+model, tree": {"tree_depth": 2, "tree_branches": 2},
+    "suffix+recycle+eagle, tree": {"tree_depth": 3, "tree_branches": 2},
     "ngram+layer_skip+unigram": {"draft_layers": (0,), "draft_confidence": 0.5},
     "pattern+prompt_lookup+hierarchical, auto": {"num_draft_tokens": "auto"},
 }

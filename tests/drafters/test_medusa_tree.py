@@ -1,0 +1,116 @@
+"""Medusa's static tree, the rates that shape it, and the script that measures them."""
+
+import json
+import pathlib
+import runpy
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.heads.keep_rates import FILE, NUM_RANKS, read_rates, save_rates
+from jspec.speculation.types import RoundInputs, TargetView
+from tests import tiny, tiny_medusa
+from tests.drafters.test_dynamic_tree import paths_of
+from tests.speculation.drive import settings_of
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/medusa_rates.py"
+RATES = [[0.5, 0.3, 0.1], [0.6, 0.1], [0.2, 0.1], [0.1]]
+VOCAB = tiny.CONFIG.vocab_size
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a folder of four heads."""
+    return pathlib.Path(tiny_medusa.save_head(tmp_path / "head", tiny.CONFIG))
+
+
+def build(folder, number=6, **options):
+    """Returns the drafter of a folder, and its parameters."""
+    options = {"tree_depth": 3, "tree_branches": 2} | options
+    options = DrafterOptions(draft_head=str(folder), **options)
+    return make_drafter(
+        "medusa",
+        DrafterSpec(number, tiny.CONFIG, VOCAB, None, jnp.float32, options=options),
+    )
+
+
+def test_the_tree_follows_the_rates(folder, tiny_pair):
+    """The nodes are the best by the product of rates; their tokens are ranked by numpy."""
+    save_rates(folder, [rates + [0.0] * (3 - len(rates)) for rates in RATES])
+    drafter, params = build(folder)
+    assert drafter.tree_depth == 3
+    state = jnp.asarray(np.random.default_rng(0).normal(size=(2, tiny.CONFIG.embed_dim)))
+    state = state.astype(jnp.float32)
+    inputs = RoundInputs(
+        jnp.zeros(2, jnp.int32),
+        limit=lambda kind: jnp.asarray([6, 0])[kind * 0 + jnp.arange(2)].astype(jnp.int32),
+        rng_keys=jax.random.split(jax.random.key(0), (2, 6)),
+        settings=settings_of(2, 1.0),
+        view=TargetView(tiny_pair.target, tiny_pair.apply, None),
+    )
+    proposal, _ = jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+    assert proposal.num_tokens.tolist() == [6, 0]
+    # 0.5, 0.3, 0.5·0.6, 0.3·0.6, 0.5·0.6·0.2, 0.5·0.1: two branches at most.
+    ranks = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 1)]
+    hidden = np.asarray(drafter.read(tiny_pair.target, state))[0, 0]
+    order = np.argsort(-_logits(params, hidden), axis=-1)
+    expected = [tuple(order[depth, rank] for depth, rank in enumerate(path)) for path in ranks]
+    assert {tuple(path) for path in paths_of(proposal, 0)} == set(expected)
+    assert paths_of(proposal, 0)[:3] == [list(expected[i]) for i in (0, 2, 4)]
+
+
+def _logits(params, hidden):
+    """Returns what every head says of an output [d], [h v]; heads have one block."""
+    said = []
+    for index in range(4):
+        head = jax.tree.map(np.asarray, params[f"head_{index}"])
+        inner = head["layer_0"]["kernel"] @ hidden + head["layer_0"]["bias"]
+        said.append(head["head"] @ (hidden + inner / (1 + np.exp(-inner))))
+    return np.stack(said)
+
+
+def test_rates_are_assumed_until_they_are_measured(folder):
+    """They fall by head and by rank."""
+    rates = np.asarray(read_rates(folder, 4))
+    assert rates.shape == (4, NUM_RANKS)
+    assert (np.diff(rates, axis=0) < 0).all()
+    assert (np.diff(rates, axis=1) < 0).all()
+    assert (rates.sum(axis=1) < 1).all()
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"rates": [[0.5]] * 3}, {"rates": [[0.9, 0.8]] * 4}, {"rates": "no"},
+                {"rates": [[-0.5]] * 4}, {"rates": [[]] * 4}],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line(folder, content):
+    """Of another number of heads, of no probabilities, or of none at all."""
+    (folder / FILE).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"{FILE}: expected rates of 4 heads, of 0 to 1 by rank"):
+        build(folder)
+
+
+def test_fewer_drafts_than_levels(folder):
+    """As for other trees."""
+    with pytest.raises(InputError, match=r"at least tree_depth, 3; got 2"):
+        build(folder, number=2)
+
+
+def test_the_script_asks_each_head_for_its_own_token():
+    """Head i at a token is asked for the token i + 2 places after it, in the answer alone."""
+    script = types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+    tokens, begin, rng = np.arange(10, 22), 4, np.random.default_rng(0)
+    ranked = rng.integers(100, 200, (len(tokens), 2, NUM_RANKS))
+    ranked[3, 0, 0] = tokens[5]  # right
+    ranked[4, 1, 2] = tokens[7]  # right, as the third
+    ranked[5, 1, 0] = tokens[7]  # another head's
+    ranked[2, 0, 0] = tokens[4]  # in the prompt
+    counts, totals = np.zeros([2, NUM_RANKS]), np.zeros(2)
+    script.add_counts(counts, totals, ranked, tokens, begin)
+    assert totals.tolist() == [7, 6]
+    assert counts.sum() == 2
+    assert counts[0, 0] == counts[1, 2] == 1
