@@ -27,7 +27,7 @@ ROOMS = {
     "sampling": 630,
     "weights": 3_130,
     "speculation": 3_050,
-    "drafters": 6_500,
+    "drafters": 7_000,
     "generation": 3_550,
     "serving": 1_450,
     "training": 2_300,

@@ -17,13 +17,13 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 from jaxtyping import Array, Float32
 
-from jspec.common.typing import Params
+from jspec.common.typing import Params, RowCounts
 from jspec.drafters.memory import History
 from jspec.drafters.merged_tree import Branches, have_same_paths, merge_branches
 from jspec.drafters.prompt_lookup import PromptLookupDrafter
 from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.suffix_matches import Matches, count_votes, own_matches
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.tree_options import DraftingTrees, Shape
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.control import Kind
 from jspec.speculation.types import RoundInputs
@@ -33,7 +33,7 @@ _NEVER = -jnp.inf
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupTreeDrafter(PromptLookupDrafter):
+class LookupTreeDrafter(DraftingTrees, PromptLookupDrafter):
     """Proposes the continuations of several earlier occurrences.
 
     Attributes:
@@ -41,11 +41,6 @@ class LookupTreeDrafter(PromptLookupDrafter):
     """
 
     shape: Shape = dataclasses.field(kw_only=True)
-
-    @property
-    def tree_depth(self) -> int:
-        """The greatest depth of its trees."""
-        return self.shape.depth
 
     def propose(
         self, params: Params, state: History, inputs: RoundInputs
@@ -62,10 +57,7 @@ class LookupTreeDrafter(PromptLookupDrafter):
             most = jnp.floor(self.growth * matches.agreement.astype(jnp.float32))
             is_meant &= jnp.arange(self.shape.depth) < most.astype(jnp.int32)[..., None]
         scores = jnp.where(is_meant, _scores_in_turn(matches, self.kinds), _NEVER)
-        branches = Branches(jnp.maximum(matches.followed, 0), scores)
-        size, number = self.shape.num_draft_tokens, self.shape.branches
-        tree = merge_branches(branches, size, inputs.limit(kind), number)
-        return tree.replace(kind=kind), state
+        return _best_of(self.shape, matches, scores, inputs, kind), state
 
 
 def _scores_in_turn(matches: Matches, kinds: Sequence[Kind]) -> Float32[Array, "b m w"]:
@@ -88,7 +80,7 @@ def _scores_in_turn(matches: Matches, kinds: Sequence[Kind]) -> Float32[Array, "
 
 
 @dataclasses.dataclass(frozen=True)
-class SuffixTreeDrafter(SuffixDrafter):
+class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
     """Proposes the continuations with the largest shares of the votes.
 
     Attributes:
@@ -96,11 +88,6 @@ class SuffixTreeDrafter(SuffixDrafter):
     """
 
     shape: Shape = dataclasses.field(kw_only=True)
-
-    @property
-    def tree_depth(self) -> int:
-        """The greatest depth of its trees."""
-        return self.shape.depth
 
     def propose(
         self, params: Params, state: History, inputs: RoundInputs
@@ -115,7 +102,16 @@ class SuffixTreeDrafter(SuffixDrafter):
         kept = first[:, None] + place * later[:, None]
         is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
         scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], _NEVER)
-        branches = Branches(jnp.maximum(matches.followed, 0), scores)
-        size, number = self.shape.num_draft_tokens, self.shape.branches
-        tree = merge_branches(branches, size, inputs.limit(kind), number)
-        return tree.replace(kind=kind), state
+        return _best_of(self.shape, matches, scores, inputs, kind), state
+
+
+def _best_of(
+    shape: Shape,
+    matches: Matches,
+    scores: Float32[Array, "b m w"],
+    inputs: RoundInputs,
+    kind: RowCounts,
+) -> Proposal:
+    branches = Branches(jnp.maximum(matches.followed, 0), scores)
+    tree = merge_branches(branches, shape.num_draft_tokens, inputs.limit(kind), shape.branches)
+    return tree.replace(kind=kind)

@@ -28,7 +28,7 @@ from jspec.drafters.memory import ReadingLastOutput
 from jspec.drafters.merged_tree import best_tree
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.drafters.static_tree import best_static_tree
-from jspec.drafters.tree_options import Shape, TreeSizeOptions, certain_tree_shape
+from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.runners_up import runners_up
@@ -70,7 +70,7 @@ class MedusaDrafter(ReadingLastOutput, ChainDrafter):
 
 
 @dataclasses.dataclass(frozen=True)
-class MedusaTreeDrafter(MedusaDrafter):
+class MedusaTreeDrafter(DraftingTrees, MedusaDrafter):
     """Proposes a tree of the heads' best tokens.
 
     Attributes:
@@ -80,11 +80,6 @@ class MedusaTreeDrafter(MedusaDrafter):
 
     shape: Shape = dataclasses.field(kw_only=True)
     rates: Rates = dataclasses.field(kw_only=True)
-
-    @property
-    def tree_depth(self) -> int:
-        """The greatest depth of its trees."""
-        return self.shape.depth
 
     def propose(
         self, params: Params, state: Float32[Array, "b d"], inputs: RoundInputs

@@ -20,7 +20,7 @@ from jspec.common.typing import BlockFlags, Params, Tokens
 from jspec.drafters.merged_tree import best_tree
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec
 from jspec.drafters.static_tree import best_static_tree
-from jspec.drafters.tree_options import Shape, TreeSizeOptions, certain_tree_shape
+from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
 from jspec.sampling.distribution import NO_TOKEN
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
@@ -95,7 +95,7 @@ class RecycleDrafter:
 
 
 @dataclasses.dataclass(frozen=True)
-class RecycleTreeDrafter(RecycleDrafter):
+class RecycleTreeDrafter(DraftingTrees, RecycleDrafter):
     """Proposes a tree of the tokens that the target found likeliest after each.
 
     Attributes:
@@ -103,11 +103,6 @@ class RecycleTreeDrafter(RecycleDrafter):
     """
 
     shape: Shape = dataclasses.field(kw_only=True)
-
-    @property
-    def tree_depth(self) -> int:
-        """The greatest depth of its trees."""
-        return self.shape.depth
 
     def propose(self, params: Params, state: Table, inputs: RoundInputs) -> tuple[Proposal, Table]:
         """Follows the table along the nodes of a tree that is the same in every round."""

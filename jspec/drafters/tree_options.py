@@ -74,6 +74,17 @@ class Shape(NamedTuple):
         return tuple(sizes)
 
 
+class DraftingTrees:
+    """A drafter that has a field `shape`, that of its trees."""
+
+    shape: Shape
+
+    @property
+    def tree_depth(self) -> int:
+        """The greatest depth of its trees."""
+        return self.shape.depth
+
+
 def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
     """Returns the shape for a drafter that draws nothing.
 
