@@ -101,6 +101,8 @@ class MedusaTreeDrafter(DraftingTrees, MedusaDrafter):
         pairs = zip(tree.depths, tree.ranks, strict=True)
         nodes = jnp.stack([levels[depth - 1][:, rank] for depth, rank in pairs], axis=1)
         scores = jnp.broadcast_to(jnp.asarray(tree.scores, jnp.float32), nodes.shape)
+        if self.min_confidence > 0:  # the least probability of a path, as in trees that grow
+            scores = jnp.where(scores >= jnp.log(self.min_confidence), scores, -jnp.inf)
         parents = jnp.broadcast_to(jnp.asarray(tree.parents, jnp.int32), nodes.shape)
         size, depth = self.shape.num_draft_tokens, self.shape.depth
         # A vocabulary has more tokens than a head is asked for: none of them is NO_TOKEN.
