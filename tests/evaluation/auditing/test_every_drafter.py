@@ -85,11 +85,12 @@ _SUBJECTS = {
     "eagle, tree without": {"tree_depth": 2, "tree_branches": 2, "tree_draws": "without"},
     "eagle+model": {},
     "medusa": {},
-    "medusa, tree": {"tree_depth": 2, "tree_branches": 2},
     "blockwise": {},
     "lookahead": {},
     "ngram+lookahead, auto": {"num_draft_tokens": "auto"},
     "prompt_lookup+medusa, unsure": {"draft_confidence": 0.4},
+    # Beside a lookup: what is likeliest without the bias that keeps to the audited tokens, is none.
+    "prompt_lookup+medusa, tree": {"tree_depth": 2, "tree_branches": 2},
     "random": {},
     "pattern": {},
     "prompt_lookup+model": {},
