@@ -46,7 +46,7 @@ def main() -> None:
     if not totals.min():
         raise InputError(f"{_INPUT.value}: expected answers longer than there are heads, got none")
     rates = counts / totals[:, None]
-    path = save_rates(folder, rates)
+    path = save_rates(folder, rates.tolist())
     for head, of_head in enumerate(rates):
         print(f"head {head}: " + " ".join(f"{rate:.3f}" for rate in of_head[:5]) + " ...")
     print(f"wrote {path}: {int(totals[0])} tokens")

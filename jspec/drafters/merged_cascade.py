@@ -48,6 +48,7 @@ class MergedCascadeDrafter(CascadeDrafter):
     ) -> tuple[Proposal, tuple[Any, ...]]:
         """Asks each member for the rows in which no earlier one is sure."""
         proposal, states = super().propose(params, state, inputs)
+        assert proposal.kind is not None
         # Each member has kept to the limit alone.
         limit = inputs.limit(proposal.kind)
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, limit)), states
@@ -58,6 +59,7 @@ class MergedCascadeDrafter(CascadeDrafter):
         rates = jnp.array([(kind.first, kind.later) for kind in kinds], jnp.float32)
         parts, kind = [], jnp.full_like(proposals[0].num_tokens, -1)
         for proposal, is_turn in zip(proposals, turns, strict=True):
+            assert proposal.kind is not None
             first, later = rates[proposal.kind].T
             parts.append(branches_of(proposal, first, later))
             alone = jnp.where(kind < 0, proposal.kind, len(kinds) - 1)

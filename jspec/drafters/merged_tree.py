@@ -113,7 +113,7 @@ def merge_branches(
     above = owner[..., :-1] * w + jnp.arange(w - 1)
     parents = jnp.pad(above, ((0, 0), (0, 0), (1, 0)), constant_values=-1)
     flat = [leaf.reshape(b, n * w) for leaf in (tokens, scores, parents)]
-    return best_tree(*flat, num_draft_tokens, wanted, max_depth=w)
+    return best_tree(*flat, num_draft_tokens=num_draft_tokens, wanted=wanted, max_depth=w)
 
 
 def _is_among_best(
