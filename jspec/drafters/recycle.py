@@ -6,7 +6,8 @@
 
 A table holds, for each token of the vocabulary, the tokens that the target found likeliest the last
 time that it read this token, in whatever context: after committed tokens, and after rejected drafts
-as well. Drafts follow the table from the newest token on, by the likeliest at each step. The table
+as well. Drafts follow the table from the newest token on, by the likeliest at each step, or with
+`tree_depth` by the likeliest few: a tree of one shape, by how often each rank is right. The table
 is a row's own and begins empty; nothing is trained. It follows from the row's past alone, so the
 drafts' distribution is one-hot.
 """
@@ -107,7 +108,7 @@ class RecycleTreeDrafter(DraftingTrees, RecycleDrafter):
     def propose(self, params: Params, state: Table, inputs: RoundInputs) -> tuple[Proposal, Table]:
         """Follows the table along the nodes of a tree that is the same in every round."""
         size, rows = self.shape.num_draft_tokens, jnp.arange(len(state))
-        rates = [[rate for rate in _ASSUMED[: self.num_runners_up]]] * self.shape.depth
+        rates = [_ASSUMED[: self.num_runners_up]] * self.shape.depth
         # More nodes than are put forward, for where the table has no entry.
         tree, tokens = best_static_tree(rates, 2 * size), []
         for parent, rank in zip(tree.parents, tree.ranks, strict=True):
