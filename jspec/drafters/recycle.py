@@ -127,6 +127,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     shape = certain_tree_shape(spec)
     if shape is None:
         return BuiltDrafter(RecycleDrafter(*sizes))
+    # Of later ranks nothing is kept: a static tree would hardly ever have room for them.
     return BuiltDrafter(RecycleTreeDrafter(*sizes, min(shape.branches, len(_ASSUMED)), shape=shape))
 
 

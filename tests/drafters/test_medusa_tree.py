@@ -13,8 +13,11 @@ import pytest
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
 from jspec.drafters.heads.keep_rates import FILE, NUM_RANKS, read_rates, save_rates
+from jspec.drafters.heads.medusa_heads import load_medusa
+from jspec.models import make_apply
 from jspec.speculation.types import RoundInputs, TargetView
-from tests import tiny, tiny_medusa
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests import tiny, tiny_medusa, tiny_models
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.speculation.drive import settings_of
 
@@ -87,7 +90,8 @@ def test_rates_are_assumed_until_they_are_measured(folder):
 
 @pytest.mark.parametrize(
     "content", [{}, {"rates": [[0.5]] * 3}, {"rates": [[0.9, 0.8]] * 4}, {"rates": "no"},
-                {"rates": [[-0.5]] * 4}, {"rates": [[]] * 4}],
+                {"rates": [[-0.5]] * 4}, {"rates": [[]] * 4},
+             {"rates": [[0.0], [0.5], [0.5], [0.5]]}],
 )  # fmt: skip
 def test_a_wrong_file_is_one_line(folder, content):
     """Of another number of heads, of no probabilities, or of none at all."""
@@ -102,9 +106,41 @@ def test_fewer_drafts_than_levels(folder):
         build(folder, number=2)
 
 
-def test_the_script_asks_each_head_for_its_own_token():
+@pytest.fixture(scope="module")
+def script():
+    return types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+
+
+def test_the_script_writes_what_the_heads_rank(script, folder, tmp_path, monkeypatch, capsys):
+    """All of it, on one answer; the heads' best tokens are those of numpy at each token."""
+    target = tiny_models.make_model(tiny.CONFIG, tokenizer=ByteTokenizer(VOCAB))
+    tokens = np.random.default_rng(0).integers(1, VOCAB, 40)
+    answers = tmp_path / "answers.jsonl"
+    record = {"prompt_token_ids": tokens[:10].tolist(), "token_ids": tokens[10:].tolist()}
+    answers.write_text(json.dumps(record))
+    main = script.main.__globals__
+    monkeypatch.setitem(main, "load_model", lambda name: target)
+    for flag, value in (("_HEAD", str(folder)), ("_INPUT", str(answers)), ("_TARGET", "tiny")):
+        monkeypatch.setitem(main, flag, types.SimpleNamespace(value=value))
+    script.main()
+    assert f"{FILE}: 29 tokens" in capsys.readouterr().out
+    heads = load_medusa(folder, tiny.CONFIG).params
+    apply, cache = make_apply(tiny.CONFIG), tiny.empty_cache(1, 40)
+    hidden = np.asarray(apply(target.params, jnp.asarray(tokens)[None], cache)[1][0])
+    expected = np.zeros([4, NUM_RANKS])
+    for at in range(9, 38):
+        order = np.argsort(-_logits(heads, hidden[at]), axis=-1)
+        for head in range(4):
+            if at + head + 2 < 40:
+                rank = int(np.flatnonzero(order[head] == tokens[at + head + 2])[0])
+                if rank < NUM_RANKS:
+                    expected[head, rank] += 1 / (29 - head)
+    np.testing.assert_allclose(read_rates(folder, 4), expected, atol=1e-4)
+    assert expected.sum() > 0
+
+
+def test_the_script_asks_each_head_for_its_own_token(script):
     """Head i at a token is asked for the token i + 2 places after it, in the answer alone."""
-    script = types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
     tokens, begin, rng = np.arange(10, 22), 4, np.random.default_rng(0)
     ranked = rng.integers(100, 200, (len(tokens), 2, NUM_RANKS))
     ranked[3, 0, 0] = tokens[5]  # right

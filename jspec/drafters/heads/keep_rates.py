@@ -35,8 +35,9 @@ def read_rates(folder: pathlib.Path, num_heads: int) -> Rates:
         rates = tuple(tuple(map(float, of_head)) for of_head in raw["rates"])
     except (KeyError, TypeError, ValueError):
         rates = ()
-    is_good = [of_head and min(of_head) >= 0 and 0 < sum(of_head) <= 1.001 for of_head in rates]
-    if len(rates) != num_heads or not all(is_good):
+    is_good = [of_head and min(of_head) >= 0 and sum(of_head) <= 1.001 for of_head in rates]
+    # A later head may never have been right; without the first there is no tree.
+    if len(rates) != num_heads or not all(is_good) or not any(rates[0]):
         raise InputError(f"{path}: expected rates of {num_heads} heads, of 0 to 1 by rank")
     return rates
 
