@@ -219,7 +219,7 @@ def test_caches_equal_a_fresh_prefill_after_200_random_rounds(subject):
     # The first draft of a look ahead is the target's own; what untrained heads find likeliest is
     # hardly ever kept twice.
     hardly_twice = {"lookahead": {1, 2}, "blockwise": {0, 1}}
-    hardly_twice |= dict.fromkeys(("EAGLE, tree", "Medusa, tree"), {0, 1})
+    hardly_twice |= {"EAGLE, tree": {0, 1}, "Medusa, tree": {0, 1}}
     wanted = hardly_twice.get(play.name, hardly_twice.get(subject, {0, 1, 2}))
     assert {kept for _, kept, _ in play.turns} >= wanted
     had_chance = any(kept == count > 1 for _, kept, count in play.turns)
