@@ -4,6 +4,7 @@
 calibration texts (arXiv 2401.10774, section 2.3.3). `scripts/medusa_rates.py` measures them.
 """
 
+import contextlib
 import pathlib
 from collections.abc import Sequence
 
@@ -31,13 +32,12 @@ def read_rates(folder: pathlib.Path, num_heads: int) -> Rates:
         first = [_FIRST * _NEXT_HEAD**head for head in range(num_heads)]
         return tuple(tuple(one * _NEXT_RANK**rank for rank in range(NUM_RANKS)) for one in first)
     raw = read_json(path)
-    try:
+    rates: Rates = ()
+    with contextlib.suppress(KeyError, TypeError, ValueError):  # which leaves no rates
         rates = tuple(tuple(map(float, of_head)) for of_head in raw["rates"])
-    except (KeyError, TypeError, ValueError):
-        rates = ()
     is_good = [of_head and min(of_head) >= 0 and sum(of_head) <= 1.001 for of_head in rates]
     # A later head may never have been right; without the first there is no tree.
-    if len(rates) != num_heads or not all(is_good) or not any(rates[0]):
+    if len(rates) != num_heads or not all(is_good) or not any(next(iter(rates), ())):
         raise InputError(f"{path}: expected rates of {num_heads} heads, of 0 to 1 by rank")
     return rates
 
