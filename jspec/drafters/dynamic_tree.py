@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import RowCounts
-from jspec.drafters.merged_tree import best_tree
 from jspec.drafters.tree_options import Shape
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.best_nodes import best_tree
 
 
 class Fed(NamedTuple):

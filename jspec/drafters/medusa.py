@@ -25,12 +25,12 @@ from jspec.drafters.dynamic_tree import if_wanted
 from jspec.drafters.heads.keep_rates import Rates, read_rates
 from jspec.drafters.heads.medusa_heads import MedusaConfig, load_medusa, medusa_logits
 from jspec.drafters.memory import ReadingLastOutput
-from jspec.drafters.merged_tree import best_tree
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, DrawnHeadOptions
 from jspec.drafters.static_tree import best_static_tree
 from jspec.drafters.tree_options import DraftingTrees, Shape, TreeSizeOptions, certain_tree_shape
 from jspec.models import DecoderConfig
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.best_nodes import best_tree
 from jspec.speculation.runners_up import runners_up
 from jspec.speculation.types import Kind, RoundInputs
 

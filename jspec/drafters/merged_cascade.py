@@ -11,6 +11,7 @@ not run.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,9 +35,14 @@ class MergedCascadeDrafter(CascadeDrafter):
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """Those of the members, and one of what several have proposed together."""
-        own = super().kinds
+        depth = self.tree_depth
+        # All of them end up in one tree, for which no member has to make way for a better one.
+        own = tuple(
+            kind._replace(most=min(kind.most, depth), is_tree=True, is_certain=False)
+            for kind in super().kinds
+        )
         first, later = max(kind.first for kind in own), max(kind.later for kind in own)
-        return *own, Kind("+".join(drafters_of(own)), first, later, self.num_draft_tokens)
+        return *own, Kind("+".join(drafters_of(own)), first, later, depth, is_tree=True)
 
     def leaves_open(self, proposal: Proposal, is_turn: RowFlags) -> RowFlags:
         """Returns the rows in which the next members are asked, too: where this one is not sure."""
@@ -48,9 +54,10 @@ class MergedCascadeDrafter(CascadeDrafter):
     ) -> tuple[Proposal, tuple[Any, ...]]:
         """Asks each member for the rows in which no earlier one is sure."""
         proposal, states = super().propose(params, state, inputs)
-        assert proposal.kind is not None
-        # Each member has kept to the limit alone.
-        limit = inputs.limit(proposal.kind)
+        # Each member has kept to the limit alone. What is drafted is not given up any more.
+        kinds = range(len(self.kinds) - 1)
+        limits = [inputs.limit(jnp.full_like(inputs.last_token, kind)) for kind in kinds]
+        limit = functools.reduce(jnp.maximum, limits)
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, limit)), states
 
     def merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:

@@ -5,9 +5,8 @@
                a x               0.6 0.2                └─ ...
 
 What begins alike is one path. A node's score is the logarithm of an estimate of the probability
-that the target says its whole path; of several estimates the largest counts. A path is never
-likelier than its beginning, so the best nodes are a tree. The best child of the best child and so
-on comes first in the block: where that branch is kept, no cache has anything to move.
+that the target says its whole path; of several estimates the largest counts. Of all nodes the best
+are taken: see `speculation.best_nodes`.
 """
 
 import functools
@@ -21,8 +20,7 @@ from jaxtyping import Array, Bool, Float32, Int32
 from jspec.common.typing import RowCounts
 from jspec.speculation.acceptance.tree import tree_of
 from jspec.speculation.acceptance.types import Proposal
-
-_NEVER = -jnp.inf
+from jspec.speculation.best_nodes import NEVER, best_tree
 
 
 class Branches(NamedTuple):
@@ -47,7 +45,7 @@ def join_branches(parts: Sequence[Branches]) -> Branches:
         padded = map(functools.partial(jnp.pad, constant_values=filling), leaves, missing)
         return jnp.concatenate(list(padded), axis=1)
 
-    return Branches(join("tokens", 0.0), join("scores", _NEVER))
+    return Branches(join("tokens", 0.0), join("scores", NEVER))
 
 
 def branches_of(
@@ -62,7 +60,7 @@ def branches_of(
     if proposal.parents is None:
         place = jnp.arange(proposal.width)
         is_real = place < proposal.num_tokens[:, None]
-        chain = jnp.where(is_real, _by_depth(first, later, place), _NEVER)
+        chain = jnp.where(is_real, _by_depth(first, later, place), NEVER)
         return Branches(proposal.tokens[:, None], chain[:, None])
     tree = tree_of(proposal)
     if scores is None:
@@ -76,7 +74,7 @@ def branches_of(
     def along(leaf: Array) -> Array:
         return jax.vmap(lambda row, index: row[index])(leaf, slot)
 
-    return Branches(along(proposal.tokens), jnp.where(is_node, along(scores), _NEVER))
+    return Branches(along(proposal.tokens), jnp.where(is_node, along(scores), NEVER))
 
 
 def _by_depth(first: Array, later: Array, place: Array) -> Array:
@@ -98,18 +96,18 @@ def merge_branches(
     tokens, (b, n, w) = branches.tokens, branches.tokens.shape
     # By the smallest on the path: a source may be surer of a path than of its beginning.
     scores = jax.lax.cummin(branches.scores, axis=2)
-    is_node = scores > _NEVER
+    is_node = scores > NEVER
     same = have_same_paths(tokens) & is_node[:, :, None] & is_node[:, None]
     # Each path belongs to the first branch that has it; so its beginning comes first.
     owner = jnp.argmax(same, axis=2).astype(jnp.int32)
-    scores = jnp.max(jnp.where(same, scores[:, None], _NEVER), axis=2)
+    scores = jnp.max(jnp.where(same, scores[:, None], NEVER), axis=2)
     is_own = is_node & (owner == jnp.arange(n)[:, None])
     if num_children is not None and num_children < n:
-        is_few = _is_among_best(same, jnp.where(is_own, scores, _NEVER), num_children)
+        is_few = _is_among_best(same, jnp.where(is_own, scores, NEVER), num_children)
         # What hangs on a node that is left out is left out as well.
         is_few = jnp.take_along_axis(is_few, owner, axis=1)
         is_own &= jnp.cumprod(is_few, axis=2, dtype=jnp.int8) > 0
-    scores = jnp.where(is_own, scores, _NEVER)
+    scores = jnp.where(is_own, scores, NEVER)
     above = owner[..., :-1] * w + jnp.arange(w - 1)
     parents = jnp.pad(above, ((0, 0), (0, 0), (1, 0)), constant_values=-1)
     flat = [leaf.reshape(b, n * w) for leaf in (tokens, scores, parents)]
@@ -123,59 +121,5 @@ def _is_among_best(
     is_sibling = jnp.pad(same[..., :-1], [(0, 0)] * 3 + [(1, 0)], constant_values=True)
     mine, other = scores[:, :, None], scores[:, None]
     is_first = jnp.tri(scores.shape[1], k=-1, dtype=bool)[..., None]
-    is_better = (other > mine) | ((other == mine) & is_first & (other > _NEVER))
+    is_better = (other > mine) | ((other == mine) & is_first & (other > NEVER))
     return jnp.sum(is_sibling & is_better, axis=2) < number
-
-
-def best_tree(
-    tokens: Int32[Array, "b c"],
-    scores: Float32[Array, "b c"],
-    parents: Int32[Array, "b c"],
-    num_draft_tokens: int,
-    wanted: RowCounts,
-    max_depth: int,
-) -> Proposal:
-    """Returns the nodes with the best scores as a proposal.
-
-    A parent is a place among the nodes, before its children, or -1; its score is at least theirs.
-    Nodes of score -inf are none.
-    """
-    number = min(num_draft_tokens, tokens.shape[1])
-    # The first of equals comes first: a parent before its child.
-    _, place = jax.lax.top_k(scores, number)
-    chosen = _at(place, tokens, scores, _renumbered(parents, place))
-    is_first = _is_on_first_branch(chosen[2], chosen[1] > _NEVER, max_depth)
-    order = jnp.argsort(~is_first, axis=1, stable=True)
-    tokens, scores, parents = _at(order, *chosen[:2], _renumbered(chosen[2], order))
-    num_nodes = jnp.sum(scores > _NEVER, axis=1, dtype=jnp.int32)
-    padding = (0, 0), (0, num_draft_tokens - number)
-    return Proposal(
-        jnp.pad(tokens, padding),
-        jnp.minimum(wanted, num_nodes),
-        parents=jnp.pad(parents, padding, constant_values=-1),
-        max_depth=min(max_depth, num_draft_tokens),
-        scores=jnp.pad(scores, padding, constant_values=_NEVER),
-    )
-
-
-def _at(place: Int32[Array, "b m"], *leaves: Array) -> list[Array]:
-    return [jnp.take_along_axis(leaf, place, axis=1) for leaf in leaves]
-
-
-def _renumbered(parents: Int32[Array, "b c"], place: Int32[Array, "b m"]) -> Int32[Array, "b c"]:
-    """Returns parents as places among the chosen ones; a chosen node's parent is chosen."""
-    found = jnp.argmax(place[:, None, :] == parents[..., None], axis=-1).astype(jnp.int32)
-    return jnp.where(parents < 0, -1, found)
-
-
-def _is_on_first_branch(
-    parents: Int32[Array, "b m"], is_node: Bool[Array, "b m"], max_depth: int
-) -> Bool[Array, "b m"]:
-    """Returns which nodes, in the order of their scores, are best children of best children."""
-    is_sibling = parents[:, :, None] == parents[:, None]
-    is_best = is_node & ~(is_sibling & jnp.tri(parents.shape[1], k=-1, dtype=bool)).any(axis=-1)
-    is_first = is_best & (parents < 0)
-    for _ in range(max_depth - 1):
-        (above,) = _at(jnp.maximum(parents, 0), is_first)
-        is_first |= is_best & (parents >= 0) & above
-    return is_first

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.drafters.spec import DrafterSpec, Options, option
+from jspec.speculation.control import Kind
 
 LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
 
@@ -83,6 +84,13 @@ class DraftingTrees:
     def tree_depth(self) -> int:
         """The greatest depth of its trees."""
         return self.shape.depth
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of its chains, as trees; drawn trees have no scores."""
+        own: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
+        is_tree, depth = self.shape.draws == LIKELIEST, self.shape.depth
+        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in own)
 
 
 def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
