@@ -26,7 +26,7 @@ ROOMS = {
     "models": 1_910,
     "sampling": 630,
     "weights": 3_130,
-    "speculation": 3_050,
+    "speculation": 3_190,
     "drafters": 7_000,
     "generation": 3_550,
     "serving": 1_450,

@@ -25,7 +25,7 @@ from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.suffix_matches import Matches, count_votes, own_matches
 from jspec.drafters.tree_options import DraftingTrees, Shape
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.control import Kind
+from jspec.speculation.kinds import Kind
 from jspec.speculation.types import RoundInputs
 
 _NUM_PLACES = 8  # that `prompt_lookup` asks; later ones are hardly ever right

@@ -21,7 +21,7 @@ from jspec.common.typing import Params, RowFlags
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.merged_tree import branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.control import Kind, drafters_of
+from jspec.speculation.kinds import Kind, drafters_of
 from jspec.speculation.types import RoundInputs
 
 # Where a first draft is kept this often, a head in addition costs more than it brings: SmolLM2.

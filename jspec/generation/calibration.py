@@ -26,7 +26,7 @@ from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
-from jspec.speculation.control import cost_name, drafters_of
+from jspec.speculation.kinds import cost_name, drafters_of
 from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import (
     Drafter,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.generation.stats import RoundCounts
-from jspec.speculation.control import cost_name
+from jspec.speculation.kinds import cost_name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.control import Control, Kind
+from jspec.speculation.control import Control
+from jspec.speculation.kinds import Kind
 
 NUMBERS = (0, 1, 3, 7)
 KINDS = (Kind("lookup", 0.3, 0.7), Kind("lookup", 0.6, 0.9), Kind("model", 0.7, 0.7))
