@@ -5,7 +5,7 @@
 
 SmolLM2 with its shipped head, by default. A pair of models: --config=configs/trees.py:TARGET,DRAFT
 (packed files stay packed, the draft is q4_0). A tree's drafts are those of all its branches, so
-"eagle, tree:8" verifies as many tokens a call as "eagle:8".
+"eagle, tree:8" verifies as many tokens a call as "eagle:8". Members of a cascade share one tree.
 """
 
 from ml_collections import ConfigDict
@@ -32,9 +32,12 @@ def get_config(models: str = "") -> ConfigDict:
     methods = {"plain": method("none")}
     for number in _CHAINS:
         methods[f"{drafter}:{number}"] = method(drafter, number, **fields)
+    cascade = f"prompt_lookup+{drafter}"
+    methods[f"{cascade}:4"] = method(cascade, 4, **fields)
     for number, (depth, branches) in _TREES.items():
         options = {"tree_depth": depth, "tree_branches": branches}
-        methods[f"{drafter}, tree:{number}"] = method(drafter, number, options=options, **fields)
+        for name in (drafter, cascade):
+            methods[f"{name}, tree:{number}"] = method(name, number, options=options, **fields)
     config.methods = ordered(methods)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.per_category = 1

@@ -77,17 +77,20 @@ def with_eos(model, *eos_ids):
 def make_generator(drafter, model=None, **options):
     """Returns a new Generator; the drafter "self" is the target drafting for itself.
 
-    "tree" and "self tree" are trees of a draft model, and of the target.
+    "tree" and "self tree" are trees of a draft model, and of the target; "merged tree" has lookups
+    and recycled tokens beside the target's own.
     """
     model = model or target()
     drafts = {"self": model, "model": draft(), "hierarchical": draft(), "tree": draft()}
-    drafts |= {"self tree": model}
+    drafts |= {"self tree": model, "merged tree": model}
     usual = {} if drafter == "none" else {"num_draft_tokens": NUM_DRAFT_TOKENS}
     if "tree" in drafter:
         tree = DrafterOptions(tree_depth=3, tree_branches=2)
         usual = {"num_draft_tokens": 7, "drafter_options": tree}
     options = usual | options
     kind = "model" if drafter in ("self", "tree", "self tree") else drafter
+    if drafter == "merged tree":
+        kind = "prompt_lookup+recycle+model"
     return Generator(model, drafts.get(drafter), drafter=kind, **options)
 
 

@@ -121,7 +121,7 @@ class CascadeDrafter:
     def propose(
         self, params: Params, state: _States, inputs: RoundInputs
     ) -> tuple[Proposal, _States]:
-        """Asks each member for the rows in which no earlier member had a draft."""
+        """Asks each member for the rows that the earlier ones leave open: that had no draft."""
         last_token, view = inputs.last_token, inputs.view
         is_open = jnp.ones_like(last_token, bool)
         proposals, turns, states, first_kind = [], [], [], 0
@@ -136,21 +136,25 @@ class CascadeDrafter:
             kind = jnp.zeros_like(last_token) if proposal.kind is None else proposal.kind
             # The first member with a draft has the row; later ones are asked for none.
             is_turn = is_open & (proposal.num_tokens > 0)
-            proposals.append(proposal.replace(kind=kind + first_kind))
+            proposals.append(proposal := proposal.replace(kind=kind + first_kind))
             turns.append(is_turn)
             states.append(new)
             # This member wrote into the target's cache: later calls go on from there.
             if proposal.prefix is not None:
                 view = view._replace(cache=proposal.prefix.cache)
-            is_open &= ~is_turn
+            is_open &= self.leaves_open(proposal, is_turn)
             first_kind += len(member.kinds)
-        merged = self._merge(proposals, turns)
+        merged = self.merge(proposals, turns)
         # By identity: a member that wrote to the cache has left another view.
         if view is not inputs.view:
             merged = merged.replace(prefix=hand_on(view, last_token, merged.tokens))
         return merged, tuple(states)
 
-    def _merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
+    def leaves_open(self, proposal: Proposal, is_turn: RowFlags) -> RowFlags:
+        """Returns the rows in which the next members are asked after this proposal, [b]."""
+        return ~is_turn
+
+    def merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
         """Takes each row from the member whose turn it was; where nobody's, it proposes nothing."""
         first = proposals[0]
         tokens, num_tokens, kind = self._widen(first.tokens), first.num_tokens, first.kind

@@ -6,10 +6,9 @@
       ...     up to `depth` levels
     at last   of all tokens that were looked at, the best `num_draft_tokens` are put forward
 
-A token's path is never likelier than that of its parent, so the best tokens are a tree. The first
-branch, the likeliest token after the likeliest token, comes first in the block: where it is kept,
-no cache has anything to move. The tokens follow from the context alone: the rule follows
-what the target draws among a node's children, at any temperature.
+A token's path is never likelier than that of its parent, so the best tokens are a tree; see
+`merged_tree`. They follow from the context alone: the rule follows what the target draws among a
+node's children, at any temperature.
 """
 
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from jspec.common.typing import RowCounts
 from jspec.drafters.tree_options import Shape
 from jspec.sampling.distribution import best_token
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.best_nodes import best_tree
 
 
 class Fed(NamedTuple):
@@ -51,7 +51,6 @@ class _Pool(NamedTuple):
     tokens: Int32[Array, "b c"]
     scores: Float32[Array, "b c"]  # log-probability of the path
     parents: Int32[Array, "b c"]
-    is_first: Bool[Array, "b c"]  # on the first branch
 
 
 class Grown(NamedTuple):
@@ -96,8 +95,7 @@ def grow_tree(
     """
     k, b = shape.branches, logits.shape[0]
     root = jnp.full([b, 1], -1, jnp.int32)
-    start = jnp.zeros([b, 1]), root, jnp.ones([b, 1], bool)
-    new = _successors(logits[:, None], *start, k, ids)
+    new = _successors(logits[:, None], jnp.zeros([b, 1]), root, k, ids)
     pool, first, levels = new, 0, []
     mask = jnp.zeros([b, 1, 0], bool)  # of the level before
     own = jnp.broadcast_to(jnp.eye(k, dtype=bool), (b, k, k))
@@ -116,9 +114,12 @@ def grow_tree(
         levels.append((level.tokens, fed_parents))
         before = place + first
         first = pool.tokens.shape[1]
-        new = _successors(logits_, at(new.scores), before, at(new.is_first), k, ids)
+        new = _successors(logits_, at(new.scores), before, k, ids)
         pool = _Pool(*(jnp.concatenate(pair, axis=1) for pair in zip(pool, new, strict=True)))
-    proposal = _put_forward(pool, shape, wanted, min_confidence)
+    if min_confidence > 0:
+        is_sure = pool.scores >= jnp.log(min_confidence)
+        pool = pool._replace(scores=jnp.where(is_sure, pool.scores, -jnp.inf))
+    proposal = best_tree(*pool, shape.num_draft_tokens, wanted, max_depth=shape.depth)
     fed, fed_parents = (
         jnp.concatenate(parts, axis=1) if parts else jnp.zeros([b, 0], jnp.int32)
         for parts in (zip(*levels, strict=True) if levels else ((), ()))
@@ -130,7 +131,6 @@ def _successors(
     logits: Float32[Array, "b k u"],
     scores: Float32[Array, "b k"],
     parents: Int32[Array, "b k"],
-    is_first: Bool[Array, "b k"],
     number: int,
     ids: Int32[Array, "u"] | None,
 ) -> _Pool:
@@ -144,44 +144,18 @@ def _successors(
         gain = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0] - total
         gains.append(jnp.nan_to_num(gain, nan=-jnp.inf))
         logits = jnp.where(jnp.arange(logits.shape[-1]) == token[..., None], -jnp.inf, logits)
-    b, k = scores.shape
+    b = len(scores)
     new = scores[..., None] + jnp.stack(gains, axis=-1)
     return _Pool(
         jnp.stack(tokens, axis=-1).reshape(b, -1),
         new.reshape(b, -1),
         jnp.repeat(parents, number, axis=1),
-        jnp.repeat(is_first, number, axis=1) & (jnp.arange(k * number) % number == 0),
     )
 
 
 def _best_places(scores: Float32[Array, "b c"], number: int) -> Int32[Array, "b n"]:
     """Returns the places of the largest scores, in falling order; the first of equals first."""
     return jax.lax.top_k(scores, number)[1].astype(jnp.int32)
-
-
-def _put_forward(pool: _Pool, shape: Shape, wanted: RowCounts, min_confidence: float) -> Proposal:
-    """Returns the best tokens of the pool as a proposal."""
-    number = min(shape.num_draft_tokens, pool.tokens.shape[1])
-    is_sure = jnp.isfinite(pool.scores)
-    if min_confidence > 0:
-        is_sure &= pool.scores >= jnp.log(min_confidence)
-    place = _best_places(jnp.where(is_sure, pool.scores, -jnp.inf), number)
-    is_first = jnp.take_along_axis(pool.is_first & is_sure, place, axis=1)
-    place = jnp.take_along_axis(place, jnp.argsort(~is_first, axis=1, stable=True), axis=1)
-    tokens, parents, is_sure = (
-        jnp.take_along_axis(leaf, place, axis=1) for leaf in (pool.tokens, pool.parents, is_sure)
-    )
-    # From places in the pool to places among the chosen. A chosen draft's parent is chosen.
-    parent = jnp.argmax(place[:, None, :] == parents[..., None], axis=-1).astype(jnp.int32)
-    parents = jnp.where(parents < 0, -1, parent)
-    num_sure = jnp.sum(is_sure, axis=1, dtype=jnp.int32)
-    padding = (0, 0), (0, shape.num_draft_tokens - number)
-    return Proposal(
-        jnp.pad(tokens, padding),
-        jnp.minimum(wanted, num_sure),
-        parents=jnp.pad(parents, padding, constant_values=-1),
-        max_depth=min(shape.depth, shape.num_draft_tokens),
-    )
 
 
 def if_wanted(

@@ -17,7 +17,7 @@ from jspec.common.typing import Params, RowCounts
 from jspec.drafters.dynamic_tree import Fed, if_wanted
 from jspec.drafters.eagle import Drafting, EagleDrafter, EagleState
 from jspec.drafters.sampled_tree import make_tree
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.tree_options import DraftingTrees, Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import RoundInputs
@@ -31,7 +31,7 @@ class _Level(struct.PyTreeNode):
 
 
 @dataclasses.dataclass(frozen=True)
-class EagleTreeDrafter(EagleDrafter):
+class EagleTreeDrafter(DraftingTrees, EagleDrafter):
     """Proposes a tree of what the head finds likeliest, or of what it draws.
 
     Attributes:
@@ -44,11 +44,6 @@ class EagleTreeDrafter(EagleDrafter):
     def most_committed(self) -> int:
         """The most tokens that a round commits: the last one, and a path."""
         return self.shape.depth + 1
-
-    @property
-    def tree_depth(self) -> int:
-        """The greatest depth of its trees."""
-        return self.shape.depth
 
     def init(self, batch_size: int, capacity: int) -> EagleState:
         """Returns the state of rows that have seen nothing."""

@@ -28,6 +28,7 @@ from jspec.drafters.draft_vocabulary import DraftVocabularyOptions
 from jspec.drafters.hierarchical_chain import Drafting, HierarchicalParams, Round, grow
 from jspec.drafters.model import ModelDrafter, ModelState, make_model_drafter
 from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
+from jspec.drafters.tree_options import TreeOptions, for_chains
 from jspec.sampling.noise import gumbel_noise
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Drafter, Kind, RoundInputs
@@ -143,7 +144,10 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
     model, draft_params = make_model_drafter(spec, "hierarchical")
     # The last draft of a round comes with the guesses before it.
     num_guesses = min(spec.options.inner_num_draft_tokens, max(spec.num_draft_tokens - 1, 1))
-    inner_spec = spec._replace(num_draft_tokens=num_guesses, is_member=True)
+    # Guesses are read as a chain.
+    inner_spec = spec._replace(
+        num_draft_tokens=num_guesses, is_member=True, options=for_chains(spec.options)
+    )
     inner = make_drafter(_inner_name(spec.options), inner_spec)
     assert inner.drafter is not None
     params = HierarchicalParams(draft_params, inner.params)
@@ -167,7 +171,8 @@ def _options_read(options: HierarchicalOptions) -> set[str]:
     from jspec.drafters.options import options_read  # which imports this file
 
     own = {field.name for field in dataclasses.fields(HierarchicalOptions)}
-    return own | options_read(_inner_name(options), options)  # type: ignore[arg-type]
+    inner = options_read(_inner_name(options), options)  # type: ignore[arg-type]
+    return own | inner - {field.name for field in dataclasses.fields(TreeOptions)}
 
 
 ENTRY = DrafterEntry(

@@ -17,7 +17,7 @@ from jspec.drafters.dynamic_tree import Fed, if_wanted
 from jspec.drafters.memory import History
 from jspec.drafters.model import ModelDrafter, ModelState
 from jspec.drafters.sampled_tree import make_tree
-from jspec.drafters.tree_options import Shape
+from jspec.drafters.tree_options import DraftingTrees, Shape
 from jspec.models import KVCache
 from jspec.speculation.acceptance.tree import kept_path, tree_of
 from jspec.speculation.acceptance.types import Proposal
@@ -32,7 +32,7 @@ class ModelTreeState(ModelState):
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelTreeDrafter(ModelDrafter):
+class ModelTreeDrafter(DraftingTrees, ModelDrafter):
     """Proposes a tree of what a draft model finds likeliest, or of what it draws.
 
     Attributes:
@@ -40,11 +40,6 @@ class ModelTreeDrafter(ModelDrafter):
     """
 
     shape: Shape = dataclasses.field(kw_only=True)
-
-    @property
-    def tree_depth(self) -> int:
-        """The greatest depth of its trees."""
-        return self.shape.depth
 
     def init(self, batch_size: int, capacity: int) -> ModelTreeState:
         """Returns the state of rows that have seen nothing."""

@@ -14,7 +14,8 @@ from jaxtyping import Array, Int32
 
 from jspec.common.typing import Params, RowCounts
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
+from jspec.drafters.tree_options import TreeSizeOptions, certain_tree_shape
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
@@ -25,13 +26,15 @@ _ASSUMED = ((0.16, 0.53), (0.36, 0.62), (0.5, 0.75), (0.6, 0.75), (0.6, 0.75), (
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupOptions(Options):
+class LookupOptions(TreeSizeOptions):
     """Of `prompt_lookup`."""
 
-    # A cascade's other members have better drafts than those of one token's match.
+    # A cascade's other members have better drafts than those of one token's match. A tree has room
+    # for theirs as well.
     lookup_min_match: int = option(
         0,
-        "For prompt_lookup: number of tokens that must match; 0 means 1, or 2 in a cascade.",
+        "For prompt_lookup: number of tokens that must match; 0 means 1, or 2 in a cascade of "
+        "chains.",
         between=(0, 8),
     )
     lookup_growth: float = option(
@@ -126,9 +129,15 @@ def match_lengths(text: History, max_match: int) -> Int32[Array, "b s"]:
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    min_match = spec.options.lookup_min_match or (2 if spec.is_in_cascade else 1)
-    growth = spec.options.lookup_growth
-    return BuiltDrafter(PromptLookupDrafter(spec.num_draft_tokens, min_match, growth=growth))
+    from jspec.drafters.lookup_tree import LookupTreeDrafter  # which builds on this module
+
+    shape, growth = certain_tree_shape(spec), spec.options.lookup_growth
+    least = 2 if spec.is_in_cascade and shape is None else 1
+    min_match = spec.options.lookup_min_match or least
+    drafter = PromptLookupDrafter(spec.num_draft_tokens, min_match, growth=growth)
+    if shape is not None:
+        drafter = LookupTreeDrafter(**vars(drafter), shape=shape)
+    return BuiltDrafter(drafter)
 
 
 ENTRY = DrafterEntry(

@@ -24,11 +24,14 @@ from jspec.drafters import (
 )
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.heads.shipped import shipped_head
+from jspec.drafters.merged_cascade import MergedCascadeDrafter
 from jspec.drafters.spec import (
     BuiltDrafter,
     DrafterEntry,
     DrafterSpec,
 )
+from jspec.drafters.tree_options import LIKELIEST
+from jspec.speculation.types import tree_depth
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +106,14 @@ def make_drafter(drafter: str | DrafterEntry, spec: DrafterSpec) -> BuiltDrafter
     built = [_build(member, spec) for member in members]
     # `member_names` has refused "none", so members and parameters stay aligned.
     drafters = tuple(one.drafter for one in built if one.drafter is not None)
-    return BuiltDrafter(CascadeDrafter(drafters), tuple(one.params for one in built))
+    # What is drawn from a distribution has siblings of its own, and is not merged.
+    is_drawn = spec.options.tree_draws != LIKELIEST or any(
+        "draft_confidence" in member.options_read(spec.options) and not tree_depth(drafter)
+        for member, drafter in zip(members, drafters, strict=True)
+    )
+    is_merged = not is_drawn and any(map(tree_depth, drafters))
+    cascade = MergedCascadeDrafter if is_merged else CascadeDrafter
+    return BuiltDrafter(cascade(drafters), tuple(one.params for one in built))
 
 
 def _build(entry: DrafterEntry, spec: DrafterSpec) -> BuiltDrafter:

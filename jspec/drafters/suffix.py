@@ -11,16 +11,18 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from jspec.common.typing import Params
+from jspec.common.typing import Params, RowCounts
 from jspec.drafters.memory import History, Remembering
-from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, Options, option
+from jspec.drafters.spec import BuiltDrafter, DrafterEntry, DrafterSpec, option
 from jspec.drafters.suffix_corpus import MAX_MATCH, Corpus, corpus_matches, load_corpus
 from jspec.drafters.suffix_matches import (
     MOST_PLACES,
     MOST_TOKENS,
+    Matches,
     choose_continuation,
     own_matches,
 )
+from jspec.drafters.tree_options import TreeSizeOptions, certain_tree_shape
 from jspec.speculation.acceptance.types import Proposal
 from jspec.speculation.types import Kind, RoundInputs
 
@@ -32,7 +34,7 @@ _ASSUMED = ((0.24, 0.65), (0.47, 0.68), (0.52, 0.8), (0.6, 0.76), (0.6, 0.76), (
 
 
 @dataclasses.dataclass(frozen=True)
-class SuffixOptions(Options):
+class SuffixOptions(TreeSizeOptions):
     """Of `suffix`."""
 
     draft_corpus: str | None = option(
@@ -50,11 +52,12 @@ class SuffixOptions(Options):
         "For suffix: stop where a smaller share of the places that match go on like this.",
         between=(0, 1),
     )
-    # A cascade's other members have better drafts than those of one token's match.
+    # A cascade's other members have better drafts than those of one token's match. A tree has room
+    # for theirs as well.
     suffix_min_match: int = option(
         0,
-        "For suffix: number of tokens that must match; 0 means 1, or 2 in a cascade. Tokens that "
-        "match in --draft_corpus count one less.",
+        "For suffix: number of tokens that must match; 0 means 1, or 2 in a cascade of chains. "
+        "Tokens that match in --draft_corpus count one less.",
         between=(0, MAX_MATCH),
     )
 
@@ -82,26 +85,35 @@ class SuffixDrafter(Remembering):
         most = [min(self.num_draft_tokens, int(self.growth * length)) for length in lengths]
         return tuple(Kind("suffix", *rates, n) for rates, n in zip(_ASSUMED, most, strict=True))
 
+    def matches(self, params: Params, text: History, width: int) -> Matches:
+        """Returns the places in the text and in the corpus that agree with the text's end."""
+        matches = own_matches(text, max_match=MAX_MATCH, num_places=_NUM_PLACES, width=width)
+        if not isinstance(params, Corpus):  # there may be none
+            return matches
+        return matches.join(corpus_matches(params, text, num_places=_NUM_PLACES, width=width))
+
+    def kind_of(self, agreement: RowCounts) -> RowCounts:
+        """Returns the kind of a proposal: kind i stands for i + 1 tokens that agree."""
+        # Without a match any kind would do.
+        return jnp.clip(agreement, 1, len(_ASSUMED)) - 1
+
     def propose(
         self, params: Params, state: History, inputs: RoundInputs
     ) -> tuple[Proposal, History]:
         """Looks the text's end up in the text and in the corpus."""
         # The newest token is part of what is to be matched, though not committed yet.
-        text = state.append_one(inputs.last_token)
-        sizes = {"num_places": _NUM_PLACES, "width": self.num_draft_tokens}
-        matches = own_matches(text, max_match=MAX_MATCH, **sizes)
-        if isinstance(params, Corpus):  # there may be none
-            matches = matches.join(corpus_matches(params, text, **sizes))
+        matches = self.matches(params, state.append_one(inputs.last_token), self.num_draft_tokens)
         choice = choose_continuation(matches, growth=self.growth, min_share=self.min_share)
-        # Kind i stands for i + 1 tokens; without a match any kind would do.
-        kind = jnp.clip(choice.agreement, 1, len(_ASSUMED)) - 1
+        kind = self.kind_of(choice.agreement)
         num_tokens = jnp.minimum(choice.num_tokens, inputs.limit(kind))
         num_tokens = jnp.where(choice.agreement >= self.min_match, num_tokens, 0)
         return Proposal(jnp.maximum(choice.tokens, 0), num_tokens, kind=kind), state
 
 
 def _build(spec: DrafterSpec) -> BuiltDrafter:
-    options, corpus = spec.options, None
+    from jspec.drafters.lookup_tree import SuffixTreeDrafter  # which builds on this module
+
+    options, corpus, shape = spec.options, None, certain_tree_shape(spec)
     if options.draft_corpus is not None:
         assert spec.tokenizer is not None
         corpus = load_corpus(options.draft_corpus, spec.tokenizer, spec.target_config.vocab_size)
@@ -109,8 +121,10 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
         min(spec.num_draft_tokens, MOST_TOKENS),
         growth=options.suffix_growth,
         min_share=options.suffix_min_share,
-        min_match=options.suffix_min_match or (2 if spec.is_in_cascade else 0),
+        min_match=options.suffix_min_match or (2 if spec.is_in_cascade and shape is None else 0),
     )
+    if shape is not None:
+        drafter = SuffixTreeDrafter(**vars(drafter), shape=shape)
     return BuiltDrafter(drafter, corpus)
 
 

@@ -22,10 +22,11 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jaxtyping import Array, Int32
+from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.typing import DraftTokens, RowCounts
 from jspec.drafters.memory import History
+from jspec.drafters.merged_tree import have_same_paths
 from jspec.drafters.prompt_lookup import match_lengths
 
 # A quarter for each token less, down to 2^-12; 64 places and 64 tokens take the bits above.
@@ -49,6 +50,22 @@ class Matches(struct.PyTreeNode):
     def join(self, other: Self) -> Self:
         """Returns the places of both; of equals these come first."""
         return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), self, other)
+
+
+class Votes(NamedTuple):
+    """What the places say of each continuation.
+
+    Attributes:
+      counts: votes for its first tokens, up to each, [b m w].
+      shares: of all votes, [b m w].
+      is_worth: whether the token is worth drafting, [b m w]; those that are come first.
+      longest: tokens that agree at the place that agrees longest, [b]; negative without a place.
+    """
+
+    counts: Float32[Array, "b m w"]
+    shares: Float32[Array, "b m w"]
+    is_worth: Bool[Array, "b m w"]
+    longest: RowCounts
 
 
 class Choice(NamedTuple):
@@ -85,11 +102,11 @@ def own_matches(text: History, *, max_match: int, num_places: int, width: int) -
     return Matches(agreement, text.tokens.at[rows[..., None], slots].get(mode="clip"))
 
 
-def choose_continuation(matches: Matches, *, growth: float, min_share: float) -> Choice:
-    """Returns the continuation that the places speak for; of equals the first.
+def count_votes(matches: Matches, *, growth: float, min_share: float) -> Votes:
+    """Returns the votes for every continuation.
 
-    At most `growth` times as many tokens as agree are counted, and none with a smaller share of the
-    votes than `min_share`. There are at most `MOST_PLACES` places and `MOST_TOKENS` tokens.
+    At most `growth` times as many tokens as agree are worth drafting, and none with a smaller share
+    of the votes than `min_share`. There are at most `MOST_PLACES` places and `MOST_TOKENS` tokens.
     """
     agreement, followed = matches.agreement, matches.followed
     longest = jnp.max(agreement, axis=1)
@@ -97,15 +114,21 @@ def choose_continuation(matches: Matches, *, growth: float, min_share: float) ->
     has_vote = (agreement >= 0) & (num_less <= _MOST_TOKENS_LESS)
     weights = jnp.where(has_vote, _BASE ** -num_less.astype(jnp.float32), 0.0)
     # Whether two places have the first j tokens in common; past the end of a text there are none.
-    agree = (followed[:, :, None] == followed[:, None]) & (followed >= 0)[:, None]
-    agree = jnp.cumprod(agree, axis=3, dtype=jnp.int32).astype(jnp.float32)  # [b m m w]
-    votes = jnp.einsum("bk,bikw->biw", weights, agree)
+    agree = have_same_paths(followed) & (followed >= 0)[:, None]
+    counts = jnp.einsum("bk,bikw->biw", weights, agree.astype(jnp.float32))
     # Past the end of its text a continuation has no vote.
-    is_worth = (votes > 0) & (votes >= min_share * jnp.sum(weights, axis=1)[:, None, None])
+    total = jnp.sum(weights, axis=1)[:, None, None]
+    is_worth = (counts > 0) & (counts >= min_share * total)
     most = jnp.floor(growth * jnp.maximum(longest, 1).astype(jnp.float32))
     is_worth &= jnp.arange(followed.shape[2]) < most.astype(jnp.int32)[:, None, None]
-    score = jnp.sum(jnp.where(is_worth, votes, 0.0), axis=2)
+    return Votes(counts, counts / jnp.maximum(total, 1.0), is_worth, longest)
+
+
+def choose_continuation(matches: Matches, *, growth: float, min_share: float) -> Choice:
+    """Returns the continuation with the most votes, of equals the first; see `count_votes`."""
+    votes = count_votes(matches, growth=growth, min_share=min_share)
+    score = jnp.sum(jnp.where(votes.is_worth, votes.counts, 0.0), axis=2)
     best, rows = jnp.argmax(score, axis=1).astype(jnp.int32), jnp.arange(len(score))
     # Votes only fall along a continuation, so the tokens that are worth it come first.
-    num_tokens = jnp.sum(is_worth[rows, best], axis=1, dtype=jnp.int32)
-    return Choice(followed[rows, best], num_tokens, longest)
+    num_tokens = jnp.sum(votes.is_worth[rows, best], axis=1, dtype=jnp.int32)
+    return Choice(matches.followed[rows, best], num_tokens, votes.longest)

@@ -1,30 +1,42 @@
 """The options of drafters that can draft a tree, and the static size that they ask for."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jspec.common.errors import InputError
 from jspec.drafters.spec import DrafterSpec, Options, option
+from jspec.speculation.kinds import Kind
 
 LIKELIEST, WITH, WITHOUT = "likeliest", "with", "without"
 
 
 @dataclasses.dataclass(frozen=True)
-class TreeOptions(Options):
-    """Of the drafters that can grow a tree."""
+class TreeSizeOptions(Options):
+    """Of the drafters that can draft a tree."""
 
     tree_depth: int = option(
         0,
-        "For model and eagle: draft a tree at most this deep, of num_draft_tokens drafts in all; 0 "
-        "drafts a chain.",
+        "For model, eagle, medusa, prompt_lookup, suffix and recycle: draft a tree at most this "
+        "deep, of num_draft_tokens drafts in all; 0 drafts a chain.",
         between=(0, 16),
     )
     tree_branches: int = option(
         3,
-        "With tree_depth: successors of a draft that are considered, and drafts of a level that "
-        "are fed.",
+        "With tree_depth: successors of a draft that are considered, and, of model and eagle, "
+        "drafts of a level that are fed.",
         between=(1, 16),
     )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
+            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeOptions(TreeSizeOptions):
+    """Of those whose drafts have a distribution from which a tree can be drawn."""
+
     tree_draws: str = option(
         LIKELIEST,
         "With tree_depth: the likeliest drafts; or tree_branches whole drafts, whose first tokens "
@@ -34,8 +46,6 @@ class TreeOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.tree_depth == 0 and self.tree_branches != type(self).tree_branches:
-            raise InputError(f"expected tree_branches with tree_depth, got {self.tree_branches}")
         if self.tree_depth == 0 and self.tree_draws != LIKELIEST:
             raise InputError(f"expected tree_draws with tree_depth, got {self.tree_draws!r}")
 
@@ -63,6 +73,38 @@ class Shape(NamedTuple):
             # As even as can be, and never more than in the level before.
             sizes.append(-(-(self.num_draft_tokens - sum(sizes)) // num_left))
         return tuple(sizes)
+
+
+class DraftingTrees:
+    """A drafter that has a field `shape`, that of its trees."""
+
+    shape: Shape
+
+    @property
+    def tree_depth(self) -> int:
+        """The greatest depth of its trees."""
+        return self.shape.depth
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of its chains, as trees; drawn trees have no scores."""
+        own: tuple[Kind, ...] = super().kinds  # type: ignore[misc]
+        is_tree, depth = self.shape.draws == LIKELIEST, self.shape.depth
+        return tuple(kind._replace(most=min(kind.most, depth), is_tree=is_tree) for kind in own)
+
+
+def certain_tree_shape(spec: DrafterSpec) -> Shape | None:
+    """Returns the shape for a drafter that draws nothing.
+
+    It drafts a chain beside members of a cascade that draw their trees.
+    """
+    return tree_shape(spec) if spec.options.tree_draws == LIKELIEST else None
+
+
+def for_chains(options: Any) -> Any:
+    """Returns a drafter's options without a tree."""
+    none = {field.name: field.default for field in dataclasses.fields(TreeOptions)}
+    return dataclasses.replace(options, **none)
 
 
 def tree_shape(spec: DrafterSpec) -> Shape | None:

@@ -18,7 +18,7 @@ from jspec.generation.calibration import measure_costs
 from jspec.generation.costs import RoundCosts
 from jspec.generation.engine import Engine
 from jspec.generation.provenance import environment
-from jspec.speculation.control import drafters_of
+from jspec.speculation.kinds import drafters_of
 from jspec.speculation.types import Drafter, ModelParams
 
 AUTO = "auto"

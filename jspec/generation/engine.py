@@ -57,10 +57,11 @@ class Engine:
         """Prepares the programs; nothing is compiled yet. `numbers` rise from 0.
 
         Raises:
-          InputError: a drafter of trees, and a rule for chains or a number that varies.
+          InputError: a drafter of trees, and a rule for chains; of drawn ones, and a number that
+            varies.
         """
         if drafter is not None and tree_depth(drafter) > 0:
-            _check_trees(rule, numbers)
+            _check_trees(rule, drafter, numbers)
         self.apply = apply = mask_padding(make_apply(target.config), target)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
@@ -249,12 +250,12 @@ class Engine:
         return state, jax.tree.map(lambda leaf: leaf[:count], infos), bool(is_done)
 
 
-def _check_trees(rule: AcceptanceRule, numbers: Sequence[int]) -> None:
+def _check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) -> None:
     if rule.tree is None:
         able = [name for name in RULES if get_rule(name).tree is not None]
         raise InputError(
             f"expected an acceptance rule for trees ({', '.join(able)}) with tree_depth, got one "
             "for chains"
         )
-    if numbers:
-        raise InputError("expected num_draft_tokens as a number with tree_depth, got 'auto'")
+    if numbers and not all(kind.is_tree for kind in drafter.kinds):
+        raise InputError("expected num_draft_tokens as a number with drawn trees, got 'auto'")

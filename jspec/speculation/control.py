@@ -19,18 +19,22 @@ decoding would have, by the recorded costs. A round that could bring that above 
 1 % of the answer is chosen only if the row's own rounds speak for it, without what was assumed. So
 where no draft is ever accepted, the answer takes 1 % more than plain decoding, and a step.
 
+A tree is drafted whole or not at all. Then the drafter's own estimates say how many of its best
+nodes are worth a wider verify call: again those that give the most tokens per second.
+
 In a cascade the choice is also among drafters: one that has found a draft leaves the round to a
 later one that always has one, where that promises more tokens per second.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Self
+from typing import Self
 
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import RowCounts, RowFlags
+from jspec.speculation.kinds import Kind, cost_name, drafters_of
 
 _MEMORY = 0.97  # what is left of an observation a round later
 _PRIOR_WEIGHT = 5.0  # the assumption counts like this many observed drafts
@@ -39,31 +43,6 @@ _MORE_TO_COME = 16  # tokens that an answer is taken to have left, beside as man
 _FREE_STEPS, _FREE_SHARE = 1.0, 0.01  # what may be lost by trying: plain steps, and of the answer
 
 LagFn = Callable[[RowCounts], RowCounts]
-
-
-class Kind(NamedTuple):
-    """A kind of proposal, whose drafts are accepted about equally often.
-
-    Attributes:
-      drafter: the name of the drafter; kinds of one drafter cost the same.
-      first: assumed probability, before any round, that the first draft is accepted.
-      later: likewise for a later draft once those before it are accepted.
-      most: the most drafts that such a proposal can have.
-      is_certain: whether the drafter makes such a proposal in every round in which it is asked.
-      costs_when_silent: whether the drafter runs a model before it proposes nothing.
-    """
-
-    drafter: str
-    first: float
-    later: float
-    most: int = 2**31 - 1
-    is_certain: bool = False
-    costs_when_silent: bool = False
-
-
-def drafters_of(kinds: Sequence[Kind]) -> list[str]:
-    """Returns the names of the drafters that make these kinds of proposals, each once, in order."""
-    return list(dict.fromkeys(kind.drafter for kind in kinds))
 
 
 class Control(struct.PyTreeNode):
@@ -127,7 +106,24 @@ class Control(struct.PyTreeNode):
                 is_other = self._drafter(kind) != self._drafter(rival)
                 is_better = promised < per_token.min(axis=-1)
                 best = jnp.where((kind < index) & is_other & is_better, 0, best)
+        is_tree = jnp.array([each.is_tree for each in self.kinds])[kind]
+        best = jnp.where(is_tree & (best > 0), self.numbers[-1], best)
         forced = self.forced[jnp.arange(kind.shape[0]), kind]
+        return jnp.where(forced >= 0, forced, best)
+
+    def choose_nodes(self, kind: RowCounts, scores: Float32[Array, "b w"]) -> RowCounts:
+        """Returns how many of the best nodes of a tree are worth verifying, [b].
+
+        Args:
+          kind: of the proposal.
+          scores: logarithms of the estimated probabilities of the nodes' paths, in any order.
+        """
+        rows = jnp.arange(kind.shape[0])
+        gains = jnp.cumsum(-jnp.sort(-jnp.exp(scores), axis=-1), axis=-1)
+        numbers = jnp.asarray(self.numbers[1:], jnp.int32)
+        costs = self.costs[rows, self._drafter(kind), 1:]
+        best = numbers[jnp.argmin(costs / (1 + gains[:, numbers - 1]), axis=-1)]
+        forced = self.forced[rows, kind]
         return jnp.where(forced >= 0, forced, best)
 
     def charge(self, kind: RowCounts, lag: RowCounts) -> Self:
@@ -154,7 +150,7 @@ class Control(struct.PyTreeNode):
                 continue
             own = jnp.full_like(kind, index)
             is_silent = (wanted(own) > 0) & ((num_proposed == 0) | (kind > index))
-            costs = self.costs[:, drafters_of(self.kinds).index(each.drafter)]
+            costs = self.costs[:, drafters_of(self.kinds).index(cost_name(each.drafter))]
             spent = costs[:, 1] - costs[:, 0] + self._charged(own, lag(own))
             refused = is_silent.astype(jnp.float32)
             control = control.replace(
@@ -172,7 +168,7 @@ class Control(struct.PyTreeNode):
     ) -> Self:
         """Returns the control after a round in which the running rows took part."""
         # Drafts after the first rejected one were never decided, and say nothing of the rate.
-        num_tried = jnp.minimum(num_accepted + 1, num_proposed)
+        num_tried = jnp.minimum(num_accepted + 1, jnp.minimum(num_proposed, self._most(kind)))
         is_kind = jnp.arange(self.kept.shape[1]) == kind[:, None]
 
         # The weights of all kinds fade in every round of the row, those that are not tried, too.
@@ -196,7 +192,11 @@ class Control(struct.PyTreeNode):
 
     def _drafter(self, kind: RowCounts) -> RowCounts:
         drafters = drafters_of(self.kinds)
-        return jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
+        names = [cost_name(each.drafter) for each in self.kinds]
+        return jnp.array([drafters.index(name) for name in names])[kind]
+
+    def _most(self, kind: RowCounts) -> RowCounts:
+        return jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
 
     def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
         """Returns the seconds of reading that count as owed."""
@@ -240,8 +240,8 @@ class Control(struct.PyTreeNode):
             prior = prior.at[:, 1].add(more).clip(0.0, 1.0)
             rates = (kept + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT)
         first, later = rates.T
-        most = jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
-        expected, gain = [jnp.ones_like(first)], first
+        most, expected = self._most(kind), [jnp.ones_like(first)]
+        gain = first
         for number in range(self.numbers[-1]):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later

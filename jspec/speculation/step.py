@@ -34,6 +34,7 @@ from jspec.sampling.noise import KEY_TYPE, SHARED
 from jspec.sampling.settings import process_drafts
 from jspec.speculation.acceptance.tree import along, tree_of
 from jspec.speculation.acceptance.types import AcceptanceRule, Proposal
+from jspec.speculation.best_nodes import prune
 from jspec.speculation.ends import cut_at_end, emitted_tokens, silence
 from jspec.speculation.judge import judge
 from jspec.speculation.logprobs import token_logprobs
@@ -89,6 +90,8 @@ def propose(
         has_shared_noise=rule.noise is SHARED,
     )
     proposal, draft = drafter.propose(params.draft, state.draft, inputs)
+    if state.control is not None and proposal.scores is not None:
+        proposal = prune(proposal, state.control.choose_nodes(_kinds(proposal), proposal.scores))
     if state.control is not None:
         kind = _kinds(proposal)
         read = lag_of(drafter, state.draft, kind)

@@ -8,6 +8,7 @@ import pytest
 from jspec import kernels
 from jspec.common.errors import InputError
 from jspec.common.timing import compile_clock
+from jspec.drafters import DrafterOptions
 from jspec.generation.costs import RoundCosts
 from jspec.generation.generator import Generator
 from jspec.generation.request import Request, Settings
@@ -75,6 +76,33 @@ def test_greedy_output_is_plain_decodings(drafter):
     for own, expected in zip(generator.generate(requests(max_new_tokens=40)), plain, strict=True):
         assert own.token_ids == expected.token_ids
         assert own.stats.num_proposed > 0
+
+
+@pytest.mark.parametrize("drafter", ["model", "prompt_lookup+model", "suffix+recycle"])
+def test_trees_of_a_number_that_varies_change_no_token(drafter):
+    """Rows whose trees differ, and rounds in which more nodes or fewer are worth a wide call."""
+    costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))
+    options = {"batch_size": 4, "num_draft_tokens": "auto", "costs": costs}
+    tree = DrafterOptions(tree_depth=3, tree_branches=2)
+    own = draft() if "model" in drafter else None
+    generator = Generator(target(), own, drafter=drafter, drafter_options=tree, **options)
+    plain = shared_generator("none").generate(requests(max_new_tokens=40))
+    proposed = set()
+    for own, expected in zip(generator.generate(requests(max_new_tokens=40)), plain, strict=True):
+        assert own.token_ids == expected.token_ids
+        proposed |= {a_round.num_proposed for a_round in own.stats.rounds}
+        assert costs.plain_steps(own.stats.rounds, 100) > 1
+    assert max(proposed) >= 3
+    assert len(proposed) > 2
+
+
+def test_drawn_trees_have_a_fixed_number():
+    """Nothing says which of their nodes are worth it."""
+    tree = DrafterOptions(tree_depth=3, tree_branches=3, tree_draws="with")
+    with pytest.raises(
+        InputError, match="num_draft_tokens as a number with drawn trees, got 'auto'"
+    ):
+        make_auto("model", drafter_options=tree)
 
 
 @pytest.mark.parametrize(("per_draft", "expected"), [(0.02, "model"), (2.0, "prompt_lookup")])

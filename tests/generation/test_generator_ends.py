@@ -30,7 +30,7 @@ def generate(drafter, **settings):
     return shared_generator(drafter).generate(Request(_PROMPT, settings))
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree"])
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree", "merged tree"])
 def test_stop_tokens_end_inside_a_block(answer, drafter):
     """Guards invariant 7: a stop seen only at a block's end, or the rest of the block given out."""
     for end in ends(answer):
@@ -39,7 +39,7 @@ def test_stop_tokens_end_inside_a_block(answer, drafter):
         assert result.finish_reason == "stop"
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree"])
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree", "merged tree"])
 def test_stop_strings_end_inside_a_block(answer, drafter):
     """Guards against stops of two tokens, over rounds, missed or cut somewhere else."""
     for end in ends(answer):
@@ -49,7 +49,7 @@ def test_stop_strings_end_inside_a_block(answer, drafter):
         assert result.text == bytes(answer[: end - 1]).decode()
 
 
-@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree"])
+@pytest.mark.parametrize("drafter", ["none", "prompt_lookup", "self", "self tree", "merged tree"])
 def test_every_limit_is_exact(answer, drafter):
     """Guards against drafts emitted past max_new_tokens, or lost before it."""
     for limit in range(1, 12):

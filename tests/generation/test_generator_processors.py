@@ -19,7 +19,7 @@ PENALTIES = {
 }  # fmt: skip
 # What most tests ask for: all processors and log-probabilities, so that they share programs.
 ALL = {"logprobs": True, **PENALTIES}
-DRAFTERS = ("prompt_lookup", "self", "model", "self tree")
+DRAFTERS = ("prompt_lookup", "self", "model", "self tree", "merged tree")
 
 
 def target_logits(answer):
@@ -96,7 +96,9 @@ def test_an_answer_does_not_end_early():
             assert (len(result.token_ids), result.finish_reason) == (minimum + 1, "eos")
 
 
-@pytest.mark.parametrize("drafter", ["none", *DRAFTERS])
+@pytest.mark.parametrize(
+    "drafter", ["none", *(slow_unless("merged" not in one, one) for one in DRAFTERS)]
+)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_logprobs_are_the_targets_own(drafter, temperature):
     """Guards against a neighbour position's distribution, the draft's distribution, or a

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jspec.speculation.control import Control, Kind
+from jspec.speculation.control import Control
+from jspec.speculation.kinds import Kind
 
 NUMBERS = (0, 1, 3, 7)
 KINDS = (Kind("lookup", 0.3, 0.7), Kind("lookup", 0.6, 0.9), Kind("model", 0.7, 0.7))
@@ -130,6 +131,45 @@ def test_a_forced_number_is_taken():
     control = make_control(2)
     control = control.replace(forced=jnp.asarray([[-1, -1, 3], [-1, -1, 0]], jnp.int32))
     assert choose(control, as_rows(2, 2)).tolist() == [3, 0]
+
+
+def make_tree_control(batch_size, costs):
+    """Returns the control of a drafter of trees of depth 3."""
+    kinds = (Kind("tree", 0.6, 0.5, most=3, is_tree=True),)
+    control = Control.init(batch_size, kinds=kinds, numbers=NUMBERS)
+    return control.replace(costs=jnp.broadcast_to(jnp.asarray(costs), (batch_size, 1, 4)))
+
+
+def test_a_tree_is_drafted_whole_or_not_at_all():
+    """Which nodes are worth it is known only when they are drafted."""
+    for costs, expected in (
+        ((1.0, 1.1, 1.2, 1.3), 7),
+        ((1.0, 1.1, 9.0, 9.0), 7),
+        ((1.0, 9.0, 9.0, 9.0), 0),
+    ):
+        control = make_tree_control(1, [[costs]])
+        assert choose(control, as_rows(0)).tolist() == [expected]
+
+
+def test_nodes_are_verified_while_they_are_worth_it():
+    """By hand: 1.5 tokens for 1.2, 1.9 for 1.4, 1.98 for 1.6; and where all but the first are poor.
+
+    The order of the nodes in the block says nothing of their probabilities.
+    """
+    control = make_tree_control(3, [[(1.0, 1.2, 1.4, 1.6)]])
+    probs = np.array([[0.1, 0.5, 0.3, 0.02, 0.02, 0.02, 0.02], [0.5, 0.01, *[0.01] * 5],
+                      [0.5, 0.5, 0.5, 0.4, 0.4, 0.4, 0.4]], np.float32)  # fmt: skip
+    scores, kind = jnp.log(jnp.asarray(probs)), as_rows(0, 0, 0)
+    assert control.choose_nodes(kind, scores).tolist() == [3, 1, 7]
+    forced = control.replace(forced=as_rows(7, 3, 1)[:, None])
+    assert forced.choose_nodes(kind, scores).tolist() == [7, 3, 1]
+
+
+def test_a_path_ends_at_the_depth_of_the_tree():
+    """Of a path kept to the last level nothing was refused, though the tree has more nodes."""
+    control = make_tree_control(1, [[(1.0, 1.2, 1.4, 1.6)]])
+    control = control.update(as_rows(0), as_rows(7), as_rows(3), jnp.array([True]))
+    assert control.kept[0, 0].tolist() == control.tried[0, 0].tolist() == [1, 2]
 
 
 def with_reading(control, seconds, num_emitted):

@@ -33,7 +33,8 @@ from jspec.evaluation.auditing.rows import Context, first_tokens
 from jspec.generation.batch import needed_switches
 from jspec.models import DecoderConfig, init_cache, make_apply
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.control import Control, drafters_of
+from jspec.speculation.control import Control
+from jspec.speculation.kinds import drafters_of
 from jspec.speculation.step import speculative_step
 from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 from tests import tiny_blockwise, tiny_eagle, tiny_lookahead, tiny_medusa

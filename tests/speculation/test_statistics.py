@@ -38,7 +38,7 @@ from jspec.sampling.noise import (
     round_keys,
 )
 from jspec.speculation.acceptance import get_rule
-from jspec.speculation.control import Kind
+from jspec.speculation.kinds import Kind
 from tests.cases import slow_unless
 from tests.speculation.drive import Engine, request_settings
 from tests.speculation.toys import VOCAB, make_tables, toy_apply, toy_cache

@@ -21,7 +21,7 @@ from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.models import init_cache, make_apply
 from jspec.speculation.acceptance.types import AcceptanceRule
-from jspec.speculation.control import drafters_of
+from jspec.speculation.kinds import drafters_of
 from jspec.speculation.types import (
     Drafter,
     ModelParams,

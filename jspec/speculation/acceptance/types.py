@@ -30,6 +30,8 @@ class Proposal(struct.PyTreeNode):
       parents: of the drafts in a tree, [b w], each before its children; -1 is the last committed
         token. None for a chain.
       max_depth: of a tree: no draft is deeper, and its children of -1 have depth 1.
+      scores: of drafts without a distribution, [b w], where the drafter has an estimate: the
+        logarithm of the probability that the draft is kept. No rule reads it.
     """
 
     tokens: DraftTokens
@@ -39,6 +41,7 @@ class Proposal(struct.PyTreeNode):
     prefix: "TargetPrefix | None" = None
     parents: Int32[Array, "b w"] | None = None
     max_depth: int = struct.field(pytree_node=False, default=0)
+    scores: Float32[Array, "b w"] | None = None
 
     @property
     def width(self) -> int:
@@ -57,6 +60,7 @@ class Proposal(struct.PyTreeNode):
             prefix=prefix,
             parents=None if self.parents is None else self.parents[:, :width],
             max_depth=min(self.max_depth, width),
+            scores=None if self.scores is None else self.scores[:, :width],
         )
 
 

@@ -57,10 +57,13 @@ def _write_corpus(folder):
 # What is audited: a name, options beside the pattern and the table, and drafts a round.
 _SUBJECTS = {
     "prompt_lookup": {},
+    "prompt_lookup, tree": {"tree_depth": 2, "tree_branches": 2},
     "prompt_lookup, auto": {"num_draft_tokens": "auto"},
     "suffix": {},
     "suffix, corpus": {"draft_corpus": "corpus"},
+    "suffix, tree": {"draft_corpus": "corpus", "tree_depth": 2, "tree_branches": 2},
     "recycle": {},
+    "recycle, tree": {"tree_depth": 2, "tree_branches": 2},
     "suffix+recycle, auto": {"num_draft_tokens": "auto"},
     "recycle+eagle": {},
     "ngram": {},
@@ -86,9 +89,13 @@ _SUBJECTS = {
     "lookahead": {},
     "ngram+lookahead, auto": {"num_draft_tokens": "auto"},
     "prompt_lookup+medusa, unsure": {"draft_confidence": 0.4},
+    # Beside a lookup: what is likeliest without the bias that keeps to the audited tokens, is none.
+    "prompt_lookup+medusa, tree": {"tree_depth": 2, "tree_branches": 2},
     "random": {},
     "pattern": {},
     "prompt_lookup+model": {},
+    "prompt_lookup+model, tree": {"tree_depth": 2, "tree_branches": 2},
+    "suffix+recycle+eagle, tree": {"tree_depth": 3, "tree_branches": 2},
     "ngram+layer_skip+unigram": {"draft_layers": (0,), "draft_confidence": 0.5},
     "pattern+prompt_lookup+hierarchical, auto": {"num_draft_tokens": "auto"},
 }

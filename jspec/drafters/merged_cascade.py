@@ -1,0 +1,76 @@
+"""A cascade whose members share one tree: with `tree_depth`, where all drafts are certain.
+
+    lookup   a ── b ── c        0.5 0.4 0.3
+    head     a ─┬─ b            0.6 0.3            merged   a ─┬─ b ── c
+             e  └─ d            0.2   0.1                   e  └─ d
+
+Every member's drafts carry estimates of how likely each is kept: a head's are its probabilities,
+those of a chain follow from its kind, as a longer match is followed more faithfully. The best ones
+of all members are put forward. Where a member is sure, later ones are not asked, and a head does
+not run.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from jspec.common.typing import Params, RowFlags
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.merged_tree import branches_of, join_branches, merge_branches
+from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.kinds import Kind, drafters_of
+from jspec.speculation.types import RoundInputs
+
+# Where a first draft is kept this often, a head in addition costs more than it brings: SmolLM2.
+_SURE = 0.75
+
+
+@dataclasses.dataclass(frozen=True)
+class MergedCascadeDrafter(CascadeDrafter):
+    """Merges what its members propose; see `CascadeDrafter`."""
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Those of the members, and one of what several have proposed together."""
+        depth = self.tree_depth
+        # All of them end up in one tree, for which no member has to make way for a better one.
+        own = tuple(
+            kind._replace(most=min(kind.most, depth), is_tree=True, is_certain=False)
+            for kind in super().kinds
+        )
+        first, later = max(kind.first for kind in own), max(kind.later for kind in own)
+        return *own, Kind("+".join(drafters_of(own)), first, later, depth, is_tree=True)
+
+    def leaves_open(self, proposal: Proposal, is_turn: RowFlags) -> RowFlags:
+        """Returns the rows in which the next members are asked, too: where this one is not sure."""
+        is_sure = jnp.array([kind.first >= _SURE for kind in self.kinds])[proposal.kind]
+        return ~(is_turn & is_sure)
+
+    def propose(
+        self, params: Params, state: tuple[Any, ...], inputs: RoundInputs
+    ) -> tuple[Proposal, tuple[Any, ...]]:
+        """Asks each member for the rows in which no earlier one is sure."""
+        proposal, states = super().propose(params, state, inputs)
+        # Each member has kept to the limit alone. What is drafted is not given up any more.
+        kinds = range(len(self.kinds) - 1)
+        limits = [inputs.limit(jnp.full_like(inputs.last_token, kind)) for kind in kinds]
+        limit = functools.reduce(jnp.maximum, limits)
+        return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, limit)), states
+
+    def merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
+        """Returns the best drafts of all members."""
+        kinds = self.kinds
+        rates = jnp.array([(kind.first, kind.later) for kind in kinds], jnp.float32)
+        parts, kind = [], jnp.full_like(proposals[0].num_tokens, -1)
+        for proposal, is_turn in zip(proposals, turns, strict=True):
+            assert proposal.kind is not None
+            first, later = rates[proposal.kind].T
+            parts.append(branches_of(proposal, first, later))
+            alone = jnp.where(kind < 0, proposal.kind, len(kinds) - 1)
+            kind = jnp.where(is_turn, alone, kind)
+        most = jnp.full_like(kind, self.num_draft_tokens)
+        tree = merge_branches(join_branches(parts), self.num_draft_tokens, most)
+        return tree.replace(kind=jnp.maximum(kind, 0))

@@ -1,0 +1,173 @@
+"""Trees of certain drafts, of one drafter and of several together, through whole rounds."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.cascade import CascadeDrafter
+from jspec.drafters.merged_cascade import MergedCascadeDrafter
+from jspec.drafters.options import check_options
+from jspec.speculation.types import RoundInputs, TargetView
+from tests import tiny, tiny_eagle, tiny_medusa
+from tests.drafters.test_dynamic_tree import PROMPTS, paths_of
+from tests.speculation.drive import Engine, settings_of
+
+SIZE, DEPTH = 7, 3
+VOCAB = tiny.CONFIG.vocab_size
+NO_TARGET = TargetView(None, lambda: None, None)
+REPEATING = [[4, 9, 23, 4, 9, 23, 4, 9, 23, 4, 9], [5, 9, 8, 3, 9, 7, 2, 9, 7, 4, 9]]
+
+
+def build(name, pair, number=SIZE, **options):
+    """Returns the drafter of that name with its parameters."""
+    options = DrafterOptions(**{"tree_depth": DEPTH, "tree_branches": 2} | options)
+    spec = DrafterSpec(number, tiny.CONFIG, VOCAB, tiny.CONFIG, jnp.float32, pair.draft, options)
+    return make_drafter(name, spec)
+
+
+@pytest.fixture(scope="module")
+def heads(tiny_pair, tmp_path_factory):
+    """Returns the folders of trained heads."""
+    folder = tmp_path_factory.mktemp("heads")
+    medusa = {"head": tiny_medusa.head_kernel(tiny_pair.config, tiny_pair.target), "std": 0.1}
+    return {
+        "eagle": tiny_eagle.save_head(folder / "eagle", tiny.CONFIG),
+        "medusa": tiny_medusa.save_head(folder / "medusa", tiny.CONFIG, **medusa),
+    }
+
+
+@pytest.fixture(scope="module")
+def generate(tiny_pair, heads):
+    """Returns a function of (name, rule, temperature) that runs to the context limit."""
+
+    @functools.cache
+    def run(name, rule, temperature):
+        drafter = params = None
+        if name is not None:
+            head = next((heads[one] for one in name.split("+") if one in heads), None)
+            drafter, params = build(name, tiny_pair, draft_head=head)
+        both = tiny_pair.target, params
+        engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, rule, capacity=48)
+        prompts = [*PROMPTS, REPEATING[0]]
+        return drafter, engine.generate(prompts, temperature=temperature)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["prompt_lookup", "suffix", "recycle", "medusa", "prompt_lookup+eagle", "suffix+recycle+model"],
+)
+@pytest.mark.parametrize(("rule", "temperature"), [("greedy", 0.0), ("coupled", 1.0)])
+def test_the_text_is_that_of_plain_decoding(generate, name, rule, temperature):
+    """Invariants 2 and 5, with rows of different trees, up to the context limit."""
+    drafter, result = generate(name, rule, temperature)
+    assert result.tokens == generate(None, "greedy", temperature)[1].tokens
+    assert result.num_accepted.sum() > 3
+    assert drafter.tree_depth == DEPTH
+    kinds = set(result.infos.kind[result.infos.num_proposed > 0].tolist())
+    if "+" in name:
+        assert len(drafter.kinds) - 1 in kinds, "several have proposed together"
+
+
+def propose(drafter, params, state, last, limits=None):
+    """Returns the proposal, and the new state."""
+    last = jnp.asarray(last, jnp.int32)
+    limits = [SIZE] * len(drafter.kinds) if limits is None else limits
+    inputs = RoundInputs(
+        last,
+        limit=lambda kind: jnp.asarray(limits, jnp.int32)[kind],
+        rng_keys=jax.random.split(jax.random.key(0), (len(last), SIZE)),
+        settings=settings_of(len(last), 0.0),
+        view=NO_TARGET,
+    )
+    return jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+
+
+@pytest.fixture(scope="module")
+def cascade(tiny_pair):
+    """Returns lookup and model as one tree, its parameters, and the state after two prompts."""
+    drafter, params = build("prompt_lookup+model", tiny_pair)
+    both = tiny_pair.target, params
+    engine = Engine(tiny_pair.apply, tiny.empty_cache, both, drafter, max_rounds=2)
+    return drafter, params, engine.start(REPEATING).draft
+
+
+def test_members_share_the_tree_by_their_scores(cascade):
+    """The second row's match is short: its nodes are the best of both members'."""
+    drafter, params, state = cascade
+    proposal, _ = propose(drafter, params, state, [23, 9])
+    scores = {}
+    for member, own_params, own in zip(drafter.members, params, state, strict=True):
+        alone, _ = propose(member, own_params, own, [23, 9])
+        for path, score in zip(paths_of(alone, 1), alone.scores[1].tolist(), strict=False):
+            scores[tuple(path)] = max(scores.get(tuple(path), -np.inf), score)
+    best = sorted(scores, key=lambda path: -scores[path])[:SIZE]
+    assert len(scores) > SIZE
+    assert {tuple(path) for path in paths_of(proposal, 1)} == set(best)
+    assert drafter.kinds[int(proposal.kind[1])].drafter == "prompt_lookup+model"
+
+
+def test_where_one_is_sure_the_next_is_not_asked(cascade):
+    """The first row repeats itself: the model neither runs nor reads there."""
+    drafter, params, state = cascade
+    proposal, new = propose(drafter, params, state, [23, 9])
+    assert paths_of(proposal, 0)[:3] == [[4], [4, 9], [4, 9, 23]]
+    assert drafter.kinds[int(proposal.kind[0])].drafter == "prompt_lookup"
+    assert new[1].cache.length[0] == 0
+    assert new[1].cache.length[1] > 0
+
+
+def test_limits_hold_for_all_members_together(cascade):
+    """Guards against members that each keep to the limit, and together do not."""
+    drafter, params, state = cascade
+    whole, _ = propose(drafter, params, state, [23, 9])
+    for limit in (0, 2, 5):
+        proposal, _ = propose(drafter, params, state, [23, 9], [limit] * len(drafter.kinds))
+        assert proposal.num_tokens.tolist() == [min(limit, int(n)) for n in whole.num_tokens]
+
+
+def test_what_is_drawn_is_not_merged(tiny_pair):
+    """A drawn tree, or a chain that is drawn, has the row alone."""
+    assert type(build("prompt_lookup+model", tiny_pair)[0]) is MergedCascadeDrafter
+    for name, options in (
+        ("prompt_lookup+model", {"tree_draws": "with", "tree_branches": 3}),
+        ("prompt_lookup+random", {}),
+        ("prompt_lookup+suffix", {"tree_depth": 0, "tree_branches": 3}),
+    ):
+        assert type(build(name, tiny_pair, **options)[0]) is CascadeDrafter
+    drawn, _ = build("prompt_lookup+model", tiny_pair, tree_draws="with", tree_branches=3)
+    assert [getattr(member, "tree_depth", 0) for member in drawn.members] == [0, DEPTH]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("suffix+recycle", {"tree_draws": "with"}, r"expected tree_draws with a drafter that"),
+        ("ngram", {}, r"expected tree_depth with a drafter that reads it \(model, prompt_lookup"),
+        ("hierarchical", {}, r"expected tree_depth with a drafter that reads it"),
+    ],
+)
+def test_who_cannot_draft_such_a_tree_says_so(name, options, message):
+    """In one line."""
+    with pytest.raises(InputError, match=message):
+        check_options([name], DrafterOptions(tree_depth=DEPTH, **options))
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "suffix", "recycle"])
+def test_fewer_drafts_than_levels(name, tiny_pair):
+    """As for trees that grow."""
+    with pytest.raises(InputError, match=r"at least tree_depth, 3; got 2"):
+        build(name, tiny_pair, number=2)
+
+
+def test_guesses_inside_a_draft_model_stay_a_chain(tiny_pair):
+    """The cascade's tree is the outer lookup's alone."""
+    drafter, _ = build("prompt_lookup+hierarchical", tiny_pair)
+    assert type(drafter) is CascadeDrafter
+    assert not hasattr(drafter.members[1].inner, "tree_depth")

@@ -1,0 +1,154 @@
+"""Medusa's static tree, the rates that shape it, and the script that measures them."""
+
+import json
+import pathlib
+import runpy
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jspec.common.errors import InputError
+from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
+from jspec.drafters.heads.keep_rates import FILE, NUM_RANKS, read_rates, save_rates
+from jspec.drafters.heads.medusa_heads import load_medusa
+from jspec.models import make_apply
+from jspec.speculation.types import RoundInputs, TargetView
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+from tests import tiny, tiny_medusa, tiny_models
+from tests.drafters.test_dynamic_tree import paths_of
+from tests.speculation.drive import settings_of
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts/medusa_rates.py"
+RATES = [[0.5, 0.3, 0.1], [0.6, 0.1], [0.2, 0.1], [0.1]]
+VOCAB = tiny.CONFIG.vocab_size
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a folder of four heads."""
+    return pathlib.Path(tiny_medusa.save_head(tmp_path / "head", tiny.CONFIG))
+
+
+def build(folder, number=6, **options):
+    """Returns the drafter of a folder, and its parameters."""
+    options = {"tree_depth": 3, "tree_branches": 2} | options
+    options = DrafterOptions(draft_head=str(folder), **options)
+    return make_drafter(
+        "medusa",
+        DrafterSpec(number, tiny.CONFIG, VOCAB, None, jnp.float32, options=options),
+    )
+
+
+@pytest.mark.parametrize(("least", "number"), [(0.0, 6), (0.25, 3), (0.9, 0)])
+def test_the_tree_follows_the_rates(folder, tiny_pair, least, number):
+    """The nodes are the best by the product of rates; their tokens are ranked by numpy."""
+    save_rates(folder, [rates + [0.0] * (3 - len(rates)) for rates in RATES])
+    drafter, params = build(folder, draft_confidence=least)
+    assert drafter.tree_depth == 3
+    state = jnp.asarray(np.random.default_rng(0).normal(size=(2, tiny.CONFIG.embed_dim)))
+    state = state.astype(jnp.float32)
+    inputs = RoundInputs(
+        jnp.zeros(2, jnp.int32),
+        limit=lambda kind: jnp.asarray([6, 0])[kind * 0 + jnp.arange(2)].astype(jnp.int32),
+        rng_keys=jax.random.split(jax.random.key(0), (2, 6)),
+        settings=settings_of(2, 1.0),
+        view=TargetView(tiny_pair.target, tiny_pair.apply, None),
+    )
+    proposal, _ = jax.jit(lambda state: drafter.propose(params, state, inputs))(state)
+    assert proposal.num_tokens.tolist() == [number, 0]
+    # 0.5, 0.3, 0.5·0.6, 0.3·0.6, 0.5·0.6·0.2, 0.5·0.1: two branches at most.
+    ranks = [(0,), (1,), (0, 0), (1, 0), (0, 0, 0), (0, 1)]
+    hidden = np.asarray(drafter.read(tiny_pair.target, state))[0, 0]
+    order = np.argsort(-_logits(params, hidden), axis=-1)
+    expected = [tuple(order[depth, rank] for depth, rank in enumerate(path)) for path in ranks]
+    assert {tuple(path) for path in paths_of(proposal, 0)} == set(expected[:number])
+    if number == 6:
+        assert paths_of(proposal, 0)[:3] == [list(expected[i]) for i in (0, 2, 4)]
+
+
+def _logits(params, hidden):
+    """Returns what every head says of an output [d], [h v]; heads have one block."""
+    said = []
+    for index in range(4):
+        head = jax.tree.map(np.asarray, params[f"head_{index}"])
+        inner = head["layer_0"]["kernel"] @ hidden + head["layer_0"]["bias"]
+        said.append(head["head"] @ (hidden + inner / (1 + np.exp(-inner))))
+    return np.stack(said)
+
+
+def test_rates_are_assumed_until_they_are_measured(folder):
+    """They fall by head and by rank."""
+    rates = np.asarray(read_rates(folder, 4))
+    assert rates.shape == (4, NUM_RANKS)
+    assert (np.diff(rates, axis=0) < 0).all()
+    assert (np.diff(rates, axis=1) < 0).all()
+    assert (rates.sum(axis=1) < 1).all()
+
+
+@pytest.mark.parametrize(
+    "content", [{}, {"rates": [[0.5]] * 3}, {"rates": [[0.9, 0.8]] * 4}, {"rates": "no"},
+                {"rates": [[-0.5]] * 4}, {"rates": [[]] * 4},
+             {"rates": [[0.0], [0.5], [0.5], [0.5]]}],
+)  # fmt: skip
+def test_a_wrong_file_is_one_line(folder, content):
+    """Of another number of heads, of no probabilities, or of none at all."""
+    (folder / FILE).write_text(json.dumps(content))
+    with pytest.raises(InputError, match=rf"{FILE}: expected rates of 4 heads, of 0 to 1 by rank"):
+        build(folder)
+
+
+def test_fewer_drafts_than_levels(folder):
+    """As for other trees."""
+    with pytest.raises(InputError, match=r"at least tree_depth, 3; got 2"):
+        build(folder, number=2)
+
+
+@pytest.fixture(scope="module")
+def script():
+    return types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+
+
+def test_the_script_writes_what_the_heads_rank(script, folder, tmp_path, monkeypatch, capsys):
+    """All of it, on one answer; the heads' best tokens are those of numpy at each token."""
+    target = tiny_models.make_model(tiny.CONFIG, tokenizer=ByteTokenizer(VOCAB))
+    tokens = np.random.default_rng(0).integers(1, VOCAB, 40)
+    answers = tmp_path / "answers.jsonl"
+    record = {"prompt_token_ids": tokens[:10].tolist(), "token_ids": tokens[10:].tolist()}
+    answers.write_text(json.dumps(record))
+    main = script.main.__globals__
+    monkeypatch.setitem(main, "load_model", lambda name: target)
+    for flag, value in (("_HEAD", str(folder)), ("_INPUT", str(answers)), ("_TARGET", "tiny")):
+        monkeypatch.setitem(main, flag, types.SimpleNamespace(value=value))
+    script.main()
+    assert f"{FILE}: 29 tokens" in capsys.readouterr().out
+    heads = load_medusa(folder, tiny.CONFIG).params
+    apply, cache = make_apply(tiny.CONFIG), tiny.empty_cache(1, 40)
+    hidden = np.asarray(apply(target.params, jnp.asarray(tokens)[None], cache)[1][0])
+    expected = np.zeros([4, NUM_RANKS])
+    for at in range(9, 38):
+        order = np.argsort(-_logits(heads, hidden[at]), axis=-1)
+        for head in range(4):
+            if at + head + 2 < 40:
+                rank = int(np.flatnonzero(order[head] == tokens[at + head + 2])[0])
+                if rank < NUM_RANKS:
+                    expected[head, rank] += 1 / (29 - head)
+    np.testing.assert_allclose(read_rates(folder, 4), expected, atol=1e-4)
+    assert expected.sum() > 0
+
+
+def test_the_script_asks_each_head_for_its_own_token(script):
+    """Head i at a token is asked for the token i + 2 places after it, in the answer alone."""
+    tokens, begin, rng = np.arange(10, 22), 4, np.random.default_rng(0)
+    ranked = rng.integers(100, 200, (len(tokens), 2, NUM_RANKS))
+    ranked[3, 0, 0] = tokens[5]  # right
+    ranked[4, 1, 2] = tokens[7]  # right, as the third
+    ranked[5, 1, 0] = tokens[7]  # another head's
+    ranked[2, 0, 0] = tokens[4]  # in the prompt
+    counts, totals = np.zeros([2, NUM_RANKS]), np.zeros(2)
+    script.add_counts(counts, totals, ranked, tokens, begin)
+    assert totals.tolist() == [7, 6]
+    assert counts.sum() == 2
+    assert counts[0, 0] == counts[1, 2] == 1
