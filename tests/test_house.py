@@ -28,12 +28,12 @@ ROOMS = {
     "weights": 3_130,
     "speculation": 3_190,
     "drafters": 7_000,
-    "generation": 3_700,
+    "generation": 3_710,
     "serving": 1_900,
     "training": 2_300,
     "evaluation": 8_800,
 }
-MAX_LINES = 38_600
+MAX_LINES = 39_600
 MAX_REPORT_LINES = 1_600
 TEST_SHARE = 0.7
 MIN_COMMENT_SHARE = 0.04

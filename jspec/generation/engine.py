@@ -8,13 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jspec import kernels
-from jspec.common.errors import InputError
 from jspec.common.memory import tree_bytes
 from jspec.generation.capacity import capacity_for
 from jspec.generation.rows import Row, empty_state, finish_row, with_request
+from jspec.generation.validate_options import check_trees
 from jspec.models import make_apply
 from jspec.sampling.settings import Switches
-from jspec.speculation.acceptance import RULES, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule
 from jspec.speculation.beam import EARLY_STOPPING, BeamLimits, num_candidates
 from jspec.speculation.beam_round import BeamInfo, BeamState, beam_round
@@ -61,7 +60,7 @@ class Engine:
             varies.
         """
         if drafter is not None and tree_depth(drafter) > 0:
-            _check_trees(rule, drafter, numbers)
+            check_trees(rule, drafter, numbers)
         self.apply = apply = mask_padding(make_apply(target.config), target)
         self.drafter, self.numbers = drafter, tuple(numbers)
         self.num_draft_tokens = 0 if drafter is None else drafter.num_draft_tokens
@@ -248,14 +247,3 @@ class Engine:
         state, infos, count = self._search(params, state, np.int32(MAX_ROUNDS_PER_VISIT))
         infos, count, is_done = jax.device_get((infos, count, state.is_done))
         return state, jax.tree.map(lambda leaf: leaf[:count], infos), bool(is_done)
-
-
-def _check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) -> None:
-    if rule.tree is None:
-        able = [name for name in RULES if get_rule(name).tree is not None]
-        raise InputError(
-            f"expected an acceptance rule for trees ({', '.join(able)}) with tree_depth, got one "
-            "for chains"
-        )
-    if numbers and not all(kind.is_tree for kind in drafter.kinds):
-        raise InputError("expected num_draft_tokens as a number with drawn trees, got 'auto'")

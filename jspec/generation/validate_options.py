@@ -21,6 +21,7 @@ from jspec.drafters import (
 from jspec.generation.request import Settings
 from jspec.speculation.acceptance import RULES, TIMING_RULES, RuleOptions, get_rule
 from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
+from jspec.speculation.types import Drafter
 from jspec.weights.resolver import LoadedModel
 from jspec.weights.vocabulary import used_vocab_size
 
@@ -154,3 +155,19 @@ def settings_read_by(drafter: str, options: DrafterOptions, settings: Settings) 
     if draws_from_distribution(drafter, options):
         return settings
     return dataclasses.replace(settings, draft_temperature=None)
+
+
+def check_trees(rule: AcceptanceRule, drafter: Drafter, numbers: Sequence[int]) -> None:
+    """Checks that a rule knows the trees of a drafter; and a number that varies, scores.
+
+    Raises:
+      InputError: if not.
+    """
+    if rule.tree is None:
+        able = [name for name in RULES if get_rule(name).tree is not None]
+        raise InputError(
+            f"expected an acceptance rule for trees ({', '.join(able)}) with tree_depth, got one "
+            "for chains"
+        )
+    if numbers and not all(kind.is_tree for kind in drafter.kinds):
+        raise InputError("expected num_draft_tokens as a number with drawn trees, got 'auto'")
