@@ -25,11 +25,11 @@ from jspec.drafters.suffix import SuffixDrafter
 from jspec.drafters.suffix_matches import Matches, count_votes, own_matches
 from jspec.drafters.tree_options import DraftingTrees, Shape
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.best_nodes import NEVER
 from jspec.speculation.kinds import Kind
 from jspec.speculation.types import RoundInputs
 
 _NUM_PLACES = 8  # that `prompt_lookup` asks; later ones are hardly ever right
-_NEVER = -jnp.inf
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LookupTreeDrafter(DraftingTrees, PromptLookupDrafter):
         if self.growth > 0:
             most = jnp.floor(self.growth * matches.agreement.astype(jnp.float32))
             is_meant &= jnp.arange(self.shape.depth) < most.astype(jnp.int32)[..., None]
-        scores = jnp.where(is_meant, _scores_in_turn(matches, self.kinds), _NEVER)
+        scores = jnp.where(is_meant, _scores_in_turn(matches, self.kinds), NEVER)
         return _best_of(self.shape, matches, scores, inputs, kind), state
 
 
@@ -101,7 +101,7 @@ class SuffixTreeDrafter(DraftingTrees, SuffixDrafter):
         place = jnp.arange(self.shape.depth, dtype=jnp.float32)
         kept = first[:, None] + place * later[:, None]
         is_meant = votes.is_worth & (votes.longest >= self.min_match)[:, None, None]
-        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], _NEVER)
+        scores = jnp.where(is_meant, jnp.log(votes.shares) + kept[:, None], NEVER)
         return _best_of(self.shape, matches, scores, inputs, kind), state
 
 

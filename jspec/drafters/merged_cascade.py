@@ -21,7 +21,7 @@ from jspec.common.typing import Params, RowFlags
 from jspec.drafters.cascade import CascadeDrafter
 from jspec.drafters.merged_tree import branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.types import Proposal
-from jspec.speculation.kinds import Kind, drafters_of
+from jspec.speculation.kinds import Kind
 from jspec.speculation.types import RoundInputs
 
 # Where a first draft is kept this often, a head in addition costs more than it brings: SmolLM2.
@@ -34,15 +34,13 @@ class MergedCascadeDrafter(CascadeDrafter):
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Those of the members, and one of what several have proposed together."""
-        depth = self.tree_depth
+        """Those of the members; what several propose together has that of the most expensive."""
+        own = super().kinds
+        # A path may begin as one member has it and go on as another does.
+        most = max(min(kind.most, self.num_draft_tokens) for kind in own)
         # All of them end up in one tree, for which no member has to make way for a better one.
-        own = tuple(
-            kind._replace(most=min(kind.most, depth), is_tree=True, is_certain=False)
-            for kind in super().kinds
-        )
-        first, later = max(kind.first for kind in own), max(kind.later for kind in own)
-        return *own, Kind("+".join(drafters_of(own)), first, later, depth, is_tree=True)
+        changes = {"most": most, "is_tree": True, "is_certain": False}
+        return tuple(kind._replace(**changes) for kind in own)
 
     def leaves_open(self, proposal: Proposal, is_turn: RowFlags) -> RowFlags:
         """Returns the rows in which the next members are asked, too: where this one is not sure."""
@@ -55,22 +53,25 @@ class MergedCascadeDrafter(CascadeDrafter):
         """Asks each member for the rows in which no earlier one is sure."""
         proposal, states = super().propose(params, state, inputs)
         # Each member has kept to the limit alone. What is drafted is not given up any more.
-        kinds = range(len(self.kinds) - 1)
+        kinds = range(len(self.kinds))
         limits = [inputs.limit(jnp.full_like(inputs.last_token, kind)) for kind in kinds]
         limit = functools.reduce(jnp.maximum, limits)
         return proposal.replace(num_tokens=jnp.minimum(proposal.num_tokens, limit)), states
 
     def merge(self, proposals: Sequence[Proposal], turns: Sequence[RowFlags]) -> Proposal:
         """Returns the best drafts of all members."""
-        kinds = self.kinds
-        rates = jnp.array([(kind.first, kind.later) for kind in kinds], jnp.float32)
+        rates = jnp.array([(kind.first, kind.later) for kind in self.kinds], jnp.float32)
+        # Those that propose whenever they are asked are models and heads: the round costs as they
+        # do, and what is kept decides whether they are asked again.
+        own = (kind for member in self.members for kind in member.kinds)
+        is_model = jnp.array([one.is_certain for one in own])
         parts, kind = [], jnp.full_like(proposals[0].num_tokens, -1)
         for proposal, is_turn in zip(proposals, turns, strict=True):
             assert proposal.kind is not None
             first, later = rates[proposal.kind].T
             parts.append(branches_of(proposal, first, later))
-            alone = jnp.where(kind < 0, proposal.kind, len(kinds) - 1)
-            kind = jnp.where(is_turn, alone, kind)
+            is_like = (kind < 0) | is_model[proposal.kind] | ~is_model[jnp.maximum(kind, 0)]
+            kind = jnp.where(is_turn & is_like, proposal.kind, kind)
         most = jnp.full_like(kind, self.num_draft_tokens)
         tree = merge_branches(join_branches(parts), self.num_draft_tokens, most)
         return tree.replace(kind=jnp.maximum(kind, 0))

@@ -118,7 +118,7 @@ def _build(spec: DrafterSpec) -> BuiltDrafter:
         assert spec.tokenizer is not None
         corpus = load_corpus(options.draft_corpus, spec.tokenizer, spec.target_config.vocab_size)
     drafter = SuffixDrafter(
-        min(spec.num_draft_tokens, MOST_TOKENS),
+        min(spec.num_draft_tokens, MOST_TOKENS) if shape is None else spec.num_draft_tokens,
         growth=options.suffix_growth,
         min_share=options.suffix_min_share,
         min_match=options.suffix_min_match or (2 if spec.is_in_cascade and shape is None else 0),

@@ -26,7 +26,7 @@ from jspec.generation.request import Settings
 from jspec.generation.rows import Row
 from jspec.sampling.noise import INDEPENDENT
 from jspec.sampling.settings import Switches
-from jspec.speculation.kinds import cost_name, drafters_of
+from jspec.speculation.kinds import drafters_of
 from jspec.speculation.runners_up import show_runners_up
 from jspec.speculation.types import (
     Drafter,
@@ -99,7 +99,7 @@ def _catch_up(
 ) -> SpecState:
     """Returns the row after one drafter of a cascade has caught up by a proposal, now dropped."""
     width = drafter.num_draft_tokens
-    is_own = jnp.array([cost_name(kind.drafter) == name for kind in drafter.kinds])
+    is_own = jnp.array([kind.drafter == name for kind in drafter.kinds])
 
     @jax.jit
     def propose(params: ModelParams, state: SpecState) -> Any:
@@ -127,8 +127,7 @@ def _time_rounds(
     drafters, numbers = drafters_of(drafter.kinds), engine.numbers
     samples = np.zeros([_REPEATS + 1, len(drafters), len(numbers)])
     for count, (repeat, row, column) in enumerate(np.ndindex(samples.shape), 1 + num_before):
-        names = [cost_name(kind.drafter) for kind in drafter.kinds]
-        wanted = [numbers[column] * (name == drafters[row]) for name in names]
+        wanted = [numbers[column] * (kind.drafter == drafters[row]) for kind in drafter.kinds]
         none, one = (_time_visit(engine, params, state, wanted, rounds) for rounds in (0, 1))
         samples[repeat, row, column] = one - none
         if progress is not None:
@@ -146,7 +145,7 @@ def _time_reading(
     engine: Engine, params: ModelParams, ready: SpecState, lagging: SpecState, drafter: Drafter
 ) -> tuple[float, ...]:
     """Returns the median seconds for each token that a drafter has missed, [drafters]."""
-    kinds, reading = [cost_name(kind.drafter) for kind in drafter.kinds], []
+    kinds, reading = [kind.drafter for kind in drafter.kinds], []
     for name in drafters_of(drafter.kinds):
         kind = jnp.full_like(lagging.last_token, kinds.index(name))
         lag = int(lag_of(drafter, lagging.draft, kind)[0])

@@ -11,7 +11,6 @@ import numpy as np
 
 from jspec.common.errors import InputError
 from jspec.generation.stats import RoundCounts
-from jspec.speculation.kinds import cost_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,13 +72,13 @@ class RoundCosts:
         A round costs what the next larger measured number of its drafter's drafts does. None where
         there are no rounds, or drafts of a drafter that was not measured.
         """
-        names = {cost_name(one.drafter) for one in rounds if one.num_proposed}
+        names = {one.drafter for one in rounds if one.num_proposed}
         if not rounds or not names <= set(self.drafters):
             return None
         seconds, most = self.at(context), len(self.numbers) - 1
         total = 0.0
         for one in rounds:
-            row = self.drafters.index(cost_name(one.drafter)) if one.num_proposed else 0
+            row = self.drafters.index(one.drafter) if one.num_proposed else 0
             column = min(int(np.searchsorted(self.numbers, one.num_proposed)), most)
             total += float(seconds[row, column] / seconds[row, 0])
         return total / len(rounds)

@@ -34,7 +34,7 @@ from flax import struct
 from jaxtyping import Array, Float32, Int32
 
 from jspec.common.typing import RowCounts, RowFlags
-from jspec.speculation.kinds import Kind, cost_name, drafters_of
+from jspec.speculation.kinds import Kind, drafters_of
 
 _MEMORY = 0.97  # what is left of an observation a round later
 _PRIOR_WEIGHT = 5.0  # the assumption counts like this many observed drafts
@@ -106,8 +106,7 @@ class Control(struct.PyTreeNode):
                 is_other = self._drafter(kind) != self._drafter(rival)
                 is_better = promised < per_token.min(axis=-1)
                 best = jnp.where((kind < index) & is_other & is_better, 0, best)
-        is_tree = jnp.array([each.is_tree for each in self.kinds])[kind]
-        best = jnp.where(is_tree & (best > 0), self.numbers[-1], best)
+        best = jnp.where(self._is_tree(kind) & (best > 0), self.numbers[-1], best)
         forced = self.forced[jnp.arange(kind.shape[0]), kind]
         return jnp.where(forced >= 0, forced, best)
 
@@ -150,7 +149,7 @@ class Control(struct.PyTreeNode):
                 continue
             own = jnp.full_like(kind, index)
             is_silent = (wanted(own) > 0) & ((num_proposed == 0) | (kind > index))
-            costs = self.costs[:, drafters_of(self.kinds).index(cost_name(each.drafter))]
+            costs = self.costs[:, drafters_of(self.kinds).index(each.drafter)]
             spent = costs[:, 1] - costs[:, 0] + self._charged(own, lag(own))
             refused = is_silent.astype(jnp.float32)
             control = control.replace(
@@ -192,11 +191,13 @@ class Control(struct.PyTreeNode):
 
     def _drafter(self, kind: RowCounts) -> RowCounts:
         drafters = drafters_of(self.kinds)
-        names = [cost_name(each.drafter) for each in self.kinds]
-        return jnp.array([drafters.index(name) for name in names])[kind]
+        return jnp.array([drafters.index(each.drafter) for each in self.kinds])[kind]
 
     def _most(self, kind: RowCounts) -> RowCounts:
         return jnp.array([each.most for each in self.kinds], jnp.int32)[kind]
+
+    def _is_tree(self, kind: RowCounts) -> RowFlags:
+        return jnp.array([each.is_tree for each in self.kinds])[kind]
 
     def _charged(self, kind: RowCounts, lag: RowCounts) -> Float32[Array, "b"]:
         """Returns the seconds of reading that count as owed."""
@@ -219,7 +220,9 @@ class Control(struct.PyTreeNode):
         share = lag.astype(jnp.float32) / horizon.astype(jnp.float32)
         catching_up = self.reading[rows, drafter] * share  # seconds for each token to come
         # At worst a round emits one token, as a plain step does.
-        worst = (self.owed + self._charged(kind, lag))[:, None] + costs - plain
+        # All nodes of a tree may turn out to be worth verifying.
+        most = jnp.where(self._is_tree(kind)[:, None], costs[:, -1:], costs)
+        worst = (self.owed + self._charged(kind, lag))[:, None] + most - plain
         num_emitted = self.num_emitted[:, None].astype(jnp.float32)
         allowed = plain * (_FREE_STEPS + _FREE_SHARE * num_emitted)
         hoped, proven = (self._expected_tokens(kind, is_proven) for is_proven in (False, True))
@@ -239,9 +242,8 @@ class Control(struct.PyTreeNode):
             more = (kept - tried * prior)[:, 0] / (tried[:, 0] + _PRIOR_WEIGHT)
             prior = prior.at[:, 1].add(more).clip(0.0, 1.0)
             rates = (kept + _PRIOR_WEIGHT * prior) / (tried + _PRIOR_WEIGHT)
-        first, later = rates.T
-        most, expected = self._most(kind), [jnp.ones_like(first)]
-        gain = first
+        gain, later = rates.T
+        most, expected = self._most(kind), [jnp.ones_like(gain)]
         for number in range(self.numbers[-1]):
             expected.append(expected[-1] + jnp.where(number < most, gain, 0.0))
             gain = gain * later

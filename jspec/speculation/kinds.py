@@ -28,9 +28,4 @@ class Kind(NamedTuple):
 
 def drafters_of(kinds: Sequence[Kind]) -> list[str]:
     """Returns the names of the drafters that make these kinds of proposals, each once, in order."""
-    return list(dict.fromkeys(cost_name(kind.drafter) for kind in kinds))
-
-
-def cost_name(drafter: str) -> str:
-    """Returns whose costs a kind of proposal has: the last one's of several that made it."""
-    return drafter.rsplit("+", 1)[-1]
+    return list(dict.fromkeys(kind.drafter for kind in kinds))

@@ -72,7 +72,7 @@ def test_the_text_is_that_of_plain_decoding(generate, name, rule, temperature):
     assert drafter.tree_depth == DEPTH
     kinds = set(result.infos.kind[result.infos.num_proposed > 0].tolist())
     if "+" in name:
-        assert len(drafter.kinds) - 1 in kinds, "several have proposed together"
+        assert {drafter.kinds[kind].drafter for kind in kinds} >= {name.rsplit("+", 1)[-1]}
 
 
 def propose(drafter, params, state, last, limits=None):
@@ -110,7 +110,8 @@ def test_members_share_the_tree_by_their_scores(cascade):
     best = sorted(scores, key=lambda path: -scores[path])[:SIZE]
     assert len(scores) > SIZE
     assert {tuple(path) for path in paths_of(proposal, 1)} == set(best)
-    assert drafter.kinds[int(proposal.kind[1])].drafter == "prompt_lookup+model"
+    # What is kept of both decides whether the model, which costs more, is asked again.
+    assert drafter.kinds[int(proposal.kind[1])].drafter == "model"
 
 
 def test_where_one_is_sure_the_next_is_not_asked(cascade):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jspec.drafters.merged_tree import Branches, branches_of, join_branches, merge_branches
 from jspec.speculation.acceptance.types import Proposal
+from jspec.speculation.best_nodes import prune
 from tests.drafters.test_dynamic_tree import paths_of
 from tests.speculation.drive import QUICK
 
@@ -153,3 +154,25 @@ def test_a_proposal_comes_back_from_its_branches():
     assert {tuple(path) for path in paths_of(both, 0)} == {
         (1,), (1, 2), (1, 0), (2,), (4,), (4, 5), (4, 5, 6)
     }  # fmt: skip
+
+
+@hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
+@hypothesis.given(seed=st.integers(0, 2**32 - 1))
+def test_a_pruned_tree_has_the_best_nodes(seed):
+    """Each row another number of them, parents first, its best branch first, the rest in order."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        [[(int(rng.integers(3)), float(-depth - rng.uniform())) for depth in range(1 + WIDTH // 2)]
+         for _ in range(NUM)]
+        for _ in range(BATCH)
+    ]  # fmt: skip
+    whole, numbers = merge(rows), rng.integers(0, SIZE + 1, BATCH)
+    pruned = prune(whole, jnp.asarray(numbers, jnp.int32))
+    for row, number in enumerate(numbers.tolist()):
+        scores = dict(
+            zip(map(tuple, paths_of(whole, row)), whole.scores[row].tolist(), strict=False)
+        )
+        best = sorted(scores, key=lambda path: -scores[path])[:number]
+        found = [tuple(path) for path in paths_of(pruned, row)]
+        assert set(found) == set(best)
+        assert all(path[:-1] in found[:place] or len(path) == 1 for place, path in enumerate(found))

@@ -141,10 +141,11 @@ def make_tree_control(batch_size, costs):
 
 
 def test_a_tree_is_drafted_whole_or_not_at_all():
-    """Which nodes are worth it is known only when they are drafted."""
+    """Which nodes are worth it is known only when they are drafted, and all may be."""
     for costs, expected in (
         ((1.0, 1.1, 1.2, 1.3), 7),
-        ((1.0, 1.1, 9.0, 9.0), 7),
+        ((1.0, 1.1, 1.5, 1.9), 7),
+        ((1.0, 1.1, 1.5, 2.1), 0),  # more than a plain step might be lost
         ((1.0, 9.0, 9.0, 9.0), 0),
     ):
         control = make_tree_control(1, [[costs]])
@@ -242,12 +243,14 @@ def test_reading_costs_little_beside_plain_decoding(rate, reading):
         assert seconds <= 1.2 * fixed
 
 
-def play(costs, rate, reading=0.0, num_rows=64):
+def play(costs, rate, reading=0.0, num_rows=64, is_tree=False):
     """Returns how much faster than plain decoding rows of 256 tokens are, by the costs.
 
     `costs` are those of the model's rounds, by number; after a pause it reads what it missed.
     """
     control, kind = make_control(num_rows, np.stack([costs, costs])), 2
+    if is_tree:
+        control = control.replace(kinds=tuple(one._replace(is_tree=True) for one in control.kinds))
     control = with_reading(control, reading, [1] * num_rows)
     kinds = jnp.full([num_rows], kind, jnp.int32)
 
@@ -287,6 +290,13 @@ def test_trying_costs_little_whatever_the_acceptance(cost, rate):
     best = best_number(rate, rate, costs)
     gained = 1 + sum(rate**i for i in range(1, best + 1))
     assert speed >= 0.85 * gained / costs[NUMBERS.index(best)]
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.2, 0.4])
+def test_trees_that_are_verified_whole_cost_little(rate):
+    """Whatever a round turns out to verify, what may be lost was weighed before it was drafted."""
+    costs = np.array([1.0, 1.2, 1.4, 1.7])
+    assert play(costs, rate, reading=0.02, is_tree=True) >= 0.98
 
 
 # Milliseconds of the target's call on 1, 2, 4 and 8 tokens, and of the drafts: Qwen2.5-Coder 1.5B

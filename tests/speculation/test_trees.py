@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jspec.common.errors import InputError
 from jspec.speculation.acceptance import RULES, get_rule, siblings, tree
 from jspec.speculation.acceptance.types import Proposal
 from tests.cases import slow_unless
@@ -121,6 +122,20 @@ def proposal_of(parents, num_tokens=None):
     count = parents.shape[1] if num_tokens is None else num_tokens
     tokens = jnp.arange(parents.shape[1], dtype=jnp.int32)[None]
     return Proposal(tokens, jnp.array([count]), parents=parents, max_depth=count)
+
+
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [([[-1, 0, 0], [-1, 1, 0]], "from -1 to 0 for draft 1 of row 1; got 1"),
+     ([[-2, 0, 0], [-1, 0, 0]], "from -1 to -1 for draft 0 of row 0; got -2")],
+)  # fmt: skip
+def test_parents_come_before_their_children(parents, message):
+    """In one line with the first wrong one; padding may be anything."""
+    tokens, counts = jnp.zeros([2, 3], jnp.int32), jnp.array([3, 2], jnp.int32)
+    wrong = Proposal(tokens, counts, parents=jnp.array(parents, jnp.int32), max_depth=3)
+    with pytest.raises(InputError, match=message):
+        tree.tree_of(wrong)
+    tree.tree_of(wrong.replace(parents=jnp.array([[-1, 0, 0], [-1, 0, 9]], jnp.int32)))
 
 
 def test_masks_and_depths():

@@ -15,11 +15,12 @@ The parents are data: every row may have a tree of its own, another one in every
 number of drafts and the greatest depth are static.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
@@ -68,23 +69,26 @@ class TreeRule(NamedTuple):
     noise: Callable[..., Any]
 
 
-def check_parents(parents: Sequence[int]) -> None:
-    """Checks the parents of a tree that is the same in every round; -1 is the root.
-
-    Raises:
-      InputError: a parent that does not come before its child.
-    """
-    for child, parent in enumerate(parents):
-        if not -1 <= parent < child:
-            raise InputError(
-                f"expected a tree's parents before their children, from -1 to {child - 1} for "
-                f"draft {child}; got {parent}"
-            )
+def _check_parents(parents: np.ndarray, num_tokens: np.ndarray) -> None:
+    for row, count in enumerate(num_tokens):
+        for child, parent in enumerate(parents[row, :count]):
+            if not -1 <= parent < child:
+                raise InputError(
+                    f"expected a tree's parents before their children, from -1 to {child - 1} for "
+                    f"draft {child} of row {row}; got {parent}"
+                )
 
 
 def tree_of(proposal: Proposal) -> Tree:
-    """Returns the tree of a proposal that has parents."""
+    """Returns the tree of a proposal that has parents.
+
+    Raises:
+      InputError: a parent that does not come before its child, outside compiled functions: there
+        nothing is known of the values.
+    """
     assert proposal.parents is not None
+    if not isinstance(proposal.parents, jax.core.Tracer):
+        _check_parents(np.asarray(proposal.parents), np.asarray(proposal.num_tokens))
     width = proposal.width
     is_real = jnp.arange(width) < proposal.num_tokens[:, None]
     # Padding hangs on the root, where no rule keeps it.

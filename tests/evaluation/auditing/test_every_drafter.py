@@ -102,6 +102,11 @@ _SUBJECTS = {
     "pattern": {},
     "prompt_lookup+model": {},
     "prompt_lookup+model, tree": {"tree_depth": 2, "tree_branches": 2},
+    "prompt_lookup+model, tree, auto": {
+        "tree_depth": 2,
+        "tree_branches": 2,
+        "num_draft_tokens": "auto",
+    },
     "suffix+recycle+eagle, tree": {"tree_depth": 3, "tree_branches": 2},
     "ngram+layer_skip+unigram": {"draft_layers": (0,), "draft_confidence": 0.5},
     "pattern+prompt_lookup+hierarchical, auto": {"num_draft_tokens": "auto"},
