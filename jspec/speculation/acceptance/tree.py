@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float32, Int32
 
 from jspec.common.errors import InputError
@@ -87,7 +88,7 @@ def tree_of(proposal: Proposal) -> Tree:
         nothing is known of the values.
     """
     assert proposal.parents is not None
-    if not isinstance(proposal.parents, jax.core.Tracer):
+    if not isinstance(proposal.parents, Tracer):
         _check_parents(np.asarray(proposal.parents), np.asarray(proposal.num_tokens))
     width = proposal.width
     is_real = jnp.arange(width) < proposal.num_tokens[:, None]
