@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import runpy
 import types
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 
 from jspec.common.errors import InputError
 from jspec.drafters import DrafterOptions, DrafterSpec, make_drafter
@@ -108,7 +110,16 @@ def test_fewer_drafts_than_levels(folder):
 
 @pytest.fixture(scope="module")
 def script():
-    return types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+    """Yields the script's names. Flags of programs that other tests have imported make way."""
+    names = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', SCRIPT.read_text())
+    others = {name: flags.FLAGS[name] for name in names if name in flags.FLAGS}
+    for name in others:
+        delattr(flags.FLAGS, name)
+    yield types.SimpleNamespace(**runpy.run_path(str(SCRIPT)))
+    for name in names:
+        delattr(flags.FLAGS, name)
+    for name, flag in others.items():
+        flags.FLAGS[name] = flag
 
 
 def test_the_script_writes_what_the_heads_rank(script, folder, tmp_path, monkeypatch, capsys):

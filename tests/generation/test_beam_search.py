@@ -121,7 +121,7 @@ TREE = {"drafter_options": DrafterOptions(tree_depth=3), "num_draft_tokens": 8}
 @pytest.mark.parametrize(
     ("drafter", "options"),
     [
-        ("self", {}),
+        slow_unless(False, "self", {}),
         ("self", TREE),
         ("layer_skip", {"drafter_options": DrafterOptions(draft_layers=(0,))}),
         slow_unless(False, "model", TREE),

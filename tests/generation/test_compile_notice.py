@@ -49,6 +49,7 @@ def start(program, cache):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_no_notice_stands_in_a_text(tmp_path):
     """Guards against "Hellocompiling once", where the loop alone is not known yet."""
     first, *pieces = start(_STREAM, tmp_path)

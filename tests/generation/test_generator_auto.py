@@ -78,7 +78,10 @@ def test_greedy_output_is_plain_decodings(drafter):
         assert own.stats.num_proposed > 0
 
 
-@pytest.mark.parametrize("drafter", ["model", "prompt_lookup+model", "suffix+recycle"])
+@pytest.mark.parametrize(
+    "drafter",
+    [slow_unless(False, "model"), "prompt_lookup+model", slow_unless(False, "suffix+recycle")],
+)
 def test_trees_of_a_number_that_varies_change_no_token(drafter):
     """Rows whose trees differ, and rounds in which more nodes or fewer are worth a wide call."""
     costs = CHEAP.get(drafter) or both_costs(*drafter.split("+"))

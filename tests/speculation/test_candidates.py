@@ -94,7 +94,7 @@ def distribution_pair(seed, k, is_shared):
 
 
 @pytest.mark.parametrize("with_replacement", [True, False], ids=["with", "without"])
-@hypothesis.settings(deadline=None, max_examples=30, derandomize=True)
+@hypothesis.settings(deadline=None, max_examples=15, derandomize=True)
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1), k=st.sampled_from([1, 2, 3, 4]), is_shared=st.booleans()
 )
