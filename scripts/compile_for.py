@@ -70,7 +70,7 @@ _PROGRAMS = flags.DEFINE_list(
 _BATCH_SIZE = flags.DEFINE_multi_integer("batch_size", [1], "Rows.", lower_bound=1)
 _CACHE = flags.DEFINE_multi_integer("cache", [1024], "Slots of a row's cache.", lower_bound=1)
 _NUM_LINES = flags.DEFINE_integer(
-    "num_lines", 0, "Lines of code to list by their launches at the first size."
+    "num_lines", 0, "Lines of code to list by their launches at the first size.", lower_bound=0
 )
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write a JSON object a program here.")
 _PROGRAM = re.compile(r"run|(prefill|call):([1-9]\d{0,3})")
@@ -100,9 +100,8 @@ def main() -> None:
             subject = make_subject(accelerator, rows_, cache)
             found = subject.compile(name)
         numbers = [(found.get(key), form, 1 / unit) for key, unit, form in _COLUMNS.values()]
-        is_one_graph = "yes" if found["is_one_graph"] else "no"
-        cells = [number_cell(*number) for number in numbers]
-        rows.append([name, str(rows_), str(cache), is_one_graph, *cells])
+        cells = [name, str(rows_), str(cache), "yes" if found["is_one_graph"] else "no"]
+        rows.append([*cells, *(number_cell(*number) for number in numbers)])
         if output is not None:
             about = {"device": accelerator.name, "batch_size": rows_, "cache": cache}
             about |= {"command": sys.argv[1:], "settings": subject.programs.describe()}
@@ -161,12 +160,13 @@ class Subject:
             raise InputError(f"expected a program run, prefill:TOKENS or call:TOKENS, got {name!r}")
         engine, params = self.programs.engine, self.programs.params
         kind, width = parsed[1], int(parsed[2] or 1)
+        if width > self.capacity:
+            raise InputError(f"expected at most --cache={self.capacity} tokens, got {name}")
         rows = 1 if kind == "prefill" else self.programs.batch_size
         state = engine.empty_state.eval_shape(rows, self.capacity, self.switches)
         tokens = jax.ShapeDtypeStruct((rows, width), jnp.int32)
         number = engine.num_draft_tokens if kind is None else 0
-        num_levels = getattr(engine.drafter, "tree_depth", 0)  # of a tree, each of which is a call
-        num_calls = number and (num_levels or number)
+        num_calls = number and (getattr(engine.drafter, "tree_depth", 0) or number)  # one a level
         assumed = Assumptions(number, self.is_random) if kind is None else None
         function, arguments = engine._run, (params, state, tokens.update(shape=()))
         if kind == "prefill":
@@ -206,7 +206,7 @@ def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
     Raises:
       InputError: no such model, or one that cannot be rounded so.
     """
-    config, float_type = load_config(name.replace("llama-", "llama")), as_dtype(dtype)
+    config, float_type = load_config(re.sub(r"^llama-", "llama", name)), as_dtype(dtype)
     check_among("quantization", quantization, ("auto", "none", *KINDS))
     kind = quantization if quantization in KINDS else None
     check_kind(config, kind)

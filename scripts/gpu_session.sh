@@ -76,7 +76,7 @@ if [ "$backend" != gpu ] && [ -z "$rehearse" ] && [ "${parts[*]}" != roofline ];
 fi
 [ ${#found[@]} = 3 ] || fail "expected what jspec imports to be installed"
 [ "$backend" != gpu ] || export JSPEC_NATIVE=0
-out=${out:-benchmarks/results/$(date +%F)-$backend}
+out=${out:-benchmarks/results/$(date +%F)-$backend} out=${out%/}
 mkdir -p "$out"
 echo "${found[2]}" >"$out/environment.json" # every record that jspec writes holds it, too
 has() { [[ " ${found[1]} " == *" $1 "* ]]; } # MODEL

@@ -61,6 +61,7 @@ def figures(call, tmp_path):
     [
         (["--device=h300"], "device"),
         (["--batch_size=0"], "batch_size"),
+        (["--num_lines=-1"], "num_lines"),
     ],
 )
 def test_bad_input_is_refused(call, arguments, message):
@@ -82,6 +83,7 @@ def test_a_missing_compiler_names_what_installs_it(call, tmp_path):
     ("arguments", "message"),
     [
         (["--programs=walk"], "prefill:TOKENS"),
+        (["--programs=prefill:256", "--cache=128"], "at most --cache=128"),
         (["--target=llama-9b"], "preset"),
         (["--batch_size=64", "--cache=131072"], "--cache="),
         (["--target=llama3.1-70b", "--device=h100"], "do not fit"),
