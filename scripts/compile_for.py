@@ -34,7 +34,7 @@ from jspec.drafters.heads.eagle_module import (
     default_feature_layers,
     init_eagle_params,
 )
-from jspec.evaluation.accelerators.compiled import compile_for
+from jspec.evaluation.accelerators.compiled import compile_for, compiled_with
 from jspec.evaluation.accelerators.devices import Accelerator, find_accelerator
 from jspec.evaluation.accelerators.rounds import Assumptions
 from jspec.evaluation.analysis.byte_model import load_config
@@ -69,9 +69,7 @@ _PROGRAMS = flags.DEFINE_list(
 )
 _BATCH_SIZE = flags.DEFINE_multi_integer("batch_size", [1], "Rows.", lower_bound=1)
 _CACHE = flags.DEFINE_multi_integer("cache", [1024], "Slots of a row's cache.", lower_bound=1)
-_NUM_LINES = flags.DEFINE_integer(
-    "num_lines", 0, "Lines of code to list by their launches at the first size.", lower_bound=0
-)
+_NUM_LINES = flags.DEFINE_integer("num_lines", 0, "Lines to list by launches.", lower_bound=0)
 _OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write a JSON object a program here.")
 _PROGRAM = re.compile(r"run|(prefill|call):([1-9]\d{0,3})")
 _HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
@@ -100,12 +98,13 @@ def main() -> None:
             subject = make_subject(accelerator, rows_, cache)
             found = subject.compile(name)
         numbers = [(found.get(key), form, 1 / unit) for key, unit, form in _COLUMNS.values()]
-        cells = [name, str(rows_), str(cache), "yes" if found["is_one_graph"] else "no"]
+        is_one_graph = {True: "yes", False: "no", None: "-"}[found["is_one_graph"]]
+        cells = [name, str(rows_), str(cache), is_one_graph]
         rows.append([*cells, *(number_cell(*number) for number in numbers)])
         if output is not None:
             about = {"device": accelerator.name, "batch_size": rows_, "cache": cache}
             about |= {"command": sys.argv[1:], "settings": subject.programs.describe()}
-            output.write(about | found)
+            output.write(about | compiled_with() | found)
         kernels_of.setdefault(name, found["kernels"])  # of the first size
     print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
     for name, lines in kernels_of.items():

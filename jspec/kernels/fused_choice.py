@@ -45,7 +45,7 @@ def compute_block(reference: Block, config: Any, block_offset: int, *operands: A
         return reference(*operands)
     fused = functools.partial(run_block, config, block_offset)
     make = functools.partial(random_operands, block_offset=block_offset)
-    return _choose(reference, fused, operands, (config, block_offset), make, _distance)
+    return _choose("block", reference, fused, operands, (config, block_offset), make, _distance)
 
 
 def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -> Array:
@@ -60,13 +60,12 @@ def compute_product(reference: Callable[..., Array], rows: Array, kernel: Any) -
     is_taken = rows.shape[0] <= MOST_ROWS and takes_kernel(kernel, rows.shape[1])
     if not is_taken or not has_bfloat16():
         return reference(rows, kernel)
-    return _choose(
-        reference, multiply, (rows, kernel), (), random_product, lambda _, *both: _share(*both)
-    )
+    operands, distance = (rows, kernel), lambda _, *both: _share(*both)
+    return _choose("product", reference, multiply, operands, (), random_product, distance)
 
 
 def _choose(
-    reference: Block, fused: Block, operands: Any, key: Any, make: Any, distance: Any
+    name: str, reference: Block, fused: Block, operands: Any, key: Any, make: Any, distance: Any
 ) -> Any:
     """Computes by the fused kernels, once they have passed a trial, or else by the reference."""
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), operands)
@@ -74,7 +73,11 @@ def _choose(
     key = key, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
     # For a device that is not here the kernels cannot be tried: they are taken to work.
     if key not in _VERDICTS and not is_foreign():
-        _VERDICTS[key] = _works(reference, fused, functools.partial(make, shapes), distance)
+        failure = _try(reference, fused, functools.partial(make, shapes), distance)
+        if failure and all(tuple(_VERDICTS.values())):  # one line, however many shapes fail
+            message = f"jspec: the GPU's fused {name} is not used for a shape ({failure})"
+            print(f"{message}; decoding takes longer", file=sys.stderr, flush=True)
+        _VERDICTS[key] = not failure
     if not _VERDICTS.get(key, True):
         return reference(*operands)
     return with_derivatives_of(reference, fused, *operands)
@@ -84,33 +87,26 @@ def _is_on() -> bool:
     return backend() == "gpu" and os.environ.get("JSPEC_FUSED") != "0"
 
 
-def _works(reference: Block, fused: Block, make: Any, distance: Any) -> bool:
-    """Tries a shape: Triton may not know the GPU, there may be no memory, or a wrong result."""
+def _try(reference: Block, fused: Block, make: Any, distance: Any) -> str:
+    """Returns why a shape fails, if it does: Triton may not know the GPU, there may be no memory,
+    or a wrong result.
+    """
     try:
         # The caller is being traced; the trial must be computed now, and not become part of it. A
         # new thread traces nothing. (`ensure_compile_time_eval` would run kernels, not trace them.)
         with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            worst = thread.submit(_try, reference, fused, make, distance).result()
+            worst = thread.submit(_worst, reference, fused, make, distance).result()
     except Exception as failure:
         first = (str(failure).strip().splitlines() or [""])[0]
-        _warn(f"{type(failure).__name__}: {first[:100]}")
-        return False
-    if not worst <= _TOLERANCE:  # nor is it NaN
-        _warn(f"on random numbers their results differ from XLA's by {worst:.1%}")
-    return worst <= _TOLERANCE
+        return f"{type(failure).__name__}: {first[:100]}"
+    is_close = worst <= _TOLERANCE  # nor is it NaN
+    return "" if is_close else f"on random numbers it differs from XLA's by {worst:.1%}"
 
 
-def _try(reference: Block, fused: Block, make: Any, distance: Any) -> float:
+def _worst(reference: Block, fused: Block, make: Any, distance: Any) -> float:
     operands = jax.jit(make)()
     found, expected = (jax.jit(each)(*operands) for each in (fused, reference))
     return float(distance(operands, found, expected))
-
-
-@functools.cache  # one line, however many shapes fail
-def _warn(reason: str) -> None:
-    cost = "decoding takes longer"
-    message = f"jspec: the GPU's fused kernels are not used ({reason}); {cost}"
-    print(message, file=sys.stderr, flush=True)
 
 
 def _share(one: Array, other: Array) -> Array:

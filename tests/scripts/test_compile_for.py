@@ -1,5 +1,6 @@
 """scripts/compile_for.py: its refusals, and what a GPU's compiler makes of jspec's programs."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -16,12 +17,15 @@ from jspec.evaluation.accelerators.compiled import compile_for
 from jspec.evaluation.accelerators.devices import find_accelerator
 from jspec.kernels.gpu import DECODED
 from jspec.kernels.packed_formats import FORMATS
+from jspec.models import PRESETS
+from jspec.models.families.hf_config import to_hf_config
 from tests.programs import check_refusal
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _SCRIPT = _ROOT / "scripts" / "compile_for.py"
 _RECORDS = _ROOT / "benchmarks" / "results" / "2026-11-25-compiled-programs.jsonl"
 _MOVES = "copies", "transposes", "conversions", "pads", "moves_around_rounds"
+_NONE = dict.fromkeys((*_MOVES, "sorts", "host_waits"), 0)
 _PLAIN = ["--device=h200", "--target=llama-3.2-1b", "--drafter=none"]
 
 
@@ -105,29 +109,59 @@ def test_a_run_is_one_graph_unless_told_otherwise(figures):
     flags = "--xla_gpu_graph_min_graph_size=5"
     (users,) = figures(*_PLAIN, XLA_FLAGS=flags)
     assert users["is_one_graph"] is False
+    assert (own["environment"]["XLA_FLAGS"], users["environment"]["XLA_FLAGS"]) == ("", flags)
+    assert without["environment"]["JSPEC_ONE_GRAPH"] == "0"
+    assert own["versions"]["jax"] == jax.__version__
+    assert "date" in own
 
 
 @pytest.mark.compile_gpu
 @pytest.mark.parametrize(
-    ("arguments", "launches", "megabytes"),
+    ("arguments", "launches", "most", "megabytes"),
     [
-        ([], 121, 2517),
-        (["--target_quantization=int8"], 121, 1286),
-        (["--target_quantization=int4"], 121, 827),
-        (["--target_quantization=q4_0"], 122, 872),
-        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 328, 8489),
+        ([], 121, 125, 2517),
+        (["--target_quantization=int8"], 121, 125, 1284),
+        (["--target_quantization=int4"], 121, 125, 827),
+        (["--target_quantization=q4_0"], 122, 125, 872),
+        (["--target=llama-3.2-3b"], 193, 200, 6573),
+        (["--target=llama-3.2-3b", "--drafter=eagle", "--num_draft_tokens=4"], 325, 330, 8489),
         (["--target=llama-3.2-3b", "--draft=llama-3.2-1b", "--drafter=model",
-          "--num_draft_tokens=4"], 674, 16766),
-        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 186, 2541),
+          "--num_draft_tokens=4"], 674, 750, 16766),
+        (["--temperature=1", "--top_k=50", "--top_p=0.9"], 186, 190, 2541),
     ],
 )  # fmt: skip
-def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, megabytes):
-    """Holds what docs/accelerators.md says, for jax 0.10.2, with 3 % for another version."""
+def test_the_programs_do_no_more_than_they_did(figures, arguments, launches, most, megabytes):
+    """Holds what docs/accelerators.md says, for jax 0.10.2, with 3 % for another version, but never
+    more than is asked.
+    """
     (found,) = figures(*_PLAIN, *arguments)
-    assert found["launches_per_round"] <= 1.03 * launches
-    assert found["bytes_ideal"] <= found["bytes_moved"] <= 1.03e6 * megabytes
+    assert found["launches_per_round"] <= min(1.03 * launches, most)
+    ideal = found["bytes_ideal"]
+    assert ideal <= found["bytes_moved"] <= min(1.03e6 * megabytes, 1.03 * ideal)
     assert found["is_one_graph"]
-    assert found["copies"] == found["sorts"] == found["conversions"] == 0
+    assert {name: found[name] for name in _NONE} == _NONE
+    assert found["temporary_bytes"] <= 64e6
+
+
+@pytest.mark.compile_tpu
+@pytest.mark.parametrize("device", ["v5e", "v6e"])
+@pytest.mark.parametrize("draft", [None, "llama3.2-1b"])
+def test_a_tpu_moves_no_cache_and_no_weight(device, draft, figures, tmp_path):
+    """The 1B alone, and the 3B with the 1B, of two layers each, which have real widths."""
+    folders = {}
+    for name in ("llama3.2-1b", "llama3.2-3b"):
+        folders[name] = tmp_path / name
+        folders[name].mkdir()
+        config = to_hf_config(dataclasses.replace(PRESETS[name], num_layers=2))
+        (folders[name] / "config.json").write_text(json.dumps(config))
+    arguments = [f"--target={folders['llama3.2-1b']}", "--drafter=none"]
+    if draft:
+        arguments = [f"--target={folders['llama3.2-3b']}", f"--draft={folders[draft]}"]
+        arguments.append("--num_draft_tokens=4")
+    (found,) = figures(f"--device={device}", *arguments)
+    assert {name: found[name] for name in _NONE} == _NONE
+    assert found["is_one_graph"] is None
+    assert found["bytes_ideal"] < found["bytes_moved"]
 
 
 @pytest.mark.compile_gpu
@@ -193,7 +227,7 @@ def test_a_layer_of_few_tokens_is_six_kernels(figures, target):
 
 
 def test_the_page_says_what_the_records_say():
-    """Row by row, in the records' order; no host waits, as the page says of all of them."""
+    """Row by row, in the records' order; no host waits, as the page says of GPUs."""
     page = (_ROOT / "docs" / "accelerators.md").read_text()
     lines = (line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("|"))
     rows = [cells[1:] for cells in lines if len(cells) == 10 and cells[1].isdecimal()]
@@ -212,4 +246,5 @@ def test_the_page_says_what_the_records_say():
         ]
         for one in records
     ]
-    assert all(one["is_one_graph"] and one["host_waits"] == 0 for one in records)
+    on_gpus = [one for one in records if one["device"] not in ("v5e", "v6e")]
+    assert all(one["is_one_graph"] and one["host_waits"] == 0 for one in on_gpus)

@@ -1,5 +1,9 @@
 """One program compiled for an accelerator, and its figures."""
 
+import contextlib
+import datetime
+import importlib.metadata
+import os
 import pathlib
 import re
 import tempfile
@@ -15,6 +19,22 @@ from jspec.evaluation.accelerators.rounds import Assumptions, count_round
 
 _LAUNCH_US = {"gpu": 1.5, "tpu": 0.0}  # of a launch in a graph; of a TPU's nothing is known
 _WAIT_US = 15.0  # of the host's look at a condition
+_PACKAGES = (
+    "jax", "jaxlib", "libtpu", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "nvidia-cuda-nvcc-cu12",
+    "nvidia-cuda-nvcc",
+)  # fmt: skip
+_VARIABLES = "JSPEC_FUSED", "JSPEC_CUDNN", "JSPEC_ONE_GRAPH", "XLA_FLAGS"
+
+
+def compiled_with() -> dict[str, Any]:
+    """Returns what decides the figures beside the program: date, versions, and the environment."""
+    versions = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    variables = {name: os.environ.get(name) for name in _VARIABLES}
+    date = datetime.date.today().isoformat()
+    return {"date": date, "versions": versions, "environment": variables}
 
 
 def compile_for(
@@ -27,7 +47,7 @@ def compile_for(
     is `assumed` of a round; its figures are one round's. `num_layers` are those that are run.
 
     Raises:
-      InputError: XLA cannot compile it.
+      InputError: XLA cannot compile it, or does not say what the host starts.
     """
     sharding = jax.sharding.SingleDeviceSharding(accelerator.device())
     placed = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), arguments)
@@ -39,7 +59,7 @@ def compile_for(
         raise InputError(f"{reason}; {accelerator.advice}") from None
     seconds = time.monotonic() - begin
     found = count_round(Module(text), assumed)
-    waits = 0.0 if is_one_graph else found.waits
+    waits = found.waits if is_one_graph is False else 0.0
     launched = found.figures["launches_per_round"] * _LAUNCH_US[accelerator.backend]
     reading = found.figures["bytes_moved"] / accelerator.bandwidth * 1e6
     return found.figures | {
@@ -53,13 +73,20 @@ def compile_for(
     }
 
 
-def _compile(lowered: Any, backend: str) -> tuple[str, int, bool]:
-    """Returns the optimised program, its temporary bytes, and whether the host starts it once."""
+def _compile(lowered: Any, backend: str) -> tuple[str, int, bool | None]:
+    """Returns the optimised program, its temporary bytes, and whether a GPU's host starts it once.
+
+    Of a TPU, which runs its loops itself, there is nothing to read: None.
+    """
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         compiled = lowered.compile(compiler_options=options if backend == "gpu" else None)
         graphs = pathlib.Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
         # What stands at the margin is started by the host; graphs hold the rest.
         thunks = "".join(path.read_text() for path in graphs)
-    is_one_graph = not re.search(r"^\d+: k(While|Conditional)", thunks, re.MULTILINE)
+    if backend == "gpu" and not thunks:
+        expected = "expected XLA to write the thunks of a GPU's program"
+        raise InputError(f"{expected}, got none: jax {jax.__version__} may name them otherwise")
+    is_driven = re.search(r"^\d+: k(While|Conditional)", thunks, re.MULTILINE)
+    is_one_graph = not is_driven if thunks else None
     return compiled.as_text(), compiled.memory_analysis().temp_size_in_bytes, is_one_graph

@@ -7,6 +7,9 @@ from typing import NamedTuple
 from jspec.evaluation.accelerators.hlo import Instruction, Module
 from jspec.evaluation.accelerators.traffic import FREE, MOVES, launch_bytes, movement
 
+# Functions with a `lax.cond` on whether any row samples.
+_SAMPLING = "sampling_probs", "gumbel_noise", "judge", "draw_next", "_draft_keys"
+
 
 class Assumptions(NamedTuple):
     """What decides a round's loops and branches where only the device will know.
@@ -28,6 +31,13 @@ class Assumptions(NamedTuple):
             "draw_one": int(self.is_random),
             "in_narrowest": int(is_last),  # one loop a width, and the last is the widest
         }.get(function, 1)
+
+    def branch(self, function: str) -> int | None:
+        """Returns the branch of a conditional in a function, or None: it depends on other things.
+
+        In the algorithm's own the second one samples.
+        """
+        return int(self.is_random) if function in _SAMPLING else None
 
 
 @dataclasses.dataclass
@@ -59,7 +69,7 @@ class Round:
                 self.add(module, own.called("condition"), assumed, times * (num + 1))
                 self.add(module, own.called("body"), assumed, times * num)
             elif own.op == "conditional":
-                self.add(module, own.branches()[assumed.is_random], assumed, times)
+                self.add(module, _branch(module, own, assumed), assumed, times)
             elif own.op in ("call", "async-start"):
                 inner = own.called("to_apply") or own.called("calls")
                 self.add(module, inner, assumed, times)
@@ -95,6 +105,19 @@ def count_round(module: Module, assumed: Assumptions | None) -> Round:
     found.add(module, loop.called("condition"), assumed)
     found.waits += 1
     return found
+
+
+def _branch(module: Module, own: Instruction, assumed: Assumptions) -> str:
+    """Returns the computation that a conditional runs: if nothing is known, the most expensive."""
+
+    def cost(name: str) -> float:
+        one = Round({"bytes_moved": 0.0})
+        one.add(module, name, assumed)
+        return one.figures["bytes_moved"]
+
+    index = assumed.branch(module.place(own).rpartition(" ")[2])
+    names = own.branches()
+    return max(names, key=cost) if index is None else names[index]
 
 
 def _trips(module: Module, name: str, assumed: Assumptions) -> dict[str, int]:

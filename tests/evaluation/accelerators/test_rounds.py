@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jspec.evaluation.accelerators.hlo import Instruction, Module, array_bytes
-from jspec.evaluation.accelerators.rounds import Assumptions, count_round
+from jspec.evaluation.accelerators.rounds import Assumptions, Round, count_round
 from jspec.evaluation.accelerators.traffic import launch_bytes, movement
 
 _MEGABYTE = 1 << 20
@@ -166,6 +166,49 @@ def test_the_loops_are_in_the_functions_that_the_assumptions_name(function):
     name = function.rpartition(":")[2].rpartition(".")[2]
     found = [Assumptions(2, is_random=False).trips(name, *loop) for loop in ((0, 3), (2, 3))]
     assert found != [1, 1]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "jspec.sampling.distribution:sampling_probs",
+        "jspec.sampling.noise:gumbel_noise",
+        "jspec.speculation.judge:judge",
+        "jspec.speculation.plain:draw_next",
+        "jspec.speculation.step:_draft_keys",
+    ],
+)
+def test_the_branches_that_sample_are_known_by_their_functions(function):
+    assert "lax.cond(" in inspect.getsource(pkgutil.resolve_name(function))
+    name = function.rpartition(":")[2]
+    assert [Assumptions(4, is_random).branch(name) for is_random in (False, True)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "is_random", "launches"),
+    [("judge", False, 1), ("judge", True, 4), ("ask", False, 4), ("ask", True, 4)],
+)
+def test_a_branch_is_taken_by_the_rule_or_is_the_most_expensive(function, is_random, launches):
+    """Guards against a head's branch, one of Medusa's or of a blockwise head's, that is chosen as
+    if it were sampling: the round would be too cheap.
+    """
+    branch = "  ROOT %once = bf16[1024,1024]{1,0} negate(%w)\n"
+    often = "".join(f"  %n{i} = bf16[1024,1024]{{1,0}} negate(%w)\n" for i in range(3)) + branch
+    branches = "".join(
+        f"%{name} (w: bf16[1024,1024]) -> bf16[1024,1024] {{\n"
+        f"  %w = bf16[1024,1024]{{1,0}} parameter(0)\n{lines}}}\n\n"
+        for name, lines in (("rarely", branch), ("often", often))
+    )
+    text = _TEXT[: _TEXT.index("%update (")].replace("ChainDrafter.draw_chain", function)
+    entry = (
+        "ENTRY %main (a: bf16[1024,1024], i: s32[]) -> bf16[1024,1024] {\n"
+        "  %a = bf16[1024,1024]{1,0} parameter(0)\n  %i = s32[] parameter(1)\n"
+        "  ROOT %c = bf16[1024,1024]{1,0} conditional(%i, %a, %a), "
+        "branch_computations={%rarely, %often}, metadata={stack_frame_id=1}\n}\n"
+    )
+    round_ = Round({"launches_per_round": 0.0})
+    round_.add(Module(text + branches + entry), "main", Assumptions(4, is_random))
+    assert round_.figures["launches_per_round"] == launches
 
 
 def test_xlas_own_text_is_read():
