@@ -76,7 +76,7 @@ def call_on_gpu(tmp_path):
         for name in models:
             (cache / MODELS[name].file).touch()
         variables = {"PYTHON": str(stub), "JSPEC_CACHE": str(cache.parent)}
-        status, printed = call(f"--results={tmp_path / 'out'}", *words, **variables)
+        status, printed = call(f"--results={tmp_path / 'out'}/", *words, **variables)
         return status, printed, [shlex.split(line) for line in log.read_text().splitlines()]
 
     return run

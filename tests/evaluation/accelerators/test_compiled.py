@@ -1,4 +1,4 @@
-"""What is read beside a compiled program's text; scripts/compile_for.py's tests compile for GPUs."""
+"""What is read beside a compiled program's text. The tests of compile_for.py compile for GPUs."""
 
 import jax
 import jax.numpy as jnp
