@@ -78,8 +78,26 @@ def test_a_decoder_says_what_xlas_decoder_says(
     """A random tree after texts of different lengths, some of it written by an earlier call:
     logits, hidden states and the cache.
     """
+    check_decoder(name, kind, rows, width, offset, monkeypatch)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_so_it_does_whatever_the_shape(seed, interpreted, monkeypatch, capsys):
+    """Random families, kinds of weights, rows, widths and trees."""
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice(list(FAMILIES)))
+    kind = [None, "int8", "int4"][rng.integers(3)]
+    rows, width, offset = (int(rng.integers(low, high)) for low, high in ((1, 4), (1, 17), (0, 4)))
+    check_decoder(name, kind, rows, width, offset, monkeypatch, seed=1 + seed)
+    assert capsys.readouterr().err == ""
+
+
+def check_decoder(name, kind, rows, width, offset, monkeypatch, seed=0):
+    """Compares a decoder by the kernels with one by XLA."""
     config, params = make_model(name, kind)
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     cache = init_cache(config, batch_size=rows, capacity=100, dtype=jnp.bfloat16)
     prompt = jnp.asarray(rng.integers(0, 40, (rows, 80)), jnp.int32)
     cache = jax.jit(make_apply(config))(params, prompt, cache)[2]
@@ -108,7 +126,6 @@ def test_a_decoder_says_what_xlas_decoder_says(
     num_trials = 1 + len(KERNELS) * (kind == "q4_0")
     assert list(choice._VERDICTS.values()) == [True] * num_trials
     assert_close(found, expected)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.slow
