@@ -26,8 +26,13 @@ def best_tree(
 ) -> Proposal:
     """Returns the nodes with the best scores as a proposal.
 
-    A parent is a place among the nodes, before its children, or -1; its score is at least theirs.
-    Nodes of score -inf are none.
+    Args:
+      tokens: of the nodes, [b c].
+      scores: of their paths, [b c]; a parent's is at least its children's. Nodes of -inf are none.
+      parents: places among the nodes, each before its children, or -1, [b c].
+      num_draft_tokens: width of the proposal.
+      wanted: the most drafts of each row, [b].
+      max_depth: no node is deeper.
     """
     number = min(num_draft_tokens, tokens.shape[1])
     # The first of equals comes first: a parent before its child.
