@@ -41,6 +41,9 @@ for _name, _help in {
 _NUM_ROWS = flags.DEFINE_integer(
     "num_rows", 1024, "Number of independent rows in the test of the distribution."
 )
+_LIST_RULES = flags.DEFINE_bool(
+    "list_rules", False, "List the acceptance rules and their negative controls, and end."
+)
 _OUTPUT_JSON = flags.DEFINE_string(
     "output_json", None, "Write the results of all checks to this JSON file."
 )
@@ -55,6 +58,11 @@ _INCONCLUSIVE = {
 
 def main() -> None:
     """Runs the checks, prints them one by one, and ends with the verdict."""
+    if _LIST_RULES.value:
+        from jspec.evaluation.auditing.rule_list import list_rules
+
+        print(list_rules())
+        return
     writer = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     if _NUM_ROWS.value < 1:
         raise InputError(f"expected num_rows of at least 1, got {_NUM_ROWS.value}")

@@ -108,9 +108,12 @@ def main() -> None:
         kernels_of.setdefault(name, found["kernels"])  # of the first size
     print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
     for name, lines in kernels_of.items():
-        top = [[line, *(f"{n:.2f}" for n in ns)] for line, ns in lines.items()][: _NUM_LINES.value]
+        top = [
+            [line, *map("{:,.2f}".format, (count, share, size / 1e6))]
+            for line, (count, share, size) in list(lines.items())[: _NUM_LINES.value]
+        ]
         if top:
-            print(format_table([f"launches of {name} by line", "all", "a layer"], top))
+            print(format_table([f"launches of {name} by line", "all", "a layer", "MB"], top))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,7 +49,9 @@ if not _OPTIMISED:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 if jax.__version_info__[:2] == (0, 10) and not _OPTIMISED:
     _FLAGS = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = f"--xla_cpu_use_fusion_emitters=false {_FLAGS}"
+    os.environ["XLA_FLAGS"] = (
+        f"--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1 {_FLAGS}"
+    )
 
 
 def pytest_report_header():
@@ -78,7 +80,7 @@ def compile_cache(request, tmp_path_factory):
     cache = getattr(request.config, "cache", None)
     folder = tmp_path_factory.mktemp("xla") if cache is None else cache.mkdir("xla")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     return folder
 
 

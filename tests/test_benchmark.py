@@ -9,6 +9,7 @@ import sys
 import jax
 import pytest
 
+from tests.cases import slow_unless
 from tests.programs import check_refusal, command, environment, run, run_many
 from tests.tiny_models import save_folder
 
@@ -176,17 +177,32 @@ _MODES = {  # flags of each mode, and a word of its table
 }  # fmt: skip
 
 
+_QUICK_MODES = ("methods", "synthetic", "quantization", "parity")
+
+
 @pytest.fixture(scope="module")
 def records(tmp_path_factory, compile_cache):
-    """Returns what every mode writes and prints, on a tiny model."""
-    work = tmp_path_factory.mktemp("modes")
+    """Returns what the quick modes write and print, on a tiny model."""
+    return run_modes(_QUICK_MODES, tmp_path_factory.mktemp("modes"), compile_cache)
+
+
+@pytest.fixture(scope="module")
+def all_records(records, tmp_path_factory, compile_cache):
+    """Returns what every mode writes and prints; takes half a minute longer."""
+    rest = [mode for mode in _MODES if mode not in _QUICK_MODES]
+    return records | run_modes(rest, tmp_path_factory.mktemp("modes"), compile_cache)
+
+
+def run_modes(modes, work, compile_cache):
+    """Returns each mode's record and output."""
     template = "{{ messages[0]['content'] }}"
     folder = save_folder(work / "tiny", hidden_dim=64, template=template)  # whole groups of 32
     env = environment(compile_cache, work / "home")
     prompts = work / "p.jsonl"
     prompts.write_text("".join(f'{{"prompt": "abcabc {i}", "category": "x"}}\n' for i in range(3)))
     lines = []
-    for mode, (flags, _) in _MODES.items():
+    for mode in modes:
+        flags = _MODES[mode][0]
         flags += f" --trace_folder={work / 'trace'}" * (mode == "profile")
         lines.append([f"--measure={mode}", f"--target={folder}", "--dtype=float32", *flags.split(),
                       f"--output_json={work / mode}"])  # fmt: skip
@@ -194,16 +210,17 @@ def records(tmp_path_factory, compile_cache):
             lines[-1].append(f"--prompts_file={prompts}")
     outcomes = run_many("jspec.benchmark", lines, env=env, before=_WITHOUT_TORCH)
     found = {}
-    for mode, (status, output, errors) in zip(_MODES, outcomes, strict=True):
+    for mode, (status, output, errors) in zip(modes, outcomes, strict=True):
         assert status == 0, errors
         found[mode] = (json.loads((work / mode).read_text()), output)
     return found
 
 
-@pytest.mark.parametrize("mode", _MODES)
-def test_every_mode_prints_a_table_and_writes_a_record(mode, records):
+@pytest.mark.parametrize("mode", [slow_unless(mode in _QUICK_MODES, mode) for mode in _MODES])
+def test_every_mode_prints_a_table_and_writes_a_record(mode, request):
     """One line with date, versions, hardware and flags, whatever is measured."""
-    record, output = records[mode]
+    fixture = "records" if mode in _QUICK_MODES else "all_records"
+    record, output = request.getfixturevalue(fixture)[mode]
     assert _MODES[mode][1] in output
     assert record["is_complete"]
     assert record["flags"]["measure"] == mode
@@ -211,23 +228,25 @@ def test_every_mode_prints_a_table_and_writes_a_record(mode, records):
     assert {"date", "versions", "processor", "cores", "native"} <= set(record)
 
 
-def test_a_second_start_finds_what_the_first_one_compiled(records):
+@pytest.mark.slow
+def test_a_second_start_finds_what_the_first_one_compiled(all_records):
     """Stages follow one another, memory only grows, and compiling is what a first start does."""
-    record, _ = records["start"]
+    record, _ = all_records["start"]
     cold, (warm,) = record["cold"], record["warm"]
     for one in (cold, warm):
         seconds = [stage["seconds"] for stage in one["stages"].values()]
         peaks = [stage["peak_bytes"] for stage in one["stages"].values()]
         assert seconds == sorted(seconds)
         assert peaks == sorted(peaks)
-        weights = records["quantization"][0]["loops"]["float32"]["megabytes"]
+        weights = all_records["quantization"][0]["loops"]["float32"]["megabytes"]
         assert 1e6 * weights < one["array_bytes"] < peaks[-1]
     assert cold["compile_seconds"]["answer"] > warm["compile_seconds"]["answer"]
 
 
-def test_a_roofline_is_of_calls_rounds_and_choices(records):
+@pytest.mark.slow
+def test_a_roofline_is_of_calls_rounds_and_choices(all_records):
     """And of the machine, without any prompt."""
-    record, output = records["roofline"]
+    record, output = all_records["roofline"]
     assert record["machine"]["bandwidth"] > 1e8
     names = [line["name"] for line in record["lines"]]
     assert "call on" in names[0]
@@ -238,9 +257,10 @@ def test_a_roofline_is_of_calls_rounds_and_choices(records):
     assert names[0] in output
 
 
-def test_a_profile_leaves_a_trace_of_its_operations(records):
+@pytest.mark.slow
+def test_a_profile_leaves_a_trace_of_its_operations(all_records):
     """Guards against a trace of Python alone, or of nothing."""
-    (path,) = pathlib.Path(records["profile"][0]["trace_folder"]).rglob("*.xplane.pb")
+    (path,) = pathlib.Path(all_records["profile"][0]["trace_folder"]).rglob("*.xplane.pb")
     planes = jax.profiler.ProfileData.from_file(str(path)).planes
     names = {event.name for plane in planes for line in plane.lines for event in line.events}
     assert any("dot" in name or "fusion" in name for name in names)

@@ -133,6 +133,7 @@ def test_coupled_noise_is_keyed_by_the_targets_ids():
     assert (np.asarray(result.token_ids) >= SIZE).any(), "tokens that cannot be drafted come too"
 
 
+@pytest.mark.slow
 def test_claiming_the_whole_distribution_is_rejected():
     """Negative control: drawn among few tokens, reported with the probabilities of all."""
     subject = make_subject("rejection", "model", drafter_options=DrafterOptions())

@@ -59,6 +59,7 @@ def test_no_notice_stands_in_a_text(tmp_path):
     assert len(pieces) > 3  # it is streamed
 
 
+@pytest.mark.slow
 def test_a_compile_is_told_once(tmp_path):
     """First uses alone are told; those that an earlier process has compiled are not."""
     first, *lines = start(_PROGRAM, tmp_path)

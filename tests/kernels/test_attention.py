@@ -142,7 +142,7 @@ def test_the_cache_uses_it_for_whole_vectors_only():
     [
         pytest.param((), marks=pytest.mark.slow),
         pytest.param(("-mavx",), marks=pytest.mark.slow),
-        ("-mavx2", "-mfma"),
+        pytest.param(("-mavx2", "-mfma"), marks=pytest.mark.slow),
     ],
 )
 def test_processors_with_narrower_vectors_have_attention_too(options, monkeypatch, tmp_path):

@@ -1,5 +1,6 @@
 """The library: built once, built again when damaged, and done without where it cannot be built."""
 
+import shutil
 import subprocess
 
 import pytest
@@ -16,7 +17,12 @@ def cache(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch):
+def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch, tmp_path):
+    sources, own = build._SOURCES, tmp_path / "cpp"  # two operations are soon compiled
+    own.mkdir()
+    for name in ("pack.cc", "swiglu.cc", *(path.name for path in sources.glob("*.h"))):
+        shutil.copy(sources / name, own)
+    monkeypatch.setattr(build, "_SOURCES", own)
     runs = []
     run = subprocess.run
 
@@ -25,7 +31,7 @@ def test_it_is_compiled_once_and_a_damaged_one_again(library, cache, monkeypatch
         return run(command, **kwargs)
 
     monkeypatch.setattr(subprocess, "run", counted)
-    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))  # soon done
+    monkeypatch.setattr(build, "_OPTIONS", ("-std=gnu++17", "-fPIC", "-w"))
     path = cache / "native" / f"jspec-{build.fingerprint()}.so"
     for number in (1, 2):
         for _ in range(2):

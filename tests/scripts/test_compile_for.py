@@ -178,8 +178,9 @@ def test_prefill_and_calls_are_compiled_too(figures):
     found = figures(*_PLAIN, "--programs=prefill:64,call:1,call:64", "--num_lines=3")
     assert [one["program"] for one in found] == ["prefill:64", "call:1", "call:64"]
     for one in found:
-        by_line = sum(launches for launches, _ in one["kernels"].values())
-        assert by_line == one["launches_per_round"] > 0
+        launches, _, sizes = map(sum, zip(*one["kernels"].values(), strict=True))
+        assert launches == one["launches_per_round"] > 0
+        assert sizes == pytest.approx(one["bytes_moved"])
         assert one["bytes_moved"] > one["bytes_ideal"]
 
 

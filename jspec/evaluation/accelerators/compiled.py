@@ -69,7 +69,10 @@ def compile_for(
         "estimated_us": reading + launched + waits * _WAIT_US,
         "seconds_to_compile": seconds,
         "loops": found.loops,
-        "kernels": {line: [n, n / num_layers] for line, n in found.kernels.most_common()},
+        "kernels": {
+            line: [n, n / num_layers, found.line_bytes[line]]
+            for line, n in found.kernels.most_common()
+        },
     }
 
 

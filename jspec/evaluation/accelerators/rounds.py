@@ -48,12 +48,14 @@ class Round:
       figures: the sums over all launches.
       waits: how often the host reads back a condition, where it drives the loops.
       kernels: launches by the line that made them.
+      line_bytes: bytes that these launches move.
       loops: place and trips of each loop, and whether XLA knows the trips.
     """
 
     figures: dict[str, float]
     waits: float = 0.0
     kernels: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    line_bytes: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     loops: list[tuple[str, int, bool]] = dataclasses.field(default_factory=list)
 
     def add(self, module: Module, name: str, assumed: Assumptions, times: float = 1.0) -> None:
@@ -79,7 +81,9 @@ class Round:
     def _add_launch(self, module: Module, own: Instruction, size: float, times: float) -> None:
         if times == 0:
             return
-        self.kernels[module.place(own)] += times  # type: ignore[assignment]
+        line = module.place(own)
+        self.kernels[line] += times  # type: ignore[assignment]
+        self.line_bytes[line] += times * size  # type: ignore[assignment]
         found = {
             "launches_per_round": 1,
             "bytes_moved": size,

@@ -12,7 +12,7 @@ from jspec.drafters import member_names, needs_draft_model
 from jspec.drafters.layer_skip import choose_layers
 from jspec.drafters.tree_options import TreeOptions
 from jspec.evaluation.analysis.divergence import EXCUSED_GAPS, make_logits_after, parting_gaps
-from jspec.evaluation.auditing.controls import TREE_CONTROLS
+from jspec.evaluation.auditing.controls import tree_controls
 from jspec.evaluation.auditing.distribution import (
     FALSE_ALARM,
     NUM_TOKENS,
@@ -83,10 +83,8 @@ def check_tree_controls(rows: Rows, num_rows: int) -> Check:
     logits = path_logits(subject.target, context, NUM_TOKENS)
     expected = joint_distribution(logits, context, rows.settings, NUM_TOKENS)
     p_values = {}
-    for name, change in TREE_CONTROLS.items():
-        if name == "no residual" and subject.rule.noise is SHARED:
-            continue  # the next token is the target's own
-        wrong = Rows(subject, context, NUM_TOKENS, rule=change(subject.rule))
+    for name, rule in tree_controls(subject.rule).items():
+        wrong = Rows(subject, context, NUM_TOKENS, rule=rule)
         p_values[name] = fit_rows(wrong, expected, num_rows).p_value
     listed = ", ".join(f"{name}: p = {p_value:.2g}" for name, p_value in p_values.items())
     detail = f"{listed} (expected below {FALSE_ALARM:g})"

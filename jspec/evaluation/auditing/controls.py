@@ -11,7 +11,7 @@ from jspec.common.typing import RowCounts, RowSeeds, TargetProbs
 from jspec.drafters.draw import draw_from_distribution
 from jspec.drafters.model import ModelDrafter
 from jspec.sampling.distribution import sample
-from jspec.sampling.noise import AcceptanceNoise, Purpose, acceptance_noise, round_keys
+from jspec.sampling.noise import SHARED, AcceptanceNoise, Purpose, acceptance_noise, round_keys
 from jspec.sampling.settings import SamplingSettings
 from jspec.speculation.acceptance.chain import probs_after
 from jspec.speculation.acceptance.tree import Tree, TreeRule, end_of, path_of
@@ -76,11 +76,14 @@ def _changed(rule: AcceptanceRule, after: Callable[..., Verdict]) -> TreeRule | 
     return rule.tree._replace(accept=accept)
 
 
-# What is wrong with a rule for trees, for the audit: of a rule that draws a residual, and of all.
-TREE_CONTROLS: dict[str, Callable[[AcceptanceRule], AcceptanceRule]] = {
-    "no residual": without_residual,
-    "a prefix kept": keeping_a_prefix,
-}
+def tree_controls(rule: AcceptanceRule) -> dict[str, AcceptanceRule]:
+    """Returns what an audit of trees must reject: the rule made wrong, by what is wrong with it."""
+    if rule.tree is None:
+        return {}
+    changed = {"a prefix kept": keeping_a_prefix(rule)}
+    if rule.noise is not SHARED:  # there the next token is the target's own, never a residual
+        changed["no residual"] = without_residual(rule)
+    return changed
 
 
 def with_absolute_uniforms(rule: AcceptanceRule) -> AcceptanceRule:

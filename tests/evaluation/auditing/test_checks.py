@@ -93,6 +93,7 @@ def test_plain_decoding_is_asked_for_nothing_that_it_does_not_read():
     assert lenient.generator(drafter="none").num_draft_tokens == 0
 
 
+@pytest.mark.slow
 def test_a_rule_that_accepted_nothing_was_not_audited():
     """Guards against "lossless" for a rule whose acceptance no row has come upon."""
 

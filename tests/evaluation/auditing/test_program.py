@@ -8,6 +8,7 @@ import json
 
 import pytest
 
+from jspec.speculation.acceptance import RULES
 from tests.programs import environment, run
 from tests.tiny_models import save_folder
 
@@ -74,3 +75,17 @@ def test_bad_flags_are_one_line(audit):
     assert status == 2
     assert errors.startswith("error: expected max_new_tokens below the context of ")
     assert errors.endswith(" tokens, got 100000\n")
+
+
+def test_rules_are_listed_with_their_controls(audit):
+    """At once: no model is loaded, and nothing is audited."""
+    status, output, errors = audit("--list_rules", "--target=nowhere")
+    assert (status, errors) == (0, "")
+    title, *lines = output.splitlines()
+    assert title.split()[:3] == ["rule", "temperature", "lossless"]
+    found = {line.split()[0]: line for line in lines}
+    assert list(found) == list(RULES)
+    assert found["block"].endswith("a flatter target  a prefix kept and no residual")
+    assert "a prefix kept" in found["coupled"]
+    assert "no residual" not in found["coupled"]  # it has none
+    assert " no " in found["lenient"]

@@ -179,6 +179,7 @@ def test_killed_while_a_table_is_counted_and_among_estimates(folder, home, tmp_p
     assert len(set(read_runs(work))) == 2  # of three runs the first was killed before its cells
 
 
+@pytest.mark.slow
 def test_a_killed_holders_cell_is_done_by_another_process(config_file, tmp_path, env, undisturbed):
     """Guards against a cell that stays taken: the other process would wait for it for ever."""
     expected, longest = undisturbed

@@ -15,6 +15,7 @@ from jspec.kernels.packed import packed_product, round_to_bytes, unpack
 from jspec.kernels.packed_formats import FORMATS
 from jspec.kernels.quantized import quantized_rows
 from jspec.weights.quantize import quantize
+from tests.cases import slow_unless
 from tests.kernels.test_packed import packed, random_rows
 
 pytestmark = pytest.mark.usefixtures("interpreted")
@@ -54,15 +55,21 @@ def reference(
     return outputs * scale + (0 if residual is None else residual)
 
 
-@pytest.mark.parametrize("kind", [None, "int8", "int4"])
+_CASES = [
+    (1, 32, 64, {"norm", "bias"}),
+    (5, 96, 32, {"residual", "bias"}),
+    (16, 576, 64, {"norm", "silu"}),
+    (17, 640, 32, {"norm", "bias", "gelu_tanh"}),
+    (40, 512, 32, {"norm", "bias", "silu", "residual"}),
+]
+
+
 @pytest.mark.parametrize(
-    ("num_rows", "inputs", "outputs", "parts"),
+    ("kind", "num_rows", "inputs", "outputs", "parts"),
     [
-        (1, 32, 64, {"norm", "bias"}),
-        (5, 96, 32, {"residual", "bias"}),
-        (16, 576, 64, {"norm", "silu"}),
-        (17, 640, 32, {"norm", "bias", "gelu_tanh"}),
-        (40, 512, 32, {"norm", "bias", "silu", "residual"}),
+        slow_unless(kind is None or case in _CASES[::4], kind, *case)
+        for kind in (None, "int8", "int4")
+        for case in _CASES
     ],
 )
 def test_it_says_what_the_operations_say_one_by_one(kind, num_rows, inputs, outputs, parts):
@@ -88,7 +95,7 @@ def test_it_says_what_the_operations_say_one_by_one(kind, num_rows, inputs, outp
     assert (distance < 0.01 * jnp.linalg.norm(expected - rest, axis=1)).all()
 
 
-@pytest.mark.parametrize("takes_bytes", [False, True])
+@pytest.mark.parametrize("takes_bytes", [slow_unless(False, False), True])
 @pytest.mark.parametrize("kind", DECODED)
 def test_packed_weights_are_decoded_as_xla_decodes_them(kind, takes_bytes):
     """Of random bytes, rounded to bfloat16, the same up to the order of the sum; with gates."""

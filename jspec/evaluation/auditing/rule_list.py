@@ -1,0 +1,23 @@
+"""What an audit of each acceptance rule consists of, as a table."""
+
+from jspec.common.text_table import NOTHING, format_table
+from jspec.evaluation.auditing.controls import tree_controls
+from jspec.speculation.acceptance import RULES, RuleOptions
+from jspec.speculation.acceptance.types import AcceptanceRule, Temperatures
+
+_COLUMNS = "rule", "temperature", "lossless", "negative control", "and on trees"
+
+
+def list_rules() -> str:
+    """Returns a table of all rules, yours too, and the controls that an audit must reject."""
+    return format_table(
+        _COLUMNS, [_line(name, make(RuleOptions())) for name, make in RULES.items()]
+    )
+
+
+def _line(name: str, rule: AcceptanceRule) -> tuple[str, ...]:
+    controls = ["a flatter target", " and ".join(tree_controls(rule)) or NOTHING]
+    if rule.temperatures is Temperatures.ZERO:  # the text says everything
+        controls = [NOTHING, NOTHING]
+    is_lossless = "yes" if rule.is_lossless else "no"
+    return name, rule.temperatures.value, is_lossless, *controls
