@@ -108,11 +108,8 @@ def main() -> None:
         kernels_of.setdefault(name, found["kernels"])  # of the first size
     print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
     for name, lines in kernels_of.items():
-        top = [
-            [line, *map("{:,.2f}".format, (count, share, size / 1e6))]
-            for line, (count, share, size) in list(lines.items())[: _NUM_LINES.value]
-        ]
-        if top:
+        top = [[line, *map("{:,.2f}".format, (*ns[:2], ns[2] / 1e6))] for line, ns in lines.items()]
+        if top := top[: _NUM_LINES.value]:
             print(format_table([f"launches of {name} by line", "all", "a layer", "MB"], top))
 
 
