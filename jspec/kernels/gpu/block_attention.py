@@ -23,6 +23,7 @@ from jspec.kernels.gpu.launch import TILE, launch, load_floats, power_of_two
 
 _SLOTS = 64  # of a tile
 _MOST_SPLITS = 32
+_PROGRAMS = 256  # twice the cores of the largest GPUs
 _MASKED = -1e30  # finite, so that a query that may see nothing gives no NaN
 
 
@@ -55,7 +56,7 @@ def attend_block(
     """
     b, t, k, p, h = qkv.shape
     s, g = keys.shape[2], p - 2
-    splits = min(_MOST_SPLITS, power_of_two(-(-s // _SLOTS)))
+    splits = num_splits(b * k, s)
     shape = (b, k, t * g, splits)
     floats = [jax.ShapeDtypeStruct(size, jnp.float32) for size in ((*shape, h), shape, shape)]
     caches = [jax.ShapeDtypeStruct(keys.shape, keys.dtype)] * 2
@@ -67,6 +68,17 @@ def attend_block(
     )  # fmt: skip
     mixed = jax.ShapeDtypeStruct((b, t, k * g, h), keys.dtype)
     return launch(_add_splits, mixed, (t * g, b * k), *parts, start, s=s), keys, values
+
+
+def num_splits(num_heads: int, num_slots: int) -> int:
+    """Returns the splits of each row's key heads, a power of two.
+
+    Each split writes a partial result that is read again, so there are only as many as keep a
+    device busy. They depend on the batch, not on the block.
+    """
+    wanted = power_of_two(-(-_PROGRAMS // num_heads))
+    tiles = -(-num_slots // _SLOTS)
+    return min(_MOST_SPLITS, wanted, power_of_two(tiles + 1) // 2)
 
 
 def _attend_split(

@@ -148,3 +148,12 @@ def test_a_token_alone_gives_what_it_gives_in_a_block_of_a_batch(monkeypatch):
         own = KVCache((layers[0],), (layers[1],), own.length + 1)
     np.testing.assert_array_equal(own.keys[0], keys[1:])
     np.testing.assert_array_equal(own.values[0], values[1:])
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_slots", "expected"),
+    [(8, 1040, 16), (8, 32_784, 32), (64, 8208, 4), (512, 1040, 1), (8, 64, 1), (2, 200, 4)],
+)
+def test_splits_are_as_many_as_keep_a_device_busy(num_heads, num_slots, expected):
+    """Each writes floats that are read again; none is left without a tile."""
+    assert block_attention.num_splits(num_heads, num_slots) == expected
