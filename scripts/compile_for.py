@@ -2,62 +2,46 @@
 
 `python scripts/compile_for.py --device=h200 --target=llama-3.2-3b --draft=llama-3.2-1b`
 
-Models are presets (or Hugging Face folders, of which config.json is read), and no weight is made.
-The figures of `run` are of one round in which every draft is made. Times are estimates, nothing is
-measured: bytes at the memory's full bandwidth, on a GPU + 1.5 µs a launch + 15 µs a wait of the
-host. --batch_size and --cache may be given several times.
+Models are presets (or Hugging Face folders, of which config.json is read), and no weight is made;
+--target_quantization and --draft_quantization take int8, int4 and q4_0. The figures of `run` are of
+one round in which every draft is made. Times are estimates: docs/accelerators.md says of what, and
+what each column counts. --batch_size and --cache may be given several times.
 """
 
 import dataclasses
-import functools
 import itertools
-import math
+import os
 import re
 import sys
 from typing import Any
 
+if __name__ == "__main__":
+    # Only what Python writes is shown: from JAX's import on, XLA tells of drivers that are missing.
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
 import jax
 import jax.numpy as jnp
 from absl import flags
-from flax.traverse_util import unflatten_dict
 
 from jspec import kernels
 from jspec.common import cli
-from jspec.common.errors import InputError, check_among
+from jspec.common.errors import InputError
 from jspec.common.json_lines import JsonLinesWriter
 from jspec.common.memory import tree_bytes
-from jspec.common.text_table import format_table, number_cell
-from jspec.drafters import BuiltDrafter, DrafterSpec
-from jspec.drafters.eagle import ENTRY, make_eagle_drafter
-from jspec.drafters.heads.eagle_module import (
-    EagleConfig,
-    default_feature_layers,
-    init_eagle_params,
-)
+from jspec.common.text_table import NOTHING, format_table, number_cell
+from jspec.drafters.eagle import ENTRY
 from jspec.evaluation.accelerators.compiled import compile_for, compiled_with
 from jspec.evaluation.accelerators.devices import Accelerator, find_accelerator
 from jspec.evaluation.accelerators.rounds import Assumptions
-from jspec.evaluation.analysis.byte_model import load_config
+from jspec.evaluation.accelerators.shapes import build_eagle, shape_model
 from jspec.evaluation.analysis.call_cost import CallCost
 from jspec.generation import answer_flags, drafter_flags
 from jspec.generation.answer_flags import read_method, read_settings
 from jspec.generation.batch import needed_switches
 from jspec.generation.programs import Programs
-from jspec.kernels.packed import STRIP
 from jspec.sampling.settings import Switches
-from jspec.weights.assemble import as_dtype
-from jspec.weights.quantize import (
-    KINDS,
-    Q4_0,
-    block_format,
-    check_kind,
-    is_quantizable,
-    num_bytes,
-    quantize,
-)
 from jspec.weights.resolver import LoadedModel
-from jspec.weights.tensor_names import Parameter, parameter_table
-from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
 
 flags.adopt_module_key_flags(drafter_flags)  # so that --help lists them
 flags.adopt_module_key_flags(answer_flags)
@@ -70,9 +54,10 @@ _PROGRAMS = flags.DEFINE_list(
 _BATCH_SIZE = flags.DEFINE_multi_integer("batch_size", [1], "Rows.", lower_bound=1)
 _CACHE = flags.DEFINE_multi_integer("cache", [1024], "Slots of a row's cache.", lower_bound=1)
 _NUM_LINES = flags.DEFINE_integer("num_lines", 0, "Lines to list by launches.", lower_bound=0)
-_OUTPUT_JSON = flags.DEFINE_string("output_json", None, "Write a JSON object a program here.")
+_OUTPUT_JSON = flags.DEFINE_string(
+    "output_json", None, "Write a JSON object a program here, in place of what is there."
+)
 _PROGRAM = re.compile(r"run|(prefill|call):([1-9]\d{0,3})")
-_HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
 
 _COLUMNS = {  # of the table: figure, unit and format
     "launches": ("launches_per_round", 1, ",.0f"), "waits": ("host_waits", 1, ".0f"),
@@ -93,12 +78,21 @@ def main() -> None:
     accelerator.device()  # is there a compiler?
     output = None if _OUTPUT_JSON.value is None else JsonLinesWriter(_OUTPUT_JSON.value)
     rows, kernels_of, names = [], {}, _PROGRAMS.value
-    for rows_, cache, name in itertools.product(_BATCH_SIZE.value, _CACHE.value, names):
+    if not names:
+        raise InputError("expected --programs of run, prefill:TOKENS or call:TOKENS, got none")
+    with kernels.compiling_for(accelerator.backend):  # all are checked before one is compiled
+        subjects = [
+            (make_subject(accelerator, *sizes), name)
+            for *sizes, name in itertools.product(_BATCH_SIZE.value, _CACHE.value, names)
+        ]
+    for subject, name in subjects:
+        subject.check(name)
+    for subject, name in subjects:
+        rows_, cache = subject.programs.batch_size, subject.capacity
         with kernels.compiling_for(accelerator.backend):
-            subject = make_subject(accelerator, rows_, cache)
             found = subject.compile(name)
         numbers = [(found.get(key), form, 1 / unit) for key, unit, form in _COLUMNS.values()]
-        is_one_graph = {True: "yes", False: "no", None: "-"}[found["is_one_graph"]]
+        is_one_graph = {True: "yes", False: "no", None: NOTHING}[found["is_one_graph"]]
         cells = [name, str(rows_), str(cache), is_one_graph]
         rows.append([*cells, *(number_cell(*number) for number in numbers)])
         if output is not None:
@@ -107,6 +101,11 @@ def main() -> None:
             output.write(about | compiled_with() | found)
         kernels_of.setdefault(name, found["kernels"])  # of the first size
     print(format_table(["program", "rows", "slots", "one graph", *_COLUMNS], rows))
+    weights, slot, other = (size / 1e9 for size in subject.needs())
+    caches = f"caches {other + cache * slot:.1f} GB ({rows_} x {cache} slots)"
+    print(
+        f"{accelerator.name}: weights {weights:.1f} GB, {caches}, of {accelerator.memory / 1e9:.1f}"
+    )
     for name, lines in kernels_of.items():
         top = [[line, *map("{:,.2f}".format, (*ns[:2], ns[2] / 1e6))] for line, ns in lines.items()]
         if top := top[: _NUM_LINES.value]:
@@ -124,17 +123,37 @@ class Subject:
     switches: Switches
     is_random: bool
 
-    def check_room(self) -> None:
-        """Checks that weights and caches fit the device; an `InputError` says what would."""
-        device, rows = self.accelerator, self.programs.batch_size
-        sizes = (self.programs.engine.state_bytes(rows, n, self.switches) for n in (1, 2))
-        one, two = (tree_bytes(self.programs.params) + size for size in sizes)
-        most = 1 + int((device.memory - one) // (two - one))
+    def check(self, name: str) -> None:
+        """Checks that a program makes sense and that weights and caches fit; see `compile`.
+
+        Raises:
+          InputError: they do not; one line says what would.
+        """
+        if (parsed := _PROGRAM.fullmatch(name)) is None:
+            raise InputError(f"expected a program run, prefill:TOKENS or call:TOKENS, got {name!r}")
+        width, context = int(parsed[2] or 1), self.programs.target.config.max_seq_len
+        if parsed[1] is None:
+            width += self.programs.engine.num_draft_tokens
+        if width > self.capacity:
+            raise InputError(f"expected at most --cache={self.capacity} tokens a call, got {width}")
+        if self.capacity > context:
+            raise InputError(f"expected --cache of at most {context}, the context of the target")
+        weights, slot, other = self.needs()
+        memory = self.accelerator.memory
+        most = int((memory - weights - other) // slot)
         if self.capacity > most:
-            advice = f"--cache={most} would fit" if most > 0 else "the weights alone do not fit"
-            needed = (one + (self.capacity - 1) * (two - one)) / 1e9
-            expected = f"weights and caches within {device.memory / 1e9:.0f} GB of {device.name}"
-            raise InputError(f"expected {expected}, got {needed:.0f} GB: {advice}")
+            rounded = most // 1024 * 1024 or most  # what programs need beside them is not known yet
+            advice = f"--cache={rounded} would fit" if most > 0 else "the weights alone do not fit"
+            needed = (weights + other + self.capacity * slot) / 1e9
+            expected = f"weights and caches within {memory / 1e9:.1f} GB of {self.accelerator.name}"
+            raise InputError(f"expected {expected}, got {needed:.1f} GB: {advice}")
+
+    def needs(self) -> tuple[int, int, int]:
+        """Returns bytes of weights, of a slot of all rows' caches, and of the rest of the state."""
+        engine, rows = self.programs.engine, self.programs.batch_size
+        states = (engine.empty_state.eval_shape(rows, n, self.switches) for n in (128, 256))
+        weights, fewer, more = map(self.accelerator.size_of, (self.programs.params, *states))
+        return weights, (more - fewer) // 128, 2 * fewer - more
 
     def ideal_bytes(self, width: int, rows: int, num_calls: int, head_cache: int) -> float:
         """Returns the bytes where weights and full caches are read once a call, and no more.
@@ -155,18 +174,14 @@ class Subject:
 
     def compile(self, name: str) -> dict[str, Any]:
         """Returns the figures of "run", "prefill:TOKENS" or "call:TOKENS"; see `compile_for`."""
-        if (parsed := _PROGRAM.fullmatch(name)) is None:
-            raise InputError(f"expected a program run, prefill:TOKENS or call:TOKENS, got {name!r}")
-        engine, params = self.programs.engine, self.programs.params
-        kind, width = parsed[1], int(parsed[2] or 1)
-        if width > self.capacity:
-            raise InputError(f"expected at most --cache={self.capacity} tokens, got {name}")
+        kind, _, tokens_a_call = name.partition(":")
+        engine, params, width = self.programs.engine, self.programs.params, int(tokens_a_call or 1)
         rows = 1 if kind == "prefill" else self.programs.batch_size
         state = engine.empty_state.eval_shape(rows, self.capacity, self.switches)
         tokens = jax.ShapeDtypeStruct((rows, width), jnp.int32)
-        number = engine.num_draft_tokens if kind is None else 0
+        number = engine.num_draft_tokens if kind == "run" else 0
         num_calls = number and (getattr(engine.drafter, "tree_depth", 0) or number)  # one a level
-        assumed = Assumptions(number, self.is_random) if kind is None else None
+        assumed = Assumptions(number, self.is_random) if kind == "run" else None
         function, arguments = engine._run, (params, state, tokens.update(shape=()))
         if kind == "prefill":
             lengths = tokens.update(shape=(1,))
@@ -195,54 +210,7 @@ def make_subject(accelerator: Accelerator, batch_size: int, cache: int) -> Subje
     programs = Programs(target, draft, **method, batch_size=batch_size)
     is_random, switches = settings.temperature > 0, needed_switches([settings])
     subject = Subject(accelerator, programs, draft, cache, switches, is_random)
-    subject.check_room()
     return subject
-
-
-def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
-    """Returns a model whose parameters are shapes.
-
-    Raises:
-      InputError: no such model, or one that cannot be rounded so.
-    """
-    config, float_type = load_config(re.sub(r"^llama-", "llama", name)), as_dtype(dtype)
-    check_among("quantization", quantization, ("auto", "none", *KINDS))
-    kind = quantization if quantization in KINDS else None
-    check_kind(config, kind)
-    params = {}
-    for entry in parameter_table(config):
-        leaf = jax.ShapeDtypeStruct(entry.shape, entry.dtype_in(float_type))
-        if kind == Q4_0 and is_quantizable(entry):
-            leaf = packed_shape(entry, float_type)
-        elif kind is not None and is_quantizable(entry):
-            how = {"path": entry.path, "kind": kind, "dtype": float_type}
-            leaf = jax.eval_shape(functools.partial(quantize, **how), leaf)
-        params[entry.path] = leaf
-    tokenizer = ByteTokenizer(config.vocab_size, config.bos_id, config.eos_ids)
-    # As with random weights, all ids are used.
-    return LoadedModel(config, unflatten_dict(params), tokenizer, name, True, kind)
-
-
-def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
-    """Returns a kernel as in a GGUF file of Q4_0, of shapes."""
-    outputs = math.prod(entry.shape[:-1])
-    strips = -(-outputs // STRIP)
-    own: Any = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
-    form = block_format(entry.path)
-    return kernels.PackedKernel(own, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
-
-
-def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
-    """Returns a head of shapes, those of the published heads."""
-    target, own = spec.target_config, {"vocab_size": _HEAD_VOCAB, "tie_embeddings": False}
-    layer = dataclasses.replace(target.as_llama(), num_layers=1, **own)
-    read = default_feature_layers(target.num_layers)
-    config = EagleConfig(layer, target.vocab_size, read, target.num_layers)
-    params = jax.eval_shape(functools.partial(init_eagle_params, config), jax.random.key(0))
-    params = jax.tree.map(
-        lambda leaf: leaf.update(dtype=spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
-    )
-    return BuiltDrafter(make_eagle_drafter(spec, config), params)
 
 
 if __name__ == "__main__":

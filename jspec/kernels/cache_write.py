@@ -38,14 +38,15 @@ def write_rows(
     # write begins at the capacity at the latest, and the tail has room for the block.
     new, begin = new.transpose(0, 2, 1, 3), jnp.minimum(start, layer.shape[2] - max(t, TAIL))
 
-    def write(row: Array | int, layer: Array) -> Array:
+    def write(turn: Array | int, layer: Array) -> Array:
+        row = b - 1 - turn  # from the last one: from the first, libtpu fails to simplify the loop
         own, place = jax.lax.dynamic_slice_in_dim(new, row, 1), (row, 0, begin[row], 0)
         if is_wide:  # the tail has no room: before a block that was moved stands what stood there
             moved, old = start[row] - begin[row], jax.lax.dynamic_slice(layer, place, own.shape)
             is_own = jnp.arange(t)[:, None] >= moved
             own = jnp.where(is_own, jnp.roll(own, moved, axis=2), old)
-        return jax.lax.dynamic_update_slice(layer, own, place)
+        return pinned(jax.lax.dynamic_update_slice(layer, own, place))
 
     # A loop, because XLA fuses a chain of updates into one that passes over the whole layer for
     # every row.
-    return pinned(write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer))
+    return write(0, layer) if b == 1 else jax.lax.fori_loop(0, b, write, layer)

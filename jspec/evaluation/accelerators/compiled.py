@@ -55,8 +55,10 @@ def compile_for(
     try:
         text, temporary, is_one_graph = _compile(function.lower(*placed), accelerator.backend)
     except (RuntimeError, NotImplementedError) as error:
-        reason = f"XLA cannot compile it for {accelerator.name}: {describe_error(error)}"
-        raise InputError(f"{reason}; {accelerator.advice}") from None
+        reason = describe_error(error)
+        if sizes := re.search(r"([\d.]+G) exceeds .*?\(([\d.]+G)\)", reason):  # of a TPU
+            reason = f"it takes {sizes[1]} of {sizes[2]}, programs' own memory included"
+        raise InputError(f"XLA cannot compile it for {accelerator.name}: {reason}") from None
     seconds = time.monotonic() - begin
     found = count_round(Module(text), assumed)
     waits = found.waits if is_one_graph is False else 0.0

@@ -1,6 +1,7 @@
 """The accelerators that XLA's compilers know without having one."""
 
 import importlib.util
+import math
 import os
 import pathlib
 import re
@@ -13,8 +14,12 @@ from jspec.common.errors import InputError, check_among, describe_error
 
 # JAX's names of the platforms, and the modules of which one must be there.
 _COMPILERS = {"gpu": ("cuda", "jax_cuda12_plugin", "jax_cuda13_plugin"), "tpu": ("tpu", "libtpu")}
-# So that libtpu does not ask the machine around the chip about it.
-_NO_TPU = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}
+# libtpu does not ask the machine around the chip about it, and two processes may compile at once.
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}  # fmt: skip
+_TILE = 16, 128  # of a TPU's memory, in bfloat16
 
 
 class Accelerator(NamedTuple):
@@ -24,7 +29,7 @@ class Accelerator(NamedTuple):
       name: as `--device` takes it.
       backend: "gpu" or "tpu".
       bandwidth: of its memory, in bytes a second, as published.
-      memory: its bytes.
+      memory: its bytes that a program may use.
       description: of a GPU, for XLA; of a TPU, what libtpu calls a host with four.
     """
 
@@ -33,6 +38,22 @@ class Accelerator(NamedTuple):
     bandwidth: float
     memory: int
     description: str
+
+    def size_of(self, tree: Any) -> int:
+        """Returns the memory of arrays; a TPU pads two dimensions of each to whole tiles."""
+        return sum(
+            math.prod(self._padded(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree)
+        )
+
+    def _padded(self, leaf: Any) -> tuple[int, ...]:
+        if self.backend != "tpu" or leaf.ndim < 2:
+            return leaf.shape
+        *others, rows, columns = leaf.shape
+        orders = (rows, columns), (columns, rows)  # of caches that which leaves less empty
+        sides = [
+            (-(-one // _TILE[0]) * _TILE[0], -(-two // _TILE[1]) * _TILE[1]) for one, two in orders
+        ]
+        return *others, *min(sides, key=math.prod)
 
     @property
     def advice(self) -> str:
@@ -68,11 +89,12 @@ def find_accelerator(name: str) -> Accelerator:
     text = pathlib.Path(__file__).with_name(f"{name}.txtpb").read_text()
     # They stand there in this order.
     bandwidth, memory = re.findall(r"(?:memory_bandwidth|device_memory_size): (\d+)", text)
-    return Accelerator(name, "gpu", int(bandwidth), int(memory), text)
+    return Accelerator(name, "gpu", int(bandwidth), int(_SHARE * int(memory)), text)
 
 
+_SHARE = 0.98  # of the memory that a device has: a margin, as in `common.memory`
 _GPUS = "h200", "h100", "a100"
 _TPUS = {
-    "v5e": Accelerator("v5e", "tpu", 819e9, 16 << 30, "v5litepod-4"),
-    "v6e": Accelerator("v6e", "tpu", 1640e9, 32 << 30, "v6e-4"),
+    "v5e": Accelerator("v5e", "tpu", 819e9, int(_SHARE * (63 << 28)), "v5litepod-4"),
+    "v6e": Accelerator("v6e", "tpu", 1640e9, int(_SHARE * (125 << 28)), "v6e-4"),
 }

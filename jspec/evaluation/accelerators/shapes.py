@@ -1,0 +1,84 @@
+"""Models and heads whose parameters are shapes: what is compiled for a device that is not here."""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.traverse_util import unflatten_dict
+
+from jspec import kernels
+from jspec.common.errors import check_among
+from jspec.drafters import BuiltDrafter, DrafterSpec
+from jspec.drafters.eagle import make_eagle_drafter
+from jspec.drafters.heads.eagle_module import (
+    EagleConfig,
+    default_feature_layers,
+    init_eagle_params,
+)
+from jspec.evaluation.analysis.byte_model import load_config
+from jspec.kernels.packed import STRIP
+from jspec.weights.assemble import as_dtype
+from jspec.weights.quantize import (
+    KINDS,
+    Q4_0,
+    block_format,
+    check_kind,
+    is_quantizable,
+    num_bytes,
+    quantize,
+)
+from jspec.weights.resolver import LoadedModel
+from jspec.weights.tensor_names import Parameter, parameter_table
+from jspec.weights.tokenizers.byte_tokenizer import ByteTokenizer
+
+_HEAD_VOCAB = 32_000  # tokens that published heads of EAGLE-3 can propose
+
+
+def shape_model(name: str, dtype: str, quantization: str) -> LoadedModel:
+    """Returns a model whose parameters are shapes.
+
+    Raises:
+      InputError: no such model, or one that cannot be rounded so.
+    """
+    config, float_type = load_config(re.sub(r"^llama-", "llama", name)), as_dtype(dtype)
+    check_among("quantization", quantization, ("auto", "none", *KINDS))
+    kind = quantization if quantization in KINDS else None
+    check_kind(config, kind)
+    params = {}
+    for entry in parameter_table(config):
+        leaf = jax.ShapeDtypeStruct(entry.shape, entry.dtype_in(float_type))
+        if kind == Q4_0 and is_quantizable(entry):
+            leaf = packed_shape(entry, float_type)
+        elif kind is not None and is_quantizable(entry):
+            how = {"path": entry.path, "kind": kind, "dtype": float_type}
+            leaf = jax.eval_shape(functools.partial(quantize, **how), leaf)
+        params[entry.path] = leaf
+    tokenizer = ByteTokenizer(config.vocab_size, config.bos_id, config.eos_ids)
+    # As with random weights, all ids are used.
+    return LoadedModel(config, unflatten_dict(params), tokenizer, name, True, kind)
+
+
+def packed_shape(entry: Parameter, dtype: Any) -> kernels.PackedKernel:
+    """Returns a kernel as in a GGUF file of Q4_0, of shapes."""
+    outputs = math.prod(entry.shape[:-1])
+    strips = -(-outputs // STRIP)
+    own: Any = jax.ShapeDtypeStruct((strips, num_bytes(entry, Q4_0, 0) // strips), jnp.uint8)
+    form = block_format(entry.path)
+    return kernels.PackedKernel(own, form, entry.shape, jnp.dtype(dtype), takes_bytes=True)
+
+
+def build_eagle(spec: DrafterSpec) -> BuiltDrafter:
+    """Returns a head of shapes, those of the published heads."""
+    target, own = spec.target_config, {"vocab_size": _HEAD_VOCAB, "tie_embeddings": False}
+    layer = dataclasses.replace(target.as_llama(), num_layers=1, **own)
+    read = default_feature_layers(target.num_layers)
+    config = EagleConfig(layer, target.vocab_size, read, target.num_layers)
+    params = jax.eval_shape(functools.partial(init_eagle_params, config), jax.random.key(0))
+    params = jax.tree.map(
+        lambda leaf: leaf.update(dtype=spec.dtype) if leaf.dtype == jnp.float32 else leaf, params
+    )
+    return BuiltDrafter(make_eagle_drafter(spec, config), params)
