@@ -38,6 +38,11 @@ def get_config(models: str = "") -> ConfigDict:
         options = {"tree_depth": depth, "tree_branches": branches}
         for name in (drafter, cascade):
             methods[f"{name}, tree:{number}"] = method(name, number, options=options, **fields)
+    for branches in (1, 2, 4):  # whole drafts, drawn from the drafter's distribution: for T=1
+        options = {"tree_depth": 8 // branches, "tree_branches": branches, "tree_draws": "without"}
+        methods[f"{drafter}, drawn:{branches} x {8 // branches}"] = method(
+            drafter, 8, acceptance="block", options=options, **fields
+        )
     config.methods = ordered(methods)
     config.settings = ordered({"T=0": {"temperature": 0.0}, "T=1": {"temperature": 1.0}})
     config.per_category = 1
