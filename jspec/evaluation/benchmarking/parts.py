@@ -6,7 +6,6 @@ which the call goes on, that says nothing.
 """
 
 import dataclasses
-import statistics
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -95,17 +94,14 @@ def round_lines(generators: Mapping[str, Generator]) -> Iterator[dict[str, Any]]
     for name, generator in generators.items():
         yield from _rounds_of(name, generator)
         generator.generate(_REQUEST)
-        answers = [generator.generate(_REQUEST).stats for _ in range(_ANSWERS)]
-        if not (stats := [one for one in answers if one.num_rounds]):
-            continue
-        if generator.engine.drafter is None:
-            # By whole visits: of small models one round is lost in the noise of the host.
-            plain = statistics.median(one.device_seconds / one.num_rounds for one in stats)
-            yield {"name": f"{name}: a round without drafts", "seconds": plain}
-        # The least over a few answers: it is text, bookkeeping and Python, which other work on the
-        # machine can only slow down.
-        host = min((one.decode_seconds - one.device_seconds) / one.num_rounds for one in stats)
-        yield {"name": f"{name}: the host, a round", "seconds": host}
+        stats = [generator.generate(_REQUEST).stats for _ in range(_ANSWERS)]
+        device = sorted(s.device_seconds / s.num_rounds for s in stats if s.num_rounds)
+        if device and generator.engine.drafter is None:  # by whole visits: one round may be noise
+            yield {"name": f"{name}: a round without drafts", "seconds": device[len(device) // 2]}
+        # The least: text, bookkeeping and Python are only slowed down by other work on the machine.
+        host = [(s.decode_seconds - s.device_seconds) / s.num_rounds for s in stats if s.num_rounds]
+        if host:
+            yield {"name": f"{name}: the host, a round", "seconds": min(host)}
 
 
 def _rounds_of(name: str, generator: Generator) -> Iterator[dict[str, Any]]:
