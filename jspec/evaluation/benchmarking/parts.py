@@ -34,7 +34,6 @@ _MOST_WIDTH = 16  # of a verify call; wider calls are those of a prefill
 _NUM_DRAFTS = 5  # of the choices that are timed
 # One token over and over: a drafter that looks back finds a match.
 _REQUEST = Request([1] * PROMPT_TOKENS, Settings(max_new_tokens=64))
-_ANSWERS = 5
 _KINDS = {  # of a choice
     "T = 0": {"temperature": 0.0},
     "T = 1": {},
@@ -94,7 +93,7 @@ def round_lines(generators: Mapping[str, Generator]) -> Iterator[dict[str, Any]]
     for name, generator in generators.items():
         yield from _rounds_of(name, generator)
         generator.generate(_REQUEST)
-        stats = [generator.generate(_REQUEST).stats for _ in range(_ANSWERS)]
+        stats = [generator.generate(_REQUEST).stats for _ in range(5)]
         device = sorted(s.device_seconds / s.num_rounds for s in stats if s.num_rounds)
         if device and generator.engine.drafter is None:  # by whole visits: one round may be noise
             yield {"name": f"{name}: a round without drafts", "seconds": device[len(device) // 2]}
