@@ -12,17 +12,16 @@
 #   peers        transformers (its cache static, its step compiled) and vLLM, random weights
 #   roofline     estimated and measured times; it needs no GPU, but the extra compile-gpu
 #
-# All parts together take 25 minutes at most. Each step has seconds of its own, and one that fails
-# or is ended stops no other; the status is 1 then. FOLDER/steps.jsonl says how each step went as
-# soon as it has ended, and FOLDER.tgz holds all of it. --rehearse runs the same steps on whatever
-# is there, with tiny models. jspec need not be installed.
+# Parts run in this order, and take 25 minutes at most together. Each step has seconds of its own,
+# and one that fails or is ended stops no other; the status is 1 then. --rehearse runs the same steps
+# on whatever is there, with tiny models, in four times as long at most. jspec need not be installed,
+# but what it imports.
 #
+# --results is a new folder, an empty one, or one to go on in: by default, in the repository,
+# benchmarks/results/DATE-BACKEND, of a rehearsal DATE-BACKEND-rehearsal. Its steps.jsonl says how
+# each step went as soon as it has ended; NAME.txt is what a step printed; FOLDER.tgz holds all of it.
 # --models holds files of published models, whole or in parts (FILE.00, FILE.01, ...).
 set -euo pipefail
-cd "$(dirname "$0")/.."
-python=${PYTHON:-python3}
-export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" JSPEC_CACHE="${JSPEC_CACHE:-$HOME/.cache/jspec}"
-export HF_HUB_OFFLINE=1 # nothing is asked of a hub, nor waited for
 declare -A limits=([correctness]=350 [profile]=140 [shapes]=480 [pair]=180 [peers]=200 [roofline]=150)
 all_parts="correctness profile shapes pair peers roofline"
 fail() { echo "error: $*" >&2; exit 2; }
@@ -32,25 +31,34 @@ for word in "$@"; do
   case $word in
     -h | --help) sed -n '2,/^set -/s/^# \{0,1\}//p' "$0"; exit ;;
     --rehearse) rehearse=1 ;;
-    --results=?*) out=${word#*=} ;;
+    --results=?*) out=$(realpath -m "${word#*=}") ;; # in the caller's folder, not the repository
     --models=?*) models=${word#*=} ;;
+    -*) fail "expected --rehearse, --results=FOLDER, --models=FOLDER or parts; got $word" ;;
     *) [[ " $all_parts " == *" $word "* ]] || fail "expected parts among $all_parts; got $word"
       parts+=("$word") ;;
   esac
 done
 [ ${#parts[@]} -gt 0 ] || fail "expected parts among $all_parts; got none"
 [ -z "$models" ] || [ -d "$models" ] || fail "expected a folder in --models, got $models"
+models=${models:+$(realpath "$models")}
+python=$(command -v "${PYTHON:=python3}") || fail "expected PYTHON to be a program, got $PYTHON"
+python=$(realpath -s "$python") # a link in a virtual environment has to stay one
+cd "$(dirname "$0")/.."
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" JSPEC_CACHE="${JSPEC_CACHE:-$HOME/.cache/jspec}"
+export HF_HUB_OFFLINE=1 # nothing is asked of a hub, nor waited for
+errors=$(mktemp)
+trap 'rm -f "$errors"' EXIT
 
 # JAX's backend; the published models that are there; date, versions and hardware.
-mapfile -t found < <("$python" -c '
+lines=$("$python" -c '
 import importlib.util, json, os, pathlib, sys
 import jax
 from jspec.common.errors import InputError
 from jspec.kernels import check_device
 try:
     check_device()
-except InputError:
-    sys.exit(print("none"))
+except InputError as error:
+    sys.exit(str(error))
 print(backend := jax.default_backend())
 if backend == "gpu":
     os.environ["JSPEC_NATIVE"] = "0"  # the C++ for CPUs takes a while to compile
@@ -69,16 +77,26 @@ def is_there(model):
 print(*(name for name, model in MODELS.items() if is_there(model)))
 packages = "beartype", "gguf", "hypothesis", "matplotlib", "pytest", "scipy", "torch", "transformers"
 missing = [name for name in packages if importlib.util.find_spec(name) is None]
-print(json.dumps(environment() | {"missing": missing}))' "$models")
-backend=${found[0]:-none}
+print(json.dumps(environment() | {"missing": missing}))' "$models" 2>"$errors") ||
+  fail "$python said: $(tail -n 1 "$errors")"
+grep "^jspec: " "$errors" >&2 || true # why a GPU is not used
+mapfile -t found <<<"$lines"
+backend=${found[0]}
 if [ "$backend" != gpu ] && [ -z "$rehearse" ] && [ "${parts[*]}" != roofline ]; then
   fail "expected a GPU that JAX can use, or --rehearse; JAX's backend is $backend"
 fi
-[ ${#found[@]} = 3 ] || fail "expected what jspec imports to be installed"
 [ "$backend" != gpu ] || export JSPEC_NATIVE=0
-out=${out:-benchmarks/results/$(date +%F)-$backend} out=${out%/}
-mkdir -p "$out"
-echo "${found[2]}" >"$out/environment.json" # every record that jspec writes holds it, too
+out=${out:-benchmarks/results/$(date +%F)-$backend${rehearse:+-rehearsal}}
+own=$out/${rehearse:+rehearsal-}environment.json # a rehearsal goes on in no session's folder
+[ ! -d "$out.tgz" ] || fail "expected a file or nothing at $out.tgz, got a folder"
+mkdir -p "$out" 2>/dev/null || fail "expected a folder that can be made in --results, got $out"
+if [ -f "$own" ]; then
+  echo "goes on in $out"
+elif [ -n "$(ls -A "$out")" ]; then
+  fail "expected an empty folder, or one that holds ${own##*/}, in --results; got $out"
+else # every record that jspec writes holds it, too
+  { echo "${found[2]}" >"$own"; } 2>/dev/null || fail "expected to write in --results, got $out"
+fi
 has() { [[ " ${found[1]} " == *" $1 "* ]]; } # MODEL
 lacks() { [[ "${found[2]#*missing}" == *"\"$1\""* ]]; } # PACKAGE
 
@@ -87,12 +105,14 @@ num_rows=4096 repeats=3 tokens=64 prompts=4 select=()
 if [ -n "$rehearse" ]; then
   scale=4 num_rows=512 repeats=1 tokens=8 prompts=1
   select=(-k "plain_decodings or leaves or no_numbers or hole or weights_are_those")
-  small=$out/tiny middle=$small large=$small
+  small=$out/tiny-1b middle=$out/tiny-3b large=$out/tiny-8b
   # Sizes that the fused kernels take.
   [ -d "$small" ] || JAX_PLATFORMS=cpu "$python" -c '
 import pathlib, sys
 from tests.tiny_models import save_folder
 save_folder(pathlib.Path(sys.argv[1]), embed_dim=64, hidden_dim=96, head_dim=32, max_seq_len=2048)' "$small"
+  ln -sfn tiny-1b "$middle" # one model by three names, as three models have
+  ln -sfn tiny-1b "$large"
 fi
 status=0 part="" until=0
 
@@ -111,7 +131,7 @@ leave_out() { note "$1" "left out" 0 0 "$2"; } # STEP REASON
 
 # step NAME SECONDS COMMAND...: runs it for that long at most; what it prints is NAME.txt.
 step() {
-  local name=$1 most=$(($2 * scale)) left=$((until - SECONDS)) begin=$SECONDS code=0 outcome=failed
+  local name=$1 most=$(($2 * scale)) left=$((until - SECONDS)) begin=$SECONDS code=0 outcome=failed said
   shift 2
   [ "$most" -lt "$left" ] || most=$left
   if [ "$most" -lt 2 ]; then
@@ -120,12 +140,16 @@ step() {
     return
   fi
   timeout -k 10 "$most" "$@" >"$out/$name.txt" 2>&1 || code=$?
+  said=$(tail -n 1 "$out/$name.txt" | sed -E 's/^=+ | =+$//g' | cut -c 1-300)
   case $code in
-    0) outcome="done" ;;
+    0)
+      outcome="done"
+      [[ $said =~ [0-9]\ passed|^lossless ]] || said="" # else the end of a table
+      ;;
     124 | 137) outcome="ended" status=1 ;;
     *) status=1 ;;
   esac
-  note "$name" "$outcome" "$most" $((SECONDS - begin)) "$(tail -n 1 "$out/$name.txt" | cut -c 1-300)"
+  note "$name" "$outcome" "$most" $((SECONDS - begin)) "$said"
 }
 
 # Compiled as users get it; a newer JAX may warn of what it is going to drop.
@@ -168,9 +192,10 @@ shapes() {
   benchmark synthetic-3b 100 --measure=synthetic --target="$middle" --draft="$small" \
     --drafters=none,model:2,model:4 --num_prompts="$prompts" --repeats="$repeats" \
     --max_new_tokens="$tokens"
-  JSPEC_FUSED=0 benchmark rounds-1b-unfused 50 "${rounds[@]}" --target="$small" \
+  # Named so that roofline takes only what is compiled as its estimates are.
+  JSPEC_FUSED=0 benchmark unfused-rounds-1b 50 "${rounds[@]}" --target="$small" \
     --drafters=none,prompt_lookup:4
-  JSPEC_ONE_GRAPH=0 benchmark rounds-1b-no-graph 50 "${rounds[@]}" --target="$small" \
+  JSPEC_ONE_GRAPH=0 benchmark no-graph-rounds-1b 50 "${rounds[@]}" --target="$small" \
     --drafters=none,prompt_lookup:4
 }
 
@@ -236,16 +261,19 @@ roofline() {
   estimate 3b-with-1b 65 3b --target="$middle" --draft="$small" --num_draft_tokens=4
   estimate 8b 25 8b --target="$large" --drafter=none --programs=run,call:6
   step roofline 10 "$python" -m scripts.compare_times "$out"
-  cat "$out/roofline.txt"
+  [ -z "$rehearse" ] || echo "a rehearsal's ratios mean nothing: tiny models on $backend beside $device" \
+    >>"$out/roofline.txt"
+  sed -n '/estimated µs/,$p' "$out/roofline.txt" # without what JAX says of a GPU that is not there
 }
 
-for part in "${parts[@]}"; do
+for part in $all_parts; do
+  [[ " ${parts[*]} " == *" $part "* ]] || continue
   until=$((SECONDS + limits[$part] * scale))
   echo "== $part, at most $((until - SECONDS)) s"
   "$part"
 done
 
 # One file is easier to bring back than many.
-tar -czf "$out.tgz" --exclude=tiny -C "$(dirname "$out")" "$(basename "$out")"
+tar -czf "$out.tgz" --exclude='tiny-*' -C "$(dirname "$out")" "$(basename "$out")"
 echo "results in $out and $out.tgz, $(du -k "$out.tgz" | cut -f 1) kB, $SECONDS s, status $status"
 exit "$status"

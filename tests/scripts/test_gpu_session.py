@@ -30,6 +30,7 @@ $2" "${{@:3}}" ;;
   -c*) exec {python} "$@" ;;
 esac
 printf '%q ' "$PYTHONPATH" "$@" >>{log}; echo >>{log}
+[[ "$*" == *"-m pytest "* ]] && echo "=== 2 passed in 1.00s ===" || echo "a row of a table"
 if [[ "$*" == *{slow}* ]]; then sleep 60; fi
 [[ "$*" != *{failing}* ]] || {{ echo "what went wrong"; exit 3; }}
 """
@@ -46,10 +47,10 @@ for line in lines:
 """
 
 
-def call(*words, **variables):
+def call(*words, cwd=None, **variables):
     """Returns the script's status and what it prints."""
     done = subprocess.run(
-        ["bash", SCRIPT, *words], env=os.environ | {"PYTHON": sys.executable} | variables,
+        ["bash", SCRIPT, *words], cwd=cwd, env=os.environ | {"PYTHON": sys.executable} | variables,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1200, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout
@@ -76,7 +77,7 @@ def call_on_gpu(tmp_path):
         for name in models:
             (cache / MODELS[name].file).touch()
         variables = {"PYTHON": str(stub), "JSPEC_CACHE": str(cache.parent)}
-        status, printed = call(f"--results={tmp_path / 'out'}/", *words, **variables)
+        status, printed = call("--results=out/", *words, cwd=tmp_path, **variables)
         return status, printed, [shlex.split(line) for line in log.read_text().splitlines()]
 
     return run
@@ -87,7 +88,8 @@ def call_on_gpu(tmp_path):
     [
         (["correctness", "rooflne"], "expected parts among correctness profile"),
         ([], "expected parts among"),
-        (["--quick"], "got --quick"),
+        (["--rehersal", "pair"], "--results=FOLDER, --models=FOLDER or parts; got --rehersal"),
+        (["--results=", "pair"], "got --results="),
         (["--models=nowhere", "pair"], "expected a folder in --models, got nowhere"),
         pytest.param(
             ["shapes"],
@@ -103,6 +105,47 @@ def test_what_it_refuses(words, message, tmp_path):
     assert printed.count("\n") == 1
     assert message in printed
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("PYTHON", "/nonexistent", "expected PYTHON to be a program, got /nonexistent"),
+        ("JAX_PLATFORMS", "wrong", " said: expected JAX_PLATFORMS among "),
+    ],
+)
+def test_why_jspec_cannot_run_is_said(name, value, message, tmp_path):
+    """Guards against a cause that is none: all is installed."""
+    words = "--rehearse", f"--results={tmp_path / 'out'}", "correctness"
+    status, printed = call(*words, **{name: value})
+    assert (status, printed[:7], printed.count("\n")) == (2, "error: ", 1)
+    assert message in printed
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_is_not_its_own_stays_as_it_is(tmp_path):
+    """Before any work; a rehearsal's folder is none of a session's."""
+    stub, foreign, rehearsed = (tmp_path / name for name in ("python", "foreign", "rehearsed"))
+    stub.write_text("#!/bin/sh\nprintf 'gpu\\n\\n{}\\n'\n")
+    stub.chmod(0o755)
+    for folder, file in ((foreign, "steps.jsonl"), (rehearsed, "rehearsal-environment.json")):
+        folder.mkdir()
+        (folder / file).write_text("theirs\n")
+    (tmp_path / "packed.tgz").mkdir()
+    refused = {
+        foreign: "an empty folder, or one that holds environment.json,",
+        rehearsed: "an empty folder, or one that holds environment.json,",
+        ROOT: "an empty folder, or one that holds environment.json,",
+        ROOT / "README.md": "a folder that can be made",
+        "/proc/x": "a folder that can be made",
+        tmp_path / "packed": f"a file or nothing at {tmp_path}/packed.tgz",
+    }
+    for folder, message in refused.items():
+        status, printed = call(f"--results={folder}", "profile", PYTHON=str(stub))
+        assert (status, printed.count("\n")) == (2, 1), printed
+        assert printed.startswith(f"error: expected {message}")
+    assert [path.name for path in foreign.iterdir()] == ["steps.jsonl"]
+    assert (foreign / "steps.jsonl").read_text() == "theirs\n"
 
 
 def test_help_runs_nothing():
@@ -138,14 +181,30 @@ def test_a_part_takes_nine_minutes_and_all_take_twenty_five():
         assert sum(seconds) <= limits[part], part
 
 
+def test_estimates_meet_rounds_compiled_as_they_are():
+    """Guards against rounds without fused kernels, or a graph, among those that roofline reads."""
+    pattern = r"^ +(JSPEC_\w+=0 )?benchmark (\S*rounds-\S+)"
+    steps = re.findall(pattern, SCRIPT.read_text(), re.MULTILINE)
+    assert {bool(switch) for switch, _ in steps} == {True, False}
+    assert all(name.startswith("rounds-") != bool(switch) for switch, name in steps)
+
+
 def test_what_a_gpu_would_run_can_be_run_there(call_on_gpu, tmp_path):
-    """Guards against minutes on a GPU that end with a flag or a module that is not there."""
+    """Guards against minutes on a GPU that end with a flag or a module that is not there.
+
+    Parts are asked for in another order than theirs, in a folder of an earlier call.
+    """
     pair = "qwen2.5-coder-1.5b-instruct", "qwen2.5-coder-0.5b-instruct", "smollm2-135m-instruct"
     (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "environment.json").write_text("{}")
     for name in ("3b", "1b", "8b"):
         (tmp_path / "out" / f"rounds-{name}.jsonl").write_text('{"device": "NVIDIA H100 80GB"}\n')
-    status, printed, commands = call_on_gpu(*PARTS, models=pair)
+    status, printed, commands = call_on_gpu(*reversed(PARTS), models=pair)
     assert status == 0, printed
+    assert f"goes on in {tmp_path / 'out'}\n" in printed
+    assert tuple(re.findall(r"^== (\w+)", printed, re.MULTILINE)) == PARTS
+    assert "correctness, gpu-tests: done: 2 passed in 1.00s\n" in printed
+    assert "shapes, rounds-3b: done\n" in printed
     lines = collections.defaultdict(list)
     for path, *arguments in commands:
         assert path.split(":")[0] == str(ROOT)  # jspec is not installed there
@@ -242,6 +301,10 @@ def test_a_rehearsal_leaves_a_record_of_every_step(tmp_path):
     has_compiler = all(one["outcome"] == "done" for one in estimates.values())
     assert status == (0 if has_compiler else 1), printed
     assert has_compiler or 'pip install -e ".[compile-gpu]"' in estimates["estimate-1b"]["said"]
+    if has_compiler:
+        assert "a rehearsal's ratios mean nothing" in printed
+        lines = json.loads((tmp_path / "out" / "roofline.jsonl").read_text())["lines"]
+        assert len({line["name"] for line in lines}) == len(lines)
     for name in ("profile-pair", "rounds-3b", "synthetic-3b"):
         record = json.loads((tmp_path / "out" / f"{name}.jsonl").read_text())
         assert record["is_complete"]
