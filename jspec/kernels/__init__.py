@@ -23,6 +23,7 @@ from jspec.kernels.gate import geglu, swiglu
 from jspec.kernels.grouped import grouped_product
 from jspec.kernels.norm import rms_norm
 from jspec.kernels.packed import JoinedKernel, PackedKernel, has_fast_packed_products
+from jspec.kernels.paged import PAGE, attend_gathered, attend_pages, write_pages
 from jspec.kernels.product import (
     NARROW_CHUNK,
     CompactKernel,
@@ -38,6 +39,7 @@ from jspec.kernels.threshold import smallest_rank
 
 __all__ = [
     "NARROW_CHUNK",
+    "PAGE",
     "TAIL",
     "CompactKernel",
     "JoinedKernel",
@@ -48,6 +50,8 @@ __all__ = [
     "are_like_one",
     "attend",
     "attend_capped",
+    "attend_gathered",
+    "attend_pages",
     "check_device",
     "compiling_for",
     "compute_block",
@@ -67,5 +71,6 @@ __all__ = [
     "table_rows",
     "take_rows",
     "timed_products",
+    "write_pages",
     "write_rows",
 ]

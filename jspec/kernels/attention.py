@@ -15,8 +15,8 @@ _NATIVE_DIMS = (32, 64, 128, 256)  # widths of a head that the C++ computes
 _MASKED = -1e30  # finite, so that a query that may see nothing gives no NaN
 
 
-def _is_native(queries: Array, keys: Array, values: Array, visible: Array) -> bool:
-    del values, visible
+def takes_queries(queries: Array, keys: Array, *_: Array) -> bool:
+    """Returns whether the C++ attends, from the shapes and types of queries and keys."""
     _, t, _, h = queries.shape
     is_fast = t <= _FEW_QUERIES or library.has_pairs()
     has_types = queries.dtype == jnp.float32 and keys.dtype in (jnp.bfloat16, jnp.float32)
@@ -24,7 +24,7 @@ def _is_native(queries: Array, keys: Array, values: Array, visible: Array) -> bo
 
 
 @in_cudnn
-@library.in_cpp("attention", lambda queries, *_: library.floats(*queries.shape), _is_native)
+@library.in_cpp("attention", lambda queries, *_: library.floats(*queries.shape), takes_queries)
 def attend(
     queries: Float[Array, "b t n h"],
     keys: Float[Array, "b k s h"],

@@ -11,12 +11,12 @@ from jspec.kernels.library import in_cpp
 TAIL = 16  # slots after the capacity, so that a small block written at its end stays inside
 
 
-def _is_native(layer: Array, new: Array, start: Array) -> bool:
-    del start
+def takes_block(layer: Array, new: Array, *_: Array) -> bool:
+    """Returns whether the C++ writes, from the types of layer and block."""
     return layer.dtype in (jnp.bfloat16, jnp.float32) and new.dtype == jnp.float32
 
 
-@in_cpp("write_rows", lambda layer, *_: jax.ShapeDtypeStruct(layer.shape, layer.dtype), _is_native)
+@in_cpp("write_rows", lambda layer, *_: jax.ShapeDtypeStruct(layer.shape, layer.dtype), takes_block)
 def write_rows(
     layer: Float[Array, "b k s h"], new: Float[Array, "b t k h"], start: RowCounts
 ) -> Float[Array, "b k s h"]:

@@ -80,9 +80,11 @@ def run_block(
 def takes_block(config: Any, params: Any, x: Float32[Array, "b t d"], cache: Any) -> bool:
     """Returns whether `run_block` computes a layer: few tokens, kernels and caches that it knows.
 
-    Layers of experts, norms of all heads together, float32 and joined kernels are XLA's.
+    Layers of experts, norms of all heads together, float32, joined kernels and pages are XLA's.
     """
     attention, mlp = params["attention"], params["mlp"]
+    if hasattr(cache, "table"):
+        return False
     if config.qk_norm not in (None, "head") or config.activation not in ACTIVATIONS:
         return False
     if x.shape[1] > _MOST_TOKENS or math.prod(x.shape[:2]) > MOST_ROWS or "down" not in mlp:

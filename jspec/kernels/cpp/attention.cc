@@ -6,8 +6,12 @@
 // arXiv 1805.02867), so even one query over a long text keeps all threads busy. A query's result
 // depends neither on the queries beside it nor on the size of the cache: it is the same, bit for
 // bit, alone and in a block, as long as keys and values are finite.
+//
+// Slots may lie in pages, in any order: a table says which page holds a row's next ones. A cache
+// without pages is one page a row. The order of the sums is that of the slots, not of the pages.
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 #include "softmax.h"
@@ -27,6 +31,7 @@ constexpr int64_t kFewBlocks = 64;       // blocks whose joining is not worth it
 
 struct Shape {
   int64_t tokens, heads, kv_heads, slots, dims;
+  int64_t page;  // slots of a page, a multiple of kSlots or all of a row's
   int64_t group() const { return heads / kv_heads; }
 };
 
@@ -34,8 +39,9 @@ struct Shape {
 template <typename T>
 struct Head {
   const float* queries;  // of the row's first token and the group's first head
-  const T* keys;
+  const T* keys;         // of this head in page 0
   const T* values;
+  const int32_t* table;  // the row's pages
   const bool* visible;
   const int64_t* ends;  // one past the last slot that each token sees
   float* outputs;
@@ -50,6 +56,19 @@ inline int64_t End(const bool* visible, int64_t slots) {
   }
   while (slots > 0 && !visible[slots - 1]) --slots;
   return slots;
+}
+
+// Where a slot of a head lies after the head's first one in page 0, and how far after it memory is
+// asked for ahead: at the same place of the next page, or in the same page if that is the last.
+struct Place {
+  int64_t at, ahead;
+};
+
+inline Place PlaceOf(const Shape& shape, const int32_t* table, int64_t slot) {
+  const int64_t page = slot / shape.page, stride = shape.kv_heads * shape.page * shape.dims;
+  const bool is_last = (page + 1) * shape.page >= shape.slots;
+  return {table[page] * stride + slot % shape.page * shape.dims,
+          is_last ? kSlotsAhead * shape.dims : (int64_t{table[page + 1]} - table[page]) * stride};
 }
 
 inline int64_t Offset(const Shape& shape, int64_t query) {
@@ -93,27 +112,33 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
         queries[q][i] = LoadLike<T>(head.queries + Offset(shape, first + q) + i * kStep);
       }
     }
-    for (int64_t s = begin; s < end; s += kSlots) {
-      Lanes sums[kMaxQueries * kSlots];  // uninitialised: clearing it would be a call of memset
-      for (int slot = 0; slot < kSlots; ++slot) {
-        const T* from = head.keys + std::min(s + slot, end - 1) * shape.dims;
-        Pair key[kSteps];
-        for (int i = 0; i < kSteps; ++i) {
-          key[i] = Load(from + i * kStep);
-          __builtin_prefetch(from + kSlotsAhead * shape.dims + i * kStep);
-        }
-        for (int q = 0; q < kMaxQueries; ++q) {
-          Lanes sum = {};
-          for (int i = 0; i < kSteps && q < kQueries; ++i) {
-            sum = AddProducts(sum, queries[q][i], key[i]);
+    for (int64_t s = begin, stop; s < end; s = stop) {
+      stop = std::min(end, s - s % shape.page + shape.page);
+      const Place place = PlaceOf(shape, head.table, s);
+      const T* keys = head.keys + place.at - s * shape.dims;
+      for (; s < stop; s += kSlots) {
+        Lanes sums[kMaxQueries * kSlots];  // uninitialised: clearing it would be a call of memset
+        for (int slot = 0; slot < kSlots; ++slot) {
+          const T* from = keys + std::min(s + slot, end - 1) * shape.dims;
+          Pair key[kSteps];
+          for (int i = 0; i < kSteps; ++i) {
+            key[i] = Load(from + i * kStep);
+            __builtin_prefetch(from + place.ahead + i * kStep);
           }
-          sums[q * kSlots + slot] = sum;
+          for (int q = 0; q < kMaxQueries; ++q) {
+            Lanes sum = {};
+            for (int i = 0; i < kSteps && q < kQueries; ++i) {
+              sum = AddProducts(sum, queries[q][i], key[i]);
+            }
+            sums[q * kSlots + slot] = sum;
+          }
         }
-      }
-      const Lanes totals = Totals(sums);
-      for (int q = 0; q < kQueries; ++q) {
-        std::memcpy(scores[q] + (s - begin), reinterpret_cast<const float*>(&totals) + q * kSlots,
-                    kSlots * sizeof(float));
+        const Lanes totals = Totals(sums);
+        for (int q = 0; q < kQueries; ++q) {
+          std::memcpy(scores[q] + (s - begin),
+                      reinterpret_cast<const float*>(&totals) + q * kSlots,
+                      kSlots * sizeof(float));
+        }
       }
     }
   }
@@ -121,15 +146,20 @@ void AttendSpan(const Head<T>& head, const Shape& shape, int64_t first, int64_t 
     Weigh(scores[q], visible[q] + begin, end - begin, finding.highest + q, finding.sum + q);
   }
   Pair mixed[kQueries][kSteps] = {};
-  for (int64_t s = begin; s < end; ++s) {
-    for (int i = 0; i < kSteps; ++i) {
-      const Pair value = Load(head.values + s * shape.dims + i * kStep);
-      __builtin_prefetch(head.values + (s + kSlotsAhead) * shape.dims + i * kStep);
-      for (int q = 0; q < kQueries; ++q) {
-        // Broadcasts the weight. "0 + weight" would be a real addition, because of -0.
-        const Lanes weight = scores[q][s - begin] - Lanes{};
-        mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
-        mixed[q][i].second = MultiplyAdd(mixed[q][i].second, weight, value.second);
+  for (int64_t s = begin, stop; s < end; s = stop) {
+    stop = std::min(end, s - s % shape.page + shape.page);
+    const Place place = PlaceOf(shape, head.table, s);
+    const T* from = head.values + place.at;
+    for (; s < stop; ++s, from += shape.dims) {
+      for (int i = 0; i < kSteps; ++i) {
+        const Pair value = Load(from + i * kStep);
+        __builtin_prefetch(from + place.ahead + i * kStep);
+        for (int q = 0; q < kQueries; ++q) {
+          // Broadcasts the weight. "0 + weight" would be a real addition, because of -0.
+          const Lanes weight = scores[q][s - begin] - Lanes{};
+          mixed[q][i].first = MultiplyAdd(mixed[q][i].first, weight, value.first);
+          mixed[q][i].second = MultiplyAdd(mixed[q][i].second, weight, value.second);
+        }
       }
     }
   }
@@ -184,7 +214,7 @@ void AttendQueries(int64_t count, int64_t steps, const Head<T>& head, const Shap
 
 template <typename T>
 void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, T* keys, T* values,
-            const bool* visible, float* outputs, const Shape& shape) {
+            const bool* visible, const int32_t* table, float* outputs, const Shape& shape) {
   const int64_t all = shape.tokens * shape.group(), tokens = batch * shape.tokens;
   if (all == 0) return;
   std::vector<int64_t> ends(tokens);
@@ -204,8 +234,9 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, T* keys,
   auto head_of = [&](int64_t block) {
     const int64_t row = block / (shape.kv_heads * blocks), kv_head = block / blocks % shape.kv_heads;
     const int64_t begin = (row * shape.tokens * shape.heads + kv_head * shape.group()) * shape.dims;
-    const int64_t stored = (row * shape.kv_heads + kv_head) * shape.slots * shape.dims;
+    const int64_t stored = kv_head * shape.page * shape.dims;
     return Head<T>{queries + begin, keys + stored, values + stored,
+                   table + row * shape.slots / shape.page,
                    visible + row * shape.tokens * shape.slots, ends.data() + row * shape.tokens,
                    outputs + begin};
   };
@@ -227,18 +258,36 @@ void Attend(ffi::ThreadPool& pool, int64_t batch, const float* queries, T* keys,
   ShareOut(pool, num_blocks, join, num_blocks < kFewBlocks);
 }
 
+ffi::Error AttendAll(ffi::ThreadPool& pool, const ffi::BufferR4<ffi::F32>& queries,
+                     ffi::AnyBuffer keys, const ffi::AnyBuffer& values,
+                     const ffi::BufferR3<ffi::PRED>& visible, const int32_t* table,
+                     ffi::Result<ffi::BufferR4<ffi::F32>> outputs) {
+  const auto of_query = queries.dimensions(), of_key = keys.dimensions();
+  const Shape shape{of_query[1], of_query[2], of_key[1], visible.dimensions()[2], of_query[3],
+                    of_key[2]};
+  return WithNumbers(keys, [&](auto* from) {
+    Attend(pool, of_query[0], queries.typed_data(), from,
+           static_cast<decltype(from)>(values.untyped_data()), visible.typed_data(), table,
+           outputs->typed_data(), shape);
+  });
+}
+
 ffi::Error Attention(Threads pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuffer keys,
                      ffi::AnyBuffer values, ffi::BufferR3<ffi::PRED> visible,
                      ffi::Result<ffi::BufferR4<ffi::F32>> outputs) {
-  const auto of_query = queries.dimensions(), of_key = keys.dimensions();
-  const Shape shape{of_query[1], of_query[2], of_key[1], of_key[2], of_query[3]};
-  return WithNumbers(keys, [&](auto* from) {
-    Attend(pool, of_query[0], queries.typed_data(), from,
-           static_cast<decltype(from)>(values.untyped_data()), visible.typed_data(),
-           outputs->typed_data(), shape);
-  });
+  std::vector<int32_t> rows(queries.dimensions()[0]);  // one page each
+  std::iota(rows.begin(), rows.end(), 0);
+  return AttendAll(pool, queries, keys, values, visible, rows.data(), outputs);
+}
+
+ffi::Error AttendPages(Threads pool, ffi::BufferR4<ffi::F32> queries, ffi::AnyBuffer keys,
+                       ffi::AnyBuffer values, ffi::BufferR3<ffi::PRED> visible,
+                       ffi::BufferR2<ffi::S32> table,
+                       ffi::Result<ffi::BufferR4<ffi::F32>> outputs) {
+  return AttendAll(pool, queries, keys, values, visible, table.typed_data(), outputs);
 }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_attention, Attention);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_attend_pages, AttendPages);

@@ -1,6 +1,10 @@
 // Writes a block [b t k h] into a layer of a cache [b k s h], in the layer's type and in place,
 // each row from its own slot on. What falls past the last slot is lost, never shifted onto a good
-// one.
+// one. Or into pages [p k s h], of which a table [b n] names each row's.
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
 
 #include "lanes.h"
 
@@ -9,37 +13,57 @@ namespace {
 using namespace jspec;
 
 struct Shape {
-  int64_t batch, heads, slots, dims, tokens;
+  int64_t batch, tokens, heads, dims;
+  int64_t page, pages;  // slots of a page, pages of a row
 };
 
 template <typename T>
-void Write(const float* block, const int32_t* starts, const Shape& shape, T* layer) {
+void Write(const float* block, const int32_t* starts, const int32_t* table, const Shape& shape,
+           T* layer) {
   for (int64_t row = 0; row < shape.batch; ++row) {
     const int64_t first = starts[row];
     if (first < 0) continue;
-    const int64_t count = shape.tokens < shape.slots - first ? shape.tokens : shape.slots - first;
+    const int64_t count = std::min(shape.tokens, shape.pages * shape.page - first);
     for (int64_t token = 0; token < count; ++token) {
+      const int64_t slot = first + token, page = table[row * shape.pages + slot / shape.page];
       for (int64_t head = 0; head < shape.heads; ++head) {
         const int64_t from = (row * shape.tokens + token) * shape.heads + head;
-        const int64_t to = (row * shape.heads + head) * shape.slots + first + token;
+        const int64_t to = (page * shape.heads + head) * shape.page + slot % shape.page;
         Convert(block + from * shape.dims, shape.dims, layer + to * shape.dims);
       }
     }
   }
 }
 
-ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
-                     ffi::BufferR1<ffi::S32> start, ffi::Result<ffi::AnyBuffer> outputs) {
-  const auto size = layer.dimensions();
-  const Shape shape{size[0], size[1], size[2], size[3], block.dimensions()[1]};
+ffi::Error WriteAll(const ffi::AnyBuffer& layer, const ffi::BufferR4<ffi::F32>& block,
+                    const int32_t* starts, const int32_t* table, int64_t pages,
+                    ffi::Result<ffi::AnyBuffer> outputs) {
+  const auto of_block = block.dimensions();
+  const Shape shape{of_block[0], of_block[1], of_block[2], of_block[3], layer.dimensions()[2],
+                    pages};
   void* to = outputs->untyped_data();
   // XLA passes the same buffer as operand and result, unless the old layer is needed elsewhere.
   if (to != layer.untyped_data()) std::memcpy(to, layer.untyped_data(), layer.size_bytes());
   return WithNumbers(*outputs, [&](auto* numbers) {
-    Write(block.typed_data(), start.typed_data(), shape, numbers);
+    Write(block.typed_data(), starts, table, shape, numbers);
   });
+}
+
+ffi::Error WriteRows(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
+                     ffi::BufferR1<ffi::S32> start, ffi::Result<ffi::AnyBuffer> outputs) {
+  std::vector<int32_t> rows(block.dimensions()[0]);  // one page each
+  std::iota(rows.begin(), rows.end(), 0);
+  return WriteAll(layer, block, start.typed_data(), rows.data(), 1, outputs);
+}
+
+ffi::Error WritePages(ffi::AnyBuffer layer, ffi::BufferR4<ffi::F32> block,
+                      ffi::BufferR1<ffi::S32> start, ffi::BufferR2<ffi::S32> table,
+                      ffi::Result<ffi::AnyBuffer> outputs) {
+  return WriteAll(layer, block, start.typed_data(), table.typed_data(), table.dimensions()[1],
+                  outputs);
 }
 
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_rows, WriteRows);
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jspec_write_pages, WritePages);
